@@ -1,0 +1,296 @@
+"""Keep what layers put out: `SaveOutput`, the plain hook, and `capture`, the `with` block built on the same idea."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from hookscope.errors import LayerError, nearest
+from hookscope.layers import Call, Layers
+from hookscope.observe import Observer
+from hookscope.tensors import map_tensors, shares_storage, storage_keys
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+__all__ = ["Activations", "SaveOutput", "capture"]
+
+
+def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
+    """The output to keep, which nobody writes to any more, and its copy for the next layer to use or overwrite.
+
+    The kept tensor is the one in the autograd graph before the copy, so gradients reach it. An output that shares
+    its memory with an input or a parameter (an in-place layer, a view, an identity) is copied before it is kept:
+    others hold that memory too.
+    """
+    held = storage_keys(args, kwargs, list(module._parameters.values()), list(module._buffers.values()))
+    kept = map_tensors(output, lambda tensor: tensor.clone() if shares_storage(tensor, held) else tensor)
+    return kept, map_tensors(kept, lambda tensor: tensor.clone())
+
+
+class SaveOutput:
+    """The plain forward hook: an instance keeps the output of every call, in ``outputs``, in order of execution.
+
+    What it keeps is what the layer returned, although the next layer may work in place: that one gets a copy.
+
+    Attributes:
+        outputs: What the layers returned, one entry a call; a pass appends, `clear` starts anew.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU(inplace=True))
+        >>> save_output = SaveOutput()
+        >>> handle = net[0].register_forward_hook(save_output)
+        >>> _ = net(torch.ones(1, 3, 2, 2)); handle.remove()
+        >>> torch.equal(save_output.outputs[0], net[0](torch.ones(1, 3, 2, 2)))
+        True
+    """
+
+    def __init__(self) -> None:
+        self.outputs: list[Any] = []
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Keep ``output``; return a copy of it to the rest of the network."""
+        kept, handed_on = keep_and_hand_on(module, args, {}, output)
+        self.outputs.append(kept)
+        return handed_on
+
+    def clear(self) -> None:
+        """Forget every output."""
+        self.outputs.clear()
+
+
+class _ByCall(Mapping[str, Any]):
+    """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._calls: dict[str, Call] = {}
+        self._names: dict[str, str] = {}
+        self._total = 0
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls that are kept, in order of execution."""
+        return tuple(self._calls.values())
+
+    def __getitem__(self, key: str | int) -> Any:
+        """What is kept of a call; an index counts calls of the chosen types, also from the end of the pass."""
+        return self._values[self._find_index(key) if isinstance(key, int) else self._find_name(key)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self[key]  # type: ignore[index]
+        except (LayerError, TypeError, AttributeError):
+            return False
+        return True
+
+    def get(self, key: str | int, default: Any = None) -> Any:  # type: ignore[override]
+        """What is kept of a call, or ``default``."""
+        return self[key] if key in self else default
+
+    def _find_name(self, key: str) -> str:
+        name, _, call = key.partition("#")
+        name = self._names.get(name, name)
+        exact = f"{name}#{call}" if call not in ("", "0") else name
+        if exact not in self._values:
+            raise LayerError(f"nothing kept of '{key}'", nearest(key, list(self._values)) or self._what_is())
+        return exact
+
+    def _find_index(self, index: int) -> str:
+        wanted = index + self._total if index < 0 else index
+        for key, call in self._calls.items():
+            if call.index == wanted:
+                return key
+        raise LayerError(f"nothing kept at index {index}", self._what_is())
+
+    def _what_is(self) -> str:
+        indices = [call.index for call in self._calls.values() if call.index is not None]
+        if not self._values:
+            return "nothing was kept: no forward pass reached a wanted layer"
+        span = f" (indices {min(indices)} to {max(indices)})" if indices else ""
+        return f"kept are {len(self._values)} calls{span}: {', '.join(list(self._values)[:3])}, ..."
+
+
+class Activations(_ByCall):
+    """What a pass put out, by call, in order of execution: a read-only mapping.
+
+    ``activations[30]`` takes the index among the calls of the chosen types, ``activations["layer4.0.conv2"]`` the
+    layer's first call, ``activations["head.conv#1"]`` its second. Each forward pass of the model starts it anew.
+
+    Attributes:
+        inputs: The same mapping of what went in, with ``inputs=True``: the tensor of a call with one positional
+            input, the tuple of one with several, the dictionary of one with keywords only, ``(args, kwargs)`` else.
+        calls: The kept calls, each with name, type, call and index.
+        did_not_run: Registered layers that the last pass did not reach.
+        complete: Whether the last pass came to its end: False after an exception and after an early stop.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__()
+        self._observer = observer
+        self.inputs = _ByCall()
+
+    @property
+    def did_not_run(self) -> tuple[str, ...]:
+        """Names of registered layers that the last pass did not reach."""
+        return self._observer.did_not_run
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last pass came to its end."""
+        return self._observer.complete
+
+    def clear(self) -> None:
+        """Forget everything kept."""
+        self._forget()
+
+    def _forget(self) -> None:
+        for by_call in (self, self.inputs):
+            by_call._values.clear()
+            by_call._calls.clear()
+
+
+class capture:  # a `with` word, named as one reads it
+    """Keep the activations of the wanted calls of ``model`` while the ``with`` block runs.
+
+    A kept activation is the value the layer returned: the layer that follows gets a copy to work on. Under autograd
+    it stays in the graph, so ``torch.autograd.grad`` reaches it. Works under ``no_grad`` and ``inference_mode``,
+    with reused layers, keyword inputs and containers of tensors. Hooks are gone when the block is left.
+
+    Args:
+        model: Any eager ``nn.Module``.
+        layers: A selection such as ``"all"``, ``30``, ``"0:10"``, ``"layer4.*"``, ``["conv1", "fc"]``.
+        types: Class names (or classes) that indices count; ``("all",)`` for every leaf.
+        inputs: Keep copies of the inputs too, in ``activations.inputs``, as they were before the layer ran.
+        stop: End the pass after the last wanted call; the ``with`` block ends there too. A name then stands for its
+            first call (a pass cannot know of a second): ask for ``name#1``. In train mode BatchNorm statistics up
+            to the stop are updated, as in any pass.
+        device: Where to keep the tensors; None leaves them where they are.
+        dtype: Data type to keep floating-point tensors in; None leaves it.
+        transform: Function of the output, called inside the hook; only what it returns is kept.
+
+    Returns:
+        On entry the `Activations`, filled by each forward pass.
+
+    Raises:
+        LayerError: for names, types and indices that the model does not have.
+        SelectionError: for a selection that cannot be read.
+        ModelError: for scripted and compiled models, whose hooks do not fire.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(inplace=True))
+        >>> with capture(net, layers="all", types=("Conv2d",)) as activations:
+        ...     _ = net(torch.zeros(1, 3, 8, 8))
+        >>> list(activations), tuple(activations[0].shape)
+        (['0'], (1, 4, 6, 6))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Layers = "all",
+        types: Iterable[Any] = ("Conv2d",),
+        *,
+        inputs: bool = False,
+        stop: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._observer = Observer(
+            model,
+            layers,
+            types,
+            self._keep,
+            on_input=self._keep_input if inputs else None,
+            on_start=self._restart,
+            stop=stop,
+        )
+        self._device, self._dtype, self._transform = device, dtype, transform
+        self._activations = Activations(self._observer)
+        self._inputs_waiting: dict[int, list[Any]] | None = {} if inputs else None
+
+    def __enter__(self) -> Activations:
+        self._observer.__enter__()
+        names = {alias: self._observer.name_of(m) for alias, m in self._aliases() if alias != self._observer.name_of(m)}
+        self._activations._names = self._activations.inputs._names = names
+        return self._activations
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._drop_unwanted(self._observer.complete)
+        return self._observer.__exit__(kind, error, trace)
+
+    def _aliases(self) -> Iterator[tuple[str, nn.Module]]:
+        return iter(self._observer.model.named_modules(remove_duplicate=False))
+
+    def _restart(self) -> None:
+        self._activations._forget()
+        if self._inputs_waiting is not None:
+            self._inputs_waiting.clear()
+
+    def _keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self._inputs_waiting is not None
+        if len(args) == 1 and not kwargs:
+            value: Any = args[0]
+        elif kwargs:
+            value = (args, kwargs) if args else kwargs
+        else:
+            value = args
+        # a copy, and never handed on: code may rely on a layer changing the very tensor it was given
+        kept = map_tensors(value, lambda tensor: self._place(tensor.clone()))
+        self._inputs_waiting.setdefault(id(module), []).append(kept)
+
+    def _keep(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        kept, handed_on = self._kept(module, args, kwargs, output)
+        self._remember(self._activations, call, kept)
+        if self._inputs_waiting is not None:
+            self._remember(self._activations.inputs, call, self._inputs_waiting[id(module)].pop())
+        if self._observer.selection.from_the_end:
+            self._drop_unwanted(complete=False)
+        return handed_on
+
+    def _kept(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
+        """What to keep, and what goes on in the output's place (None: the output itself)."""
+        if self._transform is None and self._device is None and self._dtype is None:
+            return keep_and_hand_on(module, args, kwargs, output)
+        reduced = output if self._transform is None else self._transform(output)
+        live = storage_keys(output, args, kwargs)
+        placed = map_tensors(reduced, self._place)
+        return map_tensors(placed, lambda tensor: tensor.clone() if shares_storage(tensor, live) else tensor), None
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        dtype = self._dtype if tensor.is_floating_point() else None
+        return tensor if self._device is None and dtype is None else tensor.to(self._device, dtype)
+
+    def _remember(self, by_call: _ByCall, call: Call, value: Any) -> None:
+        by_call._values[call.key] = value
+        by_call._calls[call.key] = call
+        by_call._total = self._observer.total
+
+    def _drop_unwanted(self, complete: bool) -> None:
+        """Let go of calls that were kept only because the number of calls was not known yet."""
+        selection, total = self._observer.selection, self._observer.total
+        for by_call in (self._activations, self._activations.inputs):
+            by_call._total = total
+            if not selection.from_the_end:
+                continue
+            for key, call in list(by_call._calls.items()):
+                certain = selection.wants(call.name, call.call, call.index)
+                possible = not complete and selection.may_want(call.index, total)
+                at_end = complete and selection.wants_of(call.name, call.call, call.index, total)
+                if not (certain or possible or at_end):
+                    del by_call._values[key], by_call._calls[key]
+
+

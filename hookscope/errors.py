@@ -1,0 +1,121 @@
+"""What can go wrong, each cause a class that holds its data: what was asked, what exists, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "HookscopeError",
+    "ImageError",
+    "InputError",
+    "InstallationError",
+    "LayerError",
+    "ModelError",
+    "NoMapError",
+    "SelectionError",
+    "UsageError",
+    "WeightsError",
+    "WriteError",
+    "near_misses",
+    "printable",
+]
+
+
+class HookscopeError(Exception):
+    """Base of everything hookscope raises on purpose.
+
+    Args:
+        asked: What was asked for and why it cannot be had, in one line.
+        exists: What exists instead (names, a range, a count); may be empty.
+        do: What to do about it; may be empty.
+
+    ``str()`` is one line without control characters. ``exit_code`` is the status the command ends with.
+
+    Example:
+        >>> str(HookscopeError("no model 'resnet35'", "nearest: resnet34", "see `hookscope list-models`"))
+        "no model 'resnet35'; nearest: resnet34; see `hookscope list-models`"
+    """
+
+    exit_code = 1
+
+    def __init__(self, asked: str, exists: str = "", do: str = "") -> None:
+        super().__init__(asked, exists, do)
+        self.asked = asked
+        self.exists = exists
+        self.do = do
+
+    def __str__(self) -> str:
+        return printable("; ".join(part for part in (self.asked, self.exists, self.do) if part))
+
+
+class UsageError(HookscopeError):
+    """The command line or the arguments make no sense, whatever the files hold."""
+
+    exit_code = 2
+
+
+class SelectionError(UsageError):
+    """A layer or channel selection that cannot be read, such as ``re:[`` or ``1:2:3:4``."""
+
+
+class LayerError(HookscopeError, LookupError):
+    """A layer, call or index that the model does not have."""
+
+
+class NoMapError(HookscopeError):
+    """An activation that is no feature map, such as the vector of a classifier."""
+
+
+class ModelError(HookscopeError):
+    """A model that does not exist, cannot be built or cannot be looked into."""
+
+
+class WeightsError(HookscopeError):
+    """Weights that cannot be found, fetched, trusted or fitted to the model."""
+
+
+class ImageError(HookscopeError):
+    """A file that is no picture, or one that cannot be read rightly."""
+
+
+class InputError(HookscopeError):
+    """An input the model refuses, such as a picture below its smallest size."""
+
+
+class WriteError(HookscopeError):
+    """A result that cannot be written where it was asked for."""
+
+
+class InstallationError(HookscopeError):
+    """A missing or broken package that hookscope needs."""
+
+
+def printable(text: str) -> str:
+    """``text`` with control, format and undecodable characters written as escapes, safe to show on a terminal.
+
+    Example:
+        >>> printable("a\\x1b]0;b\\n")
+        'a\\\\x1b]0;b\\\\n'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def near_misses(name: str, names: Iterable[str], count: int = 3) -> list[str]:
+    """The up to ``count`` of ``names`` nearest to ``name``, best first; case does not count.
+
+    Example:
+        >>> near_misses("ResNet35", ["resnet34", "resnet18", "vgg16"], count=1)
+        ['resnet34']
+    """
+    by_lower: dict[str, str] = {}
+    for candidate in names:
+        by_lower.setdefault(candidate.lower(), candidate)
+    found = difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)
+    return [by_lower[lower] for lower in found]
+
+
+def nearest(name: str, names: Sequence[str], count: int = 3) -> str:
+    """``nearest: a, b`` for an error's ``exists`` part, or an empty text when nothing is near."""
+    found = near_misses(name, names, count)
+    return "nearest: " + ", ".join(found) if found else ""

@@ -1,0 +1,102 @@
+"""The one door into a model: hooks go on here, and what went on here comes off again, whatever is raised."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from hookscope.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Door", "StopForward", "check_hookable", "other_hooks_set_aside"]
+
+_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class StopForward(BaseException):
+    """Raised inside a hook to end a forward pass early; whoever raises it also swallows it.
+
+    No ``Exception``, so that a model's own ``except Exception`` does not take it for a failure.
+    """
+
+
+class Door:
+    """Hooks registered through one door; leaving the ``with`` block removes exactly these.
+
+    Example:
+        >>> import torch
+        >>> layer, seen = torch.nn.Linear(2, 3), []
+        >>> with Door() as door:
+        ...     door.forward(layer, lambda module, args, kwargs, output: seen.append(tuple(output.shape)))
+        ...     _ = layer(torch.zeros(1, 2))
+        >>> seen, len(layer._forward_hooks)
+        ([(1, 3)], 0)
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def forward(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Call ``hook(module, args, kwargs, output)`` after each forward; anything but None replaces the output."""
+        # with_kwargs: a module called with keywords only would show the plain hook an empty tuple
+        self._stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+
+    def forward_pre(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Call ``hook(module, args, kwargs)`` before each forward; ``(args, kwargs)`` returned replaces both."""
+        self._stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+    def full_backward(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Call ``hook(module, grad_input, grad_output)`` in backward; never where an in-place operation may follow."""
+        self._stack.callback(module.register_full_backward_hook(hook).remove)
+
+    def tensor(self, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
+        """Call ``hook(gradient)`` when the gradient of ``tensor`` is computed; a tensor returned replaces it."""
+        self._stack.callback(tensor.register_hook(hook).remove)
+
+
+def check_hookable(model: nn.Module) -> None:
+    """Refuse the models on which hooks fail or, worse, never fire.
+
+    Raises:
+        ModelError: for scripted, traced and compiled models.
+    """
+    import torch
+
+    for name, module in model.named_modules():
+        where = f"'{name}' is" if name else "the model is"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(f"{where} scripted or traced: hooks do not fire in it", do="pass the eager model")
+        if hasattr(module, "_orig_mod"):
+            raise ModelError(
+                f"{where} compiled by torch.compile: hooks added now may never fire",
+                do="pass the model inside, `compiled._orig_mod`",
+            )
+
+
+@contextmanager
+def other_hooks_set_aside(model: nn.Module) -> Iterator[None]:
+    """Run the block with no hook on ``model``, then put every hook back; for passes that must show nobody anything."""
+    modules = list(model.modules())
+    kept = [(module, {table: getattr(module, table) for table in _HOOK_TABLES}) for module in modules]
+    try:
+        for module in modules:
+            for table in _HOOK_TABLES:
+                setattr(module, table, OrderedDict())
+        yield
+    finally:
+        for module, tables in kept:
+            for table, hooks in tables.items():
+                setattr(module, table, hooks)

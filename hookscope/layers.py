@@ -1,0 +1,287 @@
+"""Layers and their calls: names, types, indices, and the grammar that selects them. Needs no torch."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookscope.errors import LayerError, SelectionError, nearest
+from hookscope.tensors import Shape
+
+__all__ = ["Call", "LayerCall", "Selection", "call_key", "matches_type", "select_types"]
+
+Layers = str | int | Iterable[str | int]
+
+
+def call_key(name: str, call: int) -> str:
+    """``name`` for the first call of a layer, ``name#1`` for the second.
+
+    Example:
+        >>> call_key("head.conv", 1)
+        'head.conv#1'
+    """
+    return f"{name}#{call}" if call else name
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One execution of a layer: ``index`` is its place among the calls of the chosen types, None outside them."""
+
+    name: str
+    type: str
+    call: int
+    index: int | None
+
+    @property
+    def key(self) -> str:
+        """``name`` or ``name#call``, as activations are keyed."""
+        return call_key(self.name, self.call)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One row of ``list-layers``: a call with shapes, cost and what is to be known of it.
+
+    Attributes:
+        index: Position among the calls of the chosen types in order of execution, None when it did not run.
+        name: Dotted path in ``named_modules()``.
+        type: Class name of the layer.
+        call: 0 for the first execution of the layer, None when it did not run.
+        input_shape: ``(N, C, H, W)`` or as it is; ``{part: shape}`` for several tensors.
+        output_shape: Likewise.
+        params: Number of parameters of the layer, those of its children included.
+        macs: Multiply-accumulates of this call by torchinfo's rule, children included.
+        note: ``overwritten by NAME``, ``call 2 of 3``, ``shared with NAME``, ``did not run``.
+    """
+
+    index: int | None
+    name: str
+    type: str
+    call: int | None
+    input_shape: Shape
+    output_shape: Shape
+    params: int
+    macs: int
+    note: str
+
+
+def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) -> bool:
+    """Whether a layer with the class names ``type_names`` (its own first, then its bases') is of one of ``types``.
+
+    Args:
+        type_names: Class names along the method resolution order.
+        types: Class names, globs of them, or ``all`` for every leaf.
+        leaf: Whether the layer has no children.
+
+    Example:
+        >>> matches_type(["Conv2d", "_ConvNd"], ["Conv*"], leaf=True)
+        True
+    """
+    return any(leaf if t == "all" else any(fnmatch.fnmatchcase(n, t) for n in type_names) for t in types)
+
+
+def select_types(types: Iterable[Any]) -> tuple[str, ...]:
+    """``types`` as class names; classes themselves are taken too, one name may stand alone."""
+    if isinstance(types, (str, type)):
+        types = (types,)
+    names = tuple(t.__name__ if isinstance(t, type) else str(t) for t in types)
+    if not names:
+        raise SelectionError("no layer type given", do="name one, such as Conv2d, or `all`")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class _Indices:
+    """``30``, ``-1``, ``0:10``, ``0:36:5`` or ``all``: calls by their index."""
+
+    text: str
+    window: slice
+
+    def certain(self, index: int) -> bool:
+        """Whether the call is wanted however many more will come."""
+        w = self.window
+        if (w.start or 0) < 0 or (w.stop is not None and w.stop < 0) or (w.step or 1) < 0:
+            return False
+        return index >= (w.start or 0) and (w.stop is None or index < w.stop) and not (index - (w.start or 0)) % (
+            w.step or 1
+        )
+
+    @property
+    def from_the_end(self) -> bool:
+        """Whether the number of calls must be known first."""
+        w = self.window
+        return (w.start or 0) < 0 or (w.stop is not None and w.stop < 0) or (w.step or 1) < 0
+
+    @property
+    def reach(self) -> int | None:
+        """How many of the latest calls may still be wanted; None for any."""
+        w = self.window
+        if (w.start or 0) < 0 and (w.stop is None or w.stop < 0) and (w.step or 1) > 0:
+            return -int(w.start)
+        return None
+
+    def within(self, total: int) -> range:
+        return range(*self.window.indices(total))
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """``conv1``, ``layer4.*``, ``re:…``, each with or without ``#call``: calls by the name of their layer."""
+
+    text: str
+    pattern: re.Pattern[str] | str
+    call: int | None
+
+    def names(self, name: str) -> bool:
+        return name == self.pattern if isinstance(self.pattern, str) else self.pattern.fullmatch(name) is not None
+
+    def wants(self, name: str, call: int) -> bool:
+        return (self.call is None or self.call == call) and self.names(name)
+
+
+def _parse_term(text: str) -> _Indices | _Names:
+    if text == "all":
+        return _Indices(text, slice(0, None))
+    if re.fullmatch(r"[+-]?\d+", text):
+        at = int(text)
+        return _Indices(text, slice(at, at + 1 if at != -1 else None))
+    if ":" in text and re.fullmatch(r"[+\-\d:\s]*", text):
+        return _Indices(text, _parse_slice(text))
+    if text.startswith("re:"):
+        try:
+            found = re.compile(text[3:])
+        except re.error as error:
+            raise SelectionError(f"bad regular expression '{text[3:]}': {error}") from None
+        return _Names(text, re.compile(f".*(?:{found.pattern}).*", found.flags) if found.pattern else found, None)
+    name, hash_sign, call = text.partition("#")
+    if hash_sign and not call.isdigit():
+        raise SelectionError(f"bad call in '{text}'", do="write `name#1` for the second call of a layer")
+    pattern = re.compile(fnmatch.translate(name)) if re.search(r"[*?\[]", name) else name
+    return _Names(text, pattern, int(call) if hash_sign else None)
+
+
+def _parse_slice(text: str) -> slice:
+    try:
+        parts = [int(part) if part.strip() else None for part in text.split(":")]
+        if len(parts) > 3 or (len(parts) == 3 and parts[2] == 0):
+            raise ValueError
+    except ValueError:
+        raise SelectionError(f"bad range '{text}'", do="write start:stop or start:stop:step, such as 0:36:5") from None
+    return slice(*parts)
+
+
+def _split(layers: Layers) -> list[str]:
+    if isinstance(layers, (str, int)):
+        layers = [layers]
+    terms: list[str] = []
+    for text in map(str, layers):
+        # a regular expression may hold commas, so it takes the rest of its text
+        head, regex, tail = text.partition("re:") if re.search(r"(^|,)\s*re:", text) else (text, "", "")
+        terms += [term.strip() for term in head.split(",") if term.strip()]
+        terms += [regex + tail] if regex else []
+    if not terms:
+        raise SelectionError("empty layer selection", do="give an index, a range, a name or `all`")
+    return terms
+
+
+class Selection:
+    """Which calls are wanted, as ``--layer`` and ``layers=`` spell it.
+
+    ``30``, ``-1``, ``0:10``, ``0:36:5`` and ``all`` count the calls of the chosen types in order of execution;
+    ``conv1``, ``layer4.*`` (glob), ``re:…`` (regular expression, found anywhere in the name) and ``name#1`` (second
+    call) name layers of any type. Terms are separated by commas; ``re:`` takes the rest of its text.
+
+    Raises:
+        SelectionError: for a term that cannot be read.
+
+    Example:
+        >>> selection = Selection("0:3,fc")
+        >>> selection.wants("conv1", 0, index=2), selection.wants("bn1", 0, index=None)
+        (True, False)
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        terms = [_parse_term(text) for text in _split(layers)]
+        self._indices = [term for term in terms if isinstance(term, _Indices)]
+        self._names = [term for term in terms if isinstance(term, _Names)]
+
+    @property
+    def counts(self) -> bool:
+        """Whether calls of the chosen types must be counted."""
+        return bool(self._indices)
+
+    @property
+    def from_the_end(self) -> bool:
+        """Whether some wanted calls are known only when the pass is over."""
+        return any(term.from_the_end for term in self._indices)
+
+    def check_names(self, names: Sequence[str], what: str = "the model") -> None:
+        """Raise a LayerError, with the nearest names, for a name or pattern that none of ``names`` fits."""
+        for term in self._names:
+            if not any(term.names(name) for name in names):
+                text = term.text.partition("#")[0] if isinstance(term.pattern, str) else term.text
+                some = nearest(text, names) or _sample(names)
+                raise LayerError(f"no layer '{text}' in {what}", some, "list them with list-layers --type all")
+
+    def named(self, name: str) -> bool:
+        """Whether the layer is wanted by its name, for some call at least."""
+        return any(term.names(name) for term in self._names)
+
+    def wants(self, name: str, call: int, index: int | None) -> bool:
+        """Whether this call is wanted, as far as it can be known while the pass runs."""
+        if any(term.wants(name, call) for term in self._names):
+            return True
+        return index is not None and any(term.certain(index) for term in self._indices)
+
+    def may_want(self, index: int | None, calls_so_far: int) -> bool:
+        """Whether this call may turn out to be wanted once the number of calls is known."""
+        if index is None:
+            return False
+        ends = [term for term in self._indices if term.from_the_end]
+        return any(term.reach is None or index >= calls_so_far - term.reach for term in ends)
+
+    def wants_of(self, name: str, call: int, index: int | None, total: int) -> bool:
+        """Whether this call is wanted, with ``total`` calls of the chosen types in the whole pass."""
+        if any(term.wants(name, call) for term in self._names):
+            return True
+        return index is not None and any(index in term.within(total) for term in self._indices)
+
+    def required(self, names: Iterable[str]) -> set[int | tuple[str, int]] | None:
+        """What must have run before a pass may stop: indices and ``(name, call)``; None when only its end will do.
+
+        A name without ``#call`` asks for its first call: no pass can know of a second.
+        """
+        wanted: set[int | tuple[str, int]] = set()
+        for term in self._indices:
+            if term.from_the_end or term.window.stop is None:
+                return None
+            wanted |= set(term.within(term.window.stop)[-1:])
+        for name in names:
+            wanted |= {(name, term.call or 0) for term in self._names if term.names(name)}
+        return wanted
+
+    def check_ran(self, ran: Iterable[tuple[str, int]], total: int, types: Sequence[str]) -> None:
+        """Raise a LayerError when an index, a range or a ``name#call`` met nothing in a whole pass."""
+        of_type = "/".join(types)
+        for term in self._indices:
+            if not term.within(total):
+                what = "range" if ":" in term.text else "index"
+                have = f"there are {total} {of_type} calls: 0 to {total - 1}" if total else f"no {of_type} ran"
+                raise LayerError(f"no {what} {term.text}", have, "indices are those of list-layers")
+        counts: dict[str, int] = {}
+        for name, call in ran:
+            counts[name] = max(counts.get(name, 0), call + 1)
+        for by_name in self._names:
+            if by_name.call is None:
+                continue
+            calls = max((n for name, n in counts.items() if by_name.names(name)), default=0)
+            if by_name.call >= calls:
+                raise LayerError(f"no call '{by_name.text}'", f"the layer ran {calls} times: #0 to #{max(calls - 1, 0)}")
+
+
+def _sample(names: Sequence[str], count: int = 3) -> str:
+    shown = [name for name in names if name][:count]
+    return f"it has {len(names)} layers: {', '.join(shown)}, ..." if shown else "it has no layers"

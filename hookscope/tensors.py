@@ -1,0 +1,103 @@
+"""Tensors inside whatever a layer returns: tuples, lists, dictionaries, named tuples, plain objects."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Shape", "map_tensors", "shape_of", "shares_storage", "storage_keys", "tensors_in"]
+
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((str(key), part) for key, part in value.items())
+    elif isinstance(value, (tuple, list)):
+        yield from ((str(position), part) for position, part in enumerate(value))
+    elif _is_plain_object(value):
+        yield from vars(value).items()
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether ``value`` only carries data: a dataclass, or torchvision's ImageList."""
+    return (dataclasses.is_dataclass(value) and not isinstance(value, type)) or type(value).__name__ == "ImageList"
+
+
+def tensors_in(value: Any) -> dict[str, Tensor]:
+    """Every tensor inside ``value`` by its dotted part name; a bare tensor has the name ``""``.
+
+    Example:
+        >>> import torch
+        >>> {name: tuple(t.shape) for name, t in tensors_in({"out": torch.zeros(2), "aux": [torch.zeros(3)]}).items()}
+        {'out': (2,), 'aux.0': (3,)}
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return {"": value}
+    found: dict[str, Tensor] = {}
+    for name, part in _parts(value):
+        for inner, tensor in tensors_in(part).items():
+            found[f"{name}.{inner}" if inner else name] = tensor
+    return found
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """``value`` with every tensor replaced by ``change(tensor)``; containers are rebuilt, other leaves kept.
+
+    Example:
+        >>> import torch
+        >>> map_tensors((torch.zeros(1, 2), "word"), lambda t: tuple(t.shape))
+        ((1, 2), 'word')
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(part, change) for part in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(part, change) for part in value)
+    if isinstance(value, Mapping):
+        rebuilt = copy.copy(value)
+        for key, part in value.items():
+            rebuilt[key] = map_tensors(part, change)  # type: ignore[index]
+        return rebuilt
+    if _is_plain_object(value):
+        twin = copy.copy(value)
+        for name, part in vars(value).items():
+            object.__setattr__(twin, name, map_tensors(part, change))
+        return twin
+    return value
+
+
+def shape_of(value: Any) -> Shape:
+    """The shape of a tensor, ``{part: shape}`` for a container of several, None where there is no tensor."""
+    found = {name: tuple(int(n) for n in tensor.shape) for name, tensor in tensors_in(value).items()}
+    if not found:
+        return None
+    return found[""] if "" in found else found
+
+
+def storage_key(tensor: Tensor) -> int | None:
+    """What two tensors have in common when a write to one may show in the other."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse and other tensors without one storage
+        return None
+
+
+def storage_keys(*values: Any) -> set[int | None]:
+    """The storages of all tensors inside ``values``."""
+    return {storage_key(tensor) for value in values for tensor in tensors_in(value).values()} - {None}
+
+
+def shares_storage(tensor: Tensor, storages: set[int | None]) -> bool:
+    """Whether a write to one of ``storages`` may change ``tensor``."""
+    return bool(storages) and storage_key(tensor) in storages
