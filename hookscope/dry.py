@@ -1,0 +1,54 @@
+"""Models and passes without arithmetic: everything on the meta device, where tensors have shapes and no values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hookscope.tensors import map_tensors
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["build_dry", "dry_forward"]
+
+
+def build_dry(build: Callable[[], nn.Module]) -> nn.Module:
+    """The model that ``build`` makes, on the meta device: its shapes are right, its values do not exist.
+
+    Only ``torch.empty`` is sent to the meta device while building, for some builders (RegNet) calculate with real
+    tensors; initialisation of the parameters then costs nothing.
+
+    Example:
+        >>> import torch
+        >>> build_dry(lambda: torch.nn.Linear(10**6, 10**6)).weight.device
+        device(type='meta')
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class EmptyOnMeta(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if func is torch.empty:
+                kwargs["device"] = "meta"
+            return func(*args, **kwargs)
+
+    with EmptyOnMeta():
+        model = build()
+    return model.to("meta")
+
+
+def dry_forward(model: nn.Module, args: tuple[Any, ...]) -> Any:
+    """One forward pass on the meta device with the parameters and buffers of ``model`` swapped out, none touched.
+
+    Raises:
+        Exception: whatever the model raises where an operation needs values (``nonzero`` in detectors).
+    """
+    import torch
+    from torch.func import functional_call
+
+    named = [*model.named_parameters(), *model.named_buffers()]
+    ghosts = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
+    with torch.no_grad():
+        return functional_call(model, ghosts, map_tensors(args, lambda tensor: tensor.to("meta")))

@@ -1,0 +1,166 @@
+"""From a photograph to the tensor a model takes, and back to the picture that the network saw."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookscope.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+__all__ = ["MODES", "Preprocess"]
+
+MODES = ("weights", "stretch", "none")
+
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Turns a photograph into the tensor ``(3, H, W)`` that a model takes; clips become ``(3, T, H, W)``.
+
+    Attributes:
+        family: What input the model takes, see `hookscope.inputs.family_of`.
+        transforms: torchvision's own transforms of the weights, used as they are; None for a model without.
+        mode: ``weights`` (the transforms), ``stretch`` (resize to ``size`` whatever the proportions, range [0, 1]),
+            ``none`` (range [0, 1] at the picture's own size).
+        size: ``(H, W)`` that the tensor shall have; None for the transforms' own.
+        default_size: ``(H, W)`` that ``stretch`` goes to without ``size``.
+        channels: 3, or 1 for a model of grey pictures.
+        device: Where the tensor goes.
+
+    Raises:
+        InputError: on call, for a picture that the transforms cannot take.
+    """
+
+    family: str
+    transforms: Any = None
+    mode: str = "weights"
+    size: tuple[int, int] | None = None
+    default_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    device: str = "cpu"
+    frames: int = 1
+
+    def __call__(self, image: Image.Image | Sequence[Image.Image]) -> Tensor:
+        """The tensor of one photograph, or the clip of a sequence of frames."""
+        import torch
+
+        frames = [image] if hasattr(image, "size") else list(image)  # type: ignore[arg-type]
+        try:
+            if self.family == "video":
+                frames = frames if len(frames) == self.frames else frames[:1] * self.frames
+                tensor = self._clip(torch.stack([_as_bytes(frame) for frame in frames]))
+            else:
+                tensor = self._still(frames[0])
+        except (RuntimeError, ValueError, MemoryError) as error:
+            raise InputError(f"cannot prepare a picture of {frames[0].size}: {error}") from error
+        tensor = tensor.mean(0, keepdim=True) if self.channels == 1 else tensor
+        return tensor.to(self.device)
+
+    def _still(self, image: Image.Image) -> Tensor:
+        from torchvision.transforms import functional as F
+
+        if self.mode == "none":
+            return _as_floats(image)
+        if self.mode == "stretch":
+            return _as_floats(image.resize(_wide_high(self.size or self.default_size), resample=2))
+        if self.family == "optical_flow":
+            size = self.size or tuple(max(128, 8 * round(side / 8)) for side in (image.height, image.width))
+            return F.normalize(_as_floats(image.resize(_wide_high(size), resample=2)), [0.5] * 3, [0.5] * 3)
+        if self.family in ("detection", "segmentation") and self.size is not None:
+            image = image.resize(_wide_high(self.size), resample=2)
+        return self._by_transforms(image)
+
+    def _by_transforms(self, image: Image.Image) -> Tensor:
+        transforms = copy.copy(self.transforms)
+        if self.size is not None and self.family == "segmentation":
+            transforms.resize_size = [min(self.size)]
+        elif self.size is not None and self.family == "classification":
+            transforms.resize_size = _covering(transforms, (image.height, image.width), self.size)
+            transforms.crop_size = list(self.size)
+        tensor: Tensor = transforms(image)
+        return tensor
+
+    def _clip(self, frames: Tensor) -> Tensor:
+        """``(T, 3, h, w)`` of bytes to ``(3, T, H, W)``."""
+        from torchvision.transforms import functional as F
+
+        if self.mode != "weights":
+            size = list(self.size or self.default_size) if self.mode == "stretch" else list(frames.shape[-2:])
+            return F.resize(frames, size, antialias=True).div(255).movedim(0, 1)
+        transforms = copy.copy(self.transforms)
+        if self.size is not None:
+            transforms.resize_size = transforms.crop_size = list(self.size)
+        clip: Tensor = transforms(frames)
+        return clip
+
+    def seen(self, tensor: Tensor) -> Image.Image:
+        """The RGB picture that the network saw: ``tensor`` with its normalisation undone; a clip's first frame."""
+        import torch
+        from torchvision.transforms.functional import to_pil_image
+
+        picture = tensor[:, 0] if tensor.dim() == 4 else tensor
+        mean, std = self._normalisation()
+        picture = picture.cpu().float().expand(3, -1, -1) if picture.shape[0] == 1 else picture.cpu().float()
+        shown = picture * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+        image: Image.Image = to_pil_image(shown.clamp(0, 1))
+        return image
+
+    def _normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
+        if self.mode != "weights" or self.family == "detection":
+            return (0.0,) * 3, (1.0,) * 3
+        if self.family == "optical_flow":
+            return (0.5,) * 3, (0.5,) * 3
+        return tuple(self.transforms.mean), tuple(self.transforms.std)
+
+    def describe(self) -> str:
+        """One line for people and provenance, such as ``ImageClassification resize 256 crop 224``."""
+        size = f" {self.size[0]}x{self.size[1]}" if self.size else ""
+        if self.mode == "none":
+            return "none: own size, range [0, 1]"
+        if self.mode == "stretch":
+            high, wide = self.size or self.default_size
+            return f"stretch {high}x{wide}, range [0, 1]"
+        resize, crop = getattr(self.transforms, "resize_size", None), getattr(self.transforms, "crop_size", None)
+        parts = [type(self.transforms).__name__ if self.transforms is not None else "OpticalFlow"]
+        parts += [f"resize {'x'.join(map(str, resize))}"] if resize and not size else []
+        parts += [f"crop {'x'.join(map(str, crop))}"] if crop and not size else []
+        return " ".join(parts) + size
+
+
+def _wide_high(size: Sequence[int]) -> tuple[int, int]:
+    return size[1], size[0]
+
+
+def _covering(transforms: Any, picture: tuple[int, int], size: tuple[int, int]) -> list[int]:
+    """Where to resize so that a crop of ``size`` cuts off the same share as the weights' own recipe does."""
+    margin = transforms.resize_size[0] / transforms.crop_size[0]
+    if size[0] == size[1]:
+        return [round(size[0] * margin)]
+    scale = max(size[0] / picture[0], size[1] / picture[1]) * margin
+    return [max(math.ceil(side * scale), want) for side, want in zip(picture, size, strict=True)]
+
+
+def _as_bytes(image: Image.Image) -> Tensor:
+    from torchvision.transforms.functional import pil_to_tensor
+
+    tensor: Tensor = pil_to_tensor(image)
+    return tensor
+
+
+def _as_floats(image: Image.Image) -> Tensor:
+    return _as_bytes(image).float().div(255)
+
+
+def imagenet_transforms(crop: int = 224, resize: int = 256, **normalisation: Sequence[float]) -> Any:
+    """The usual recipe for models that say nothing of their own: resize, centre crop, ImageNet normalisation."""
+    from torchvision.transforms._presets import ImageClassification
+
+    return ImageClassification(crop_size=crop, resize_size=resize, **(normalisation or _IMAGENET))
