@@ -105,8 +105,10 @@ class _Indices:
         w = self.window
         if (w.start or 0) < 0 or (w.stop is not None and w.stop < 0) or (w.step or 1) < 0:
             return False
-        return index >= (w.start or 0) and (w.stop is None or index < w.stop) and not (index - (w.start or 0)) % (
-            w.step or 1
+        return (
+            index >= (w.start or 0)
+            and (w.stop is None or index < w.stop)
+            and not (index - (w.start or 0)) % (w.step or 1)
         )
 
     @property
@@ -218,6 +220,12 @@ class Selection:
         """Whether some wanted calls are known only when the pass is over."""
         return any(term.from_the_end for term in self._indices)
 
+    @property
+    def end_is_known(self) -> bool:
+        """Whether the last wanted call is told by the selection: no index from the end, no name without a call."""
+        closed = all(not t.from_the_end and t.window.stop is not None for t in self._indices)
+        return closed and all(t.call is not None and isinstance(t.pattern, str) for t in self._names)
+
     def check_names(self, names: Sequence[str], what: str = "the model") -> None:
         """Raise a LayerError, with the nearest names, for a name or pattern that none of ``names`` fits."""
         for term in self._names:
@@ -279,7 +287,8 @@ class Selection:
                 continue
             calls = max((n for name, n in counts.items() if by_name.names(name)), default=0)
             if by_name.call >= calls:
-                raise LayerError(f"no call '{by_name.text}'", f"the layer ran {calls} times: #0 to #{max(calls - 1, 0)}")
+                have = f"the layer ran {calls} times: #0 to #{calls - 1}" if calls else "the layer did not run"
+                raise LayerError(f"no call '{by_name.text}'", have)
 
 
 def _sample(names: Sequence[str], count: int = 3) -> str:

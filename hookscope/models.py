@@ -103,7 +103,10 @@ def load_model(
         raise UsageError(f"no preprocessing '{preprocess}'", f"there are {', '.join(MODES)}")
     where = pick_device(device)
     with _warnings_off(), _seeded(seed):
-        made = _from_elsewhere(model, weights, seed) if ":" in model else _from_torchvision(model, weights, seed, progress)
+        if ":" in model:
+            made = _from_elsewhere(model, weights, seed)
+        else:
+            made = _from_torchvision(model, weights, seed, progress)
     made.model.eval().to(where)
     return Net(
         model=made.model,
@@ -243,7 +246,7 @@ def _default_entry(name: str) -> Any:
 def _from_torchvision(name: str, weights: str, seed: int, progress: Progress | None) -> _Loaded:
     _check_name(name)
     default = _default_entry(name)
-    categories = tuple(default.meta.get("categories") or ()) or None if default is not None else None
+    categories = _categories(default)
     if weights == "none":
         return _Loaded(_build(name), f"random (seed {seed})", default, categories)
     if is_weights_file(weights):
@@ -254,12 +257,16 @@ def _from_torchvision(name: str, weights: str, seed: int, progress: Progress | N
             raise WeightsError(f"torchvision has no weights for {name}", do="use --weights none, or a checkpoint file")
         return _Loaded(_build(name), f"random (seed {seed})", None, None, ["torchvision has no weights for this model"])
     try:
-        return _Loaded(_build_with(name, entry, progress), entry.name, entry, tuple(entry.meta.get("categories") or ()) or None)
+        return _Loaded(_build_with(name, entry, progress), entry.name, entry, _categories(entry))
     except WeightsError as error:
         if weights != "auto":
             raise WeightsError(f"no weights {entry.name} for {name}: {error.asked}", error.exists, error.do) from error
         note = f"weights of {name} are random (seed {seed}): {error.asked}"
         return _Loaded(_build(name), f"random (seed {seed})", default, categories, [note])
+
+
+def _categories(entry: Any) -> tuple[str, ...] | None:
+    return tuple(entry.meta.get("categories") or ()) or None if entry is not None else None
 
 
 def _named_entry(name: str, weights: str) -> Any:
@@ -314,7 +321,7 @@ def _from_file(name: str, path: str, default: Any, categories: tuple[str, ...] |
 
 
 def _fitting_kwargs(name: str, state: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    """What the builder must be told so that ``state`` fits: number of classes, auxiliary heads; None if nothing does."""
+    """What to tell the builder so that ``state`` fits: number of classes, auxiliary heads; None if nothing helps."""
     tries: list[dict[str, Any]] = [{}]
     if any(key.startswith("aux_classifier.") for key in state):
         tries = [{"aux_loss": True}]

@@ -53,7 +53,6 @@ class Observer:
         on_call: ``(call, module, args, kwargs, output)``; what it returns, if not None, goes on in the output's place.
         on_input: ``(module, args, kwargs)`` before each call that may be wanted.
         on_start: Called when a pass starts.
-        stop: End the pass, and with it the block, after the last wanted call.
 
     Raises:
         LayerError: on entry for a name or type the model does not have; on leaving for an index no pass reached.
@@ -77,7 +76,6 @@ class Observer:
         *,
         on_input: OnInput | None = None,
         on_start: Callable[[], None] | None = None,
-        stop: bool = False,
     ) -> None:
         self.model = model
         self.selection = Selection(layers)
@@ -86,10 +84,16 @@ class Observer:
         self.complete = False
         self.stopped = False
         self._on_call, self._on_input, self._on_start = on_call, on_input, on_start
-        self._stop = StopForward() if stop else None
+        self._stop: StopForward | None = None
         self._calls: Counter[str] = Counter()
         self._waiting: set[int | tuple[str, int]] | None = None
         self._door = Door()
+        self._names: dict[int, str] = {}
+        self._watched: list[nn.Module] = []
+
+    def stop_early(self) -> None:
+        """End the pass, and with it the block, after the last wanted call."""
+        self._stop = StopForward()
 
     def __enter__(self) -> Self:
         check_hookable(self.model)
@@ -185,4 +189,5 @@ class Observer:
 
 def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
     """The error for a model without a layer of the types asked for: it says which there are and how many."""
-    return LayerError(f"no layer of type {'/'.join(types)}", f"the model has {describe_types(have)}", "choose by --type")
+    asked = "/".join(types)
+    return LayerError(f"no layer of type {asked}", f"the model has {describe_types(have)}", "choose by --type")

@@ -34,6 +34,7 @@ class Preprocess:
         default_size: ``(H, W)`` that ``stretch`` goes to without ``size``.
         channels: 3, or 1 for a model of grey pictures.
         device: Where the tensor goes.
+        frames: How many frames the clip of a video model has, 1 for the others.
 
     Raises:
         InputError: on call, for a picture that the transforms cannot take.
@@ -52,7 +53,7 @@ class Preprocess:
         """The tensor of one photograph, or the clip of a sequence of frames."""
         import torch
 
-        frames = [image] if hasattr(image, "size") else list(image)  # type: ignore[arg-type]
+        frames = list(image) if isinstance(image, Sequence) else [image]
         try:
             if self.family == "video":
                 frames = frames if len(frames) == self.frames else frames[:1] * self.frames
@@ -73,7 +74,8 @@ class Preprocess:
             return _as_floats(image.resize(_wide_high(self.size or self.default_size), resample=2))
         if self.family == "optical_flow":
             size = self.size or tuple(max(128, 8 * round(side / 8)) for side in (image.height, image.width))
-            return F.normalize(_as_floats(image.resize(_wide_high(size), resample=2)), [0.5] * 3, [0.5] * 3)
+            pair: Tensor = F.normalize(_as_floats(image.resize(_wide_high(size), resample=2)), [0.5] * 3, [0.5] * 3)
+            return pair
         if self.family in ("detection", "segmentation") and self.size is not None:
             image = image.resize(_wide_high(self.size), resample=2)
         return self._by_transforms(image)
@@ -94,7 +96,8 @@ class Preprocess:
 
         if self.mode != "weights":
             size = list(self.size or self.default_size) if self.mode == "stretch" else list(frames.shape[-2:])
-            return F.resize(frames, size, antialias=True).div(255).movedim(0, 1)
+            resized: Tensor = F.resize(frames, size, antialias=True).div(255)
+            return resized.movedim(0, 1)
         transforms = copy.copy(self.transforms)
         if self.size is not None:
             transforms.resize_size = transforms.crop_size = list(self.size)

@@ -88,9 +88,10 @@ def shape_of(value: Any) -> Shape:
 def storage_key(tensor: Tensor) -> int | None:
     """What two tensors have in common when a write to one may show in the other."""
     try:
-        return tensor.untyped_storage()._cdata
+        key: int = tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):  # sparse and other tensors without one storage
         return None
+    return key
 
 
 def storage_keys(*values: Any) -> set[int | None]:

@@ -231,9 +231,7 @@ def _refusal(model: nn.Module, args: tuple[Any, ...], error: Exception) -> Input
     return InputError(f"{type(model).__name__} refuses an input of {shapes}: {lines[0][:200]}")
 
 
-def _record_pass(
-    model: nn.Module, named: list[tuple[str, nn.Module]], args: tuple[Any, ...], dry: bool
-) -> _Recorder:
+def _record_pass(model: nn.Module, named: list[tuple[str, nn.Module]], args: tuple[Any, ...], dry: bool) -> _Recorder:
     recorder = _Recorder({id(m): at for at, (_, m) in enumerate(named)}, [name for name, _ in named])
     with Door() as door:
         for _, module in named:

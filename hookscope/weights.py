@@ -179,7 +179,8 @@ def load_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         raise WeightsError(f"cannot read weights {path}: the file is empty")
     content = _load_safetensors(path) if head[8:9] == b"{" else _load_torch(path)
     if not isinstance(content, Mapping):
-        raise WeightsError(f"no state dict in {path}", f"it holds a {type(content).__name__}", "save model.state_dict()")
+        held = type(content).__name__
+        raise WeightsError(f"no state dict in {path}", f"it holds a {held}", "save model.state_dict()")
     return content
 
 
@@ -227,7 +228,9 @@ def mismatches(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     return [key for key in sorted(own.keys() | given.keys()) if own.get(key) != given.get(key) and key not in optional]
 
 
-def fitting_error(path: str, name: str, model: nn.Module, state: Mapping[str, Tensor], fits: str | None) -> WeightsError:
+def fitting_error(
+    path: str, name: str, model: nn.Module, state: Mapping[str, Tensor], fits: str | None
+) -> WeightsError:
     """The one line for a checkpoint of another architecture: how many keys match, and which model would fit."""
     wrong = mismatches(model, state)
     own = model.state_dict()

@@ -23,11 +23,12 @@ FIELDS = ("index", "name", "type", "call", "input_shape", "output_shape", "param
 @size_option
 @format_option
 def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | None, format: str | None) -> None:
-    """List the layers of MODEL (resnet34 when left out) in order of execution.
+    """List a model's layers, in order of execution.
 
-    The index is what `--layer` takes in other commands. Shapes come from a pass without arithmetic where the model
-    allows one; MACs are counted by torchinfo's rule. The note says when a later layer overwrites this output in
-    place, when a layer is called more than once, when it is shared, and when it did not run.
+    MODEL is resnet34 when left out. The index is what `--layer` takes in other commands. Shapes come from a pass
+    without arithmetic where the model allows one; MACs are counted by torchinfo's rule. The note says when a later
+    layer overwrites this output in place, when a layer is called more than once, when it is shared, and when it did
+    not run.
 
     \b
     Examples:

@@ -5,6 +5,10 @@
 ``type_option``     ``--type``: class names that indices count
 ``size_option``     ``--input-size HxW``
 ``format_option``   ``--format``: how rows go to standard output
+``weights_option``  ``--weights``: auto, default, none, a name or a file
+``seed_option``     ``--seed`` of random weights
+``device_option``   ``--device auto|cpu|cuda|mps``
+``preprocess_option``  ``--preprocess weights|stretch|none``
 =================  ============================================================
 """
 
@@ -20,10 +24,18 @@ from click.shell_completion import CompletionItem
 
 from hookscope.cli.output import FORMATS, default_format
 
-__all__ = ["InputSize", "complete_layers", "complete_types", "format_option", "model_argument", "size_option", "type_option"]
+__all__ = [
+    "InputSize",
+    "complete_layers",
+    "complete_types",
+    "format_option",
+    "model_argument",
+    "size_option",
+    "type_option",
+]
 
 
-class InputSize(click.ParamType):
+class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
     """``HxW`` in pixels, or one number for a square, to ``(H, W)``."""
 
     name = "HxW"
@@ -68,6 +80,24 @@ def complete_types(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return [CompletionItem(name) for name in ["all", *names] if name.startswith(incomplete)]
 
 
+def complete_colour_maps(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of matplotlib's colour maps."""
+    from hookscope.colours import colour_map_names
+
+    return [CompletionItem(name) for name in colour_map_names() if name.startswith(incomplete)]
+
+
+def complete_weights(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The words for weights; anything else is completed as a file."""
+    words = [CompletionItem(word) for word in ("auto", "default", "none") if word.startswith(incomplete)]
+    return words or [CompletionItem(incomplete, type="file")]
+
+
+def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The words for devices."""
+    return [CompletionItem(word) for word in ("auto", "cpu", "cuda", "mps") if word.startswith(incomplete)]
+
+
 def chosen_format(format: str | None) -> str:
     """``format``, or what suits standard output: a table for a person, tab-separated values for a pipe."""
     return format or default_format(sys.stdout)
@@ -95,4 +125,31 @@ format_option = click.option(
     "--format",
     type=click.Choice(FORMATS),
     help="How to print the rows.  [default: table on a terminal, tsv in a pipe]",
+)
+weights_option = click.option(
+    "--weights",
+    metavar="WEIGHTS",
+    default="auto",
+    show_default=True,
+    shell_complete=complete_weights,
+    help="auto (default weights, random ones where they cannot be had), default or a name (these or nothing), none"
+    " (random), or a checkpoint file.",
+)
+seed_option = click.option(
+    "--seed", metavar="N", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of random weights."
+)
+device_option = click.option(
+    "--device",
+    metavar="DEVICE",
+    default="auto",
+    show_default=True,
+    shell_complete=complete_devices,
+    help="auto, cpu, cuda, cuda:N or mps.",
+)
+preprocess_option = click.option(
+    "--preprocess",
+    type=click.Choice(["weights", "stretch", "none"]),
+    default="weights",
+    show_default=True,
+    help="weights: their own transforms; stretch: resize to the input size and [0, 1]; none: [0, 1] only.",
 )

@@ -88,7 +88,7 @@ class _ByCall(Mapping[str, Any]):
 
     def __contains__(self, key: object) -> bool:
         try:
-            self[key]  # type: ignore[index]
+            self[key]
         except (LayerError, TypeError, AttributeError):
             return False
         return True
@@ -214,8 +214,9 @@ class capture:  # a `with` word, named as one reads it
             self._keep,
             on_input=self._keep_input if inputs else None,
             on_start=self._restart,
-            stop=stop,
         )
+        if stop:
+            self._observer.stop_early()
         self._device, self._dtype, self._transform = device, dtype, transform
         self._activations = Activations(self._observer)
         self._inputs_waiting: dict[int, list[Any]] | None = {} if inputs else None
@@ -292,5 +293,3 @@ class capture:  # a `with` word, named as one reads it
                 at_end = complete and selection.wants_of(call.name, call.call, call.index, total)
                 if not (certain or possible or at_end):
                     del by_call._values[key], by_call._calls[key]
-
-

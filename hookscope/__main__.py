@@ -1,0 +1,6 @@
+"""``python -m hookscope``."""
+
+from hookscope.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What a well-behaved process sees to around its work: its streams, its signals, its warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NoReturn, TextIO
+
+from hookscope.cli.output import note
+from hookscope.errors import WriteError
+
+__all__ = [
+    "drop_output",
+    "reader_is_gone",
+    "settle_output",
+    "signals_as_exits",
+    "standard_output",
+    "warnings_as_notes",
+]
+
+
+def standard_output() -> TextIO:
+    """Standard output, ready for any name; also a standard error that is always there."""
+    if sys.stderr is None:  # `2>&-`: without this the next file opened is number 2, and libraries write into it
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (open to the end of the process)
+    if sys.stdout is None:
+        raise WriteError("standard output is closed", do="run without `>&-`, or send it to /dev/null")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a name may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
+    return sys.stdout
+
+
+def reader_is_gone() -> bool:
+    """Whether the broken pipe is standard output: one to a server or a worker is no quiet end."""
+    try:
+        number = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return True
+    import select
+
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def drop_output(stream: TextIO | None = None) -> None:
+    """Let a stream (standard output) lead nowhere, or the interpreter flushes it at its end and exits with 120."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, (stream or sys.stdout).fileno())
+        os.close(nowhere)
+
+
+def settle_output() -> None:
+    """Bring out what is still held back; where that fails, let it go: what went wrong has been told."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            drop_output(stream)
+
+
+@contextlib.contextmanager
+def signals_as_exits() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run as an exit, so that every ``finally`` runs and no temporary file stays."""
+    old: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores it: leave it so
+                old[number] = signal.signal(number, _exit_by_signal)
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Python warnings as one line on standard error, each text once, without the file and line of some library."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *where: Any, **more: Any) -> None:
+        text = " ".join(str(message).split())
+        if text not in seen:
+            seen.add(text)
+            note(f"Warning: {text}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

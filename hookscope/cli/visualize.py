@@ -1,0 +1,290 @@
+"""``hookscope visualize``: the feature maps of a model's layers as sheets, one PNG per image and call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookscope.cli import output, process
+from hookscope.cli.options import (
+    chosen_format,
+    complete_colour_maps,
+    complete_layers,
+    device_option,
+    format_option,
+    model_argument,
+    preprocess_option,
+    seed_option,
+    size_option,
+    type_option,
+    weights_option,
+)
+from hookscope.cli.progress import download_progress
+from hookscope.errors import HookscopeError, ImageError, InputError, UsageError
+
+if TYPE_CHECKING:
+    from hookscope.destinations import Destination
+    from hookscope.grids import ChannelChoice, Scale
+    from hookscope.images import Picture
+    from hookscope.models import Net
+    from hookscope.sheets import Origin, Sheet, Style
+    from hookscope.visualize import Look
+
+FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead", "nonfinite", "weights", "file")
+
+
+@click.command("visualize")
+@model_argument()
+@click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--layer",
+    "layers",
+    metavar="SEL",
+    multiple=True,
+    default=("all",),
+    shell_complete=complete_layers,
+    help="Which calls: 30, -1, 0:10, 0:36:5, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma"
+    " separated.  [default: all]",
+)
+@type_option
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    metavar="PATH",
+    type=click.Path(),
+    help="A file for one sheet, a folder (made when missing), or - for standard output.",
+)
+@click.option("--channels", metavar="SPEC", help="0-63,100 or top:16 (by mean |value|; top:16:max|std|mean).")
+@click.option("--columns", metavar="N", type=click.IntRange(1, 10000), help="Maps in a row.  [default: about 3:2]")
+@click.option("--cell", metavar="PIXELS", type=click.IntRange(1, 4096), help="Smallest side of a map.  [default: 56]")
+@click.option(
+    "--cmap",
+    metavar="NAME",
+    shell_complete=complete_colour_maps,
+    help="Any of matplotlib's colour maps.  [default: viridis; RdBu_r with --scale symmetric]",
+)
+@click.option(
+    "--scale",
+    metavar="SCALE",
+    default="channel",
+    show_default=True,
+    help="channel, layer, symmetric, percentile:1,99 or LO:HI.",
+)
+@click.option("--overlay", is_flag=True, help="Lay each map over the photograph that the network saw.")
+@click.option("--plain", is_flag=True, help="The grid only: no header, numbers or bars.")
+@weights_option
+@seed_option
+@device_option
+@preprocess_option
+@size_option
+@format_option
+def command(
+    model: str,
+    images: tuple[str, ...],
+    layers: tuple[str, ...],
+    types: tuple[str, ...],
+    target: str | None,
+    channels: str | None,
+    columns: int | None,
+    cell: int | None,
+    cmap: str | None,
+    scale: str,
+    overlay: bool,
+    plain: bool,
+    weights: str,
+    seed: int,
+    device: str,
+    preprocess: str,
+    input_size: tuple[int, int] | None,
+    format: str | None,
+) -> None:
+    """Draw what the layers of MODEL put out for each IMAGE (- reads one from standard input).
+
+    Writes one PNG for each image and call and prints a row for it: shape, lowest, mean and highest value, the count
+    of dead (constant) channels and of NaN and Inf. Without -o, a single sheet goes to the current folder and several
+    go to a folder IMAGE-MODEL/. The maps with the widest ranges have bold numbers: look there first.
+
+    \b
+    Examples:
+      hookscope visualize resnet34 cat.jpg --layer 30
+      hookscope visualize resnet34 cat.jpg --layer layer4.0.conv2 --scale symmetric
+      hookscope visualize mobilenet_v3_small samples/*.jpg --layer 0:5 -o out/
+      cat cat.jpg | hookscope visualize vgg16 - --layer features.0 -o - > first.png
+      hookscope visualize resnet34 cat.jpg --layer 0 --channels top:16 --overlay
+    """
+    from hookscope.colours import palette
+    from hookscope.destinations import Destination
+    from hookscope.grids import ChannelChoice, Scale
+    from hookscope.layers import Selection
+    from hookscope.sheets import Style
+
+    Selection(layers)
+    wanted_scale = Scale.parse(scale)
+    cmap = cmap or ("RdBu_r" if wanted_scale.kind == "symmetric" else "viridis")
+    palette(cmap)
+    destination = Destination.parse(target, images)
+    if destination.kind == "stdout" and process.standard_output().isatty():
+        raise UsageError("-o - would write a picture to the terminal", do="send it to a file or a pipe")
+    job = _Job(
+        layers=layers,
+        types=types,
+        choice=ChannelChoice.parse(channels) if channels else None,
+        scale=wanted_scale,
+        style=Style(columns, cell, cmap, plain),
+        overlay=overlay,
+        destination=destination,
+    )
+    pictures = _Pictures(images)
+    pictures.read_first()
+    net = _load(model, weights, seed, device, preprocess, input_size)
+    rows = _rows(job, net, pictures)
+    if destination.kind == "stdout":
+        list(rows)
+    else:
+        output.write_rows(rows, FIELDS, chosen_format(format), process.standard_output())
+    if pictures.failed:
+        raise click.exceptions.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What was asked for, the same for every picture."""
+
+    layers: tuple[str, ...]
+    types: tuple[str, ...]
+    choice: ChannelChoice | None
+    scale: Scale
+    style: Style
+    overlay: bool
+    destination: Destination
+
+
+class _Pictures:
+    """The images of a run: one that cannot be used is named on standard error, and the others are still done."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+        self.failed = 0
+        self._first: Picture | None = None
+
+    def read_first(self) -> None:
+        """Read an only image before the model is loaded: a wrong name is told at once."""
+        if len(self.paths) == 1:
+            from hookscope.images import read_picture
+
+            self._first = read_picture(self.paths[0], frames=1)
+
+    def read(self, path: str, frames: int) -> Picture:
+        """The picture at ``path`` with so many frames."""
+        from hookscope.images import read_picture
+
+        if self._first is not None and (frames == 1 or path == "-"):
+            return self._first
+        return read_picture(path, frames=frames)
+
+    def groups(self, size: int) -> list[Sequence[str]]:
+        """The paths that go into one pass together: one, or for optical flow two."""
+        if size == 2:
+            if len(self.paths) > 2:
+                raise UsageError("optical flow takes one or two pictures", f"there are {len(self.paths)}")
+            return [self.paths]
+        return [[path] for path in self.paths]
+
+    def lost(self, error: HookscopeError) -> None:
+        """Say what is wrong with one of several images and go on; an only one is the error of the run."""
+        if len(self.paths) == 1:
+            raise error
+        self.failed += 1
+        output.note(f"Error: {error}")
+
+
+def _load(model: str, weights: str, seed: int, device: str, preprocess: str, input_size: tuple[int, int] | None) -> Net:
+    from hookscope.models import load_model
+
+    with download_progress() as progress:
+        net = load_model(model, weights, seed, device, preprocess=preprocess, input_size=input_size, progress=progress)
+    for text in net.notes:
+        output.note(f"Note: {text}")
+    return net
+
+
+def _rows(job: _Job, net: Net, pictures: _Pictures) -> Iterator[dict[str, Any]]:
+    """Look at every picture, write its sheets, and say a row for each."""
+    for paths in pictures.groups(2 if net.family == "optical_flow" else 1):
+        try:
+            read = [(path, pictures.read(path, net.preprocess.frames)) for path in paths]
+            yield from _rows_of_one_pass(job, net, read, only=len(pictures.paths) == len(paths))
+        except (ImageError, InputError) as error:
+            pictures.lost(error)
+
+
+def _rows_of_one_pass(job: _Job, net: Net, read: list[tuple[str, Picture]], only: bool) -> Iterator[dict[str, Any]]:
+    from hookscope.visualize import look, seen_pictures
+
+    for path, picture in read:
+        for text in picture.notes:
+            output.note(f"Note: {path}: {text}")
+    tensors = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for _, picture in read]
+    seen = look(net, tensors, job.layers, job.types, job.choice, job.scale)
+    overlay = seen_pictures(net, tensors) if job.overlay else None
+    for call, error in seen.without_map:
+        output.note(f"Note: {call.key} is not drawn: {error.asked}")
+    for name in seen.did_not_run:
+        output.note(f"Note: {name} did not run")
+    path, picture = read[0]
+    paths = _paths(job, net, path, seen, only)
+    origin = _origin(net, path, picture)
+    for (call, activity), file in zip(seen.activities, paths, strict=True):
+        from hookscope.sheets import draw_sheet
+
+        sheet = draw_sheet(activity, call, origin, job.style, overlay)
+        if sheet.left_out:
+            output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
+        _write(job.destination, sheet, file)
+        yield {
+            "index": call.index,
+            "name": call.name,
+            "type": call.type,
+            "call": call.call,
+            "shape": activity.shape,
+            "min": activity.low,
+            "mean": activity.mean,
+            "max": activity.high,
+            "dead": activity.dead,
+            "nonfinite": activity.nonfinite,
+            "weights": net.weights,
+            "file": file,
+        }
+
+
+def _paths(job: _Job, net: Net, image: str, seen: Look, only: bool) -> list[str]:
+    from hookscope.destinations import call_names
+
+    names = call_names([call for call, _ in seen.activities], image, net.name)
+    alone = only and len(names) == 1
+    return [job.destination.path_for(name, image, net.name, alone) for name in names]
+
+
+def _origin(net: Net, path: str, picture: Picture) -> Origin:
+    from hookscope.sheets import Origin
+
+    return Origin(net.name, net.weights, path, picture.sha256, net.preprocess.describe())
+
+
+def _write(destination: Destination, sheet: Sheet, file: str) -> None:
+    import os
+
+    from hookscope.pictures import encode_png, make_folder, write_png
+
+    if destination.kind == "stdout":
+        stream = process.standard_output().buffer
+        stream.write(encode_png(sheet.image, sheet.provenance))
+        stream.flush()
+        return
+    if folder := os.path.dirname(file):
+        make_folder(folder)
+    write_png(sheet.image, file, sheet.provenance)

@@ -1,0 +1,208 @@
+"""Write a file whole or not at all, and find out beforehand whether it can be written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shlex
+import stat
+from collections.abc import Iterator
+
+from hookscope.errors import WriteError
+
+__all__ = ["StrPath", "check_folder", "check_writable", "make_folder", "write_atomically"]
+
+StrPath = str | os.PathLike[str]
+
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/(?:fd/(?P<number>\d+)|(?P<name>stdout|stderr))")
+_CURES = {
+    errno.ENOSPC: "free some space or write elsewhere",
+    errno.EDQUOT: "free some space or write elsewhere",
+    errno.EFBIG: "raise the limit (`ulimit -f`) or write elsewhere",
+    errno.EACCES: "write where you have the right to",
+    errno.EPERM: "write where you have the right to",
+    errno.EROFS: "write where you have the right to",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.EISDIR: "name a file in it",
+    errno.ENOTDIR: "name a file in a folder",
+}
+
+
+def write_atomically(path: StrPath, data: bytes) -> None:
+    """Write ``data`` to ``path`` so that a reader sees the old file or the whole new one, and never a part.
+
+    A symbolic link is followed and stays. What exists and is no regular file (a device, a FIFO, ``/dev/stdout``) is
+    written straight. A new file gets its mode from the umask, an old one keeps its mode.
+
+    Raises:
+        WriteError: it cannot be written; what was there before is untouched and nothing is left lying about.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "a.bin")
+        ...     write_atomically(path, b"whole")
+        ...     path.read_bytes()
+        b'whole'
+    """
+    with _write_errors(path):
+        number = _descriptor(path)
+        old = None if number is not None else _stat(path)
+        if number is not None:
+            _write_straight(os.dup(number), data)
+        elif old is not None and not stat.S_ISREG(old.st_mode):
+            _write_straight(os.open(path, os.O_WRONLY | os.O_CLOEXEC), data)
+        else:
+            _replace(_target(path), data, old)
+
+
+def check_writable(path: StrPath) -> None:
+    """Find out before any work whether ``write_atomically(path, ...)`` can succeed; nothing is written.
+
+    Raises:
+        WriteError: ``path`` is a folder or write-protected, or its folder is missing or not writable.
+
+    Example:
+        >>> check_writable("/dev/null")
+        >>> check_writable("/dev/null/picture.png")
+        Traceback (most recent call last):
+        hookscope.errors.WriteError: cannot write /dev/null/picture.png: Not a directory; name a file in a folder
+    """
+    with _write_errors(path):
+        number = _descriptor(path)
+        if number is not None:
+            os.fstat(number)
+            return
+        old = _stat(path)
+        if old is not None:
+            _require(path, os.W_OK)
+        if old is None or stat.S_ISREG(old.st_mode):
+            folder = os.path.dirname(_target(path)) or "."
+            os.stat(folder)
+            _require(folder, os.W_OK | os.X_OK)
+
+
+def check_folder(path: StrPath) -> None:
+    """Find out before any work whether files can be written to the folder ``path``, which may yet have to be made.
+
+    Raises:
+        WriteError: it is no folder, or neither it nor the nearest folder above it can be written to.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     check_folder(folder + "/not/yet/made")
+    """
+    with _write_errors(path):
+        folder = _nearest_existing(path)
+        if not os.path.isdir(folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
+        _require(folder, os.W_OK | os.X_OK)
+
+
+def make_folder(path: StrPath) -> None:
+    """Make the folder ``path`` and those above it where they are missing.
+
+    Raises:
+        WriteError: it cannot be made.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     make_folder(folder + "/a/b")
+        ...     os.path.isdir(folder + "/a/b")
+        True
+    """
+    with _write_errors(path):
+        os.makedirs(path, exist_ok=True)
+
+
+def _replace(target: str, data: bytes, old: os.stat_result | None) -> None:
+    if old is not None:
+        os.close(os.open(target, os.O_WRONLY | os.O_CLOEXEC))  # a write-protected file could be renamed over; refuse it
+    # A name of its own length: one derived from a name of 250 characters would be too long.
+    temporary = os.path.join(os.path.dirname(target), f".hookscope-{os.urandom(8).hex()}.tmp")
+    try:
+        # Not mkstemp, which makes files only their owner can read whatever the umask says.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "wb") as stream:
+            if old is not None:
+                with contextlib.suppress(PermissionError):  # a file of somebody else's that its group may write
+                    os.fchown(descriptor, old.st_uid, old.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+            stream.write(data)
+        os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(OSError):  # gone by the rename, or never made: the first error is the one to tell
+            os.unlink(temporary)
+
+
+def _write_straight(descriptor: int, data: bytes) -> None:
+    with open(descriptor, "wb") as stream:
+        stream.write(data)
+
+
+def _descriptor(path: StrPath) -> int | None:
+    """The number behind ``/dev/stdout`` and its like.
+
+    Replacing what it points to would pull a file from under the shell that has it open and perhaps appends to it.
+    """
+    found = _DESCRIPTOR.fullmatch(os.fspath(path))
+    if found is None:
+        return None
+    return int(found["number"]) if found["number"] else {"stdout": 1, "stderr": 2}[found["name"]]
+
+
+def _target(path: StrPath) -> str:
+    # Not realpath alone: a relative name works below folders that this user may not enter, an absolute one does not.
+    return os.path.realpath(path) if os.path.islink(path) else os.fspath(path)
+
+
+def _stat(path: StrPath) -> os.stat_result | None:
+    """What is at ``path``, links followed; None where nothing is. A folder is an error."""
+    if not os.fspath(path):
+        raise WriteError("cannot write to an empty name", do="name a file")
+    if not os.path.basename(path):  # "folder/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    return found
+
+
+def _require(path: StrPath, access: int) -> None:
+    if os.access(path, access):
+        return
+    number = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+    raise PermissionError(number, os.strerror(number), os.fspath(path))
+
+
+def _nearest_existing(path: StrPath) -> str:
+    folder = os.path.realpath(path)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def _write_errors(path: StrPath) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _write_error(os.fspath(path), error) from error
+    except ValueError as error:  # a NUL or a character the file system's encoding does not have
+        raise WriteError(f"cannot write {os.fspath(path)}: {error}") from error
+
+
+def _write_error(path: str, error: OSError) -> WriteError:
+    asked = f"cannot write {path}: {error.strerror or error}"
+    if error.errno != errno.ENOENT:
+        return WriteError(asked, do=_CURES.get(error.errno or 0, ""))
+    folder = os.path.dirname(os.path.realpath(path))
+    asked = f"cannot write {path}: its folder does not exist"
+    return WriteError(asked, f"there is {_nearest_existing(folder)}", f"mkdir -p {shlex.quote(folder)}")

@@ -1,0 +1,445 @@
+"""Photograph -> upright RGB; the only reader of image files."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import hashlib
+import io
+import os
+import re
+import stat
+import sys
+import warnings
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from PIL import Image, ImageFile, UnidentifiedImageError
+
+from hookscope.errors import ImageError, UsageError, nearest, printable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SIDE_RATIO", "ImageWarning", "Picture", "open_image", "read_picture"]
+
+MAX_BYTES = 1 << 30
+"""A file, pipe or stream longer than this is refused."""
+MAX_PIXELS = 100_000_000
+"""The pixels of all frames kept of one file may not be more than this."""
+MAX_SIDE_RATIO = 100
+"""A side may be this many times the other: resizing the shorter one to 256 then stays below 7 megapixels."""
+
+# No EPS (starts Ghostscript), no PSD (frames are layers), nothing without a signature (TGA, DIB), no text (XPM, XBM).
+_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "TIFF", "BMP", "PPM", "JPEG2000", "ICO", "DDS", "PCX", "SGI", "QOI")
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_EXIF_ORIENTATION, _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLE_FORMAT = 274, 258, 262, 339
+
+
+class ImageWarning(UserWarning):
+    """A picture was read, but there is something the person should know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A photograph as a person would see it, and where it came from.
+
+    Attributes:
+        image: The first of ``frames``: mode RGB, upright, 0..255.
+        name: The source as it was given (``-`` for standard input), unescaped: use ``printable`` to show it.
+        sha256: Hexadecimal SHA-256 of the file's bytes.
+        notes: What was done to the values that a person should know, one line each, such as ``frame 1 of 3``.
+        frames: As many pictures of one size as were asked for.
+    """
+
+    image: Image.Image
+    name: str
+    sha256: str
+    notes: tuple[str, ...]
+    frames: tuple[Image.Image, ...]
+
+
+def read_picture(
+    source: str | os.PathLike[str] | bytes | BinaryIO, *, frames: int = 1, name: str | None = None
+) -> Picture:
+    """Read a photograph the way a person would see it: turned upright, on white, scaled to 8 bits.
+
+    Args:
+        source: A path, ``-`` for standard input, the file's bytes, or a binary stream.
+        frames: How many frames to take, evenly spaced from the first to the last; a still is repeated.
+        name: What to call the source in errors and in the result.
+
+    Raises:
+        ImageError: The file is missing, unreadable, no picture, damaged, too large or of an extreme shape.
+        UsageError: ``frames`` is below 1.
+
+    Example:
+        >>> picture = read_picture(b"P6 2 1 255 abcdef")
+        >>> picture.image.size, picture.image.getpixel((1, 0)), picture.notes
+        ((2, 1), (100, 101, 102), ())
+    """
+    if frames < 1:
+        raise UsageError(f"{frames} frames of a picture", "the least is 1")
+    name = _name(source) if name is None else name
+    content = _content(source, name)
+    # Pillow warns where this file raises or notes; what it says must not reach people as Python warnings.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kept, notes = _decode(content, name, frames)
+    notes += [printable(f"Pillow: {w.message}") for w in caught if w.category is UserWarning]
+    return Picture(kept[0], name, hashlib.sha256(content).hexdigest(), tuple(dict.fromkeys(notes)), kept)
+
+
+def open_image(source: str | os.PathLike[str] | bytes | BinaryIO) -> Image.Image:
+    """The photograph in ``source`` as an upright RGB image; each note about it is an ``ImageWarning``.
+
+    Raises:
+        ImageError: As ``read_picture``.
+
+    Example:
+        >>> open_image(b"P6 2 1 255 abcdef").getpixel((0, 0))
+        (97, 98, 99)
+    """
+    picture = read_picture(source)
+    for note in picture.notes:
+        warnings.warn(note, ImageWarning, stacklevel=2)
+    return picture.image
+
+
+def _name(source: Any) -> str:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return "<bytes>"
+    if hasattr(source, "read"):
+        given = getattr(source, "name", None)
+        return given if isinstance(given, str) else "<stream>"
+    return os.fsdecode(source)
+
+
+def _content(source: Any, name: str) -> bytes:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    try:
+        if hasattr(source, "read"):
+            return _read_all(source, name)
+        if os.fspath(source) == "-":
+            return _read_all(_standard_input(), name)
+        with open(os.fspath(source), "rb") as stream:
+            status = os.fstat(stream.fileno())
+            if stat.S_ISREG(status.st_mode) and status.st_size > MAX_BYTES:
+                raise _too_long(name)
+            return _read_all(stream, name)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, a closed stream
+        raise _unreadable(source, name, error) from error
+    except MemoryError as error:
+        raise ImageError(f"'{name}' does not fit into memory", do="give a smaller file") from error
+
+
+def _standard_input() -> BinaryIO:
+    if sys.stdin is None:
+        raise ImageError("no picture on standard input: it is closed", do="give a file, or pipe one in")
+    if sys.stdin.isatty():
+        raise ImageError("no picture on standard input: it is the terminal", do="give a file, or pipe one in")
+    return sys.stdin.buffer
+
+
+def _read_all(stream: BinaryIO, name: str) -> bytes:
+    kept = io.BytesIO()
+    while chunk := stream.read(1 << 20):
+        kept.write(chunk)
+        if kept.tell() > MAX_BYTES:
+            raise _too_long(name)
+    return kept.getvalue()
+
+
+def _too_long(name: str) -> ImageError:
+    return ImageError(f"'{name}' is too long for a picture", f"the limit is {MAX_BYTES:,} bytes", "give a smaller file")
+
+
+def _unreadable(source: Any, name: str, error: OSError | ValueError) -> ImageError:
+    """What is wrong with a path that cannot be opened or a stream that cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return _missing(os.fsdecode(source), name)
+    # Windows refuses to open a folder with PermissionError.
+    if isinstance(error, IsADirectoryError) or (isinstance(error, PermissionError) and os.path.isdir(source)):
+        return ImageError(f"'{name}' is a folder, not a picture", do="name a picture in it")
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    known = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM)
+    return ImageError(f"'{name}' cannot be read: {reason}", do="change its permissions" if known else "")
+
+
+def _missing(path: str, name: str) -> ImageError:
+    asked, folder = f"no picture '{name}'", os.path.dirname(path) or "."
+    if os.path.islink(path):
+        return ImageError(asked, f"it is a symbolic link to '{os.readlink(path)}', which is missing", "mend the link")
+    if re.match(r"[a-z]+://", path, re.IGNORECASE):
+        return ImageError(asked, "only files are read", "fetch it first: `curl -L ADDRESS | hookscope ... -`")
+    try:
+        with os.scandir(folder) as entries:  # a data set may hold a million names; near misses of some are enough
+            near = nearest(os.path.basename(path), [entry.name for entry in islice(entries, 2000)])
+    except OSError:
+        near = f"there is no folder '{folder}' to look in"
+    return ImageError(asked, near, "check the path")
+
+
+def _decode(content: bytes, name: str, count: int) -> tuple[tuple[Image.Image, ...], list[str]]:
+    if not content:
+        raise ImageError(f"'{name}' is empty", "0 bytes", "save or download the picture again")
+    try:
+        with _open(content, name) as image:
+            return _take_frames(image, name, count)
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise _bomb(name, error) from error
+    except MemoryError as error:
+        raise ImageError(f"'{name}' does not fit into memory", do="make it smaller first") from error
+    except Exception as error:  # Pillow's decoders raise whatever their parsers trip over
+        reason = str(error) or type(error).__name__
+        exists = f"its {len(content):,} bytes are damaged or cut short"
+        raise ImageError(f"'{name}' cannot be decoded: {reason}", exists, "get it again") from error
+
+
+def _open(content: bytes, name: str) -> ImageFile.ImageFile:
+    Image.init()
+    try:
+        return Image.open(io.BytesIO(content), formats=[known for known in _FORMATS if known in Image.OPEN])
+    except (Image.DecompressionBombError, MemoryError):
+        raise
+    except Exception as error:
+        kind = _foreign_kind(content[:4096])
+        if not kind and not isinstance(error, UnidentifiedImageError):
+            raise
+        holds = f"it holds {kind}" if kind else _damaged_kind(content[:4096])
+        raise ImageError(f"'{name}' is no picture that can be read", holds, "give a JPEG, PNG or the like") from error
+
+
+def _bomb(name: str, error: Exception) -> ImageError:
+    """Pillow itself refuses beyond 179 megapixels, while opening, and tells only the product of the sides."""
+    found = re.search(r"(\d+) pixels", str(error))
+    size = f"it has {int(found[1]):,} pixels" if found else str(error)
+    return ImageError(f"'{name}' is too large", f"{size}; the limit is {MAX_PIXELS:,}", "make it smaller first")
+
+
+def _take_frames(image: ImageFile.ImageFile, name: str, count: int) -> tuple[tuple[Image.Image, ...], list[str]]:
+    _check_shape(image.size, name)
+    total = getattr(image, "n_frames", 1)
+    positions = _spread(total, count)
+    kept: dict[int, Image.Image] = {}
+    notes = _frame_notes(total, positions)
+    for position in sorted(set(positions)):
+        image.seek(position)
+        _check_shape(image.size, name, len(set(positions)))  # each page of a TIFF has its own size
+        kept[position] = _upright_rgb(image, name, notes)
+    sizes = dict.fromkeys(f"{frame.width}x{frame.height}" for frame in kept.values())
+    if len(sizes) > 1:
+        raise ImageError(f"'{name}' has frames of different sizes", ", ".join(sizes), "ask for one frame")
+    return tuple(kept[position] for position in positions), notes
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """``count`` positions evenly spaced from 0 to ``total - 1``, halves rounded up."""
+    return [(2 * i * (total - 1) + count - 1) // (2 * (count - 1)) for i in range(count)] if count > 1 else [0]
+
+
+def _frame_notes(total: int, positions: list[int]) -> list[str]:
+    if total == 1:
+        return [f"a still picture, repeated {len(positions)} times"] if len(positions) > 1 else []
+    listed = ", ".join(str(position + 1) for position in positions)
+    return [f"{'frame' if len(positions) == 1 else 'frames'} {listed} of {total}"]
+
+
+def _check_shape(size: tuple[int, int], name: str, count: int = 1) -> None:
+    width, height = size
+    shape = f"it is {width}x{height}"
+    if width * height * count > MAX_PIXELS:
+        shape += f", {count} frames are" if count > 1 else ","
+        limit = f"{shape} {width * height * count:,} pixels; the limit is {MAX_PIXELS:,}"
+        raise ImageError(f"'{name}' is too large", limit, "make it smaller or ask for fewer frames")
+    if max(size) > MAX_SIDE_RATIO * min(size):
+        limit = f"{shape}; one side may be {MAX_SIDE_RATIO} times the other"
+        raise ImageError(f"'{name}' is too narrow: its shorter side cannot be resized", limit, "cut a part out of it")
+
+
+def _upright_rgb(image: ImageFile.ImageFile, name: str, notes: list[str]) -> Image.Image:
+    raw_mode = str(image.tile[0][3]) if image.tile else ""  # how the samples lie in the file; gone after load()
+    image.load()
+    _check_shape(image.size, name)  # an icon tells its size only now
+    rgb = _to_rgb(image, raw_mode, name, notes)
+    turn = _TURNS.get(_orientation(image, notes))
+    rgb = rgb if turn is None else rgb.transpose(turn)
+    rgb.info.clear()  # or the next reader of its EXIF turns it again
+    return rgb
+
+
+def _orientation(image: Image.Image, notes: list[str]) -> int:
+    if image.format == "TIFF":  # turned by Pillow in load()
+        return 1
+    try:
+        return int(image.getexif().get(_EXIF_ORIENTATION, 1))
+    except Exception:  # whatever a parser trips over
+        notes.append("its EXIF data cannot be read: not turned")
+        return 1
+
+
+def _to_rgb(image: Image.Image, raw_mode: str, name: str, notes: list[str]) -> Image.Image:
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _deep_grey_to_rgb(image, name, notes)
+    if image.mode == "CMYK":
+        inverted = "; a JPEG without Adobe's mark may come out negative"
+        unsure = image.format in ("JPEG", "MPO") and "adobe" not in image.info
+        notes.append("CMYK turned to RGB without its colour profile" + (inverted if unsure else ""))
+    rgb = _on_white(image, raw_mode, notes) if image.has_transparency_data else image.convert("RGB")
+    if ";16" in raw_mode:  # Pillow keeps the upper byte
+        _note_dark(max(high for _, high in rgb.getextrema()) * 257, notes)  # type: ignore[misc]
+    return rgb
+
+
+def _on_white(image: Image.Image, raw_mode: str, notes: list[str]) -> Image.Image:
+    image = _with_scaled_key(image, raw_mode)
+    rgba = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+    alpha = rgba.getchannel("A")
+    if alpha.getextrema() == (255, 255):
+        return rgba.convert("RGB")
+    notes.append("transparency composited on white")
+    white = Image.new("RGB", image.size, "white")
+    white.paste(rgba, mask=alpha)
+    return white
+
+
+def _with_scaled_key(image: Image.Image, raw_mode: str) -> Image.Image:
+    """Pillow brings samples of any depth to 8 bits, but not the transparent colour they are compared with."""
+    key = image.info.get("transparency")
+    steps = {"1": 1, "L;2": 3, "L;4": 15}.get(raw_mode, 0)
+    if raw_mode == "RGB;16B" and isinstance(key, tuple):
+        key = tuple(part >> 8 for part in key)
+    elif isinstance(key, int) and key <= steps:  # a larger one is scaled already
+        key = key * 255 // max(steps, 1)
+    else:
+        return image
+    image = image.copy()
+    image.info["transparency"] = key
+    return image
+
+
+def _deep_grey_to_rgb(image: Image.Image, name: str, notes: list[str]) -> Image.Image:
+    """Grey of 16 or 32 bits or floating point, which Pillow would clip at 255."""
+    import numpy as np
+
+    tags = getattr(image, "tag_v2", {})
+    values = np.asarray(image)
+    if image.mode == "I" and tags.get(_TIFF_BITS) == (32,) and tags.get(_TIFF_SAMPLE_FORMAT, (1,)) == (1,):
+        values = values.view(np.uint32)
+    low, high = _float_range(values, name, notes) if image.mode == "F" else _integer_range(values, tags, notes)
+    grey = _scaled(values, low, high)
+    if tags.get(_TIFF_PHOTOMETRIC) == 0:  # white is zero: Pillow inverts only 8 bits
+        grey = 255 - grey
+    if isinstance(key := image.info.get("transparency"), int):
+        grey[values == key] = 255
+        notes.append("transparency composited on white")
+    return Image.fromarray(grey).convert("RGB")
+
+
+def _integer_range(values: NDArray[Any], tags: Any, notes: list[str]) -> tuple[float, float]:
+    """The values of black and white: the type's range of 12 or 16 bits; beyond it, the picture's own."""
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 65535:
+        notes.append(f"32-bit grey scaled by its own range, {low}..{high}")
+        return low, high
+    if tags.get(_TIFF_BITS) == (12,):
+        notes.append("12-bit grey scaled from 0..4095")
+        return 0, 4095
+    notes.append(f"{8 * values.itemsize}-bit grey scaled from 0..65535")
+    _note_dark(high, notes)
+    return 0, 65535
+
+
+def _note_dark(high: int, notes: list[str]) -> None:
+    if 0 < high < 4096:
+        bits = 12 if high > 255 else 8
+        notes.append(f"dark: its values end near {high} of 65535, as of {bits}-bit data in a 16-bit file")
+
+
+def _float_range(values: NDArray[Any], name: str, notes: list[str]) -> tuple[float, float]:
+    import numpy as np
+
+    wrong = values.size - int(np.isfinite(values).sum())
+    if wrong:
+        limit = f"{wrong:,} of {values.size:,} values are NaN or infinite"
+        raise ImageError(f"'{name}' holds what is no brightness", limit, "replace them first")
+    low, high = float(values.min()), float(values.max())
+    if low >= 0 and high <= 1:
+        notes.append("floating-point grey scaled from 0..1")
+        return 0, 1
+    notes.append(f"floating-point grey scaled by its own range, {low:g}..{high:g}")
+    return low, high
+
+
+def _scaled(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
+    """``low..high`` to 0..255, rounded; black where all values are one."""
+    import numpy as np
+
+    if low == high:
+        return np.zeros(values.shape, np.uint8)
+    shifted: NDArray[Any] = values.astype(np.float32 if values.dtype.itemsize == 2 else np.float64)
+    shifted -= low
+    shifted *= 255 / (high - low)
+    shifted += 0.5
+    return np.clip(shifted, 0, 255, out=shifted).astype(np.uint8)
+
+
+_FOREIGN = (
+    (rb"%PDF", "a PDF document"),
+    (rb"%!PS|\xc5\xd0\xd3\xc6", "PostScript (EPS)"),
+    (rb"\xff\x0a|\0\0\0\x0cJXL ", "JPEG XL"),
+    (rb".{4}ftyp(hei|hev|mif1|msf1)", "HEIC (HEIF)"),
+    (rb".{4}ftypavi[fs]", "AVIF, damaged or more than this Pillow can read"),
+    (rb".{4}ftypcrx |FUJIFILMCCD-RAW|IIRO|IIU\0", "raw data of a camera"),
+    (rb".{4}ftyp|.{8}AVI LIST|\x1a\x45\xdf\xa3", "a video"),
+    (rb"8BPS", "a Photoshop document"),
+    (rb"\x76\x2f\x31\x01", "OpenEXR"),
+    (rb".{128}DICM", "DICOM"),
+    (rb"PK\x03\x04.{,4000}/data\.pkl", "a PyTorch checkpoint"),
+    (rb"\x80[\x02-\x05]", "a Python pickle, perhaps an old PyTorch checkpoint"),
+    (rb"PK\x03\x04|7z\xbc\xaf|.{257}ustar", "an archive (zip, 7z or tar)"),
+    (rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd", "compressed data (gzip, bzip2, xz or zstd)"),
+    (rb"\x93NUMPY", "a NumPy array"),
+    (rb"\x89HDF", "HDF5"),
+    (rb".{8}\{\"", "a safetensors checkpoint"),
+    (rb"\x7fELF", "a program (ELF)"),
+    (rb"version https://git-lfs", "a Git LFS pointer, which `git lfs pull` replaces by the file"),
+    (rb"(?i)(\xef\xbb\xbf)?\s*<(svg|[?!][^\0]*<svg)", "SVG"),
+    (rb"(?i)(\xef\xbb\xbf)?\s*<(html|!doctype html)", "a web page (HTML)"),
+    (rb"\0+\Z", "zeros: it was never filled"),
+)
+
+
+def _foreign_kind(head: bytes) -> str:
+    """What the first bytes say the file holds, in words; empty where it may be a picture."""
+    for pattern, words in _FOREIGN:
+        if re.match(pattern, head, re.DOTALL):
+            return words
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "text (UTF-16)"
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # the cut may lie within a character
+    except UnicodeDecodeError:
+        return ""
+    return "" if any(character < " " and not character.isspace() for character in text) else "text"
+
+
+def _damaged_kind(head: bytes) -> str:
+    for known in _FORMATS:
+        _, accepts = Image.OPEN.get(known, (None, None))
+        if accepts is not None and accepts(head[:16]) is True:
+            return f"it begins like {known}, but is damaged, cut short or of a rare kind"
+    return f"it begins with the bytes {head[:8].hex(' ')}"

@@ -1,0 +1,215 @@
+"""From whatever a layer put out to feature maps ``(C, H, W)``: which axis is which, tokens folded, clips laid out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookscope.errors import NoMapError
+from hookscope.tensors import tensors_in
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Maps", "Shown", "feature_maps"]
+
+# Heads work on hundreds of proposals at once; so many items of a batch are drawn, and the sheet says of how many.
+MOST_ITEMS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the network was shown: ``height`` and ``width`` in pixels, ``frames`` of a clip (1 for a still)."""
+
+    height: int
+    width: int
+    frames: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """Feature maps of one part of an output.
+
+    Attributes:
+        part: Which part: ``""`` for the only one, else such as ``out``, ``item 1``, ``class token``.
+        values: ``(C, H, W)``, floating point; a clip's frames stand side by side, ``(C, H, T * W)``.
+        axes: How the tensor was read, such as ``N C H W`` or ``N H W C``.
+        item: Position in the batch.
+        frames: How many frames stand side by side.
+    """
+
+    part: str
+    values: Tensor
+    axes: str
+    item: int = 0
+    frames: int = 1
+
+
+def feature_maps(output: Any, module: nn.Module | None = None, shown: Shown | None = None) -> list[Maps]:
+    """The feature maps in an output, part by part.
+
+    Read are ``(N, C, H, W)``, channels-last ``(N, H, W, C)``, ``(C, H, W)``, tokens ``(N, L, C)`` (folded to their
+    grid, a class token apart), clips ``(N, C, T, H, W)`` and ``(N, T, H, W, C)``, and containers of these.
+
+    Args:
+        output: What the layer returned.
+        module: The layer, which often tells where the channels are.
+        shown: The size of what the network saw, for the proportions of a token grid.
+
+    Raises:
+        NoMapError: when no part is a map, such as the vector of a classifier.
+
+    Example:
+        >>> import torch
+        >>> [(maps.part, tuple(maps.values.shape)) for maps in feature_maps(torch.zeros(1, 197, 768))]
+        [('class token', (768, 1, 1)), ('', (768, 14, 14))]
+    """
+    found: list[Maps] = []
+    shapes: list[str] = []
+    for part, tensor in tensors_in(output).items():
+        shapes.append("x".join(map(str, tensor.shape)) or "a single number")
+        if tensor.numel():
+            found += _maps_of(part, as_float(tensor), module, shown)
+    if not found:
+        what = " and ".join(shapes[:3]) if shapes else "no tensor"
+        raise NoMapError(f"the output is {what}: no feature map")
+    return found
+
+
+def as_float(tensor: Tensor) -> Tensor:
+    """Values that can be compared and scaled: quantised ones decoded, half ones widened, complex ones by magnitude."""
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.is_sparse or tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = tensor.abs()
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def _maps_of(part: str, tensor: Tensor, module: nn.Module | None, shown: Shown | None) -> list[Maps]:
+    if tensor.dim() == 5:
+        last = channels_last(module, tensor, shown)
+        clips = tensor.movedim(-1, 1) if last else tensor
+        items = [_laid_out(clip) for clip in clips[:MOST_ITEMS]]
+        return _items(part, items, "N T H W C" if last else "N C T H W", tensor)
+    if tensor.dim() == 4:
+        last = channels_last(module, tensor, shown)
+        stills = tensor.movedim(-1, 1) if last else tensor
+        return _items(part, [(still, 1) for still in stills[:MOST_ITEMS]], "N H W C" if last else "N C H W", tensor)
+    if tensor.dim() == 3:
+        return _of_three_axes(part, tensor, module, shown)
+    return []
+
+
+def _laid_out(clip: Tensor) -> tuple[Tensor, int]:
+    """``(C, T, H, W)`` with its frames side by side: ``(C, H, T * W)``, and how many."""
+    frames = clip.shape[1]
+    return clip.permute(0, 2, 1, 3).flatten(2), frames
+
+
+def _items(part: str, items: list[tuple[Tensor, int]], axes: str, batch: Tensor) -> list[Maps]:
+    total = batch.shape[0]
+    found = []
+    for at, (values, frames) in enumerate(items):
+        words = [part] if part else []
+        words += [f"item {at} of {total}"] if total > 1 else []
+        found.append(Maps(", ".join(words), values, axes, at, frames))
+    return found
+
+
+def _of_three_axes(part: str, tensor: Tensor, module: nn.Module | None, shown: Shown | None) -> list[Maps]:
+    """``(C, H, W)`` or ``(N, L, C)``: the layer's class tells, then the batch of one, then the shape."""
+    kind = _channels_by_class(module)
+    if kind == "first":
+        _, high, wide = tensor.shape
+        return [Maps(part, tensor, "C H W")] if type(module).__name__ != "Conv1d" and min(high, wide) > 1 else []
+    grid = token_grid(tensor.shape[1], shown)
+    if grid is not None and (tensor.shape[0] == 1 or kind == "last" or tensor.shape[1] != tensor.shape[2]):
+        return _folded(part, tensor, grid)
+    return [Maps(part, tensor, "C H W")] if min(tensor.shape[1:]) > 1 and kind != "last" else []
+
+
+def _folded(part: str, tokens: Tensor, grid: tuple[int, int, int, int]) -> list[Maps]:
+    extra, frames, high, wide = grid
+    apart, maps = [], []
+    for item in tokens[:MOST_ITEMS]:
+        apart.append((item[:extra].T.unsqueeze(1), 1))
+        folded = item[extra:].T.reshape(-1, frames, high, wide)
+        maps.append(_laid_out(folded) if frames > 1 else (folded[:, 0], 1))
+    name = "class token" if extra == 1 else f"{extra} class tokens"
+    found = _items(f"{part}, {name}" if part else name, apart, "N L C", tokens) if extra else []
+    return found + _items(part, maps, "N L C", tokens)
+
+
+def token_grid(length: int, shown: Shown | None = None) -> tuple[int, int, int, int] | None:
+    """How ``length`` tokens fold: ``(class tokens, frames, H, W)``, None when they do not.
+
+    The grid has the proportions of the picture; a clip has the most frames, at most its own, that leave such a grid.
+
+    Example:
+        >>> token_grid(197), token_grid(1 + 8 * 14 * 14, Shown(224, 224, frames=16)), token_grid(1000)
+        ((1, 1, 14, 14), (1, 8, 14, 14), None)
+    """
+    shown = shown or Shown(1, 1)
+    for extra in (0, 1, 2, 5):
+        for frames in range(shown.frames, 0, -1):
+            count, rest = divmod(length - extra, frames)
+            side = _grid_like(count, shown) if count >= 4 and not rest else None
+            if side is not None:
+                return extra, frames, *side
+    return None
+
+
+def _grid_like(count: int, shown: Shown) -> tuple[int, int] | None:
+    high = round(math.sqrt(count * shown.height / shown.width))
+    for height in (high, high - 1, high + 1):
+        if height > 0 and count % height == 0:
+            width = count // height
+            if _like(height, width, shown):
+                return height, width
+    return None
+
+
+def channels_last(module: nn.Module | None, tensor: Tensor, shown: Shown | None = None) -> bool:
+    """Whether the last axis of a batch of maps holds the channels: the layer's class tells, else the proportions."""
+    kind = _channels_by_class(module)
+    if kind is not None:
+        return kind == "last"
+    *_, a, b, c = tensor.shape
+    return _like(a, b, shown) and not _like(b, c, shown)
+
+
+def _like(height: int, width: int, shown: Shown | None) -> bool:
+    """Whether a map has the proportions of what the network was shown."""
+    shown = shown or Shown(1, 1)
+    return abs(height * shown.width / (width * shown.height) - 1) < 0.15
+
+
+_PERMUTED = {(0, 2, 3, 1): "last", (0, 2, 3, 4, 1): "last", (0, 3, 1, 2): "first", (0, 4, 1, 2, 3): "first"}
+_FIRST = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "Pool", "Upsample", "LayerNorm2d")
+_LAST = ("Linear", "LayerNorm", "Embedding", "MultiheadAttention")
+
+
+def _channels_by_class(module: nn.Module | None) -> str | None:
+    """``first`` or ``last`` where the class of a layer says so, None where it does not."""
+    if module is None:
+        return None
+    name = type(module).__name__
+    if dims := getattr(module, "dims", None):  # torchvision's Permute
+        return _PERMUTED.get(tuple(dims))
+    if any(word in name for word in _FIRST):
+        return "first"
+    if any(word in name for word in _LAST):
+        return "last"
+    children = list(module.children())
+    if children and "swin_transformer" in type(module).__module__:
+        return "last"
+    if "Sequential" in [cls.__name__ for cls in type(module).__mro__]:
+        kinds = (_channels_by_class(child) for child in reversed(children))
+        return next((kind for kind in kinds if kind is not None), None)
+    return None

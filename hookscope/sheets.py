@@ -1,0 +1,445 @@
+"""A sheet for people: a header that says what is seen and where to look, the grids, and the provenance of it all."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hookscope import colours
+from hookscope.errors import ImageError, printable
+from hookscope.grids import (
+    ChannelChoice,
+    Grid,
+    Scale,
+    Tiles,
+    draw_grid,
+    finite_extremes,
+    reduce_maps,
+    stamp,
+    text_pixels,
+    to_image,
+    widest_channels,
+)
+from hookscope.layers import Call
+from hookscope.maps import Maps, Shown, feature_maps
+from hookscope.pictures import read_provenance
+from hookscope.registry import package_versions
+from hookscope.tensors import Shape, shape_of, tensors_in
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
+    from torch import nn
+
+    from hookscope.grids import Pixels
+
+__all__ = ["Activity", "Origin", "Sheet", "Style", "draw_sheet", "read_sheet", "reduce_output"]
+
+MARGIN = 14
+_LEAST_WIDTH = 660
+_HEAD, _BODY = 15, 12
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of an output, reduced: how it was read and its tiles."""
+
+    name: str
+    axes: str
+    item: int
+    frames: int
+    tiles: Tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """An output reduced inside the hook to what its row and its sheet need.
+
+    Attributes:
+        shape: Of the output.
+        low: Lowest finite value, None when there is none.
+        mean: Mean of the finite values.
+        high: Highest finite value.
+        dead: Channels whose map is constant; a single position is never called constant.
+        nonfinite: Count of NaN and Inf.
+        parts: The feature maps, reduced.
+    """
+
+    shape: Shape
+    low: float | None
+    mean: float | None
+    high: float | None
+    dead: int
+    nonfinite: int
+    parts: tuple[Part, ...]
+
+
+def reduce_output(
+    output: Any,
+    module: nn.Module | None = None,
+    shown: Shown | None = None,
+    choice: ChannelChoice | None = None,
+    scale: Scale | None = None,
+) -> Activity:
+    """Measure an output and reduce its feature maps to one byte a value.
+
+    Raises:
+        NoMapError: when no part of it is a feature map.
+        LayerError: when none of the chosen channels exists.
+    """
+    maps = feature_maps(output, module, shown)
+    low, mean, high, nonfinite = measure(output)
+    parts = tuple(Part(m.part, m.axes, m.item, m.frames, reduce_maps(m.values, choice, scale)) for m in maps)
+    return Activity(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts)
+
+
+def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:
+    """Lowest, mean and highest finite value of all tensors in ``output``, and the count of NaN and Inf."""
+    import torch
+
+    from hookscope.maps import as_float
+
+    lows: list[float] = []
+    highs: list[float] = []
+    total, count, bad = 0.0, 0, 0
+    for tensor in tensors_in(output).values():
+        values = as_float(tensor)
+        if not values.numel():
+            continue
+        low, high = (float(extreme) for extreme in values.aminmax())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            finite = torch.isfinite(values)
+            bad += int((~finite).sum())
+            values = values[finite]
+            if not values.numel():
+                continue
+            low, high = (float(extreme) for extreme in values.aminmax())
+        lows, highs = [*lows, low], [*highs, high]
+        total, count = total + float(values.sum(dtype=torch.float64)), count + values.numel()
+    if not count:
+        return None, None, None, bad
+    return min(lows), total / count, max(highs), bad
+
+
+def _dead(maps: Sequence[Maps]) -> int:
+    """Channels that are constant in every item of the batch that is drawn."""
+    flat: dict[str, Any] = {}
+    for m in maps:
+        if m.values.shape[1] * m.values.shape[2] == 1:
+            continue
+        low, high, bad = finite_extremes(m.values)
+        constant = (low == high) & (bad == 0)
+        name = m.part.rpartition("item ")[0]
+        flat[name] = constant & flat[name] if name in flat else constant
+    return sum(int(constant.sum()) for constant in flat.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a sheet comes from, for its header and its provenance."""
+
+    model: str
+    weights: str
+    image: str
+    sha256: str
+    preprocess: str
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a sheet is drawn: columns, smallest side of a map, colour map, grid only."""
+
+    columns: int | None = None
+    cell: int | None = None
+    cmap: str = "viridis"
+    plain: bool = False
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A finished sheet and its provenance; ``left_out`` channels did not fit the limit on pixels."""
+
+    image: Image.Image
+    provenance: dict[str, Any]
+    left_out: int
+
+
+@dataclass
+class _Page:
+    """Blocks of palette indices put one below the other."""
+
+    blocks: list[tuple[int, Pixels]] = field(default_factory=list)
+    height: int = 0
+
+    def add(self, pixels: Pixels, space: int = 0) -> int:
+        """Put ``pixels`` below what is there, after ``space`` rows; returns their y."""
+        top = self.height + space
+        self.blocks.append((top, pixels))
+        self.height = top + pixels.shape[0]
+        return top
+
+    def pixels(self, margin: int) -> Pixels:
+        """The page with its margins."""
+        import numpy as np
+
+        width = max(block.shape[1] for _, block in self.blocks)
+        page = np.full((self.height + 2 * margin, width + 2 * margin), colours.BACKGROUND, np.uint8)
+        for top, block in self.blocks:
+            page[margin + top : margin + top + block.shape[0], margin : margin + block.shape[1]] = block
+        return page
+
+
+def draw_sheet(
+    activity: Activity,
+    call: Call,
+    origin: Origin,
+    style: Style | None = None,
+    overlay: Sequence[Image.Image] | None = None,
+) -> Sheet:
+    """Draw the sheet of one call.
+
+    Args:
+        activity: What `reduce_output` made of the output.
+        call: Which call it was.
+        origin: Model, weights, picture and preprocessing.
+        style: Columns, cell, colour map, plain.
+        overlay: The pictures the network saw, one for each item of the batch: each map is laid over its own.
+
+    Raises:
+        UsageError: for a colour map that does not exist.
+    """
+    style = style or Style()
+    margin = 0 if style.plain else MARGIN
+    grids = [draw_grid(part.tiles, style.columns, style.cell, style.plain) for part in activity.parts]
+    page = _Page()
+    if not style.plain:
+        _add_header(page, activity, call, origin, max([_LEAST_WIDTH, *(grid.layout.width for grid in grids)]))
+    tops = []
+    for part, grid in zip(activity.parts, grids, strict=True):
+        if not style.plain:
+            _add_part_header(page, part, grid, len(activity.parts) > 1)
+        tops.append(page.add(grid.pixels, 6 if page.height else 0))
+    image = to_image(page.pixels(margin), style.cmap)
+    if overlay is not None:
+        places = [(margin, margin + top) for top in tops]
+        image = _laid_over(image, activity.parts, grids, places, overlay)
+    provenance = _provenance(activity, call, origin, style, overlay is not None)
+    provenance["parts"] = [
+        _part_provenance(part, grid, margin, margin + top)
+        for part, grid, top in zip(activity.parts, grids, tops, strict=True)
+    ]
+    return Sheet(image, provenance, sum(grid.left_out for grid in grids))
+
+
+def _add_header(page: _Page, activity: Activity, call: Call, origin: Origin, width: int) -> None:
+    index = "" if call.index is None else f"   index {call.index}"
+    title = f"{call.key or call.type}   {call.type}   {shape_text(activity.shape)}{index}"
+    _add_text(page, title, width, size=_HEAD, bold=True)
+    _add_text(page, f"{origin.model}   weights: {origin.weights}   {origin.image}   {origin.preprocess}", width, 2)
+    if activity.low is None or activity.mean is None or activity.high is None:
+        words = "no finite value"
+    else:
+        words = f"values {activity.low:.4g} to {activity.high:.4g}, mean {activity.mean:.4g}"
+    words += f"   constant channels: {activity.dead}" if activity.dead else ""
+    words += f"   NaN or Inf: {activity.nonfinite} values" if activity.nonfinite else ""
+    _add_text(page, words, width, 2)
+
+
+def _add_part_header(page: _Page, part: Part, grid: Grid, several: bool) -> None:
+    width = max(_LEAST_WIDTH, grid.layout.width)
+    tiles = part.tiles
+    if several:
+        size = "x".join(map(str, tiles.levels.shape))
+        _add_text(page, f"{part.name or 'maps'}   {size} of {part.axes}", width, 10, bold=True)
+    if tiles.shared:
+        page.add(_colour_bar(tiles), 6)
+    else:
+        _add_text(page, f"scale: {tiles.scale}, each map from its lowest (first colour) to its highest value", width, 4)
+    widest = ", ".join(str(tiles.channels[at]) for at in widest_channels(tiles))
+    hints = f"widest range (bold): {widest}" if widest else "no map has a range"
+    hints += "   bar: range of the map against the widest" if grid.layout.bar else ""
+    hints += f"   {part.frames} frames a channel, left to right" if part.frames > 1 else ""
+    if bool(tiles.nonfinite.any()):
+        bad = [str(tiles.channels[at]) for at in tiles.nonfinite.nonzero()[0][:8]]
+        hints += f"   NaN magenta, +Inf red, -Inf light blue (!): {', '.join(bad)}"
+    if bool(tiles.constant.any()):
+        still = [str(tiles.channels[at]) for at in tiles.constant.nonzero()[0][:8]]
+        hints += f"   constant: {', '.join(still)}" + (", ..." if int(tiles.constant.sum()) > 8 else "")
+    if grid.left_out:
+        hints += f"   {grid.left_out} channels left out: too many pixels, choose with --channels"
+    _add_text(page, hints, width, 2)
+
+
+def _add_text(page: _Page, text: str, width: int, space: int = 0, size: int = _BODY, bold: bool = False) -> None:
+    for line in _wrapped(printable(text), width, size, bold):
+        page.add(text_pixels(line, size, bold), space)
+        space = 0
+
+
+def _wrapped(text: str, width: int, size: int, bold: bool) -> list[str]:
+    """``text`` in lines of at most ``width`` pixels, broken between groups of words where that can be."""
+    measure_text = colours.font(size, bold).getlength
+    lines: list[str] = []
+    line = ""
+    for word in text.split(" "):
+        joined = f"{line} {word}" if line else word
+        if line and measure_text(joined) > width:
+            lines.append(line.rstrip())
+            line = word
+        else:
+            line = joined
+    return [*lines, line.rstrip()] if line.strip() or not lines else lines
+
+
+def _colour_bar(tiles: Tiles) -> Pixels:
+    """The shared scale: its colours from the lowest to the highest value, both written beside it."""
+    import numpy as np
+
+    low, high = text_pixels(f"{tiles.low[0]:.4g}", _BODY), text_pixels(f"{tiles.high[0]:.4g}", _BODY)
+    name = text_pixels(f"scale: {tiles.scale}, one for all", _BODY)
+    bar = np.repeat(np.arange(colours.LEVELS, dtype=np.uint8)[None], low.shape[0] - 3, axis=0)
+    gap = 8
+    width = low.shape[1] + bar.shape[1] + high.shape[1] + name.shape[1] + 4 * gap
+    line = np.full((low.shape[0], width), colours.BACKGROUND, np.uint8)
+    x = 0
+    for piece in (name, low, bar, high):
+        stamp(line, piece, x, 0)
+        x += piece.shape[1] + gap
+    return line
+
+
+def _laid_over(
+    image: Image.Image,
+    parts: Sequence[Part],
+    grids: Sequence[Grid],
+    places: Sequence[tuple[int, int]],
+    pictures: Sequence[Image.Image],
+) -> Image.Image:
+    """Every map half transparent over the picture the network saw; what is no finite value stays opaque."""
+    from PIL import Image
+
+    colour = image.convert("RGB")
+    for part, grid, (left, top) in zip(parts, grids, places, strict=True):
+        layout = grid.layout
+        frame = layout.map_width // part.frames
+        picture = pictures[min(part.item, len(pictures) - 1)]
+        picture = picture.resize((frame, layout.map_height), Image.Resampling.BILINEAR)
+        backdrop = Image.new("RGB", (layout.map_width, layout.map_height))
+        for at in range(part.frames):
+            backdrop.paste(picture, (at * frame, 0))
+        for at in range(len(part.tiles.channels) - grid.left_out):
+            row, column = divmod(at, layout.columns)
+            x, y = left + column * layout.step_x, top + row * layout.step_y + layout.label
+            box = (x, y, x + layout.map_width, y + layout.map_height)
+            values = image.crop(box).point([96 if level < colours.LEVELS else 0 for level in range(256)], "L")
+            colour.paste(backdrop, box, values)
+    return colour
+
+
+def _provenance(activity: Activity, call: Call, origin: Origin, style: Style, overlay: bool) -> dict[str, Any]:
+    return {
+        **package_versions(),
+        "model": origin.model,
+        "weights": origin.weights,
+        "image": os.path.basename(origin.image) or origin.image,
+        "sha256": origin.sha256,
+        "preprocess": origin.preprocess,
+        "layer": call.name,
+        "call": call.call,
+        "index": call.index,
+        "type": call.type,
+        "shape": activity.shape,
+        "scale": activity.parts[0].tiles.scale,
+        "cmap": style.cmap,
+        "levels": colours.LEVELS,
+        "overlay": overlay,
+    }
+
+
+def _part_provenance(part: Part, grid: Grid, x: int, y: int) -> dict[str, Any]:
+    layout, tiles = grid.layout, grid.tiles
+    count = len(tiles.channels) - grid.left_out
+    return {
+        "part": part.name,
+        "axes": part.axes,
+        "frames": part.frames,
+        "scale": tiles.scale,
+        "x": x,
+        "y": y + layout.label,
+        "columns": layout.columns,
+        "step_x": layout.step_x,
+        "step_y": layout.step_y,
+        "zoom": layout.zoom,
+        "height": tiles.levels.shape[1],
+        "width": tiles.levels.shape[2],
+        "channels": tiles.channels[:count],
+        "low": _finite_or_none(tiles.low[:count]),
+        "high": _finite_or_none(tiles.high[:count]),
+    }
+
+
+def _finite_or_none(values: Any) -> list[float | None]:
+    return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArray[np.float64]]]:
+    """The numbers in a sheet's pixels: for each part its channels and their values ``(C, H, W)``.
+
+    A value is right within half a level, ``(high - low) / (levels - 1) / 2`` of its channel; NaN and Inf come back
+    as such, a clipped value as the end of the scale.
+
+    Raises:
+        ImageError: for a PNG without hookscope's provenance, an overlay, or a picture changed since.
+
+    Example:
+        >>> read_sheet("no.png")
+        Traceback (most recent call last):
+        hookscope.errors.ImageError: cannot read no.png: No such file or directory
+    """
+    import numpy as np
+    from PIL import Image
+
+    provenance = read_provenance(path)
+    with Image.open(path) as image:
+        if provenance.get("overlay") or image.mode != "P":
+            raise ImageError(f"{os.fspath(path)} holds no values any more", "an overlay mixes them with the photograph")
+        pixels = np.asarray(image)
+    return {part["part"]: (part["channels"], _values(pixels, part)) for part in provenance["parts"]}
+
+
+def _values(pixels: Pixels, part: Mapping[str, Any]) -> NDArray[np.float64]:
+    import numpy as np
+
+    z, height, width = part["zoom"], part["height"], part["width"]
+    found = np.empty((len(part["channels"]), height, width))
+    for at, (low, high) in enumerate(zip(part["low"], part["high"], strict=True)):
+        row, column = divmod(at, part["columns"])
+        y, x = part["y"] + row * part["step_y"], part["x"] + column * part["step_x"]
+        levels = pixels[y : y + height * z : z, x : x + width * z : z]
+        found[at] = _from_levels(levels, math.nan if low is None else low, math.nan if high is None else high)
+    return found
+
+
+def _from_levels(levels: Pixels, low: float, high: float) -> NDArray[np.float64]:
+    import numpy as np
+
+    values = low + levels.astype(np.float64) * (high - low) / (colours.LEVELS - 1)
+    for level, value in (
+        (colours.CONSTANT, low),
+        (colours.NAN, math.nan),
+        (colours.PLUS_INF, math.inf),
+        (colours.MINUS_INF, -math.inf),
+    ):
+        values[levels == level] = value
+    return values
+
+
+def shape_text(shape: Shape) -> str:
+    """``1x64x112x112``, or each part with its name."""
+    if isinstance(shape, dict):
+        return "  ".join(f"{part}: {shape_text(one)}" for part, one in shape.items())
+    return "x".join(map(str, shape)) if shape else "-"

@@ -1,0 +1,141 @@
+"""One forward pass of a loaded model, each wanted output reduced inside its hook to what a sheet needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError
+from hookscope.grids import ChannelChoice, Scale
+from hookscope.layers import Call, Layers
+from hookscope.maps import Shown
+from hookscope.observe import Observer
+from hookscope.sheets import Activity, reduce_output
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor, nn
+
+    from hookscope.models import Net
+
+__all__ = ["Look", "look", "seen_pictures"]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one pass showed.
+
+    Attributes:
+        activities: The wanted calls with a map, in order of execution.
+        without_map: The wanted calls without one, and why.
+        did_not_run: Wanted layers that the pass did not reach.
+    """
+
+    activities: tuple[tuple[Call, Activity], ...]
+    without_map: tuple[tuple[Call, HookscopeError], ...]
+    did_not_run: tuple[str, ...]
+
+
+def look(
+    net: Net,
+    pictures: Iterable[Tensor],
+    layers: Layers = "all",
+    types: Iterable[Any] = ("Conv2d",),
+    choice: ChannelChoice | None = None,
+    scale: Scale | None = None,
+) -> Look:
+    """Run ``net`` once on prepared ``pictures`` and reduce the output of every wanted call.
+
+    Nothing of an output is kept but one byte a value and its statistics. The pass ends after the last wanted call
+    where the selection tells which that is: indices from the start and ``name#call`` do.
+
+    Args:
+        net: What `load_model` returned.
+        pictures: What its ``preprocess`` made, ``(3, H, W)``: one, or two for optical flow.
+        layers: A selection, see `hookscope.layers.Selection`.
+        types: Class names that indices count.
+        choice: Which channels.
+        scale: How values become colours.
+
+    Raises:
+        LayerError: nothing was selected, or no chosen channel exists in any layer.
+        NoMapError: no selected call has a feature map.
+        InputError: the model refuses the picture.
+    """
+    prepared = list(pictures)
+    shown = _shown(prepared[0])
+    found: list[tuple[Call, Activity]] = []
+    without: list[tuple[Call, HookscopeError]] = []
+
+    def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        try:
+            found.append((call, reduce_output(output, module, shown, choice, scale)))
+        except UsageError:
+            raise
+        except HookscopeError as error:  # a vector, or none of the channels: the other layers still count
+            without.append((call, error))
+
+    def forget() -> None:
+        found.clear()
+        without.clear()
+
+    observer = Observer(net.model, layers, types, on_call, on_start=forget)
+    if observer.selection.end_is_known:
+        observer.stop_early()
+    _run(net, prepared, observer)
+    wanted = observer.selection
+    found = [(c, a) for c, a in found if wanted.wants_of(c.name, c.call, c.index, observer.total)]
+    without = [(c, e) for c, e in without if wanted.wants_of(c.name, c.call, c.index, observer.total)]
+    if not found:
+        raise _nothing_to_draw(net, without, observer)
+    return Look(tuple(found), tuple(without), tuple(observer.did_not_run) if observer.complete else ())
+
+
+def _shown(picture: Tensor) -> Shown:
+    height, width = picture.shape[-2:]
+    return Shown(int(height), int(width), int(picture.shape[1]) if picture.dim() == 4 else 1)
+
+
+def _run(net: Net, pictures: list[Tensor], observer: Observer) -> None:
+    import torch
+
+    inputs = net.inputs(*pictures)
+    try:
+        with torch.no_grad(), observer:
+            net.model(*inputs)
+    except HookscopeError:
+        raise
+    except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
+        size = "x".join(map(str, pictures[0].shape))
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(
+            f"{net.name} refuses a picture of {size}: {lines[0][:200]}", do="try another --input-size"
+        ) from error
+
+
+def _nothing_to_draw(net: Net, without: list[tuple[Call, HookscopeError]], observer: Observer) -> HookscopeError:
+    if not without:
+        idle = ", ".join(observer.did_not_run[:3]) or "nothing"
+        return NoMapError(f"nothing to draw: {idle} did not run", do="choose another layer")
+    call, error = without[0]
+    if not isinstance(error, NoMapError):
+        return type(error)(f"{error.asked} in {call.key}", error.exists, error.do)
+    convolutions = [name for name, module in net.model.named_modules() if "Conv" in type(module).__name__[:5]]
+    what = f"layers with one are convolutions, such as {convolutions[-1]}" if convolutions else ""
+    return NoMapError(f"{call.key} ({call.type}) has no map: {error.asked}", what)
+
+
+def seen_pictures(net: Net, pictures: Iterable[Tensor]) -> list[Image.Image]:
+    """The RGB pictures that the network saw, one for each of ``pictures``; a detector's own resizing included."""
+    prepared = list(pictures)
+    if net.family != "detection":
+        return [net.preprocess.seen(picture) for picture in prepared]
+    import torch
+    from torchvision.transforms.functional import to_pil_image
+
+    transform: Any = net.model.transform
+    with torch.no_grad():
+        batch = transform([prepared[0]])[0].tensors[0].cpu()
+    mean, std = torch.tensor(transform.image_mean), torch.tensor(transform.image_std)
+    return [to_pil_image((batch * std[:, None, None] + mean[:, None, None]).clamp(0, 1))]

@@ -1,0 +1,335 @@
+"""Every way a run can end has its status, and at most one line of words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import hookscope
+from hookscope.cli import main as main_module
+from hookscope.cli.main import COMMANDS, cli, main
+from hookscope.errors import LayerError, UsageError
+
+ROOT = Path(hookscope.__file__).parents[1]
+NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and devices of POSIX")
+
+FAKE = '''
+import sys, time, warnings
+import click
+from hookscope.cli.output import write_rows
+from hookscope.errors import LayerError
+
+@click.command("fake")
+@click.argument("what")
+def command(what):
+    """Do as told."""
+    if what == "rows":
+        write_rows(({"i": i} for i in range(100_000)), ["i"], "tsv", sys.stdout)
+    if what == "json":
+        write_rows(({"i": i} for i in range(100_000)), ["i"], "json", sys.stdout)
+    if what == "print":
+        print("x")
+    if what == "fail":
+        print("x")
+        raise LayerError("no layer 'a'")
+    if what == "otherpipe":
+        raise BrokenPipeError(32, "Broken pipe")
+    if what == "sleep":
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        finally:
+            print("finally", file=sys.stderr)
+'''
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from hookscope.cli import main
+main.COMMANDS["fake"] = "fake_command"
+main.main()
+"""
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """Make a function the command ``fake``, in place of all others."""
+
+    def install(function: Callable[[], Any]) -> None:
+        module = types.ModuleType("fake_command")
+        module.command = click.command("fake", help="Do as told.\n\nAnd more.")(function)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "fake_command", module)
+        monkeypatch.setattr(main_module, "COMMANDS", {"fake": "fake_command"})
+
+    return install
+
+
+@pytest.fixture
+def run(fake: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run hookscope on the words with a function as its command ``fake``: status, output, errors."""
+
+    def run(function: Callable[[], Any], *words: str) -> tuple[int, str, str]:
+        fake(function)
+        with pytest.raises(SystemExit) as caught:
+            main(words or ["fake"])
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, *capsys.readouterr()
+
+    return run
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def function() -> None:
+        raise error
+
+    return function
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+def test_a_command_that_is_done_exits_with_zero(run: Any) -> None:
+    assert run(lambda: click.echo("row")) == (0, "row\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (LayerError("no layer 'a'", "nearest: b", "see list"), 1, "Error: no layer 'a'; nearest: b; see list"),
+        (LayerError("no layer 'a\x1b[2J\n'"), 1, "Error: no layer 'a\\x1b[2J\\n'"),
+        (UsageError("cannot read '1:2:3:4'"), 2, "Error: cannot read '1:2:3:4'"),
+        (
+            TypeError("first\nsecond"),
+            1,
+            "Error: unexpected TypeError: first; run again with --traceback and report it",
+        ),
+        (EOFError(), 130, ""),
+        (ZeroDivisionError(), 1, "Error: unexpected ZeroDivisionError; run again with --traceback and report it"),
+        (
+            PermissionError(13, "Permission denied", "a.txt"),
+            1,
+            "Error: unexpected PermissionError: [Errno 13] Permission denied: 'a.txt'; "
+            "run again with --traceback and report it",
+        ),
+        (OSError(28, "No space left on device"), 1, "Error: cannot write standard output: No space left on device"),
+        (MemoryError(), 1, "Error: out of memory; try a smaller picture, model or number of layers"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: ..."),
+            1,
+            "Error: out of memory; try a smaller picture, model or number of layers",
+        ),
+        (
+            ModuleNotFoundError("No module named 'torch'", name="torch"),
+            1,
+            "Error: the package torch is not installed; pip install torch",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+        (click.Abort(), 130, ""),
+        (click.exceptions.Exit(3), 3, ""),
+        (SystemExit(143), 143, ""),
+        (SystemExit(None), 0, ""),
+        (SystemExit("stopped"), 1, "stopped"),
+    ],
+)
+def test_each_error_has_its_status_and_one_line(run: Any, error: BaseException, status: int, line: str) -> None:
+    assert run(raising(error)) == (status, "", line + "\n" if line else "")
+
+
+def test_a_broken_pair_is_named(run: Any) -> None:
+    status, _, errors = run(raising(RuntimeError("operator torchvision::nms does not exist")))
+    assert status == 1
+    assert errors.count("\n") == 1
+    assert "pip install --force-reinstall torch torchvision" in errors
+
+
+def test_a_long_text_is_cut(run: Any) -> None:
+    _, _, errors = run(raising(RuntimeError("x" * 13_000)))
+    assert len(errors) < 400
+
+
+@pytest.mark.parametrize("words", [["--traceback", "fake"], ["fake", "--traceback"]])
+def test_traceback_is_shown_wherever_it_is_asked_for(run: Any, words: list[str]) -> None:
+    status, _, errors = run(raising(LayerError("no layer 'a'")), *words)
+    assert status == 1
+    assert errors.startswith("Traceback (most recent call last):\n")
+    assert errors.endswith("\nError: no layer 'a'\n")
+
+
+def test_traceback_option_is_added_once(run: Any) -> None:
+    for _ in range(2):
+        _, output, _ = run(nothing, "fake", "--help")
+        assert output.count("--traceback") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["fak"], "No such command 'fak'. Did you mean fake?"),
+        (["zzz"], "No such command 'zzz'.\n"),
+        (["fake", "--tracebak"], "--traceback"),
+        (["fake", "extra"], "Got unexpected extra argument"),
+    ],
+)
+def test_wrong_usage_says_what_is_near(run: Any, words: list[str], hint: str) -> None:
+    status, output, errors = run(nothing, *words)
+    assert (status, output) == (2, "")
+    assert hint in errors
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_shows_each_command_in_one_line(run: Any, option: str) -> None:
+    status, output, errors = run(nothing, option)
+    assert (status, errors) == (0, "")
+    assert "fake  Do as told.\n" in output
+    assert "And more" not in output
+    assert run(nothing, "fake", option)[0] == 0
+
+
+def test_version_names_the_three_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"hookscope": "1.2", "torch": "2.15.0", "torchvision": "missing"}
+    monkeypatch.setattr(main_module, "package_versions", lambda: found)
+    assert run(nothing, "--version") == (0, "hookscope 1.2 (torch 2.15.0, torchvision missing)\n", "")
+
+
+def test_warnings_are_one_line_each_and_said_once(run: Any) -> None:
+    def warn() -> None:
+        warnings.simplefilter("always")
+        for text in ("take\n care\x1b[0m", "take\n care\x1b[0m", "other"):
+            warnings.warn(text, stacklevel=1)
+
+    before = warnings.showwarning
+    assert run(warn) == (0, "", "Warning: take care\\x1b[0m\nWarning: other\n")
+    assert warnings.showwarning is before
+
+
+def test_names_the_terminal_cannot_spell_are_written_as_escapes(run: Any) -> None:
+    assert run(lambda: sys.stdout.write("caf\udce9\n")) == (0, "caf\\udce9\n", "")
+
+
+def test_signal_handlers_are_put_back(run: Any) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    during: list[Any] = []
+    run(lambda: during.append(signal.getsignal(signal.SIGTERM)))
+    assert during != [before]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_commands_are_named_after_their_files() -> None:
+    for name, module in COMMANDS.items():
+        assert module == "hookscope.cli." + name.replace("-", "_")
+
+
+def test_every_command_there_is_has_help_and_traceback() -> None:
+    context = click.Context(cli)
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.get_short_help_str()
+        assert "traceback" in [parameter.name for parameter in command.params]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start hookscope with the command ``fake`` as a process of its own."""
+    (tmp_path / "fake_command.py").write_text(FAKE)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str, shell: str = '"$@"', **more: Any) -> subprocess.Popen[str]:
+        command = ["bash", "-c", f"set -o pipefail; {shell}", "-", sys.executable, "-c", PROGRAM, str(tmp_path), *words]
+        if shell == '"$@"':  # no shell between: a signal must reach the program itself
+            command = command[4:]
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        env |= {"PYTHONPATH": str(ROOT), **more}
+        pipe = subprocess.PIPE
+        one = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=env)
+        started.append(one)
+        return one
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+NO_SPACE = "Error: cannot write standard output: No space left on device\n"
+CLOSED = "Error: standard output is closed; run without `>&-`, or send it to /dev/null\n"
+
+
+@NEEDS_POSIX
+@pytest.mark.parametrize(
+    ("words", "shell", "status", "output", "errors"),
+    [
+        (["rows"], '"$@" | head -n 1', 0, "i\n", ""),
+        (["json"], '"$@" | head -n 1', 0, "[\n", ""),
+        (["print"], '"$@" | exec true', 0, "", ""),
+        (["rows"], '"$@" > /dev/full', 1, "", NO_SPACE),
+        (["print"], '"$@" > /dev/full', 1, "", NO_SPACE),  # which only the last flush finds out
+        (["fail"], '"$@" > /dev/full', 1, "", "Error: no layer 'a'\n"),
+        (["--version"], '"$@" > /dev/full', 1, "", NO_SPACE),
+        (["print"], '"$@" >&-', 1, "", CLOSED),
+        (["print"], '"$@" 2>&-', 0, "x\n", ""),
+        (["fail"], '"$@" 2> /dev/full', 1, "x\n", ""),
+        (["--nonsense"], '"$@" 2> /dev/full', 2, "", ""),
+        (["otherpipe"], '"$@" | cat', 1, "", "unexpected BrokenPipeError"),
+    ],
+)
+def test_streams_that_fail(process: Any, words: list[str], shell: str, status: int, output: str, errors: str) -> None:
+    if "/dev/full" in shell and not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    command = words if words[0].startswith("-") else ["fake", *words]
+    one = process(*command, shell=shell)
+    found = one.communicate(timeout=60)
+    assert one.returncode == status
+    assert found[0] == output
+    assert found[1] == errors if not errors.startswith("unexpected") else errors in found[1]
+
+
+@NEEDS_POSIX
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_signals_run_the_finally_blocks(process: Any, number: int, status: int) -> None:
+    one = process("fake", "sleep")
+    assert one.stdout.readline() == "ready\n"
+    one.send_signal(number)
+    assert one.communicate(timeout=60) == ("", "finally\n")
+    assert one.returncode == status
+
+
+def test_the_shell_is_answered(process: Any) -> None:
+    one = process(_HOOKSCOPE_COMPLETE="bash_complete", COMP_WORDS="hookscope list-", COMP_CWORD="1")
+    assert one.communicate(timeout=60) == ("plain,list-layers\nplain,list-models\n", "")
+    assert one.returncode == 0
+
+
+def test_the_shell_is_answered_in_silence_when_a_command_is_broken(process: Any, tmp_path: Path) -> None:
+    (tmp_path / "fake_command.py").write_text("raise RuntimeError('broken')")
+    one = process(_HOOKSCOPE_COMPLETE="bash_complete", COMP_WORDS="hookscope fake ", COMP_CWORD="2")
+    assert one.communicate(timeout=60) == ("", "")
+    assert one.returncode == 1
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom hookscope.cli.main import main\ntry:\n main([sys.argv[1]])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'torchvision', 'numpy', 'PIL', 'matplotlib', 'importlib.metadata'} & set(sys.modules)\n"
+        "sys.exit(str(sorted(heavy)) if heavy else 0)"
+    )
+    for option in ("--help", "--version"):
+        done = subprocess.run([sys.executable, "-c", script, option], cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_python_m_hookscope_is_the_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hookscope", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("hookscope ")

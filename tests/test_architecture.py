@@ -1,0 +1,127 @@
+"""The house plan, checked from the imports: who may know whom, and what an import may cost."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# A file imports only from the lines above its own. A new file needs a place here before it passes.
+TIERS = [
+    "errors",
+    "_signatures cache files installation registry tensors",
+    "catalogue dry hooks images inputs layers models observe preprocess weights",
+    "activations colours destinations figures grids maps pictures sheets statistics trace",
+    "cam gradients health interventions listing monitor visualize",
+    "cli",
+    "__init__ __main__",
+]
+# Within a line only these.
+NEIGHBOURS = {
+    "installation": {"registry"},
+    "models": {"dry", "inputs", "preprocess", "weights"},
+    "observe": {"hooks", "layers"},
+    "grids": {"colours", "maps"},
+    "sheets": {"colours", "grids", "maps", "pictures"},
+    "cam": {"gradients"},
+}
+TIER = {room: height for height, line in enumerate(TIERS) for room in line.split()}
+FILES = sorted((ROOT / "hookscope").rglob("*.py"))
+LIBRARY = [path for path in FILES if path.parent.name != "cli" and path.name != "__main__.py"]
+HEAVY = {"torch", "torchvision", "matplotlib"}
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT / "hookscope").with_suffix("").parts[0]
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    """Every module that ``nodes`` import, ``from a import b`` as ``a.b``; relative imports as ``.a``."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def when_imported(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is imported: no function bodies, nothing for type checkers alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            continue
+        yield child
+        yield from when_imported(child)
+
+
+def calls(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT / "hookscope").as_posix()
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_imports_only_from_the_tiers_above(path: Path) -> None:
+    here = room(path)
+    assert here in TIER, f"{path.name} has no tier yet: give it one in {Path(__file__).name}"
+    for module in imports(ast.walk(tree(path))):
+        assert not module.startswith("."), f"relative import of {module}"
+        package, *parts = module.split(".")
+        if package == "hookscope" and parts and parts[0] in TIER and parts[0] != here:
+            assert TIER[parts[0]] < TIER[here] or parts[0] in NEIGHBOURS.get(here, set()), module
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=named)
+def test_the_library_neither_prints_nor_knows_click(path: Path) -> None:
+    assert "print" not in set(calls(path))
+    assert "click" not in {module.split(".")[0] for module in imports(ast.walk(tree(path)))}
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_only_hooks_registers_hooks(path: Path) -> None:
+    used = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    hooks = {name for name in used if name.startswith("register_") and name.endswith("hook")}
+    assert bool(hooks) == (path.name == "hooks.py"), hooks
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
+def test_only_models_and_catalogue_know_torchvisions_models(path: Path) -> None:
+    users = [module for module in imports(ast.walk(tree(path))) if module.startswith("torchvision.models")]
+    assert not users or path.name in ("models.py", "catalogue.py"), users
+
+
+LIGHT_ROOMS = {*TIERS[0].split(), *TIERS[1].split(), "catalogue", "images", "pictures", "cli", "__init__", "__main__"}
+LIGHT = [path for path in FILES if room(path) in LIGHT_ROOMS]
+
+
+@pytest.mark.parametrize("path", LIGHT, ids=named)
+def test_light_files_import_nothing_heavy(path: Path) -> None:
+    assert not HEAVY & {module.split(".")[0] for module in imports(when_imported(tree(path)))}
+
+
+@pytest.mark.parametrize("module", ["hookscope", "hookscope.cli.main", "hookscope.cli.list_models"])
+def test_importing_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({HEAVY!r} & set(sys.modules)))"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
+    assert answer.stdout == "[]\n"
+
+
+def test_the_checks_see_what_they_forbid() -> None:
+    late = "def f():\n    from hookscope import cli\nif TYPE_CHECKING:\n    import click"
+    parsed = ast.parse(f"import torch.nn\nfrom .a import b\n{late}")
+    assert sorted(imports(ast.walk(parsed))) == [".a.b", "click", "hookscope.cli", "torch.nn"]
+    assert sorted(imports(when_imported(parsed))) == [".a.b", "torch.nn"]

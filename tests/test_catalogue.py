@@ -1,0 +1,235 @@
+"""The catalogue, judged by torchvision's metadata read in another way, and by torchvision's documentation."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torchvision
+
+from hookscope import cache, registry
+from hookscope import catalogue as module
+from hookscope.catalogue import ModelInfo, catalogue, find_models
+from hookscope.errors import ModelError, SelectionError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache for each test."""
+    monkeypatch.setattr(cache, "folder", lambda: str(tmp_path))
+    return tmp_path
+
+
+def by_name() -> dict[str, ModelInfo]:
+    return {model.name: model for model in catalogue()}
+
+
+def test_has_every_model_once_sorted() -> None:
+    assert tuple(model.name for model in catalogue()) == registry.model_names()
+
+
+def test_numbers_are_those_of_the_default_weights() -> None:
+    models = by_name()
+    for name in registry.model_names():
+        default = torchvision.models.get_model_weights(name)["DEFAULT"]
+        meta, model = default.meta, models[name]
+        assert (model.params, model.file_size, model.gflops) == (meta["num_params"], meta["_file_size"], meta["_ops"])
+        assert model.weights[0] == default.name
+        data_set, metric = model.metric.split(" ")
+        assert model.accuracy == meta["_metrics"][data_set][metric]
+        assert [data_set, metric] == [next(iter(meta["_metrics"])), next(iter(meta["_metrics"][data_set]))]
+
+
+def test_all_weights_are_named_once() -> None:
+    for model in catalogue():
+        members = torchvision.models.get_model_weights(model.name).__members__
+        assert sorted(model.weights) == sorted(set(members) - {"DEFAULT"})
+
+
+# name, params, accuracy, metric, GFLOPs rounded as https://pytorch.org/vision/stable/models.html shows them
+DOCUMENTED = [
+    ("alexnet", 61_100_840, 56.522, "ImageNet-1K acc@1", 0.71),
+    ("resnet34", 21_797_672, 73.314, "ImageNet-1K acc@1", 3.66),
+    ("resnet50", 25_557_032, 80.858, "ImageNet-1K acc@1", 4.09),
+    ("fasterrcnn_resnet50_fpn", 41_755_286, 37.0, "COCO-val2017 box_map", 134.38),
+    ("deeplabv3_resnet50", 42_004_074, 66.4, "COCO-val2017-VOC-labels miou", 178.72),
+    ("r3d_18", 33_371_472, 63.2, "Kinetics-400 acc@1", 40.70),
+    ("raft_large", 5_257_536, 1.819, "Sintel-Test-Cleanpass epe", 211.01),
+    ("quantized_resnet50", 25_557_032, 80.282, "ImageNet-1K acc@1", 4.09),
+]
+
+
+@pytest.mark.parametrize(("name", "params", "accuracy", "metric", "gflops"), DOCUMENTED)
+def test_documented_numbers(name: str, params: int, accuracy: float, metric: str, gflops: float) -> None:
+    model = by_name()[name]
+    assert (model.params, model.accuracy, model.metric) == (params, accuracy, metric)
+    assert model.gflops is not None
+    assert round(model.gflops, 2) == gflops
+
+
+def test_tasks_are_the_folders_of_torchvision() -> None:
+    counts: dict[str, int] = {}
+    for model in catalogue():
+        counts[model.task] = counts.get(model.task, 0) + 1
+    folders = {task: getattr(torchvision.models, task) for task in ("detection", "segmentation", "video")}
+    folders |= {"optical_flow": torchvision.models.optical_flow, "quantized": torchvision.models.quantization}
+    expected = {task: len(torchvision.models.list_models(module=folder)) for task, folder in folders.items()}
+    assert {task: counts[task] for task in expected} == expected
+    assert counts["classification"] == len(torchvision.models.list_models(module=torchvision.models))
+
+
+def test_params_are_counted_right() -> None:
+    """torchvision's number against a model that is built, auxiliary classifiers and all."""
+    models = by_name()
+    for name in ("squeezenet1_1", "mobilenet_v3_small", "shufflenet_v2_x0_5"):
+        built = torchvision.models.get_model(name, weights=None)
+        assert models[name].params == sum(parameter.numel() for parameter in built.parameters())
+
+
+def test_a_quantized_model_names_its_float_weights_too() -> None:
+    models = by_name()
+    assert models["quantized_resnet50"].weights == ("IMAGENET1K_FBGEMM_V2", "IMAGENET1K_FBGEMM_V1")
+    assert models["quantized_resnet50"].float_weights == ("IMAGENET1K_V2", "IMAGENET1K_V1")
+    for model in models.values():
+        assert bool(model.float_weights) == (model.task == "quantized")
+        if model.task == "quantized":
+            twin = models[model.name.removeprefix("quantized_")]
+            assert set(model.float_weights) <= set(twin.weights)
+            assert model.params == twin.params
+
+
+def test_second_time_it_comes_from_the_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = catalogue()
+    assert len(list(place.iterdir())) == 1
+    monkeypatch.setattr(module, "_from_torchvision", lambda: pytest.fail("asked torchvision again"))
+    assert catalogue() == first
+    assert isinstance(hash(catalogue()[0]), int)
+
+
+def test_another_version_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalogue()
+    versions = {**registry.package_versions(), "torchvision": "9.9.9"}
+    monkeypatch.setattr(module, "package_versions", lambda: versions)
+    monkeypatch.setattr(module, "_from_torchvision", lambda: (ModelInfo("new", "video"),))
+    assert catalogue() == (ModelInfo("new", "video"),)
+
+
+@pytest.mark.parametrize("rows", [{}, [], [[]], ["text"], [{"name": "x"}], [{"name": "x", "task": "y", "more": 1}], 7])
+def test_a_strange_value_in_the_cache_asks_again(monkeypatch: pytest.MonkeyPatch, rows: Any) -> None:
+    monkeypatch.setattr(cache, "load", lambda kind, key: rows)
+    monkeypatch.setattr(module, "_from_torchvision", lambda: (ModelInfo("new", "video"),))
+    assert catalogue() == (ModelInfo("new", "video"),)
+
+
+def test_cached_it_answers_without_torch(place: Path) -> None:
+    catalogue()
+    code = f"""
+import sys
+from hookscope import cache, catalogue
+cache.folder = lambda: {str(place)!r}
+print(len(catalogue.catalogue()), "torch" in sys.modules, "torchvision" in sys.modules)
+"""
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
+    assert answer.stdout.split() == [str(len(registry.model_names())), "False", "False"]
+
+
+def test_models_of_a_program_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.models import _api
+
+    monkeypatch.setattr(_api, "BUILTIN_MODELS", {**_api.BUILTIN_MODELS, "mine": place})
+    assert "mine" in torchvision.models.list_models()
+    assert "mine" not in by_name()
+
+
+class Sparse(enum.Enum):
+    """Weights that state hardly anything, as another torchvision might have them."""
+
+    FIRST = SimpleNamespace(meta={})
+    SECOND = SimpleNamespace(meta={"num_params": 5, "_metrics": {"A": {"x": math.nan}, "B": {"y": "no", "z": 3}}})
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        meta: dict[str, Any] = self.value.meta
+        return meta
+
+
+def models_with(weights: Any) -> SimpleNamespace:
+    builder = SimpleNamespace(__module__="torchvision.models.new.folder")
+    return SimpleNamespace(get_model_builder=lambda name: builder, get_model_weights=lambda name: weights)
+
+
+def test_facts_that_are_not_stated_are_none() -> None:
+    expected = ModelInfo("new", "classification", weights=("FIRST", "SECOND"))
+    assert module._describe("new", models_with(Sparse)) == expected
+
+
+def test_a_model_without_weights_has_a_row() -> None:
+    def refuse(name: str) -> None:
+        raise ValueError("The method is missing the 'weights' argument.")
+
+    models = models_with(None)
+    models.get_model_weights = refuse
+    assert module._describe("new", models) == ModelInfo("new", "classification")
+
+
+def test_headline_is_the_first_finite_number() -> None:
+    assert module._headline(Sparse.SECOND.meta["_metrics"]) == (3.0, "B z")
+    assert module._headline(None) == (None, "")
+    json.dumps(module._headline({"A": {"x": math.nan}}), allow_nan=False)
+
+
+@pytest.fixture
+def five(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("alexnet", "quantized_resnet18", "resnet18", "resnet34", "vgg16_bn")
+    monkeypatch.setattr(module, "_from_torchvision", lambda: tuple(ModelInfo(name, "video") for name in names))
+
+
+@pytest.mark.usefixtures("five")
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("resnet*", ["resnet18", "resnet34"]),
+        ("*resnet*", ["quantized_resnet18", "resnet18", "resnet34"]),
+        ("resnet", ["quantized_resnet18", "resnet18", "resnet34"]),
+        ("ResNet34", ["resnet34"]),
+        ("VGG??_[ab]n", ["vgg16_bn"]),
+        ("re:^resnet|BN$", ["resnet18", "resnet34", "vgg16_bn"]),
+        ("re:", ["alexnet", "quantized_resnet18", "resnet18", "resnet34", "vgg16_bn"]),
+        (None, ["alexnet", "quantized_resnet18", "resnet18", "resnet34", "vgg16_bn"]),
+    ],
+)
+def test_patterns(pattern: str | None, expected: list[str]) -> None:
+    assert [model.name for model in find_models(pattern)] == expected
+
+
+@pytest.mark.usefixtures("five")
+@pytest.mark.parametrize(
+    ("pattern", "exists"),
+    [
+        ("resnet35", "nearest: resnet34, resnet18"),
+        ("alexnt*", "nearest: alexnet"),
+        ("re:^AlexNot$", "nearest: alexnet"),
+        ("@@@", "torchvision has 5 models"),
+    ],
+)
+def test_no_match_says_what_is_near(pattern: str, exists: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        find_models(pattern)
+    assert caught.value.asked == f"no model matches '{pattern}'"
+    assert caught.value.exists.startswith(exists)
+    assert "list-models" in caught.value.do
+
+
+def test_a_bad_regular_expression_needs_no_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "catalogue", lambda: pytest.fail("asked for the catalogue"))
+    with pytest.raises(SelectionError, match=r"'re:\[' is no regular expression: unterminated character set"):
+        find_models("re:[")

@@ -1,0 +1,322 @@
+"""A reader sees the old file or the whole new one, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hookscope
+from hookscope.errors import WriteError
+from hookscope.files import check_folder, check_writable, make_folder, write_atomically
+
+ROOT = Path(hookscope.__file__).parents[1]
+OLD, NEW = b"the old file", b"the new file" * 1000
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def python(script: str, *words: object, **more: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", script, *map(str, words)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True, **more)
+
+
+def test_a_new_and_an_old_file_hold_the_data_and_nothing_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    for data in (OLD, NEW, b""):
+        write_atomically(path, data)
+        assert path.read_bytes() == data
+        assert names(tmp_path) == ["a.png"]
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_new_file_gets_its_mode_from_the_umask(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a.png", NEW)
+    assert mode(tmp_path / "a.png") == 0o640
+
+
+@pytest.mark.usefixtures("umask")
+def test_an_old_file_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(OLD)
+    path.chmod(0o606)
+    write_atomically(path, NEW)
+    assert mode(path) == 0o606
+
+
+def test_a_relative_name_and_a_long_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "n" * 251 + ".png", "with\nnew line\x1b.png"):
+        check_writable(name)
+        write_atomically(name, NEW)
+        assert (tmp_path / name).read_bytes() == NEW
+
+
+@pytest.mark.parametrize("step", ["open", "write", "replace"])
+def test_a_failure_at_any_step_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(OLD)
+
+    def fail(*arguments: Any, **more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if step == "open":
+        real = os.open
+        monkeypatch.setattr(os, "open", lambda name, *rest: fail() if ".hookscope-" in name else real(name, *rest))
+    elif step == "write":
+        monkeypatch.setattr(os, "fchmod", fail)  # the file is open and empty by then
+    else:
+        monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(WriteError) as caught:
+        write_atomically(path, NEW)
+    assert str(caught.value) == (f"cannot write {path}: No space left on device; free some space or write elsewhere")
+    assert path.read_bytes() == OLD
+    assert names(tmp_path) == ["a.png"]
+
+
+def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(OLD)
+
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, NEW)
+    assert path.read_bytes() == OLD
+    assert names(tmp_path) == ["a.png"]
+
+
+def test_a_size_limit_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(OLD)
+    script = "import sys; from hookscope.files import write_atomically; write_atomically(sys.argv[1], bytes(1 << 20))"
+    process = python(script, path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"WriteError: cannot write {path}: File too large" in errors
+    assert path.read_bytes() == OLD
+    assert names(tmp_path) == ["a.png"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_during_the_write_leaves_the_old_file(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(OLD)
+    script = (
+        "import os, signal, sys\n"
+        "from hookscope.files import write_atomically\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "def stop(*names):\n"
+        "    print('writing', flush=True)\n"
+        "    sys.stdin.read()\n"
+        "os.replace = stop\n"  # the data are written, the name is not yet there
+        "write_atomically(sys.argv[1], bytes(1 << 20))\n"
+    )
+    process = python(script, path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n"
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == (143 if number == signal.SIGTERM else -number)
+    assert path.read_bytes() == OLD
+    if number == signal.SIGTERM:
+        assert names(tmp_path) == ["a.png"]
+
+
+def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    whole = {bytes([value]) * 200_000 for value in range(2)}
+    write_atomically(path, next(iter(whole)))
+    done = threading.Event()
+    seen: set[bytes] = set()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(path.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for data in list(whole) * 50:
+        write_atomically(path, data)
+    done.set()
+    reader.join()
+    assert seen <= whole
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_symbolic_link_is_followed_and_stays(tmp_path: Path, exists: bool) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    target, link = folder / "a.png", tmp_path / "link.png"
+    if exists:
+        target.write_bytes(OLD)
+    link.symlink_to("elsewhere/a.png")
+    check_writable(link)
+    write_atomically(link, NEW)
+    assert link.is_symlink()
+    assert target.read_bytes() == NEW
+    assert names(tmp_path) == ["elsewhere", "link.png"]
+    assert names(folder) == ["a.png"]
+
+
+def test_a_ring_of_links_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "ring.png"
+    link.symlink_to(link)
+    for function in (check_writable, lambda path: write_atomically(path, NEW)):
+        with pytest.raises(WriteError, match="Too many levels of symbolic links"):
+            function(link)
+    assert link.is_symlink()
+
+
+def test_a_device_stays_a_device() -> None:
+    check_writable("/dev/null")
+    write_atomically("/dev/null", NEW)
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_device_is_one_line() -> None:
+    with pytest.raises(WriteError, match=r"^cannot write /dev/full: No space left on device; free some space"):
+        write_atomically("/dev/full", NEW)
+
+
+def test_a_fifo_is_written_straight(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    check_writable(fifo)
+    seen: list[bytes] = []
+    reader = threading.Thread(target=lambda: seen.append(fifo.read_bytes()))
+    reader.start()
+    write_atomically(fifo, NEW)
+    reader.join()
+    assert seen == [NEW]
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+
+
+def test_standard_output_by_name_is_appended_to(tmp_path: Path) -> None:
+    script = (
+        "from hookscope.files import check_writable, write_atomically\n"
+        "print('row', flush=True)\n"
+        "check_writable('/dev/stdout')\n"
+        "write_atomically('/dev/stdout', b'picture\\n')\n"
+        "write_atomically('/dev/fd/1', b'another\\n')\n"
+        "print('row', flush=True)\n"
+    )
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    with open(path, "a") as log:
+        subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=log, check=True)
+    assert path.read_text() == "before\nrow\npicture\nanother\nrow\n"
+    piped = python(script).communicate(timeout=60)
+    assert piped == ("row\npicture\nanother\nrow\n", "")
+
+
+@pytest.mark.parametrize("function", [check_writable, lambda path: write_atomically(path, NEW)])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("", "cannot write to an empty name; name a file"),
+        ("folder", "cannot write folder: Is a directory; name a file in it"),
+        ("folder/", "cannot write folder/: Is a directory; name a file in it"),
+        ("file/a.png", "cannot write file/a.png: Not a directory; name a file in a folder"),
+        ("n" * 256, f"cannot write {'n' * 256}: File name too long; use a shorter name"),
+        ("a\0b", "cannot write a\\x00b: embedded null byte"),
+        (
+            "no such/deeper/a.png",
+            "cannot write no such/deeper/a.png: its folder does not exist; there is HERE; "
+            "mkdir -p 'HERE/no such/deeper'",
+        ),
+    ],
+)
+def test_what_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, name: str, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(OLD)
+    with pytest.raises(WriteError) as caught:
+        function(name)
+    assert str(caught.value) == text.replace("HERE", os.path.realpath(tmp_path))
+    assert names(tmp_path) == ["file", "folder"]
+
+
+@pytest.mark.parametrize("call", ["check_writable(sys.argv[1])", "write_atomically(sys.argv[1], b'new')"])
+@pytest.mark.parametrize("protected", ["file", "folder", "nothing"])
+def test_what_is_protected_stays(tmp_path: Path, call: str, protected: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "a.png"
+    path.write_bytes(OLD)
+    path.chmod(0o444 if protected == "file" else 0o666)
+    folder.chmod(0o555 if protected == "folder" else 0o777)
+    here = os.open(folder, os.O_RDONLY)
+    # Root, to whom nothing is forbidden, becomes nobody once the imports are done. The folder is handed over open,
+    # because nobody may not enter the ones above it.
+    script = (
+        "import os, sys\nfrom hookscope.errors import WriteError\n"
+        "from hookscope.files import check_writable, write_atomically\n"
+        f"os.fchdir({here})\n"
+        "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        f"try: {call}\nexcept WriteError as error: print(error)\n"
+        "else: print('written')\n"
+    )
+    output, errors = python(script, "a.png", pass_fds=[here]).communicate(timeout=60)
+    os.close(here)
+    folder.chmod(0o755)
+    assert errors == ""
+    assert names(folder) == ["a.png"]
+    if protected == "nothing":  # so that the other two fail for the reason they are here for
+        assert output == "written\n"
+        return
+    assert output == "cannot write a.png: Permission denied; write where you have the right to\n"
+    assert path.read_bytes() == OLD
+
+
+def test_check_writable_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    check_writable(path)
+    assert names(tmp_path) == []
+    path.write_bytes(OLD)
+    check_writable(path)
+    assert path.read_bytes() == OLD
+
+
+def test_folders_are_checked_and_made(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    check_folder(deep)
+    assert names(tmp_path) == []
+    make_folder(deep)
+    make_folder(deep)
+    check_folder(deep)
+    file = deep / "file"
+    file.write_bytes(OLD)
+    for path in (file, file / "c"):
+        with pytest.raises(WriteError, match=r"Not a directory|File exists"):
+            check_folder(path)
+        with pytest.raises(WriteError, match=r"Not a directory|File exists"):
+            make_folder(path)

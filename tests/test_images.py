@@ -1,0 +1,833 @@
+"""Every way a photograph was seen to come out wrong, made in memory and judged by numpy arithmetic."""
+
+import errno
+import hashlib
+import io
+import os
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import threading
+import warnings
+import zipfile
+import zlib
+
+import numpy as np
+import PIL
+import pytest
+from PIL import Image, ImageFile, TiffImagePlugin, features
+
+from hookscope import images
+from hookscope.errors import ImageError, UsageError
+from hookscope.images import ImageWarning, open_image, read_picture
+
+RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+ORIENTED = {  # EXIF orientation -> what a viewer does to the stored array, (H, W, C)
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: a.swapaxes(0, 1)[:, ::-1],
+    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+    8: lambda a: a.swapaxes(0, 1)[::-1],
+}
+AVIF = "avif" in features.get_supported_modules()
+needs_avif = pytest.mark.skipif(not AVIF, reason="this Pillow has no AVIF")
+needs_pillow_11 = pytest.mark.skipif(
+    int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 refuses this kind of TIFF"
+)
+
+
+@pytest.fixture(autouse=True)
+def _pillow_is_left_as_it_was():
+    before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, list(warnings.filters)
+    yield
+    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, list(warnings.filters)) == before
+
+
+def encoded(image, form, **options):
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def pixels(source, **options):
+    """The decoded array of a picture that must have come without a note."""
+    picture = read_picture(source, **options)
+    assert picture.notes == ()
+    return np.asarray(picture.image)
+
+
+def refusal(source, **options):
+    """The one line with which a picture is refused."""
+    with pytest.raises(ImageError) as caught:
+        read_picture(source, **options)
+    line = str(caught.value)
+    assert line.isprintable()
+    return line
+
+
+def quarters(height=16, width=24):
+    """A picture that no turn or mirror maps to itself, flat enough for JPEG: (H, W, 3)."""
+    array = np.zeros((height, width, 3), np.uint8)
+    array[: height // 2, : width // 2] = RED
+    array[height // 2 :, : width // 2] = GREEN
+    array[: height // 2, width // 2 :] = BLUE
+    return array
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width, height, bits, colour, rows, *chunks):
+    """A PNG that Pillow itself would not write."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def tiff(width, height, samples, entries):
+    """A little-endian TIFF of one strip with the given short or long tags."""
+    table = {256: width, 257: height, 259: 1, 273: 0, 277: 1, 278: height, 279: len(samples), **entries}
+    table[273] = 8 + 2 + 12 * len(table) + 4
+    body = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(table.items()))
+    return b"II*\0" + struct.pack("<IH", 8, len(table)) + body + struct.pack("<I", 0) + samples
+
+
+# What is read, and how
+
+
+def test_every_kind_of_source_gives_the_same_picture(tmp_path, monkeypatch):
+    content = encoded(Image.fromarray(quarters()), "PNG")
+    path = tmp_path / "a.png"
+    path.write_bytes(content)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    with open(path, "rb") as stream:
+        pictures = [read_picture(source) for source in (str(path), path, content, stream, "-", io.BytesIO(content))]
+    assert [p.name for p in pictures] == [str(path), str(path), "<bytes>", str(path), "-", "<stream>"]
+    for picture in pictures:
+        assert np.array_equal(np.asarray(picture.image), quarters())
+        assert picture.sha256 == hashlib.sha256(content).hexdigest()
+        assert picture.frames == (picture.image,)
+        assert picture.image.mode == "RGB"
+
+
+def test_a_given_name_is_kept_and_used_in_errors():
+    content = encoded(Image.new("RGB", (2, 2)), "PNG")
+    assert read_picture(content, name="a\nb").name == "a\nb"
+    assert refusal(b"", name="a\nb").startswith("'a\\nb' is empty")
+
+
+def test_the_extension_is_not_trusted(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(encoded(Image.fromarray(quarters()), "PNG"))
+    assert np.array_equal(pixels(path), quarters())
+
+
+@pytest.mark.parametrize("form", ["PNG", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000", "SGI", "PCX", "DDS", "ICO"])
+def test_lossless_formats(form):
+    options = {"lossless": True} if form == "WEBP" else {"sizes": [(24, 24)]} if form == "ICO" else {}
+    array = quarters(24, 24)
+    assert np.array_equal(pixels(encoded(Image.fromarray(array), form, **options)), array)
+
+
+def test_the_result_outlives_its_stream_and_carries_no_metadata():
+    exif = Image.Exif()
+    exif[274] = 6
+    image = read_picture(encoded(Image.fromarray(quarters()), "PNG", exif=exif)).image
+    assert image.info == {}
+    assert image.getexif().get(274) is None
+    assert type(image) is Image.Image
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_named_pipe_is_read(tmp_path):
+    path, content = tmp_path / "pipe", encoded(Image.fromarray(quarters()), "PNG")
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(content,))
+    writer.start()
+    array = pixels(path)
+    writer.join()
+    assert np.array_equal(array, quarters())
+
+
+def test_awkward_names_are_read(tmp_path):
+    for name in (
+        "new\nline.png",
+        "\x1b]0;title\x07.png",
+        "a\u202eb.png",
+        "$x^2$ %s {0}.png",
+        "-",
+        os.fsdecode(b"\xff"),
+    ):
+        path = tmp_path / name
+        try:
+            path.write_bytes(encoded(Image.fromarray(quarters()), "PNG"))
+        except OSError:
+            continue  # a file system that does not take it
+        picture = read_picture(path)
+        assert picture.name == str(path)
+        assert np.array_equal(np.asarray(picture.image), quarters())
+
+
+# Orientation
+
+
+@pytest.mark.parametrize("orientation", ORIENTED)
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", pytest.param("AVIF", marks=needs_avif)])
+def test_orientation(form, orientation):
+    exif = Image.Exif()
+    exif[274] = orientation
+    options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
+    options["AVIF"] = {"quality": 100, "subsampling": "4:4:4"}
+    content = encoded(Image.fromarray(quarters()), form, exif=exif, **options.get(form, {}))
+    array, expected = pixels(content), ORIENTED[orientation](quarters())
+    assert array.shape == expected.shape
+    assert np.abs(array.astype(int) - expected).mean() < 4
+
+
+@pytest.mark.parametrize("orientation", ORIENTED)
+def test_orientation_of_deep_grey_and_of_transparency(orientation):
+    exif = Image.Exif()
+    exif[274] = orientation
+    grey = (np.arange(6, dtype=np.uint16).reshape(2, 3) * 13107)[..., None]
+    for form in ("PNG", "TIFF"):
+        array = np.asarray(read_picture(encoded(Image.fromarray(grey[..., 0]), form, exif=exif)).image)
+        assert np.array_equal(array, ORIENTED[orientation](np.repeat(grey // 257, 3, axis=2)))
+    clear = np.dstack([quarters(), np.full((16, 24), 255, np.uint8)])
+    clear[0, 0, 3] = 0
+    shown = quarters()
+    shown[0, 0] = WHITE
+    array = np.asarray(read_picture(encoded(Image.fromarray(clear), "PNG", exif=exif)).image)
+    assert np.array_equal(array, ORIENTED[orientation](shown))
+
+
+@pytest.mark.parametrize("orientation", [2, 6])
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
+def test_a_tiff_with_xmp_is_not_turned_twice(compression, orientation):
+    xmp = f'<x:xmpmeta xmlns:x="adobe:ns:meta/"><a tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
+    content = encoded(
+        Image.fromarray(quarters()), "TIFF", tiffinfo={274: orientation, 700: xmp}, compression=compression
+    )
+    assert np.array_equal(pixels(content), ORIENTED[orientation](quarters()))
+
+
+@pytest.mark.parametrize("value", [0, 9, 65535])
+def test_orientations_that_do_not_exist_turn_nothing(value):
+    exif = Image.Exif()
+    exif[274] = value
+    assert np.array_equal(pixels(encoded(Image.fromarray(quarters()), "PNG", exif=exif)), quarters())
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0garbage, not a TIFF", b"Exif\0\0"])
+def test_damaged_exif_is_no_reason_to_refuse_and_warns_nobody(exif):
+    picture = read_picture(encoded(Image.fromarray(quarters()), "JPEG", quality=95, subsampling=0, exif=exif))
+    assert picture.image.size == (24, 16)
+    assert all(note.isprintable() for note in picture.notes)
+
+
+def test_exif_that_cannot_be_parsed_is_a_note():
+    text = chunk(b"tEXt", b"Raw profile type exif\0\nexif\n4\nno hexadecimal")
+    assert read_picture(png(1, 1, 8, 0, b"\0\7", text)).notes == ("its EXIF data cannot be read: not turned",)
+
+
+# Deep grey
+
+
+def every_level():
+    return np.arange(65536, dtype=np.uint16).reshape(256, 256)
+
+
+def expected_grey(values, low, high):
+    levels = np.rint((values.astype(np.float64) - low) * 255 / (high - low)).astype(int)
+    return np.repeat(levels[..., None], 3, axis=2)
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "JPEG2000"])
+def test_16_bit_grey_is_scaled_by_its_type(form):
+    picture = read_picture(encoded(Image.fromarray(every_level()), form))
+    assert np.array_equal(np.asarray(picture.image), expected_grey(every_level(), 0, 65535))
+    assert picture.notes == ("16-bit grey scaled from 0..65535",)
+
+
+def test_16_bit_grey_big_endian_tiff():
+    image = Image.frombytes("I;16B", (256, 256), every_level().astype(">u2").tobytes())
+    array = np.asarray(read_picture(encoded(image, "TIFF")).image)
+    assert np.array_equal(array, expected_grey(every_level(), 0, 65535))
+
+
+def test_16_bit_pgm():
+    picture = read_picture(b"P5 256 256 65535\n" + every_level().astype(">u2").tobytes())
+    assert np.array_equal(np.asarray(picture.image), expected_grey(every_level(), 0, 65535))
+    assert picture.notes == ("32-bit grey scaled from 0..65535",)
+
+
+def test_16_bit_grey_where_white_is_zero():
+    content = tiff(256, 256, every_level().astype("<u2").tobytes(), {258: 16, 262: 0})
+    array = np.asarray(read_picture(content).image)
+    assert np.array_equal(array, 255 - expected_grey(every_level(), 0, 65535))
+
+
+def test_a_12_bit_tiff_uses_its_own_range():
+    levels = np.arange(4096, dtype=np.uint16)
+    packed = b"".join(bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in levels.reshape(-1, 2).tolist())
+    picture = read_picture(tiff(64, 64, packed, {258: 12, 262: 1}))
+    assert np.array_equal(np.asarray(picture.image), expected_grey(levels.reshape(64, 64), 0, 4095))
+    assert picture.notes == ("12-bit grey scaled from 0..4095",)
+
+
+@pytest.mark.parametrize(("top", "bits"), [(4095, 12), (256, 12), (255, 8), (1, 8), (4096, None), (0, None)])
+def test_shallow_data_in_a_16_bit_file_comes_out_dark_with_a_word(top, bits):
+    values = np.zeros((4, 4), np.uint16)
+    values[0, 0] = top
+    picture = read_picture(encoded(Image.fromarray(values), "PNG"))
+    dark = (f"dark: its values end near {top} of 65535, as of {bits}-bit data in a 16-bit file",) if bits else ()
+    assert picture.notes == ("16-bit grey scaled from 0..65535", *dark)
+    assert np.array_equal(np.asarray(picture.image), expected_grey(values, 0, 65535))
+
+
+def test_16_bit_colour():
+    values = np.array([[[0, 32768, 65535], [65535, 300, 12800]]], ">u2")
+    picture = read_picture(png(2, 1, 16, 2, b"\0" + values.tobytes()))
+    assert np.array_equal(np.asarray(picture.image), values >> 8)
+    assert picture.notes == ()
+    dark = read_picture(png(2, 1, 16, 2, b"\0" + (values >> 4).astype(">u2").tobytes()))
+    assert dark.notes == ("dark: its values end near 3855 of 65535, as of 12-bit data in a 16-bit file",)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-5, 100_000), (-(2**31), 2**31 - 1), (2**30, 2**30 + 200), (-7, -3)])
+def test_32_bit_integers_beyond_16_bits_are_scaled_by_their_own_range(low, high):
+    values = np.linspace(low, high, 12).astype(np.int32).reshape(3, 4)
+    picture = read_picture(encoded(Image.fromarray(values), "TIFF"))
+    assert np.array_equal(np.asarray(picture.image), np.floor(expected(values, low, high) + 0.5))
+    assert picture.notes == (f"32-bit grey scaled by its own range, {low}..{high}",)
+
+
+def expected(values, low, high):
+    return np.repeat(((values.astype(np.float64) - low) * (255 / (high - low)))[..., None], 3, axis=2)
+
+
+def test_32_bit_integers_within_16_bits_are_taken_as_16_bit():
+    picture = read_picture(encoded(Image.fromarray(every_level().astype(np.int32)), "TIFF"))
+    assert np.array_equal(np.asarray(picture.image), expected_grey(every_level(), 0, 65535))
+    assert picture.notes == ("32-bit grey scaled from 0..65535",)
+
+
+def test_unsigned_32_bit_integers_do_not_turn_negative():
+    values = np.array([[0, 2**31, 2**32 - 1]], np.uint32)
+    picture = read_picture(tiff(3, 1, values.tobytes(), {258: 32, 262: 1, 339: 1}))
+    assert np.asarray(picture.image)[0, :, 0].tolist() == [0, 128, 255]
+    assert picture.notes == ("32-bit grey scaled by its own range, 0..4294967295",)
+
+
+def test_constant_integers_beyond_16_bits_are_black():
+    picture = read_picture(encoded(Image.fromarray(np.full((2, 2), 70_000, np.int32)), "TIFF"))
+    assert np.asarray(picture.image).max() == 0
+    assert picture.notes == ("32-bit grey scaled by its own range, 70000..70000",)
+
+
+@pytest.mark.parametrize("form", ["TIFF", "PPM"])
+def test_floating_point_from_0_to_1(form):
+    values = np.linspace(0.2, 1, 12, dtype=np.float32).reshape(3, 4)
+    picture = read_picture(encoded(Image.fromarray(values), form))
+    assert np.array_equal(np.asarray(picture.image), np.floor(expected(values, 0, 1) + 0.5))
+    assert picture.notes == ("floating-point grey scaled from 0..1",)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 255.0), (0.0, 1.5), (-3e38, 3e38)])
+def test_floating_point_beyond_is_scaled_by_its_own_range(low, high):
+    values = np.linspace(low, high, 12, dtype=np.float64).astype(np.float32).reshape(3, 4)
+    picture = read_picture(encoded(Image.fromarray(values), "TIFF"))
+    array = np.asarray(picture.image).astype(int)
+    assert np.abs(array - expected(values, low, high)).max() <= 0.51
+    assert (array.min(), array.max()) == (0, 255)
+    assert picture.notes == (f"floating-point grey scaled by its own range, {low:g}..{high:g}",)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_floating_point_that_is_no_number_is_refused(wrong):
+    values = np.zeros((2, 3), np.float32)
+    values[0, 1] = wrong
+    line = refusal(encoded(Image.fromarray(values), "TIFF"), name="f.tif")
+    assert line == "'f.tif' holds what is no brightness; 1 of 6 values are NaN or infinite; replace them first"
+
+
+# Transparency
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "TIFF", "JPEG2000", "GIF"])
+def test_hidden_colours_stay_hidden(form):
+    array = np.dstack([quarters(), np.full((16, 24), 255, np.uint8)])
+    array[4:8, 4:8, 3] = 0
+    shown = quarters()
+    shown[4:8, 4:8] = WHITE
+    options = {"lossless": True, "exact": True} if form == "WEBP" else {}
+    picture = read_picture(encoded(Image.fromarray(array), form, **options))
+    assert np.array_equal(np.asarray(picture.image), shown)
+    assert picture.notes == ("transparency composited on white",)
+
+
+def test_half_transparency_is_blended():
+    alpha = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    array = np.dstack([np.full_like(alpha, 200), np.zeros_like(alpha), np.full_like(alpha, 255), alpha])
+    shown = np.asarray(read_picture(encoded(Image.fromarray(array), "PNG")).image).astype(float)
+    weight = alpha[..., None] / 255
+    assert np.abs(shown - (array[..., :3] * weight + 255 * (1 - weight))).max() <= 0.51
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_grey_with_alpha(form):
+    array = np.array([[[0, 0], [0, 255], [100, 255]]], np.uint8)
+    assert read_picture(encoded(la(array), form)).notes
+    assert np.asarray(read_picture(encoded(la(array), form)).image)[0, :, 0].tolist() == [255, 0, 100]
+
+
+def la(array):
+    return Image.frombytes("LA", array.shape[1::-1], array.tobytes())
+
+
+@needs_pillow_11
+def test_premultiplied_grey_and_palette_with_alpha_in_tiff():
+    grey = tiff(2, 1, bytes([0, 0, 50, 100]), {258: 8, 262: 1, 277: 2, 338: 1})
+    grey = grey.replace(struct.pack("<HHII", 258, 4, 1, 8), struct.pack("<HHIHH", 258, 3, 2, 8, 8))
+    assert np.asarray(read_picture(grey).image)[0, :, 0].tolist() == [255, 205]
+    palette = Image.new("PA", (2, 1))
+    palette.putpalette([*RED, *GREEN])
+    palette.putpixel((0, 0), (0, 255))
+    palette.putpixel((1, 0), (1, 0))
+    assert np.asarray(read_picture(encoded(palette, "TIFF")).image).tolist() == [[list(RED), list(WHITE)]]
+
+
+@pytest.mark.parametrize("transparency", [1, b"\xff\0"])
+def test_palette_with_transparency(transparency):
+    image = Image.new("P", (2, 1))
+    image.putpalette([*RED, *GREEN])
+    image.putpixel((1, 0), 1)
+    picture = read_picture(encoded(image, "PNG", transparency=transparency))
+    assert np.asarray(picture.image).tolist() == [[list(RED), list(WHITE)]]
+    assert picture.notes == ("transparency composited on white",)
+
+
+@pytest.mark.parametrize(
+    ("bits", "samples", "key", "shown"),
+    [
+        (1, b"\x50", 0, [255, 255, 255, 255]),
+        (1, b"\x50", 1, [0, 255, 0, 255]),
+        (2, b"\x1b", 0, [255, 85, 170, 255]),
+        (2, b"\x1b", 2, [0, 85, 255, 255]),
+        (4, b"\x3a\x5f", 10, [51, 255, 85, 255]),
+        (8, b"\x03\x0a\x05\xff", 10, [3, 255, 5, 255]),
+        (16, struct.pack(">4H", 1000, 1001, 40000, 65535), 1000, [255, 4, 156, 255]),
+    ],
+)
+def test_transparent_colour_of_grey_of_every_depth(bits, samples, key, shown):
+    picture = read_picture(png(4, 1, bits, 0, b"\0" + samples, chunk(b"tRNS", struct.pack(">H", key))))
+    assert np.asarray(picture.image)[0, :, 0].tolist() == shown
+    assert "transparency composited on white" in picture.notes
+
+
+@pytest.mark.parametrize(("bits", "factor"), [(8, 1), (16, 257)])
+def test_transparent_colour_of_rgb(bits, factor):
+    samples = np.array([10, 20, 30, 30, 20, 10], ">u2") * factor
+    key = chunk(b"tRNS", struct.pack(">3H", *samples[:3].tolist()))
+    rows = b"\0" + samples.astype(">u2" if bits == 16 else "u1").tobytes()
+    assert np.asarray(read_picture(png(2, 1, bits, 2, rows, key)).image).tolist() == [[[255, 255, 255], [30, 20, 10]]]
+
+
+def test_an_opaque_alpha_channel_is_no_news():
+    assert np.array_equal(pixels(encoded(Image.fromarray(quarters()).convert("RGBA"), "PNG")), quarters())
+
+
+# Other modes
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [("L", "PNG"), ("1", "PNG"), ("1", "TIFF"), ("P", "GIF"), pytest.param("YCbCr", "TIFF", marks=needs_pillow_11)],
+)
+def test_plain_modes(mode, form):
+    image = Image.fromarray(quarters()).convert(mode)
+    assert np.array_equal(pixels(encoded(image, form)), np.asarray(image.convert("RGB")))
+
+
+def test_lab():
+    picture = read_picture(encoded(Image.frombytes("LAB", (2, 1), bytes([255, 0, 0, 0, 0, 0])), "TIFF"))
+    assert np.abs(np.asarray(picture.image).astype(int) - [[WHITE, (0, 0, 0)]]).max() <= 1
+    assert picture.notes == ()
+
+
+def test_hsv():
+    image = Image.fromarray(quarters()).convert("HSV")
+    assert np.array_equal(np.asarray(images._to_rgb(image, "", "a", [])), quarters())
+
+
+def test_cmyk():
+    image = Image.fromarray(quarters()).convert("CMYK")
+    picture = read_picture(encoded(image, "TIFF"))
+    assert np.array_equal(np.asarray(picture.image), quarters())
+    assert picture.notes == ("CMYK turned to RGB without its colour profile",)
+
+
+def test_cmyk_jpeg_with_and_without_adobe_s_mark():
+    content = encoded(Image.fromarray(quarters()).convert("CMYK"), "JPEG", quality=95, subsampling=0)
+    adobe = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\0"
+    if adobe[:9] not in content:
+        content = content[:2] + adobe + content[2:]
+    picture = read_picture(content)
+    assert np.abs(np.asarray(picture.image).astype(int) - quarters()).mean() < 4
+    assert picture.notes == ("CMYK turned to RGB without its colour profile",)
+    start = content.index(b"\xff\xee")
+    plain = content[:start] + content[start + 16 :]
+    assert read_picture(plain).notes == (
+        "CMYK turned to RGB without its colour profile; a JPEG without Adobe's mark may come out negative",
+    )
+
+
+# Frames
+
+COLOURS = [RED, GREEN, BLUE, (9, 9, 9), (200, 100, 0)]
+
+
+def animation(form, colours=COLOURS):
+    first, *others = (Image.new("RGB", (6, 4), colour) for colour in colours)
+    options = {"WEBP": {"lossless": True}, "AVIF": {"quality": 100, "subsampling": "4:4:4"}}.get(form, {})
+    return encoded(first, form, save_all=True, append_images=others, **options)
+
+
+@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP", "TIFF", pytest.param("AVIF", marks=needs_avif)])
+@pytest.mark.parametrize(
+    ("count", "taken"),
+    [(1, [0]), (2, [0, 4]), (3, [0, 2, 4]), (4, [0, 1, 3, 4]), (5, [0, 1, 2, 3, 4]), (9, [0, 1, 1, 2, 2, 3, 3, 4, 4])],
+)
+def test_frames_are_spread_from_first_to_last(form, count, taken):
+    picture = read_picture(animation(form), frames=count)
+    assert len(picture.frames) == count
+    assert picture.image is picture.frames[0]
+    for frame, position in zip(picture.frames, taken, strict=True):
+        assert (frame.mode, frame.size) == ("RGB", (6, 4))
+        assert np.abs(np.asarray(frame).astype(int) - COLOURS[position]).max() <= (4 if form == "AVIF" else 0)
+    word = "frame" if count == 1 else "frames"
+    assert picture.notes == (f"{word} {', '.join(str(p + 1) for p in taken)} of 5",)
+
+
+def test_a_still_is_repeated():
+    picture = read_picture(encoded(Image.fromarray(quarters()), "PNG"), frames=3)
+    assert [np.array_equal(np.asarray(frame), quarters()) for frame in picture.frames] == [True] * 3
+    assert picture.notes == ("a still picture, repeated 3 times",)
+
+
+def test_partial_frames_are_composited():
+    """Four frames that each add one quarter to a transparent canvas; a slow reference adds them by hand."""
+    shown, canvas, layers = [], np.full((4, 4, 3), 255, np.uint8), []
+    for row, column, colour in [(0, 0, RED), (0, 2, GREEN), (2, 0, BLUE), (2, 2, (9, 9, 9))]:
+        layer = np.zeros((4, 4, 4), np.uint8)
+        layer[row : row + 2, column : column + 2] = (*colour, 255)
+        layers.append(Image.fromarray(layer))
+        canvas[row : row + 2, column : column + 2] = colour
+        shown.append(canvas.copy())
+    gif = encoded(layers[0], "GIF", save_all=True, append_images=layers[1:], disposal=1)
+    apng = encoded(layers[0], "PNG", save_all=True, append_images=layers[1:], blend=1)
+    for content in (gif, apng):
+        frames = read_picture(content, frames=4).frames
+        assert all(np.array_equal(np.asarray(f), s) for f, s in zip(frames, shown, strict=True))
+
+
+def test_pages_of_different_sizes():
+    content = encoded(Image.new("RGB", (6, 4)), "TIFF", save_all=True, append_images=[Image.new("RGB", (5, 5))])
+    assert read_picture(content).notes == ("frame 1 of 2",)
+    line = refusal(content, frames=2, name="a.tif")
+    assert line == "'a.tif' has frames of different sizes; 6x4, 5x5; ask for one frame"
+
+
+def test_mpo_says_that_it_holds_more():
+    first, second = Image.new("RGB", (6, 4), RED), Image.new("RGB", (6, 4), BLUE)
+    picture = read_picture(encoded(first, "MPO", save_all=True, append_images=[second]), frames=2)
+    assert [frame.getpixel((0, 0))[2] > 200 for frame in picture.frames] == [False, True]
+    assert read_picture(encoded(first, "MPO", save_all=True, append_images=[second])).notes == ("frame 1 of 2",)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_each_tiff_page_is_turned_once(orientation):
+    pages = [Image.fromarray(quarters()), Image.fromarray(quarters()[::-1].copy())]
+    content = encoded(pages[0], "TIFF", save_all=True, append_images=pages[1:], tiffinfo={274: orientation})
+    frames = read_picture(content, frames=2).frames
+    for frame, page in zip(frames, pages, strict=True):
+        assert np.array_equal(np.asarray(frame), ORIENTED[orientation](np.asarray(page)))
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_no_frames_is_wrong_usage(count):
+    with pytest.raises(UsageError, match=f"{count} frames"):
+        read_picture(b"", frames=count)
+
+
+# Shapes and sizes
+
+
+@pytest.mark.parametrize("size", [(1, 5000), (65000, 1), (2, 201), (101, 1)])
+def test_extreme_shapes_are_refused(size):
+    line = refusal(encoded(Image.new("L", size), "PNG"), name="a.png")
+    width, height = size
+    assert line.startswith("'a.png' is too narrow")
+    assert f"it is {width}x{height}; one side may be 100 times the other" in line
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 100), (200, 2)])
+def test_small_shapes_are_fine(size):
+    assert read_picture(encoded(Image.new("L", size), "PNG")).image.size == size
+
+
+def bomb(width, height):
+    """A PNG that claims its size but holds no pixel: decoding it would fail otherwise than by its size."""
+    return png(width, height, 8, 2, b"")
+
+
+@pytest.mark.parametrize("side", [10_001, 13_000, 14_000, 60_000])
+def test_too_many_pixels_are_refused_undecoded(side):
+    line = refusal(bomb(side, side), name="a.png")
+    assert line.startswith("'a.png' is too large; it ")
+    assert f"{side * side:,} pixels; the limit is 100,000,000; make it smaller" in line
+
+
+def test_below_the_limit_pillow_s_own_warning_stays_within():
+    assert "cannot be decoded" in refusal(bomb(9_900, 9_900))
+
+
+def test_frames_count_together(monkeypatch):
+    monkeypatch.setattr(images, "MAX_PIXELS", 60)
+    assert len(read_picture(animation("GIF"), frames=2).frames) == 2
+    line = refusal(animation("GIF"), frames=3, name="a.gif")
+    assert "it is 6x4, 3 frames are 72 pixels; the limit is 60" in line
+
+
+def test_pages_are_checked_one_by_one(monkeypatch):
+    content = encoded(Image.new("RGB", (6, 4)), "TIFF", save_all=True, append_images=[Image.new("RGB", (1, 300))])
+    assert "1x300" in refusal(content, frames=2)
+
+
+def test_too_long_a_file_or_stream_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "MAX_BYTES", 100)
+    content = encoded(Image.fromarray(quarters()), "BMP")
+    (tmp_path / "a.bmp").write_bytes(content)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    for source in (tmp_path / "a.bmp", io.BytesIO(content), "-"):
+        assert "is too long for a picture; the limit is 100 bytes" in refusal(source)
+
+
+def test_an_endless_stream_ends(monkeypatch):
+    class Endless(io.RawIOBase):
+        def read(self, size=-1):
+            return bytes(size)
+
+    monkeypatch.setattr(images, "MAX_BYTES", 5 << 20)
+    assert "is too long" in refusal(Endless())
+
+
+# What cannot be read
+
+
+def test_a_missing_file_names_its_neighbours(tmp_path):
+    (tmp_path / "holiday.jpg").write_bytes(b"")
+    path = tmp_path / "hollyday.jpg"
+    assert refusal(path) == f"no picture '{path}'; nearest: holiday.jpg; check the path"
+
+
+def test_a_missing_folder_an_empty_path_and_an_address(tmp_path):
+    folder = tmp_path / "none"
+    assert (
+        refusal(folder / "a.jpg")
+        == f"no picture '{folder}/a.jpg'; there is no folder '{folder}' to look in; check the path"
+    )
+    assert refusal("").startswith("no picture ''")
+    assert "curl -L" in refusal("https://example.org/a.jpg")
+
+
+def test_a_folder(tmp_path):
+    assert refusal(tmp_path) == f"'{tmp_path}' is a folder, not a picture; name a picture in it"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission(tmp_path):
+    path = tmp_path / "a.png"
+    path.touch(mode=0o000)
+    assert refusal(path) == f"'{path}' cannot be read: Permission denied; change its permissions"
+
+
+def test_a_file_without_permission_as_seen_by_root(monkeypatch):
+    def refuse(path, mode):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert refusal("a.png") == "'a.png' cannot be read: Permission denied; change its permissions"
+
+
+def test_links(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "broken").symlink_to("gone.png")
+    assert refusal(tmp_path / "loop") == f"'{tmp_path}/loop' cannot be read: {os.strerror(errno.ELOOP)}"
+    assert "symbolic link to 'gone.png', which is missing" in refusal(tmp_path / "broken")
+
+
+def test_names_that_cannot_be(tmp_path):
+    assert refusal("a" * 5000).endswith(f"cannot be read: {os.strerror(errno.ENAMETOOLONG)}")
+    assert refusal("a\0b.png").startswith("'a\\x00b.png' cannot be read: embedded null")
+    assert refusal(tmp_path / "\x1b[31m\n.png").count("\\x1b[31m\\n.png") == 1
+
+
+def test_an_empty_file(tmp_path):
+    path = tmp_path / "a.png"
+    path.touch()
+    assert refusal(path) == f"'{path}' is empty; 0 bytes; save or download the picture again"
+
+
+def test_standard_input_that_cannot_be(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert refusal("-") == "no picture on standard input: it is closed; give a file, or pipe one in"
+    closed = io.TextIOWrapper(io.BytesIO())
+    closed.close()
+    monkeypatch.setattr(sys, "stdin", closed)
+    assert refusal("-").startswith("'-' cannot be read")
+    terminal = io.TextIOWrapper(io.BytesIO())
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert "it is the terminal" in refusal("-")
+
+
+def test_a_closed_stream():
+    stream = io.BytesIO()
+    stream.close()
+    assert refusal(stream).startswith("'<stream>' cannot be read: I/O operation on closed file")
+
+
+def archive(name):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        file.writestr(name, b"0")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"Dear diary,\nno picture today.\n", "text"),
+        ("Grüße, eine Notiz\n".encode() * 500, "text"),
+        ("Notiz".encode("utf-16"), "text (UTF-16)"),
+        (b"\n <!DOCTYPE html><html><body>404</body></html>", "a web page (HTML)"),
+        (b'<?xml version="1.0"?>\n<!-- a -->\n<svg xmlns="http://www.w3.org/2000/svg"/>', "SVG"),
+        (b"<svg/>", "SVG"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "a Git LFS pointer"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC (HEIF)"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic", "HEIC (HEIF)"),
+        (b"\0\0\0\x20ftypisom\0\0\2\0isomiso2", "a video"),
+        (b"RIFF\0\1\0\0AVI LIST", "a video"),
+        (b"\x1a\x45\xdf\xa3\x01\0\0\0", "a video"),
+        (b"\xff\x0a\xfa\x7f\x01\x90\x08\x06\x01\x00", "JPEG XL"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+        (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3", "a PDF document"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "PostScript (EPS)"),
+        (b"\xc5\xd0\xd3\xc6\x20\0\0\0", "PostScript (EPS)"),
+        (b"\x1f\x8b\x08\0\0\0\0\0", "compressed data"),
+        (archive("readme.txt"), "an archive (zip, 7z or tar)"),
+        (archive("resnet34/data.pkl"), "a PyTorch checkpoint"),
+        (pickle.dumps({"a": 1}, protocol=2), "a Python pickle"),
+        (b"\x10\0\0\0\0\0\0\0" + b'{"a":{"dtype":1}', "a safetensors checkpoint"),
+        (b"8BPS\0\1" + bytes(20), "a Photoshop document"),
+        (bytes(128) + b"DICM" + bytes(9), "DICOM"),
+        (b"\x93NUMPY\1\0", "a NumPy array"),
+        (bytes(5000), "zeros"),
+    ],
+)
+def test_what_is_no_picture_says_what_it_is(content, words):
+    line = refusal(content, name="a.jpg")
+    assert line.startswith(f"'a.jpg' is no picture that can be read; it holds {words}")
+    assert line.endswith("; give a JPEG, PNG or the like")
+
+
+def test_unknown_data_and_pictures_damaged_at_the_start():
+    assert "it begins with the bytes 05 06 07 fe 00 00 00 00" in refusal(b"\5\6\7\xfe" + bytes(20))
+    assert "it begins like PNG, but is damaged" in refusal(b"\x89PNG\r\n\x1a\n" + b"\xfe" * 40)
+    assert "it begins like TIFF, but is damaged" in refusal(b"II*\0\x08\0\0\0\xff\xff\xff")
+
+
+def test_an_eps_starts_no_interpreter(monkeypatch):
+    def forbidden(*arguments, **options):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", forbidden)
+    assert "PostScript" in refusal(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"])
+def test_cut_short(form):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    content = encoded(Image.fromarray(noise), form)
+    for part in (0.3, 0.6, 0.9):
+        line = refusal(content[: int(len(content) * part)], name="a")
+        assert line.startswith(("'a' cannot be decoded: ", "'a' is no picture that can be read; it begins like "))
+
+
+def test_compressed_text_bombs():
+    for before in (True, False):
+        text = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(9 << 20)))
+        content = png(1, 1, 8, 0, b"\0\0", *([text] if before else []))
+        content = content if before else content[:-12] + text + content[-12:]
+        assert refusal(content, name="a").lower().startswith("'a' cannot be decoded: decompressed data too large")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), Image.DecompressionBombError("Image size (7 pixels) is a bomb")])
+def test_errors_with_little_text(monkeypatch, error):
+    def fail(self):
+        raise error
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
+    line = refusal(encoded(Image.new("L", (1, 1)), "BMP"), name="a")
+    memory = isinstance(error, MemoryError)
+    assert line.startswith("'a' does not fit into memory" if memory else "'a' is too large; it has 7 pixels")
+
+
+def test_damage_never_escapes_as_another_exception():
+    """Flipped bytes either decode or are refused; nothing else, and no warning (they are errors here)."""
+    chance = random.Random(0)
+    exif = Image.Exif()
+    exif[274] = 6
+    sources = [encoded(Image.fromarray(quarters()), form, exif=exif) for form in ("JPEG", "PNG", "WEBP", "TIFF")]
+    for content in [*sources, animation("GIF"), animation("PNG"), animation("TIFF")]:
+        for _ in range(60):
+            damaged = bytearray(content)
+            for _ in range(chance.randint(1, 6)):
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            try:
+                picture = read_picture(bytes(damaged), frames=chance.choice([1, 2]))
+            except ImageError:
+                continue
+            assert picture.image.mode == "RGB"
+
+
+# Notes
+
+
+def test_open_image_warns_of_each_note_at_the_caller():
+    with pytest.warns(ImageWarning) as caught:
+        image = open_image(encoded(la(np.zeros((4, 4, 2), np.uint8)), "PNG"))
+    assert [str(w.message) for w in caught] == ["transparency composited on white"]
+    assert caught[0].filename == __file__
+    assert image.getpixel((0, 0)) == WHITE
+
+
+def test_open_image_of_a_plain_picture_says_nothing():
+    assert np.array_equal(np.asarray(open_image(encoded(Image.fromarray(quarters()), "PNG"))), quarters())
+
+
+def test_what_pillow_warns_of_becomes_a_note(monkeypatch):
+    real = TiffImagePlugin.TiffImageFile.load
+
+    def load(self):
+        warnings.warn("odd\x1b tag", UserWarning, stacklevel=2)
+        warnings.warn("old", DeprecationWarning, stacklevel=2)
+        return real(self)
+
+    monkeypatch.setattr(TiffImagePlugin.TiffImageFile, "load", load)
+    assert read_picture(encoded(Image.new("L", (2, 2)), "TIFF")).notes == ("Pillow: odd\\x1b tag",)

@@ -1,0 +1,64 @@
+"""Mixed and missing packages are named in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from hookscope import installation
+from hookscope.errors import InstallationError
+from hookscope.installation import broken_pair, missing_package
+
+NMS = "operator torchvision::nms does not exist"
+
+
+@pytest.fixture
+def fixed_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"hookscope": "1.0", "torch": "2.13.0+cpu", "torchvision": "0.29.2"}
+    monkeypatch.setattr(installation, "package_versions", lambda: known)
+
+
+@pytest.mark.usefixtures("fixed_versions")
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(NMS),
+        ImportError(f"cannot import torchvision: {NMS}"),
+        AttributeError("partially initialized module 'torchvision' has no attribute 'extension' (most likely ...)"),
+        RuntimeError("Couldn't load custom C++ ops. This can happen if your PyTorch and torchvision ..."),
+    ],
+)
+def test_broken_pair_names_both_versions_and_the_cure(error: Exception) -> None:
+    found = broken_pair(error)
+    assert isinstance(found, InstallationError)
+    assert str(found) == (
+        "torch and torchvision were not built for one another; installed: torch 2.13.0+cpu, torchvision 0.29.2; "
+        "install both from the same place: pip install --force-reinstall torch torchvision"
+    )
+
+
+def test_broken_pair_looks_behind_the_error() -> None:
+    outer = ValueError("no model")
+    outer.__cause__ = RuntimeError(NMS)
+    assert broken_pair(outer) is not None
+    hidden = ValueError("while handling")
+    hidden.__context__ = RuntimeError(NMS)
+    assert broken_pair(hidden) is not None
+
+
+def test_broken_pair_leaves_other_errors_alone() -> None:
+    assert broken_pair(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+    assert broken_pair(ValueError(NMS)) is None  # somebody quoting the text is no broken installation
+    assert broken_pair(ImportError("No module named 'timm'")) is None
+
+
+def test_broken_pair_ends_on_a_ring_of_causes() -> None:
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert broken_pair(first) is None
+
+
+def test_missing_package_gives_the_name_to_install() -> None:
+    found = missing_package(ModuleNotFoundError("No module named 'PIL'", name="PIL"))
+    assert str(found) == "the package pillow is not installed; pip install pillow"
+    assert missing_package(ModuleNotFoundError("No module named 'their_net'", name="their_net")) is None
+    assert missing_package(ImportError("cannot import name 'x'", name="torch")) is None
