@@ -87,13 +87,15 @@ class _ByCall(Mapping[str, Any]):
         return len(self._values)
 
     def __contains__(self, key: object) -> bool:
+        if not isinstance(key, (str, int)):
+            return False
         try:
             self[key]
-        except (LayerError, TypeError, AttributeError):
+        except LayerError:
             return False
         return True
 
-    def get(self, key: str | int, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, key: str | int, default: Any = None) -> Any:
         """What is kept of a call, or ``default``."""
         return self[key] if key in self else default
 

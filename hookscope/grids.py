@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ChannelChoice", "Grid", "Layout", "Scale", "Tiles", "channel_grid", "reduce_maps"]
 
-DEFAULT_CELL = 56
+# Without --cell a map has at least this side, and more where the whole sheet stays below the area for a screen.
+LEAST_CELL = 56
+_SCREEN = 1_200 * 800
 # A sheet above this many pixels is cut off, with a word; 100 million take some seconds and 100 MB to draw.
 MOST_PIXELS = 100_000_000
 
@@ -139,7 +141,7 @@ class Tiles:
         levels: ``(C, H, W)`` palette indices: below ``LEVELS`` values, above it NaN, Inf and constant maps.
         low: ``(C,)`` value of level 0, per channel.
         high: ``(C,)`` value of the top level.
-        spread: ``(C,)`` finite range of each map, highest minus lowest value.
+        strength: ``(C,)`` range of each map, highest minus lowest finite value; of 1 × 1 maps the absolute value.
         constant: ``(C,)`` whether a map of more than one position has one value throughout.
         nonfinite: ``(C,)`` count of NaN and Inf.
         shared: Whether one scale holds for all channels.
@@ -150,7 +152,7 @@ class Tiles:
     levels: Pixels
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-    spread: NDArray[np.float64]
+    strength: NDArray[np.float64]
     constant: NDArray[np.bool_]
     nonfinite: NDArray[np.int64]
     shared: bool
@@ -185,7 +187,7 @@ def reduce_maps(values: Tensor, choice: ChannelChoice | None = None, scale: Scal
         levels=levels.cpu().numpy(),
         low=low.cpu().numpy(),
         high=high.cpu().numpy(),
-        spread=(highest - lowest).clamp(min=0).cpu().numpy(),
+        strength=(lowest.abs() if single else highest - lowest).nan_to_num(0.0, 0.0, 0.0).cpu().numpy(),
         constant=constant.cpu().numpy(),
         nonfinite=nonfinite.cpu().numpy(),
         shared=scale.kind != "channel",
@@ -293,16 +295,23 @@ def lay_out(
     count: int, height: int, width: int, columns: int | None = None, cell: int | None = None, plain: bool = False
 ) -> Layout:
     """Where ``count`` maps of ``height`` × ``width`` go: about 3:2 in all, or in so many ``columns``."""
-    side = cell or (DEFAULT_CELL if height * width > 1 else DEFAULT_CELL // 2)
-    zoom = max(1, math.ceil(side / min(height, width)))
-    if cell is None:  # a long strip is not blown up by its short side
-        zoom = max(1, min(zoom, 8 * side // max(height, width)))
+    zoom = math.ceil(cell / min(height, width)) if cell else _fitting_zoom(count, height, width)
     label, bar, gap = (0, 0, 2) if plain else (LABEL_HEIGHT, 4 if height * width > 1 else 0, 6)
     cell_width, cell_height = width * zoom + gap, height * zoom + label + bar + gap
     if columns is None:
         columns = round(math.sqrt(1.5 * count * cell_height / cell_width))
     columns = max(1, min(columns, count))
     return Layout(columns, math.ceil(count / columns), zoom, height * zoom, width * zoom, label, bar, gap)
+
+
+def _fitting_zoom(count: int, height: int, width: int) -> int:
+    """The magnification at which a map can be read and all together fill a screen, where both can be."""
+    if height * width == 1:
+        return LEAST_CELL // 2
+    readable = math.ceil(LEAST_CELL / min(height, width))
+    filling = int(math.sqrt(_SCREEN / (count * height * width)))
+    # a long strip is not blown up by its short side, nor a map of a few positions to the size of a screen
+    return max(1, min(max(readable, min(filling, 4 * readable)), 8 * LEAST_CELL // max(height, width)))
 
 
 @dataclass(frozen=True)
@@ -388,14 +397,14 @@ def _number_pixels(text: str, bold: bool) -> Pixels:
     return np.concatenate([text_pixels(letter, bold=bold)[:LABEL_HEIGHT] for letter in text], axis=1)
 
 
-def widest_channels(tiles: Tiles, most: int = 8) -> list[int]:
-    """Positions of the maps with the widest ranges, the first places to look at; none that are constant."""
-    order = tiles.spread.argsort(kind="stable")[::-1][:most]
-    return [int(at) for at in order if tiles.spread[at] > 0]
+def strongest(tiles: Tiles, most: int = 8) -> list[int]:
+    """Positions of the maps with the widest ranges (1 × 1: the largest absolute values), the first places to look."""
+    order = (-tiles.strength).argsort(kind="stable")[:most]
+    return [int(at) for at in order if tiles.strength[at] > 0]
 
 
 def _place_labels(pixels: Pixels, layout: Layout, tiles: Tiles, count: int) -> None:
-    widest = set(widest_channels(tiles))
+    bold = set(strongest(tiles))
     for at in range(count):
         row, column = divmod(at, layout.columns)
         label = str(tiles.channels[at])
@@ -403,17 +412,17 @@ def _place_labels(pixels: Pixels, layout: Layout, tiles: Tiles, count: int) -> N
             label += f" ={tiles.low[at]:.3g}" if not tiles.shared else " const"
         elif tiles.nonfinite[at]:
             label += " !"
-        stamp(pixels[row, :, column], _number_pixels(label, at in widest), 0, 0)
+        stamp(pixels[row, :, column], _number_pixels(label, at in bold), 0, 0)
 
 
 def _place_bars(pixels: Pixels, layout: Layout, tiles: Tiles, count: int) -> None:
     if not layout.bar:
         return
-    widest = float(tiles.spread.max(initial=0.0))
+    widest = float(tiles.strength.max(initial=0.0))
     top = layout.label + layout.map_height + 1
     for at in range(count):
         row, column = divmod(at, layout.columns)
-        length = math.ceil(layout.map_width * float(tiles.spread[at]) / widest) if 0 < widest < math.inf else 0
+        length = math.ceil(layout.map_width * float(tiles.strength[at]) / widest) if 0 < widest < math.inf else 0
         bar = pixels[row, top : top + layout.bar - 1, column]
         bar[:, : layout.map_width] = colours.TRACK
         bar[:, :length] = colours.BAR
@@ -457,7 +466,7 @@ def channel_grid(
     Example:
         >>> import torch
         >>> channel_grid(torch.rand(6, 7, 7), columns=3).size
-        (180, 154)
+        (684, 490)
     """
     maps = _one_activation(activation)
     if channels is not None and not isinstance(channels, str):

@@ -231,7 +231,6 @@ def _bomb(name: str, error: Exception) -> ImageError:
 
 
 def _take_frames(image: ImageFile.ImageFile, name: str, count: int) -> tuple[tuple[Image.Image, ...], list[str]]:
-    _check_shape(image.size, name)
     total = getattr(image, "n_frames", 1)
     positions = _spread(total, count)
     kept: dict[int, Image.Image] = {}

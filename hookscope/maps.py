@@ -63,7 +63,7 @@ def feature_maps(output: Any, module: nn.Module | None = None, shown: Shown | No
     Example:
         >>> import torch
         >>> [(maps.part, tuple(maps.values.shape)) for maps in feature_maps(torch.zeros(1, 197, 768))]
-        [('class token', (768, 1, 1)), ('', (768, 14, 14))]
+        [('', (768, 14, 14)), ('class token', (768, 1, 1))]
     """
     found: list[Maps] = []
     shapes: list[str] = []
@@ -142,8 +142,8 @@ def _folded(part: str, tokens: Tensor, grid: tuple[int, int, int, int]) -> list[
         folded = item[extra:].T.reshape(-1, frames, high, wide)
         maps.append(_laid_out(folded) if frames > 1 else (folded[:, 0], 1))
     name = "class token" if extra == 1 else f"{extra} class tokens"
-    found = _items(f"{part}, {name}" if part else name, apart, "N L C", tokens) if extra else []
-    return found + _items(part, maps, "N L C", tokens)
+    found = _items(part, maps, "N L C", tokens)
+    return found + (_items(f"{part}, {name}" if part else name, apart, "N L C", tokens) if extra else [])
 
 
 def token_grid(length: int, shown: Shown | None = None) -> tuple[int, int, int, int] | None:

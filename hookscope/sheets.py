@@ -19,9 +19,9 @@ from hookscope.grids import (
     finite_extremes,
     reduce_maps,
     stamp,
+    strongest,
     text_pixels,
     to_image,
-    widest_channels,
 )
 from hookscope.layers import Call
 from hookscope.maps import Maps, Shown, feature_maps
@@ -259,8 +259,9 @@ def _add_part_header(page: _Page, part: Part, grid: Grid, several: bool) -> None
         page.add(_colour_bar(tiles), 6)
     else:
         _add_text(page, f"scale: {tiles.scale}, each map from its lowest (first colour) to its highest value", width, 4)
-    widest = ", ".join(str(tiles.channels[at]) for at in widest_channels(tiles))
-    hints = f"widest range (bold): {widest}" if widest else "no map has a range"
+    first = ", ".join(str(tiles.channels[at]) for at in strongest(tiles))
+    what = "widest range" if grid.layout.bar else "largest |value|"
+    hints = f"{what} (bold): {first}" if first else "every value is the same"
     hints += "   bar: range of the map against the widest" if grid.layout.bar else ""
     hints += f"   {part.frames} frames a channel, left to right" if part.frames > 1 else ""
     if bool(tiles.nonfinite.any()):

@@ -429,9 +429,9 @@ def test_transparent_colour_of_grey_of_every_depth(bits, samples, key, shown):
     assert "transparency composited on white" in picture.notes
 
 
-@pytest.mark.parametrize(("bits", "factor"), [(8, 1), (16, 257)])
-def test_transparent_colour_of_rgb(bits, factor):
-    samples = np.array([10, 20, 30, 30, 20, 10], ">u2") * factor
+@pytest.mark.parametrize(("bits", "factor", "rest"), [(8, 1, 0), (16, 256, 77)])
+def test_transparent_colour_of_rgb(bits, factor, rest):
+    samples = np.array([10, 20, 30, 30, 20, 10]) * factor + rest
     key = chunk(b"tRNS", struct.pack(">3H", *samples[:3].tolist()))
     rows = b"\0" + samples.astype(">u2" if bits == 16 else "u1").tobytes()
     assert np.asarray(read_picture(png(2, 1, bits, 2, rows, key)).image).tolist() == [[[255, 255, 255], [30, 20, 10]]]
@@ -606,6 +606,19 @@ def test_frames_count_together(monkeypatch):
 def test_pages_are_checked_one_by_one(monkeypatch):
     content = encoded(Image.new("RGB", (6, 4)), "TIFF", save_all=True, append_images=[Image.new("RGB", (1, 300))])
     assert "1x300" in refusal(content, frames=2)
+
+
+def test_an_icon_is_checked_by_what_it_holds():
+    inner = encoded(Image.new("L", (300, 1)), "PNG")
+    entry = struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 32, len(inner), 22)
+    assert "it is 300x1; one side" in refusal(b"\0\0\1\0\1\0" + entry + inner)
+
+
+def test_a_file_that_is_too_long_is_not_even_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "_read_all", None)
+    with open(tmp_path / "a.png", "wb") as stream:
+        stream.truncate(images.MAX_BYTES + 1)  # sparse: takes no room
+    assert "the limit is 1,073,741,824 bytes" in refusal(tmp_path / "a.png")
 
 
 def test_too_long_a_file_or_stream_is_refused(tmp_path, monkeypatch):

@@ -60,7 +60,9 @@ FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead"
 )
 @click.option("--channels", metavar="SPEC", help="0-63,100 or top:16 (by mean |value|; top:16:max|std|mean).")
 @click.option("--columns", metavar="N", type=click.IntRange(1, 10000), help="Maps in a row.  [default: about 3:2]")
-@click.option("--cell", metavar="PIXELS", type=click.IntRange(1, 4096), help="Smallest side of a map.  [default: 56]")
+@click.option(
+    "--cell", metavar="PIXELS", type=click.IntRange(1, 4096), help="Smallest side of a map.  [default: 56 or more]"
+)
 @click.option(
     "--cmap",
     metavar="NAME",
