@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import hashlib
 import io
@@ -13,15 +12,13 @@ import sys
 import warnings
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
+from hookscope.deep_greys import deep_grey_to_rgb, note_dark
 from hookscope.errors import ImageError, UsageError, nearest, printable
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from hookscope.signatures import foreign_kind
 
 __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SIDE_RATIO", "ImageWarning", "Picture", "open_image", "read_picture"]
 
@@ -43,7 +40,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_EXIF_ORIENTATION, _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLE_FORMAT = 274, 258, 262, 339
+_EXIF_ORIENTATION = 274
 
 
 class ImageWarning(UserWarning):
@@ -205,8 +202,10 @@ def _decode(content: bytes, name: str, count: int) -> tuple[tuple[Image.Image, .
         raise ImageError(f"'{name}' does not fit into memory", do="make it smaller first") from error
     except Exception as error:  # Pillow's decoders raise whatever their parsers trip over
         reason = str(error) or type(error).__name__
-        exists = f"its {len(content):,} bytes are damaged or cut short"
-        raise ImageError(f"'{name}' cannot be decoded: {reason}", exists, "get it again") from error
+        exists = f"its {len(content):,} bytes are damaged, cut short or of a rare kind"
+        raise ImageError(
+            f"'{name}' cannot be decoded: {reason}", exists, "get it again or convert it to PNG"
+        ) from error
 
 
 def _open(content: bytes, name: str) -> ImageFile.ImageFile:
@@ -216,7 +215,7 @@ def _open(content: bytes, name: str) -> ImageFile.ImageFile:
     except (Image.DecompressionBombError, MemoryError):
         raise
     except Exception as error:
-        kind = _foreign_kind(content[:4096])
+        kind = foreign_kind(content[:4096])
         if not kind and not isinstance(error, UnidentifiedImageError):
             raise
         holds = f"it holds {kind}" if kind else _damaged_kind(content[:4096])
@@ -272,7 +271,6 @@ def _check_shape(size: tuple[int, int], name: str, count: int = 1) -> None:
 def _upright_rgb(image: ImageFile.ImageFile, name: str, notes: list[str]) -> Image.Image:
     raw_mode = str(image.tile[0][3]) if image.tile else ""  # how the samples lie in the file; gone after load()
     image.load()
-    _check_shape(image.size, name)  # an icon tells its size only now
     rgb = _to_rgb(image, raw_mode, name, notes)
     turn = _TURNS.get(_orientation(image, notes))
     rgb = rgb if turn is None else rgb.transpose(turn)
@@ -292,14 +290,14 @@ def _orientation(image: Image.Image, notes: list[str]) -> int:
 
 def _to_rgb(image: Image.Image, raw_mode: str, name: str, notes: list[str]) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
-        return _deep_grey_to_rgb(image, name, notes)
+        return deep_grey_to_rgb(image, name, notes)
     if image.mode == "CMYK":
         inverted = "; a JPEG without Adobe's mark may come out negative"
         unsure = image.format in ("JPEG", "MPO") and "adobe" not in image.info
         notes.append("CMYK turned to RGB without its colour profile" + (inverted if unsure else ""))
     rgb = _on_white(image, raw_mode, notes) if image.has_transparency_data else image.convert("RGB")
     if ";16" in raw_mode:  # Pillow keeps the upper byte
-        _note_dark(max(high for _, high in rgb.getextrema()) * 257, notes)  # type: ignore[misc]
+        note_dark(max(high for _, high in rgb.getextrema()) * 257, notes)  # type: ignore[misc]
     return rgb
 
 
@@ -325,115 +323,9 @@ def _with_scaled_key(image: Image.Image, raw_mode: str) -> Image.Image:
         key = key * 255 // max(steps, 1)
     else:
         return image
-    image = image.copy()
+    image = image.copy()  # the next frame is read from the same info
     image.info["transparency"] = key
     return image
-
-
-def _deep_grey_to_rgb(image: Image.Image, name: str, notes: list[str]) -> Image.Image:
-    """Grey of 16 or 32 bits or floating point, which Pillow would clip at 255."""
-    import numpy as np
-
-    tags = getattr(image, "tag_v2", {})
-    values = np.asarray(image)
-    if image.mode == "I" and tags.get(_TIFF_BITS) == (32,) and tags.get(_TIFF_SAMPLE_FORMAT, (1,)) == (1,):
-        values = values.view(np.uint32)
-    low, high = _float_range(values, name, notes) if image.mode == "F" else _integer_range(values, tags, notes)
-    grey = _scaled(values, low, high)
-    if tags.get(_TIFF_PHOTOMETRIC) == 0:  # white is zero: Pillow inverts only 8 bits
-        grey = 255 - grey
-    if isinstance(key := image.info.get("transparency"), int):
-        grey[values == key] = 255
-        notes.append("transparency composited on white")
-    return Image.fromarray(grey).convert("RGB")
-
-
-def _integer_range(values: NDArray[Any], tags: Any, notes: list[str]) -> tuple[float, float]:
-    """The values of black and white: the type's range of 12 or 16 bits; beyond it, the picture's own."""
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high > 65535:
-        notes.append(f"32-bit grey scaled by its own range, {low}..{high}")
-        return low, high
-    if tags.get(_TIFF_BITS) == (12,):
-        notes.append("12-bit grey scaled from 0..4095")
-        return 0, 4095
-    notes.append(f"{8 * values.itemsize}-bit grey scaled from 0..65535")
-    _note_dark(high, notes)
-    return 0, 65535
-
-
-def _note_dark(high: int, notes: list[str]) -> None:
-    if 0 < high < 4096:
-        bits = 12 if high > 255 else 8
-        notes.append(f"dark: its values end near {high} of 65535, as of {bits}-bit data in a 16-bit file")
-
-
-def _float_range(values: NDArray[Any], name: str, notes: list[str]) -> tuple[float, float]:
-    import numpy as np
-
-    wrong = values.size - int(np.isfinite(values).sum())
-    if wrong:
-        limit = f"{wrong:,} of {values.size:,} values are NaN or infinite"
-        raise ImageError(f"'{name}' holds what is no brightness", limit, "replace them first")
-    low, high = float(values.min()), float(values.max())
-    if low >= 0 and high <= 1:
-        notes.append("floating-point grey scaled from 0..1")
-        return 0, 1
-    notes.append(f"floating-point grey scaled by its own range, {low:g}..{high:g}")
-    return low, high
-
-
-def _scaled(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
-    """``low..high`` to 0..255, rounded; black where all values are one."""
-    import numpy as np
-
-    if low == high:
-        return np.zeros(values.shape, np.uint8)
-    shifted: NDArray[Any] = values.astype(np.float32 if values.dtype.itemsize == 2 else np.float64)
-    shifted -= low
-    shifted *= 255 / (high - low)
-    shifted += 0.5
-    return np.clip(shifted, 0, 255, out=shifted).astype(np.uint8)
-
-
-_FOREIGN = (
-    (rb"%PDF", "a PDF document"),
-    (rb"%!PS|\xc5\xd0\xd3\xc6", "PostScript (EPS)"),
-    (rb"\xff\x0a|\0\0\0\x0cJXL ", "JPEG XL"),
-    (rb".{4}ftyp(hei|hev|mif1|msf1)", "HEIC (HEIF)"),
-    (rb".{4}ftypavi[fs]", "AVIF, damaged or more than this Pillow can read"),
-    (rb".{4}ftypcrx |FUJIFILMCCD-RAW|IIRO|IIU\0", "raw data of a camera"),
-    (rb".{4}ftyp|.{8}AVI LIST|\x1a\x45\xdf\xa3", "a video"),
-    (rb"8BPS", "a Photoshop document"),
-    (rb"\x76\x2f\x31\x01", "OpenEXR"),
-    (rb".{128}DICM", "DICOM"),
-    (rb"PK\x03\x04.{,4000}/data\.pkl", "a PyTorch checkpoint"),
-    (rb"\x80[\x02-\x05]", "a Python pickle, perhaps an old PyTorch checkpoint"),
-    (rb"PK\x03\x04|7z\xbc\xaf|.{257}ustar", "an archive (zip, 7z or tar)"),
-    (rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd", "compressed data (gzip, bzip2, xz or zstd)"),
-    (rb"\x93NUMPY", "a NumPy array"),
-    (rb"\x89HDF", "HDF5"),
-    (rb".{8}\{\"", "a safetensors checkpoint"),
-    (rb"\x7fELF", "a program (ELF)"),
-    (rb"version https://git-lfs", "a Git LFS pointer, which `git lfs pull` replaces by the file"),
-    (rb"(?i)(\xef\xbb\xbf)?\s*<(svg|[?!][^\0]*<svg)", "SVG"),
-    (rb"(?i)(\xef\xbb\xbf)?\s*<(html|!doctype html)", "a web page (HTML)"),
-    (rb"\0+\Z", "zeros: it was never filled"),
-)
-
-
-def _foreign_kind(head: bytes) -> str:
-    """What the first bytes say the file holds, in words; empty where it may be a picture."""
-    for pattern, words in _FOREIGN:
-        if re.match(pattern, head, re.DOTALL):
-            return words
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "text (UTF-16)"
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # the cut may lie within a character
-    except UnicodeDecodeError:
-        return ""
-    return "" if any(character < " " and not character.isspace() for character in text) else "text"
 
 
 def _damaged_kind(head: bytes) -> str:
