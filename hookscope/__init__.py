@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hookscope.images import open_image
     from hookscope.layers import Call, LayerCall
     from hookscope.models import Net, load_model
+    from hookscope.readback import read_sheet
     from hookscope.registry import VERSION
-    from hookscope.sheets import read_sheet
     from hookscope.trace import list_layers
 
     __version__ = VERSION
@@ -41,7 +41,7 @@ _HOMES = {
     "list_layers": "trace",
     "load_model": "models",
     "open_image": "images",
-    "read_sheet": "sheets",
+    "read_sheet": "readback",
 }
 
 __all__ = [

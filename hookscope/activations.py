@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import cache
+from operator import index as as_index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import LayerError, nearest
 from hookscope.layers import Call, Layers
-from hookscope.observe import Observer
-from hookscope.tensors import map_tensors, shares_storage, storage_keys
+from hookscope.observe import Observer, Progress
+from hookscope.tensors import map_tensors, shares_storage, storage_keys, tensors_in
 
 if TYPE_CHECKING:
     import torch
@@ -19,21 +22,41 @@ __all__ = ["Activations", "SaveOutput", "capture"]
 
 
 def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
-    """The output to keep, which nobody writes to any more, and its copy for the next layer to use or overwrite.
+    """The output to keep, which nobody writes to any more, and what goes on in its place, None for the output itself.
 
-    The kept tensor is the one in the autograd graph before the copy, so gradients reach it. An output that shares
-    its memory with an input or a parameter (an in-place layer, a view, an identity) is copied before it is kept:
-    others hold that memory too.
+    Where no gradient will flow, a copy is kept and the network never notices. In an autograd graph the kept tensor is
+    the one before the copy that goes on, so gradients reach it; an output that shares its memory with an input or a
+    parameter (an in-place layer, a view, an identity) is then copied twice: others hold that memory too, and a later
+    write to the copy does not show in them.
     """
+    if not _in_graph(output):
+        return _copied(output), None
     held = storage_keys(args, kwargs, list(module._parameters.values()), list(module._buffers.values()))
-    kept = map_tensors(output, lambda tensor: tensor.clone() if shares_storage(tensor, held) else tensor)
-    return kept, map_tensors(kept, lambda tensor: tensor.clone())
+    kept = map_tensors(output, cache(lambda tensor: tensor.clone() if shares_storage(tensor, held) else tensor))
+    return kept, _copied(kept)
+
+
+def _in_graph(output: Any) -> bool:
+    import torch
+
+    if not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in tensors_in(output).values())
+
+
+def _copied(output: Any) -> Any:
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        return output.clone()
+    # a tensor that is there twice is one tensor in the copy too
+    return map_tensors(output, cache(lambda tensor: tensor.clone()))
 
 
 class SaveOutput:
     """The plain forward hook: an instance keeps the output of every call, in ``outputs``, in order of execution.
 
-    What it keeps is what the layer returned, although the next layer may work in place: that one gets a copy.
+    What it keeps is what the layer returned, although the next layer may work in place: that one gets another copy.
 
     Attributes:
         outputs: What the layers returned, one entry a call; a pass appends, `clear` starts anew.
@@ -52,7 +75,7 @@ class SaveOutput:
         self.outputs: list[Any] = []
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Keep ``output``; return a copy of it to the rest of the network."""
+        """Keep ``output``; in an autograd graph return a copy of it to the rest of the network."""
         kept, handed_on = keep_and_hand_on(module, args, {}, output)
         self.outputs.append(kept)
         return handed_on
@@ -65,11 +88,11 @@ class SaveOutput:
 class _ByCall(Mapping[str, Any]):
     """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._values: dict[str, Any] = {}
         self._calls: dict[str, Call] = {}
         self._names: dict[str, str] = {}
-        self._total = 0
+        self._progress = progress
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -78,7 +101,7 @@ class _ByCall(Mapping[str, Any]):
 
     def __getitem__(self, key: str | int) -> Any:
         """What is kept of a call; an index counts calls of the chosen types, also from the end of the pass."""
-        return self._values[self._find_index(key) if isinstance(key, int) else self._find_name(key)]
+        return self._values[self._find_name(key) if isinstance(key, str) else self._find_index(as_index(key))]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -87,11 +110,9 @@ class _ByCall(Mapping[str, Any]):
         return len(self._values)
 
     def __contains__(self, key: object) -> bool:
-        if not isinstance(key, (str, int)):
-            return False
         try:
-            self[key]
-        except LayerError:
+            self[key]  # type: ignore[index]
+        except (LayerError, TypeError):
             return False
         return True
 
@@ -99,7 +120,18 @@ class _ByCall(Mapping[str, Any]):
         """What is kept of a call, or ``default``."""
         return self[key] if key in self else default
 
+    def _add(self, call: Call, value: Any) -> None:
+        key = call.key
+        self._values[key] = value
+        self._calls[key] = call
+
+    def _drop(self, key: str) -> None:
+        self._values.pop(key, None)
+        self._calls.pop(key, None)
+
     def _find_name(self, key: str) -> str:
+        if key in self._values:
+            return key
         name, _, call = key.partition("#")
         name = self._names.get(name, name)
         exact = f"{name}#{call}" if call not in ("", "0") else name
@@ -108,7 +140,7 @@ class _ByCall(Mapping[str, Any]):
         return exact
 
     def _find_index(self, index: int) -> str:
-        wanted = index + self._total if index < 0 else index
+        wanted = index + self._progress.total if index < 0 else index
         for key, call in self._calls.items():
             if call.index == wanted:
                 return key
@@ -136,20 +168,19 @@ class Activations(_ByCall):
         complete: Whether the last pass came to its end: False after an exception and after an early stop.
     """
 
-    def __init__(self, observer: Observer) -> None:
-        super().__init__()
-        self._observer = observer
-        self.inputs = _ByCall()
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(progress)
+        self.inputs = _ByCall(progress)
 
     @property
     def did_not_run(self) -> tuple[str, ...]:
         """Names of registered layers that the last pass did not reach."""
-        return self._observer.did_not_run
+        return self._progress.did_not_run
 
     @property
     def complete(self) -> bool:
         """Whether the last pass came to its end."""
-        return self._observer.complete
+        return self._progress.complete
 
     def clear(self) -> None:
         """Forget everything kept."""
@@ -157,16 +188,18 @@ class Activations(_ByCall):
 
     def _forget(self) -> None:
         for by_call in (self, self.inputs):
-            by_call._values.clear()
-            by_call._calls.clear()
+            for key in list(by_call._values):
+                by_call._drop(key)
 
 
 class capture:  # a `with` word, named as one reads it
     """Keep the activations of the wanted calls of ``model`` while the ``with`` block runs.
 
-    A kept activation is the value the layer returned: the layer that follows gets a copy to work on. Under autograd
-    it stays in the graph, so ``torch.autograd.grad`` reaches it. Works under ``no_grad`` and ``inference_mode``,
-    with reused layers, keyword inputs and containers of tensors. Hooks are gone when the block is left.
+    A kept activation is the value the layer returned: the layer that follows never works on what is kept. Under
+    autograd it stays in the graph, so ``torch.autograd.grad`` reaches it; what ``device``, ``dtype`` or ``transform``
+    make of it leads back to the parameters, but the model's output does not depend on it. Works under ``no_grad`` and
+    ``inference_mode``, with reused layers, keyword inputs and containers of tensors. Hooks are gone when the block
+    is left.
 
     Args:
         model: Any eager ``nn.Module``.
@@ -216,35 +249,35 @@ class capture:  # a `with` word, named as one reads it
             self._keep,
             on_input=self._keep_input if inputs else None,
             on_start=self._restart,
+            on_end=self._drop_unwanted,
         )
         if stop:
             self._observer.stop_early()
-        self._device, self._dtype, self._transform = device, dtype, transform
-        self._activations = Activations(self._observer)
-        self._inputs_waiting: dict[int, list[Any]] | None = {} if inputs else None
+        self._device, self._dtype, self._transform, self._inputs = device, dtype, transform, inputs
+        self._from_the_end = self._observer.selection.from_the_end
+        self._plain = transform is None and device is None and dtype is None
+        self._activations = Activations(self._observer.progress)
+        self._undecided: deque[Call] = deque()
 
     def __enter__(self) -> Activations:
         self._observer.__enter__()
-        names = {alias: self._observer.name_of(m) for alias, m in self._aliases() if alias != self._observer.name_of(m)}
-        self._activations._names = self._activations.inputs._names = names
+        self._activations = Activations(self._observer.progress)
+        self._activations._names = self._activations.inputs._names = self._observer.first_names
         return self._activations
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._drop_unwanted(self._observer.complete)
+        self._drop_unwanted()
+        # what is kept belongs to the caller alone, and goes when the caller lets it go
+        self._activations = Activations(Progress())
         return self._observer.__exit__(kind, error, trace)
-
-    def _aliases(self) -> Iterator[tuple[str, nn.Module]]:
-        return iter(self._observer.model.named_modules(remove_duplicate=False))
 
     def _restart(self) -> None:
         self._activations._forget()
-        if self._inputs_waiting is not None:
-            self._inputs_waiting.clear()
+        self._undecided.clear()
 
-    def _keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert self._inputs_waiting is not None
+    def _keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) == 1 and not kwargs:
             value: Any = args[0]
         elif kwargs:
@@ -252,46 +285,50 @@ class capture:  # a `with` word, named as one reads it
         else:
             value = args
         # a copy, and never handed on: code may rely on a layer changing the very tensor it was given
-        kept = map_tensors(value, lambda tensor: self._place(tensor.clone()))
-        self._inputs_waiting.setdefault(id(module), []).append(kept)
+        return self._own(map_tensors(value, self._place), storage_keys(args, kwargs))
 
     def _keep(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        kept, handed_on = self._kept(module, args, kwargs, output)
-        self._remember(self._activations, call, kept)
-        if self._inputs_waiting is not None:
-            self._remember(self._activations.inputs, call, self._inputs_waiting[id(module)].pop())
-        if self._observer.selection.from_the_end:
-            self._drop_unwanted(complete=False)
+        keep = keep_and_hand_on if self._plain else self._reduced
+        kept, handed_on = keep(module, args, kwargs, output)
+        self._activations._add(call, kept)
+        if self._inputs:
+            self._activations.inputs._add(call, self._observer.input)
+        if not self._from_the_end:
+            return handed_on
+        if not self._observer.wants(call):
+            self._undecided.append(call)
+        # the eldest are the first of which it is known that the end is too far away
+        while self._undecided and not self._observer.may_want(self._undecided[0]):
+            self._drop(self._undecided.popleft())
         return handed_on
 
-    def _kept(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
-        """What to keep, and what goes on in the output's place (None: the output itself)."""
-        if self._transform is None and self._device is None and self._dtype is None:
-            return keep_and_hand_on(module, args, kwargs, output)
+    def _reduced(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
+        """What to keep of an output, and what goes on in its place."""
+        handed_on = None
+        if self._transform is not None and _in_graph(output):
+            # what the transform saves for its backward pass must not be overwritten by the next layer
+            output, handed_on = keep_and_hand_on(module, args, kwargs, output)
         reduced = output if self._transform is None else self._transform(output)
         live = storage_keys(output, args, kwargs)
-        placed = map_tensors(reduced, self._place)
-        return map_tensors(placed, lambda tensor: tensor.clone() if shares_storage(tensor, live) else tensor), None
+        spare = () if handed_on is None else tensors_in(output).values()
+        return self._own(map_tensors(reduced, self._place), live, {id(tensor) for tensor in spare}), handed_on
+
+    def _own(self, value: Any, live: set[int | None], spare: Container[int] = ()) -> Any:
+        """``value`` with copies of the tensors in memory that others hold, but for the ``spare`` ones."""
+        return map_tensors(value, lambda t: t.clone() if shares_storage(t, live) and id(t) not in spare else t)
 
     def _place(self, tensor: Tensor) -> Tensor:
         dtype = self._dtype if tensor.is_floating_point() else None
         return tensor if self._device is None and dtype is None else tensor.to(self._device, dtype)
 
-    def _remember(self, by_call: _ByCall, call: Call, value: Any) -> None:
-        by_call._values[call.key] = value
-        by_call._calls[call.key] = call
-        by_call._total = self._observer.total
-
-    def _drop_unwanted(self, complete: bool) -> None:
+    def _drop_unwanted(self) -> None:
         """Let go of calls that were kept only because the number of calls was not known yet."""
-        selection, total = self._observer.selection, self._observer.total
+        if self._observer.complete:
+            for call in self._undecided:
+                if not self._observer.wanted(call):
+                    self._drop(call)
+            self._undecided.clear()
+
+    def _drop(self, call: Call) -> None:
         for by_call in (self._activations, self._activations.inputs):
-            by_call._total = total
-            if not selection.from_the_end:
-                continue
-            for key, call in list(by_call._calls.items()):
-                certain = selection.wants(call.name, call.call, call.index)
-                possible = not complete and selection.may_want(call.index, total)
-                at_end = complete and selection.wants_of(call.name, call.call, call.index, total)
-                if not (certain or possible or at_end):
-                    del by_call._values[key], by_call._calls[key]
+            by_call._drop(call.key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -49,17 +49,23 @@ def _matplotlib_by_itself() -> Iterator[None]:
     kept = {name: os.environ.pop(name, None) for name in ("MPLBACKEND", "MATPLOTLIBRC")}
     if own:
         os.environ["MATPLOTLIBRC"] = own
+    exists = os.path.exists  # matplotlib looks into the current folder before it asks MATPLOTLIBRC
+    os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
     try:
         yield
     finally:
+        os.path.exists = exists
         os.environ.pop("MATPLOTLIBRC", None)
         os.environ.update({name: value for name, value in kept.items() if value is not None})
 
 
 def _matplotlib() -> Any:
     if "matplotlib" not in sys.modules:
+        backend = os.environ.get("MPLBACKEND")
         with _matplotlib_by_itself():
             import matplotlib
+        with suppress(ValueError):  # it is read at the import alone: without it a notebook would show no more plots
+            matplotlib.rcParams.update({"backend": backend} if backend else {})
     import matplotlib
 
     return matplotlib

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from urllib.parse import quote
 
 from hookscope.errors import UsageError, WriteError
 from hookscope.files import check_folder, check_writable
 from hookscope.layers import Call
 
-__all__ = ["Destination", "call_names", "model_word"]
+__all__ = ["Destination", "call_names", "image_words", "model_word"]
 
-_LONGEST_NAME = 180
+# In bytes: file systems take 255. The parts are cut so that the index stays, by which names sort and differ.
+_LONGEST_NAME, _LONGEST_IMAGE, _LONGEST_MODEL = 180, 80, 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +38,36 @@ class Destination:
         """
         if output is None:
             return cls("default")
+        if not output:
+            raise UsageError("-o has no value", do="name a file or a folder, or write - for standard output")
         if output == "-":
-            if len(images) > 1:
-                raise UsageError("-o - takes one picture", f"there are {len(images)} images", "give one, or a folder")
-            return cls("stdout")
+            destination = cls("stdout")
+            destination.check_count(len(images) - 1)
+            return destination
         if os.path.isdir(output) or output.endswith(("/", os.sep)) or _would_be_folder(output):
             check_folder(output)
             return cls("folder", output)
         device = os.path.exists(output) and not os.path.isfile(output)
         if os.path.splitext(output)[1].lower() != ".png" and not device:
             raise UsageError(f"cannot write {output}", "sheets are PNG files", "name it .png, or give a folder")
-        if len(images) > 1 and os.path.splitext(output)[1]:
-            raise UsageError(f"-o {output} takes one picture", f"there are {len(images)} images", "give a folder")
+        destination = cls("file", output)
+        destination.check_count(len(images) - 1)
         check_writable(output)
-        _refuse_input(output, images)
-        return cls("file", output)
+        refuse_input(output, images)
+        return destination
 
-    def path_for(self, name: str, image: str, model: str, alone: bool) -> str:
-        """The path of the sheet ``name``; ``alone`` when it is the only one.
+    def check_count(self, passes: int) -> None:
+        """Refuse more than one forward pass into one file: two images are one pass for optical flow alone.
+
+        Raises:
+            UsageError: there are more.
+        """
+        if self.kind in ("file", "stdout") and passes > 1:
+            what = "-o -" if self.kind == "stdout" else f"-o {self.path}"
+            raise UsageError(f"{what} takes one picture", "there are several images", "give one, or a folder")
+
+    def path_for(self, name: str, word: str, model: str, alone: bool) -> str:
+        """The path of the sheet ``name`` of the image called ``word``; ``alone`` when it is the only one.
 
         Raises:
             UsageError: when several sheets were to go to one file or to standard output.
@@ -62,7 +76,7 @@ class Destination:
             where = "-o -" if self.kind == "stdout" else f"-o {self.path}"
             raise UsageError(f"{where} takes one picture", "the selection has several", "choose one layer or a folder")
         if self.kind == "default":
-            return name if alone else os.path.join(f"{image_word(image)}-{model_word(model)}", name)
+            return name if alone else os.path.join(f"{word}-{model_word(model)}", name)
         return os.path.join(self.path, name) if self.kind == "folder" else self.path
 
 
@@ -70,15 +84,38 @@ def _would_be_folder(output: str) -> bool:
     return not os.path.exists(output) and not os.path.splitext(output)[1]
 
 
-def _refuse_input(output: str, images: Sequence[str]) -> None:
+def refuse_input(output: str, images: Iterable[str]) -> None:
+    """Refuse to write over one of the ``images``, such as a sheet of an earlier run that ``*.png`` named.
+
+    Raises:
+        WriteError: ``output`` is one of them.
+    """
+    if not os.path.isfile(output):
+        return
     for image in images:
-        if os.path.exists(output) and os.path.exists(image) and os.path.samefile(output, image):
-            raise WriteError(f"-o {output} is the image itself", do="write somewhere else")
+        if os.path.isfile(image) and os.path.samefile(output, image):
+            raise WriteError(f"cannot write {output}: it is the image {image} itself", do="write somewhere else")
 
 
 def file_word(text: str) -> str:
-    """``text`` as part of a file name: letters, digits and a few signs as they are, all else as ``%XX``."""
-    return quote(text, safe=" .-_#+=@,()", errors="surrogatepass").lstrip(".") or "_"
+    """``text`` as part of a file name: letters, digits and a few signs as they are, all else as ``%XX``.
+
+    Example:
+        >>> file_word("blocks/0:café")
+        'blocks%2F0%3Acafé'
+    """
+    return "".join(map(_file_letter, text)).lstrip(".") or "_"
+
+
+def _file_letter(letter: str) -> str:
+    if letter.isalnum() or letter in " .-_#+=@,()" or (letter > "\x7f" and letter.isprintable()):
+        return letter
+    return quote(letter, safe="", errors="surrogatepass")
+
+
+def _cut(text: str, most: int) -> str:
+    """The beginning of ``text``, at most so many bytes long."""
+    return text.encode()[:most].decode(errors="ignore")
 
 
 def model_word(model: str) -> str:
@@ -88,23 +125,34 @@ def model_word(model: str) -> str:
         >>> model_word("resnet34"), model_word("nets/small.py:make")
         ('resnet34', 'small.py-make')
     """
-    return re.sub(r"[^\w.+-]+", "-", re.split(r"[/\\\\]", model)[-1]).strip("-.") or "model"
+    word = re.sub(r"[^\w.+-]+", "-", re.split(r"[/\\\\]", model)[-1]).strip("-.")
+    return _cut(word, _LONGEST_MODEL) or "model"
 
 
-def image_word(image: str) -> str:
-    """The name of an image without folder and suffix, as part of a file name."""
-    if image == "-":
-        return "stdin"
-    return file_word(os.path.splitext(os.path.basename(image))[0])[:80]
+def image_words(images: Sequence[str]) -> list[str]:
+    """The names of images without folder and suffix, as parts of file names; no two are the same.
+
+    Example:
+        >>> image_words(["a/cat.jpg", "b/cat.jpg", "-"])
+        ['cat', 'cat~2', 'stdin']
+    """
+    stems = [os.path.splitext(os.path.basename(image))[0] for image in images]
+    words = ["stdin" if image == "-" else file_word(stem) for image, stem in zip(images, stems, strict=True)]
+    return _distinct([_cut(word, _LONGEST_IMAGE) for word in words])
 
 
-def call_names(calls: Sequence[Call], image: str, model: str) -> list[str]:
+def call_names(calls: Sequence[Call], word: str, model: str) -> list[str]:
     """File names of the sheets of ``calls``, in order: they say image, model, index and layer and sort like the calls.
 
     A call outside the counted types has the index of the call before it and a letter.
 
+    Args:
+        calls: In order of execution.
+        word: What `image_words` calls the image.
+        model: The model argument.
+
     Example:
-        >>> call_names([Call("conv1", "Conv2d", 0, 0), Call("bn1", "BatchNorm2d", 0, None)], "a/cat.jpg", "resnet18")
+        >>> call_names([Call("conv1", "Conv2d", 0, 0), Call("bn1", "BatchNorm2d", 0, None)], "cat", "resnet18")
         ['cat-resnet18-000-conv1.png', 'cat-resnet18-000a-bn1.png']
     """
     width = max([3, *(len(str(call.index)) for call in calls if call.index is not None)])
@@ -117,9 +165,8 @@ def call_names(calls: Sequence[Call], image: str, model: str) -> list[str]:
             letters += 1
             # before the first index: a sign that sorts before any digit
             place = (f"{last:0{width}d}" if last >= 0 else "0" * (width - 1) + "-") + _letters(letters)
-        stem = f"{image_word(image)}-{model_word(model)}-{place}-{file_word(call.key or call.type)}"
-        names.append(f"{stem[:_LONGEST_NAME]}.png")
-    return _distinct(names)
+        names.append(_cut(f"{word}-{model_word(model)}-{place}-{file_word(call.key or call.type)}", _LONGEST_NAME))
+    return [f"{name}.png" for name in names]
 
 
 def _letters(number: int) -> str:
@@ -128,10 +175,12 @@ def _letters(number: int) -> str:
     return "z" * full + "abcdefghijklmnopqrstuvwxyz"[rest]
 
 
-def _distinct(names: list[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    for at, name in enumerate(names):
-        seen[name] = seen.get(name, 0) + 1
-        if seen[name] > 1:
-            names[at] = f"{name[:-4]}~{seen[name]}.png"
-    return names
+def _distinct(words: list[str]) -> list[str]:
+    """The second of the same words with ``~2``: same also where a file system does not tell capitals apart."""
+    taken: set[str] = set()
+    found = []
+    for word in words:
+        tries = (word if at == 1 else f"{word}~{at}" for at in count(1))
+        found.append(next(one for one in tries if one.casefold() not in taken))
+        taken.add(found[-1].casefold())
+    return found

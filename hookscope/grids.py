@@ -1,279 +1,68 @@
-"""Feature maps to a channel grid: which channels, which scale, which level each value gets, where each map lies."""
+"""Feature maps to a channel grid: where each map lies, its number above it and its bar below."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hookscope import colours
-from hookscope.errors import LayerError, NoMapError, SelectionError, UsageError
+from hookscope.errors import NoMapError
+from hookscope.lettering import LABEL_HEIGHT, number_pixels, stamp
+from hookscope.levels import ChannelChoice, Scale, Tiles, reduce_maps
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from PIL import Image
     from torch import Tensor
 
-    Pixels = NDArray[np.uint8]
+    from hookscope.lettering import Pixels
 
-__all__ = ["ChannelChoice", "Grid", "Layout", "Scale", "Tiles", "channel_grid", "reduce_maps"]
+__all__ = ["Grid", "Layout", "channel_grid", "draw_grid", "lay_out", "strongest", "to_image"]
 
 # Without --cell a map has at least this side, and more where the whole sheet stays below the area for a screen.
 LEAST_CELL = 56
 _SCREEN = 1_200 * 800
-# A sheet above this many pixels is cut off, with a word; 100 million take some seconds and 100 MB to draw.
-MOST_PIXELS = 100_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How values become colours: ``channel`` (each map its own range), else one range for all.
-
-    Attributes:
-        kind: ``channel``, ``layer``, ``symmetric``, ``percentile`` or ``range``.
-        low: Lower percentile or bound.
-        high: Upper percentile or bound.
-    """
-
-    kind: str = "channel"
-    low: float = 0.0
-    high: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str) -> Scale:
-        """``channel``, ``layer``, ``symmetric``, ``percentile:1,99`` or ``LO:HI``.
-
-        Raises:
-            UsageError: for anything else.
-
-        Example:
-            >>> Scale.parse("percentile:1,99")
-            Scale(kind='percentile', low=1.0, high=99.0)
-        """
-        if text in ("channel", "layer", "symmetric"):
-            return cls(text)
-        head, _, rest = text.rpartition(":")
-        pair = rest.split(",") if head == "percentile" else [head, rest]
-        try:
-            low, high = (float(number) for number in pair)
-            if not (math.isfinite(low) and math.isfinite(high) and low < high):
-                raise ValueError
-            if head == "percentile" and not 0 <= low < high <= 100:
-                raise ValueError
-        except ValueError:
-            known = "there are channel, layer, symmetric, percentile:LO,HI and LO:HI"
-            raise UsageError(f"no scale '{text}'", known, "such as percentile:1,99 or -1:1") from None
-        return cls("percentile" if head == "percentile" else "range", low, high)
-
-    def __str__(self) -> str:
-        if self.kind == "percentile":
-            return f"percentile:{self.low:g},{self.high:g}"
-        return f"{self.low:g}:{self.high:g}" if self.kind == "range" else self.kind
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelChoice:
-    """Which channels to draw: numbers and ranges, or the strongest ``top`` of them by ``measure``."""
-
-    numbers: tuple[tuple[int, int], ...] = ()
-    top: int = 0
-    measure: str = "abs"
-
-    @classmethod
-    def parse(cls, text: str) -> ChannelChoice:
-        """``0-63,100``, ``top:16`` (by mean absolute value) or ``top:16:max|std|mean``.
-
-        Raises:
-            SelectionError: for anything else.
-
-        Example:
-            >>> ChannelChoice.parse("0-3,8").numbers
-            ((0, 3), (8, 8))
-        """
-        found = re.fullmatch(r"top:(\d+)(?::(abs|max|std|mean))?", text.strip())
-        if found is not None and int(found[1]):
-            return cls(top=int(found[1]), measure=found[2] or "abs")
-        pairs = []
-        for part in text.split(","):
-            span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-            if span is None or int(span[2] or span[1]) < int(span[1]):
-                raise SelectionError(f"bad channels '{text}'", do="write 0-63,100 or top:16 or top:16:max|std|mean")
-            pairs.append((int(span[1]), int(span[2] or span[1])))
-        return cls(numbers=tuple(pairs))
-
-    def of(self, values: Tensor) -> list[int]:
-        """The chosen channels of ``values`` ``(C, H, W)``, in the order in which to draw them.
-
-        Raises:
-            LayerError: when none of them exists.
-        """
-        count = values.shape[0]
-        if self.top:
-            strength = self._strength(values)
-            return [int(at) for at in strength.argsort(descending=True, stable=True)[: self.top]]
-        if not self.numbers:
-            return list(range(count))
-        chosen = [at for first, last in self.numbers for at in range(first, min(last, count - 1) + 1)]
-        if not chosen:
-            asked = ",".join(f"{a}-{b}" if a != b else f"{a}" for a, b in self.numbers)
-            raise LayerError(f"no channel {asked}", f"there are {count}: 0 to {count - 1}")
-        return list(dict.fromkeys(chosen))
-
-    def _strength(self, values: Tensor) -> Tensor:
-        flat = values.flatten(1).nan_to_num(0.0, 0.0, 0.0)
-        if self.measure == "max":
-            return flat.amax(1)
-        if self.measure == "std":
-            return flat.std(1, correction=0)
-        return flat.mean(1) if self.measure == "mean" else flat.abs().mean(1)
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Feature maps reduced to what a picture needs, one byte a value.
-
-    Attributes:
-        channels: Their numbers, in drawing order.
-        levels: ``(C, H, W)`` palette indices: below ``LEVELS`` values, above it NaN, Inf and constant maps.
-        low: ``(C,)`` value of level 0, per channel.
-        high: ``(C,)`` value of the top level.
-        strength: ``(C,)`` range of each map, highest minus lowest finite value; of 1 × 1 maps the absolute value.
-        constant: ``(C,)`` whether a map of more than one position has one value throughout.
-        nonfinite: ``(C,)`` count of NaN and Inf.
-        shared: Whether one scale holds for all channels.
-        scale: Its name.
-    """
-
-    channels: list[int]
-    levels: Pixels
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    strength: NDArray[np.float64]
-    constant: NDArray[np.bool_]
-    nonfinite: NDArray[np.int64]
-    shared: bool
-    scale: str
-
-
-def reduce_maps(values: Tensor, choice: ChannelChoice | None = None, scale: Scale | None = None) -> Tiles:
-    """Choose channels of ``values`` ``(C, H, W)`` and give every value its level.
-
-    A single position has no range of its own: 1 × 1 maps take the scale of the layer where ``channel`` was asked.
-
-    Raises:
-        LayerError: when no chosen channel exists.
-        NoMapError: when there is nothing to draw.
-    """
-    if not values.numel():
-        raise NoMapError(f"an output of {'x'.join(map(str, values.shape))} has no values")
-    choice, scale = choice or ChannelChoice(), scale or Scale()
-    channels = choice.of(values)
-    single = values.shape[1] * values.shape[2] == 1
-    if scale.kind == "channel" and single:
-        scale = Scale("layer")
-    chosen = values if channels == list(range(values.shape[0])) else values[channels]
-    lowest, highest, nonfinite = finite_extremes(chosen)
-    low, high = _bounds(values, lowest, highest, scale)
-    constant = (lowest == highest) & (nonfinite == 0) & (not single)
-    levels = _levels(chosen, low, high)
-    if scale.kind == "channel":
-        levels[constant] = colours.CONSTANT
-    return Tiles(
-        channels=channels,
-        levels=levels.cpu().numpy(),
-        low=low.cpu().numpy(),
-        high=high.cpu().numpy(),
-        strength=(lowest.abs() if single else highest - lowest).nan_to_num(0.0, 0.0, 0.0).cpu().numpy(),
-        constant=constant.cpu().numpy(),
-        nonfinite=nonfinite.cpu().numpy(),
-        shared=scale.kind != "channel",
-        scale=str(scale),
-    )
-
-
-def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Lowest and highest finite value and the count of NaN and Inf of each channel: three ``(C,)`` tensors.
-
-    A channel without a finite value has lowest +inf and highest -inf.
-    """
-    import torch
-
-    flat = values.flatten(1)
-    low, high = flat.aminmax(dim=1)
-    # one pass for the usual case: a NaN or an Inf anywhere shows in the extremes
-    if bool(torch.isfinite(low).all()) and bool(torch.isfinite(high).all()):
-        return low.double(), high.double(), torch.zeros(flat.shape[0], dtype=torch.int64, device=flat.device)
-    finite = torch.isfinite(flat)
-    low = flat.masked_fill(~finite, math.inf).amin(1)
-    high = flat.masked_fill(~finite, -math.inf).amax(1)
-    return low.double(), high.double(), (~finite).sum(1)
-
-
-def _bounds(values: Tensor, lowest: Tensor, highest: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
-    import torch
-
-    if scale.kind == "channel":
-        return lowest, highest
-    if scale.kind == "range":
-        low, high = scale.low, scale.high
-    elif scale.kind == "percentile":
-        import numpy as np
-
-        finite = values[torch.isfinite(values)].cpu().numpy()
-        low, high = map(float, np.percentile(finite, [scale.low, scale.high])) if finite.size else (0.0, 0.0)
-    else:
-        lows, highs, _ = finite_extremes(values)
-        low, high = float(lows.min()), float(highs.max())
-        if low > high:  # nothing finite at all
-            low = high = 0.0
-        if scale.kind == "symmetric":
-            high = max(abs(low), abs(high))
-            low = -high
-    return torch.full_like(lowest, low), torch.full_like(lowest, high)
-
-
-def _levels(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """``round((value - low) / (high - low) * top)`` as bytes, outside values at the ends, NaN and Inf apart."""
-    import torch
-
-    top = colours.LEVELS - 1
-    spread = high - low
-    # float32 is exact enough unless the range is so small or so large that the arithmetic itself leaves its range
-    safe = bool(((spread > 1e-30) & (spread < 1e30) & (low.abs() < 1e30) & (low.abs() < spread * 1e3)).all())
-    work = values.clone() if safe else values.double()
-    factor = torch.where(spread > 0, top / spread, 0.0)
-    work.sub_(low.to(work.dtype)[:, None, None]).mul_(factor.to(work.dtype)[:, None, None]).round_().clamp_(0, top)
-    finite = torch.isfinite(values)
-    if bool(finite.all()):
-        return work.to(torch.uint8)
-    levels = work.nan_to_num(0.0).to(torch.uint8)
-    levels[torch.isnan(values)] = colours.NAN
-    levels[values == math.inf] = colours.PLUS_INF
-    levels[values == -math.inf] = colours.MINUS_INF
-    return levels
+# A sheet above this many pixels is cut off, with a word: they take some seconds and 80 MB to draw, and Pillow opens
+# such a picture without a warning.
+MOST_PIXELS = 80_000_000
+FRAME_GAP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where maps lie in a grid, in pixels: a cell holds a label, the map ``zoom`` times its size, a bar and a gap."""
+    """Where maps lie in a grid, in pixels: a cell holds a label, the map ``zoom`` times its size, a bar and a gap.
+
+    ``cell_width`` is that of the map, or of the label where that is wider. The ``frames`` of a clip stand side by side
+    with `FRAME_GAP` between them; ``map_width`` is that of them all.
+    """
 
     columns: int
     rows: int
     zoom: int
     map_height: int
     map_width: int
+    cell_width: int
     label: int
     bar: int
     gap: int
+    frames: int = 1
+
+    @property
+    def frame_width(self) -> int:
+        """Of one frame, which is the whole map but for clips."""
+        return (self.map_width + FRAME_GAP) // self.frames - FRAME_GAP
+
+    @property
+    def frame_places(self) -> list[slice]:
+        """Where the frames lie within a map, from left to right."""
+        starts = range(0, self.map_width, self.frame_width + FRAME_GAP)
+        return [slice(start, start + self.frame_width) for start in starts]
 
     @property
     def step_x(self) -> int:
         """From one map to the next in a row."""
-        return self.map_width + self.gap
+        return self.cell_width + self.gap
 
     @property
     def step_y(self) -> int:
@@ -292,16 +81,27 @@ class Layout:
 
 
 def lay_out(
-    count: int, height: int, width: int, columns: int | None = None, cell: int | None = None, plain: bool = False
+    count: int,
+    height: int,
+    width: int,
+    columns: int | None = None,
+    cell: int | None = None,
+    plain: bool = False,
+    label_width: int = 0,
+    frames: int = 1,
 ) -> Layout:
     """Where ``count`` maps of ``height`` × ``width`` go: about 3:2 in all, or in so many ``columns``."""
-    zoom = math.ceil(cell / min(height, width)) if cell else _fitting_zoom(count, height, width)
+    zoom = math.ceil(cell / min(height, width // frames)) if cell else _fitting_zoom(count, height, width)
+    zoom = max(1, min(zoom, math.isqrt(MOST_PIXELS // (height * width))))  # not even one map above the limit
     label, bar, gap = (0, 0, 2) if plain else (LABEL_HEIGHT, 4 if height * width > 1 else 0, 6)
-    cell_width, cell_height = width * zoom + gap, height * zoom + label + bar + gap
+    map_width = width * zoom + (frames - 1) * FRAME_GAP
+    cell_width = max(map_width, 0 if plain else label_width)
+    cell_height = height * zoom + label + bar
     if columns is None:
-        columns = round(math.sqrt(1.5 * count * cell_height / cell_width))
+        columns = round(math.sqrt(1.5 * count * (cell_height + gap) / (cell_width + gap)))
     columns = max(1, min(columns, count))
-    return Layout(columns, math.ceil(count / columns), zoom, height * zoom, width * zoom, label, bar, gap)
+    rows = math.ceil(count / columns)
+    return Layout(columns, rows, zoom, height * zoom, map_width, cell_width, label, bar, gap, frames)
 
 
 def _fitting_zoom(count: int, height: int, width: int) -> int:
@@ -324,20 +124,28 @@ class Grid:
     left_out: int = 0
 
 
-def draw_grid(tiles: Tiles, columns: int | None = None, cell: int | None = None, plain: bool = False) -> Grid:
+def draw_grid(
+    tiles: Tiles,
+    columns: int | None = None,
+    cell: int | None = None,
+    plain: bool = False,
+    frames: int = 1,
+    most: int = MOST_PIXELS,
+) -> Grid:
     """Lay the maps out, magnified by nearest neighbour, with channel numbers and bars unless ``plain``.
 
     The bar under a map is as long as the map's range is, the widest range filling the cell: with a scale for each
-    channel it tells the strong ones from magnified noise. At most `MOST_PIXELS` are drawn, the rest is left out.
+    channel it tells the strong ones from magnified noise. At most ``most`` pixels are drawn, the rest is left out.
     """
     import numpy as np
 
     count, height, width = tiles.levels.shape
-    layout = lay_out(count, height, width, columns, cell, plain)
-    fitting = max(1, MOST_PIXELS // (layout.step_x * layout.step_y))
-    if layout.width * layout.height > MOST_PIXELS and fitting < count:
+    label_width = _widest_label(tiles)
+    layout = lay_out(count, height, width, columns, cell, plain, label_width, frames)
+    fitting = max(1, most // (layout.step_x * layout.step_y))
+    if layout.width * layout.height > most and fitting < count:
         count = fitting
-        layout = lay_out(count, height, width, columns, cell, plain)
+        layout = lay_out(count, height, width, columns, cell, plain, label_width, frames)
     pixels = np.full((layout.rows, layout.step_y, layout.columns, layout.step_x), colours.BACKGROUND, np.uint8)
     _place_maps(pixels, layout, tiles.levels[:count])
     if not plain:
@@ -352,7 +160,7 @@ def _place_maps(pixels: Pixels, layout: Layout, levels: Pixels) -> None:
 
     full, over = divmod(levels.shape[0], layout.columns)
     z = layout.zoom
-    ys, xs = slice(layout.label, layout.label + layout.map_height), slice(0, layout.map_width)
+    ys, wide = slice(layout.label, layout.label + layout.map_height), layout.frame_width
     for first, last, many in ((0, full, layout.columns), (full, full + bool(over), over)):
         if first == last:
             continue
@@ -361,40 +169,8 @@ def _place_maps(pixels: Pixels, layout: Layout, levels: Pixels) -> None:
         block = block.reshape(last - first, many, *levels.shape[1:]).transpose(0, 2, 1, 3)
         if z > 1:
             block = np.repeat(np.repeat(block, z, axis=3), z, axis=1)
-        pixels[first:last, ys, :many, xs] = block
-
-
-LABEL_HEIGHT = 14
-_TEXT_SIZE = 11
-
-
-@cache
-def text_pixels(text: str, size: int = _TEXT_SIZE, bold: bool = False) -> Pixels:
-    """``text`` as palette indices, dark on background, antialiased in four steps."""
-    import numpy as np
-    from PIL import Image, ImageDraw
-
-    letters = colours.font(size, bold)
-    mask = Image.new("L", (max(1, round(letters.getlength(text))), round(size * 1.35)), 0)
-    ImageDraw.Draw(mask).text((0, 0), text, fill=255, font=letters)
-    steps = np.array(
-        [colours.BACKGROUND, colours.TEXT_FAINT, colours.TEXT_HALF, colours.TEXT_STRONG, colours.TEXT], np.uint8
-    )
-    shown: Pixels = steps[(np.asarray(mask).astype(np.uint16) * 4 + 127) // 255]
-    return shown
-
-
-def stamp(pixels: Pixels, text: Pixels, x: int, y: int) -> None:
-    """Write ``text`` into ``pixels`` at ``x``, ``y``; what does not fit is cut off."""
-    target = pixels[y : y + text.shape[0], x : x + text.shape[1]]
-    target[:] = text[: target.shape[0], : target.shape[1]]
-
-
-def _number_pixels(text: str, bold: bool) -> Pixels:
-    """A label put together from its letters, each drawn once."""
-    import numpy as np
-
-    return np.concatenate([text_pixels(letter, bold=bold)[:LABEL_HEIGHT] for letter in text], axis=1)
+        for at, xs in enumerate(layout.frame_places):
+            pixels[first:last, ys, :many, xs] = block[..., at * wide : (at + 1) * wide]
 
 
 def strongest(tiles: Tiles, most: int = 8) -> list[int]:
@@ -403,16 +179,25 @@ def strongest(tiles: Tiles, most: int = 8) -> list[int]:
     return [int(at) for at in order if tiles.strength[at] > 0]
 
 
+def _widest_label(tiles: Tiles) -> int:
+    """The pixels that the longest channel number takes; digits are all equally wide."""
+    mark = " !" if bool(tiles.nonfinite.any()) else ""
+    return int(number_pixels(f"{max(tiles.channels)}{mark}", bold=True).shape[1])
+
+
 def _place_labels(pixels: Pixels, layout: Layout, tiles: Tiles, count: int) -> None:
     bold = set(strongest(tiles))
     for at in range(count):
         row, column = divmod(at, layout.columns)
-        label = str(tiles.channels[at])
+        number = str(tiles.channels[at])
+        if tiles.nonfinite[at]:
+            number += " !"
+        label = number_pixels(number, at in bold)
         if tiles.constant[at]:
-            label += f" ={tiles.low[at]:.3g}" if not tiles.shared else " const"
-        elif tiles.nonfinite[at]:
-            label += " !"
-        stamp(pixels[row, :, column], _number_pixels(label, at in bold), 0, 0)
+            word = number_pixels(f"{number} const" if tiles.shared else f"{number} ={tiles.low[at]:.3g}")
+            # a value cut off in the middle would be another value
+            label = word if word.shape[1] <= layout.cell_width else label
+        stamp(pixels[row, :, column], label, 0, 0)
 
 
 def _place_bars(pixels: Pixels, layout: Layout, tiles: Tiles, count: int) -> None:
@@ -422,7 +207,7 @@ def _place_bars(pixels: Pixels, layout: Layout, tiles: Tiles, count: int) -> Non
     top = layout.label + layout.map_height + 1
     for at in range(count):
         row, column = divmod(at, layout.columns)
-        length = math.ceil(layout.map_width * float(tiles.strength[at]) / widest) if 0 < widest < math.inf else 0
+        length = math.ceil(layout.map_width * (float(tiles.strength[at]) / widest)) if widest else 0
         bar = pixels[row, top : top + layout.bar - 1, column]
         bar[:, : layout.map_width] = colours.TRACK
         bar[:, :length] = colours.BAR
@@ -461,7 +246,8 @@ def channel_grid(
 
     Raises:
         NoMapError: for another shape.
-        UsageError: for a scale, a colour map or channels that do not exist.
+        UsageError: for a scale, a colour map or channels that cannot be read or do not exist.
+        LayerError: when the activation has none of the channels.
 
     Example:
         >>> import torch
@@ -471,7 +257,7 @@ def channel_grid(
     maps = _one_activation(activation)
     if channels is not None and not isinstance(channels, str):
         channels = ",".join(map(str, channels))
-    choice = ChannelChoice.parse(channels) if channels else ChannelChoice()
+    choice = ChannelChoice.parse(channels) if channels is not None else ChannelChoice()
     tiles = reduce_maps(maps, choice, Scale.parse(scale))
     return to_image(draw_grid(tiles, columns, cell, plain).pixels, cmap)
 
@@ -480,6 +266,8 @@ def _one_activation(activation: Any) -> Tensor:
     from hookscope.maps import as_float
 
     shape = tuple(activation.shape)
+    if not activation.numel():
+        raise NoMapError(f"an activation of {shape} has no values")
     tensor = as_float(activation)
     while tensor.dim() > 3 and tensor.shape[0] == 1:
         tensor = tensor[0]

@@ -79,10 +79,11 @@ def check_hookable(model: nn.Module) -> None:
         where = f"'{name}' is" if name else "the model is"
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(f"{where} scripted or traced: hooks do not fire in it", do="pass the eager model")
-        if hasattr(module, "_orig_mod"):
+        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+            inside = "_orig_mod" in module._modules
             raise ModelError(
                 f"{where} compiled by torch.compile: hooks added now may never fire",
-                do="pass the model inside, `compiled._orig_mod`",
+                do="pass the model inside, `compiled._orig_mod`" if inside else "look into it before `.compile()`",
             )
 
 

@@ -88,9 +88,17 @@ def example_inputs(model: nn.Module, input_size: Sequence[int]) -> tuple[Any, ..
     size = [int(n) for n in input_size]
     if not size or min(size) < 1:
         raise UsageError(f"bad input size {tuple(input_size)}", do="give (H, W) or a whole shape")
-    if len(size) != 2:
-        return (torch.zeros(size),)
     family = family_of(model)
-    if family == "video":
-        return as_inputs(family, [torch.zeros(3, CLIP_FRAMES, *size)])
-    return as_inputs(family, [torch.zeros(in_channels(model), *size)])
+    if len(size) == 2:
+        size = [3, CLIP_FRAMES, *size] if family == "video" else [in_channels(model), *size]
+        return as_inputs(family, [torch.zeros(size, **_kind(model))])
+    whole = torch.zeros(size, **_kind(model))
+    return (whole, whole) if family == "optical_flow" else (whole,)
+
+
+def _kind(model: nn.Module) -> dict[str, Any]:
+    """The device and the type of number that ``model`` calculates with; the CPU for one without values."""
+    first = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), None)
+    if first is None:
+        return {}
+    return {"dtype": first.dtype, "device": "cpu" if first.is_meta else first.device}

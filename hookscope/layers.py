@@ -138,7 +138,10 @@ class _Names:
     call: int | None
 
     def names(self, name: str) -> bool:
-        return name == self.pattern if isinstance(self.pattern, str) else self.pattern.fullmatch(name) is not None
+        return name == self.pattern if isinstance(self.pattern, str) else self.pattern.search(name) is not None
+
+    def names_any(self, names: Iterable[str]) -> bool:
+        return any(self.names(name) for name in names)
 
     def wants(self, name: str, call: int) -> bool:
         return (self.call is None or self.call == call) and self.names(name)
@@ -154,14 +157,13 @@ def _parse_term(text: str) -> _Indices | _Names:
         return _Indices(text, _parse_slice(text))
     if text.startswith("re:"):
         try:
-            found = re.compile(text[3:])
+            return _Names(text, re.compile(text[3:]), None)
         except re.error as error:
             raise SelectionError(f"bad regular expression '{text[3:]}': {error}") from None
-        return _Names(text, re.compile(f".*(?:{found.pattern}).*", found.flags) if found.pattern else found, None)
     name, hash_sign, call = text.partition("#")
-    if hash_sign and not call.isdigit():
+    if hash_sign and not call.isdecimal():
         raise SelectionError(f"bad call in '{text}'", do="write `name#1` for the second call of a layer")
-    pattern = re.compile(fnmatch.translate(name)) if re.search(r"[*?\[]", name) else name
+    pattern = re.compile(rf"\A(?:{fnmatch.translate(name)})") if re.search(r"[*?\[]", name) else name
     return _Names(text, pattern, int(call) if hash_sign else None)
 
 
@@ -181,9 +183,10 @@ def _split(layers: Layers) -> list[str]:
     terms: list[str] = []
     for text in map(str, layers):
         # a regular expression may hold commas, so it takes the rest of its text
-        head, regex, tail = text.partition("re:") if re.search(r"(^|,)\s*re:", text) else (text, "", "")
+        regex = re.search(r"(?:^|,)\s*(re:.*)", text, re.DOTALL)
+        head = text[: regex.start()] if regex else text
         terms += [term.strip() for term in head.split(",") if term.strip()]
-        terms += [regex + tail] if regex else []
+        terms += [regex[1]] if regex else []
     if not terms:
         raise SelectionError("empty layer selection", do="give an index, a range, a name or `all`")
     return terms
@@ -209,6 +212,8 @@ class Selection:
         terms = [_parse_term(text) for text in _split(layers)]
         self._indices = [term for term in terms if isinstance(term, _Indices)]
         self._names = [term for term in terms if isinstance(term, _Names)]
+        self._from_the_end = [term for term in self._indices if term.from_the_end]
+        self._every_index = any(term.window in (slice(None), slice(0, None)) for term in self._indices)
 
     @property
     def counts(self) -> bool:
@@ -218,7 +223,7 @@ class Selection:
     @property
     def from_the_end(self) -> bool:
         """Whether some wanted calls are known only when the pass is over."""
-        return any(term.from_the_end for term in self._indices)
+        return bool(self._from_the_end)
 
     @property
     def end_is_known(self) -> bool:
@@ -234,22 +239,25 @@ class Selection:
                 some = nearest(text, names) or _sample(names)
                 raise LayerError(f"no layer '{text}' in {what}", some, "list them with list-layers --type all")
 
-    def named(self, name: str) -> bool:
-        """Whether the layer is wanted by its name, for some call at least."""
-        return any(term.names(name) for term in self._names)
+    def calls_by_name(self, names: Sequence[str]) -> frozenset[int | None]:
+        """Which calls of a layer, known under all of ``names``, are wanted by name; None among them for every call."""
+        return frozenset([term.call for term in self._names if term.names_any(names)])
+
+    def wants_index(self, index: int) -> bool:
+        """Whether the call with this index is wanted, as far as it can be known while the pass runs."""
+        return self._every_index or any(term.certain(index) for term in self._indices)
 
     def wants(self, name: str, call: int, index: int | None) -> bool:
         """Whether this call is wanted, as far as it can be known while the pass runs."""
         if any(term.wants(name, call) for term in self._names):
             return True
-        return index is not None and any(term.certain(index) for term in self._indices)
+        return index is not None and self.wants_index(index)
 
     def may_want(self, index: int | None, calls_so_far: int) -> bool:
         """Whether this call may turn out to be wanted once the number of calls is known."""
         if index is None:
             return False
-        ends = [term for term in self._indices if term.from_the_end]
-        return any(term.reach is None or index >= calls_so_far - term.reach for term in ends)
+        return any(term.reach is None or index >= calls_so_far - term.reach for term in self._from_the_end)
 
     def wants_of(self, name: str, call: int, index: int | None, total: int) -> bool:
         """Whether this call is wanted, with ``total`` calls of the chosen types in the whole pass."""
@@ -257,40 +265,49 @@ class Selection:
             return True
         return index is not None and any(index in term.within(total) for term in self._indices)
 
-    def required(self, names: Iterable[str]) -> set[int | tuple[str, int]] | None:
+    def required(self, layers: Iterable[Sequence[str]]) -> set[int | tuple[str, int]] | None:
         """What must have run before a pass may stop: indices and ``(name, call)``; None when only its end will do.
 
         A name without ``#call`` asks for its first call: no pass can know of a second.
+
+        Args:
+            layers: The names of each layer; what must have run is told by the first of them.
         """
         wanted: set[int | tuple[str, int]] = set()
         for term in self._indices:
-            if term.from_the_end or term.window.stop is None:
+            last = [] if term.from_the_end or term.window.stop is None else term.within(term.window.stop)[-1:]
+            if not last:  # an open range, or an empty one, which no call will meet
                 return None
-            wanted |= set(term.within(term.window.stop)[-1:])
-        for name in names:
-            wanted |= {(name, term.call or 0) for term in self._names if term.names(name)}
+            wanted |= set(last)
+        for names in layers:
+            wanted |= {(names[0], call or 0) for call in self.calls_by_name(names)}
         return wanted
 
-    def check_ran(self, ran: Iterable[tuple[str, int]], total: int, types: Sequence[str]) -> None:
-        """Raise a LayerError when an index, a range or a ``name#call`` met nothing in a whole pass."""
+    def check_ran(self, ran: Iterable[tuple[Sequence[str], int]], total: int, types: Sequence[str]) -> None:
+        """Raise a LayerError when an index, a range or a ``name#call`` met nothing in a whole pass.
+
+        Args:
+            ran: The names of each layer and how often it ran.
+            total: How many calls of the chosen types there were.
+            types: What those types are called.
+        """
         of_type = "/".join(types)
         for term in self._indices:
             if not term.within(total):
                 what = "range" if ":" in term.text else "index"
                 have = f"there are {total} {of_type} calls: 0 to {total - 1}" if total else f"no {of_type} ran"
                 raise LayerError(f"no {what} {term.text}", have, "indices are those of list-layers")
-        counts: dict[str, int] = {}
-        for name, call in ran:
-            counts[name] = max(counts.get(name, 0), call + 1)
+        counts = list(ran)
         for by_name in self._names:
             if by_name.call is None:
                 continue
-            calls = max((n for name, n in counts.items() if by_name.names(name)), default=0)
+            calls = max((times for names, times in counts if by_name.names_any(names)), default=0)
             if by_name.call >= calls:
-                have = f"the layer ran {calls} times: #0 to #{calls - 1}" if calls else "the layer did not run"
+                ran_times = f"{calls} times: #0 to #{calls - 1}" if calls > 1 else "once"
+                have = f"the layer ran {ran_times}" if calls else "the layer did not run"
                 raise LayerError(f"no call '{by_name.text}'", have)
 
 
 def _sample(names: Sequence[str], count: int = 3) -> str:
-    shown = [name for name in names if name][:count]
-    return f"it has {len(names)} layers: {', '.join(shown)}, ..." if shown else "it has no layers"
+    named = [name for name in names if name]
+    return f"it has {len(named)} layers: {', '.join(named[:count])}, ..." if named else "it has no layers"

@@ -6,9 +6,10 @@ from typing import Any
 
 from hookscope import cache
 from hookscope.errors import InputError
+from hookscope.recorder import TracedCall
 from hookscope.registry import package_versions
 from hookscope.tensors import Shape
-from hookscope.trace import Trace, TracedCall, TracedLayer, trace
+from hookscope.trace import Trace, TracedLayer, trace
 
 __all__ = ["Listing", "cached_listing", "listing"]
 
@@ -29,7 +30,7 @@ def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
     Example:
         >>> size, found = listing("resnet18")
         >>> size, len(found.calls)
-        ((224, 224), 69)
+        ((224, 224), 76)
     """
     found = cached_listing(name, input_size)
     if found is None:
@@ -53,7 +54,7 @@ def _key(name: str, input_size: tuple[int, int] | None) -> dict[str, Any]:
 
 def _traced(name: str, input_size: tuple[int, int] | None) -> Listing:
     from hookscope.inputs import example_inputs, family_of
-    from hookscope.models import build_listed, build_real, listing_size
+    from hookscope.torchvision_models import build_listed, build_real, listing_size
 
     model = build_listed(name)
     size = input_size or listing_size(name, model)
@@ -61,9 +62,15 @@ def _traced(name: str, input_size: tuple[int, int] | None) -> Listing:
     if family_of(model) != "detection":  # detectors want values half-way: no use in trying
         try:
             return size, trace(model, inputs)
-        except InputError:
-            pass
+        except InputError as error:
+            if not _wants_values(error.__cause__):
+                raise
     return size, trace(build_real(name), inputs, dry=False)
+
+
+def _wants_values(error: BaseException | None) -> bool:
+    """Whether a pass without values failed for the want of them, and not because of the input's size."""
+    return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
 def _packed(size: tuple[int, int], found: Trace) -> dict[str, Any]:
@@ -77,6 +84,8 @@ def _unpacked(kept: dict[str, Any]) -> Listing:
     high, wide = kept["size"]
     layers = tuple(TracedLayer(name, tuple(types), *rest) for name, types, *rest in kept["layers"])
     calls = tuple(TracedCall(at, _shape(i), _shape(o), macs, by) for at, i, o, macs, by in kept["calls"])
+    if not all(0 <= call.layer < len(layers) for call in calls):
+        raise IndexError("a call of no layer")
     return (high, wide), Trace(layers, calls, kept["params"], kept["macs"], kept["real"])
 
 

@@ -32,10 +32,11 @@ class Maps:
     """Feature maps of one part of an output.
 
     Attributes:
-        part: Which part: ``""`` for the only one, else such as ``out``, ``item 1``, ``class token``.
+        part: Which part: ``""`` for the only one, else such as ``out``, ``class token``.
         values: ``(C, H, W)``, floating point; a clip's frames stand side by side, ``(C, H, T * W)``.
         axes: How the tensor was read, such as ``N C H W`` or ``N H W C``.
         item: Position in the batch.
+        items: Size of the batch.
         frames: How many frames stand side by side.
     """
 
@@ -43,7 +44,14 @@ class Maps:
     values: Tensor
     axes: str
     item: int = 0
+    items: int = 1
     frames: int = 1
+
+    @property
+    def label(self) -> str:
+        """The part and, of several items, which one: ``out, item 0 of 4``."""
+        words = [self.part] * bool(self.part) + [f"item {self.item} of {self.items}"] * (self.items > 1)
+        return ", ".join(words)
 
 
 def feature_maps(output: Any, module: nn.Module | None = None, shown: Shown | None = None) -> list[Maps]:
@@ -82,6 +90,8 @@ def as_float(tensor: Tensor) -> Tensor:
     import torch
 
     tensor = tensor.detach()
+    if tensor.device.type == "mps":  # which has no double precision
+        tensor = tensor.cpu()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.is_sparse or tensor.layout != torch.strided:
@@ -114,24 +124,19 @@ def _laid_out(clip: Tensor) -> tuple[Tensor, int]:
 
 def _items(part: str, items: list[tuple[Tensor, int]], axes: str, batch: Tensor) -> list[Maps]:
     total = batch.shape[0]
-    found = []
-    for at, (values, frames) in enumerate(items):
-        words = [part] if part else []
-        words += [f"item {at} of {total}"] if total > 1 else []
-        found.append(Maps(", ".join(words), values, axes, at, frames))
-    return found
+    return [Maps(part, values, axes, at, total, frames) for at, (values, frames) in enumerate(items)]
 
 
 def _of_three_axes(part: str, tensor: Tensor, module: nn.Module | None, shown: Shown | None) -> list[Maps]:
     """``(C, H, W)`` or ``(N, L, C)``: the layer's class tells, then the batch of one, then the shape."""
     kind = _channels_by_class(module)
-    if kind == "first":
-        _, high, wide = tensor.shape
-        return [Maps(part, tensor, "C H W")] if type(module).__name__ != "Conv1d" and min(high, wide) > 1 else []
-    grid = token_grid(tensor.shape[1], shown)
-    if grid is not None and (tensor.shape[0] == 1 or kind == "last" or tensor.shape[1] != tensor.shape[2]):
+    items, high, wide = tensor.shape
+    if type(module).__name__.endswith("1d"):  # (N, C, L): a signal
+        return []
+    grid = token_grid(high, shown) if kind != "first" else None
+    if grid is not None and (items == 1 or kind == "last" or not _like(high, wide, shown)):
         return _folded(part, tensor, grid)
-    return [Maps(part, tensor, "C H W")] if min(tensor.shape[1:]) > 1 and kind != "last" else []
+    return [Maps(part, tensor, "C H W")] if min(high, wide) > 1 and kind != "last" else []
 
 
 def _folded(part: str, tokens: Tensor, grid: tuple[int, int, int, int]) -> list[Maps]:
@@ -170,7 +175,12 @@ def _grid_like(count: int, shown: Shown) -> tuple[int, int] | None:
     for height in (high, high - 1, high + 1):
         if height > 0 and count % height == 0:
             width = count // height
-            if _like(height, width, shown):
+            # patches of one size, the last of a row or column perhaps cut off
+            high_off, wide_off = (
+                height - width * shown.height / shown.width,
+                width - height * shown.width / shown.height,
+            )
+            if abs(high_off) < 1 and abs(wide_off) < 1:
                 return height, width
     return None
 

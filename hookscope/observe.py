@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.errors import LayerError
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Observer", "describe_types", "types_in"]
 
 OnCall = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any], Any], Any]
-OnInput = Callable[["nn.Module", tuple[Any, ...], dict[str, Any]], None]
+OnInput = Callable[["nn.Module", tuple[Any, ...], dict[str, Any]], Any]
 
 
 def class_names(module: nn.Module) -> list[str]:
@@ -27,7 +29,7 @@ def class_names(module: nn.Module) -> list[str]:
 
 def is_leaf(module: nn.Module) -> bool:
     """Whether the layer has no children."""
-    return not any(True for _ in module.children())
+    return not module._modules or all(child is None for child in module._modules.values())
 
 
 def types_in(model: nn.Module) -> Counter[str]:
@@ -41,6 +43,45 @@ def describe_types(counts: Counter[str], most: int = 12) -> str:
     return ", ".join(shown) + (", ..." if len(counts) > most else "")
 
 
+@dataclass(slots=True)
+class _Watched:
+    """A layer with hooks on it, and what is known of its calls in this pass."""
+
+    names: tuple[str, ...]
+    counted: bool
+    by_name: frozenset[int | None]
+    calls: int = 0
+    open_inputs: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the last pass came; holds neither model nor tensors.
+
+    Attributes:
+        total: How many calls of the chosen types there were.
+        complete: Whether it came to its end.
+        stopped: Whether it was ended early.
+    """
+
+    total: int = 0
+    complete: bool = False
+    stopped: bool = False
+    layers: tuple[_Watched, ...] = ()
+
+    @property
+    def did_not_run(self) -> tuple[str, ...]:
+        """Names of watched layers that the pass did not reach, in order of registration."""
+        return tuple(layer.names[0] for layer in self.layers if not layer.calls)
+
+    def restart(self) -> None:
+        """Make ready for the next pass."""
+        self.total, self.complete, self.stopped = 0, False, False
+        for layer in self.layers:
+            layer.calls = 0
+            layer.open_inputs.clear()
+
+
 class Observer:
     """Calls ``on_call`` for every wanted layer call of each forward pass inside the ``with`` block.
 
@@ -51,8 +92,10 @@ class Observer:
         layers: A selection, see `Selection`.
         types: Class names that indices count, ``all`` for every leaf.
         on_call: ``(call, module, args, kwargs, output)``; what it returns, if not None, goes on in the output's place.
-        on_input: ``(module, args, kwargs)`` before each call that may be wanted.
+        on_input: ``(module, args, kwargs)`` before each call that may be wanted; `input` is what it returned for the
+            call that ``on_call`` is called for.
         on_start: Called when a pass starts.
+        on_end: Called when a pass has come to its end.
 
     Raises:
         LayerError: on entry for a name or type the model does not have; on leaving for an index no pass reached.
@@ -76,115 +119,188 @@ class Observer:
         *,
         on_input: OnInput | None = None,
         on_start: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self.model = model
         self.selection = Selection(layers)
         self.types = select_types(types)
-        self.total = 0
-        self.complete = False
-        self.stopped = False
-        self._on_call, self._on_input, self._on_start = on_call, on_input, on_start
+        self.progress = Progress()
+        self.input: Any = None
+        self._on_call, self._on_input, self._on_start, self._on_end = on_call, on_input, on_start, on_end
+        self._stops_early = False
         self._stop: StopForward | None = None
-        self._calls: Counter[str] = Counter()
         self._waiting: set[int | tuple[str, int]] | None = None
+        self._pass: FrameType | None = None
         self._door = Door()
-        self._names: dict[int, str] = {}
-        self._watched: list[nn.Module] = []
+        self._watched: dict[int, _Watched] = {}
+        self._named: dict[str, _Watched] = {}
 
     def stop_early(self) -> None:
         """End the pass, and with it the block, after the last wanted call."""
-        self._stop = StopForward()
+        self._stops_early = True
 
     def __enter__(self) -> Self:
         check_hookable(self.model)
-        named = dict(self.model.named_modules(remove_duplicate=False))
-        counted = self._counted(named)
-        wanted = self._wanted_by_name(named)
-        self._names = {id(module): name for name, module in self.model.named_modules()}
-        self._counted_ids = {id(module) for module in counted}
-        self._required = self.selection.required(self._names[id(module)] for module in wanted)
-        watched = {id(module): module for module in [*counted, *wanted]}
+        found = self._layers_to_watch()
+        self._watched = {id(module): layer for module, layer in found}
+        self._named = {layer.names[0]: layer for _, layer in found}
+        self.progress = Progress(layers=tuple(self._named.values()))
+        self._required = self.selection.required(layer.names for _, layer in found if layer.by_name)
         try:
             self._door.forward_pre(self.model, self._start)
-            for module in watched.values():
-                if self._on_input is not None:
-                    self._door.forward_pre(module, self._on_input)
+            for module, layer in found:
+                if self._on_input is not None and (layer.by_name or self.selection.counts):
+                    self._door.forward_pre(module, self._before)
                 self._door.forward(module, self._after)
             self._door.forward(self.model, self._end)
         except BaseException:
             self._door.__exit__(None, None, None)
             raise
-        self._watched = list(watched.values())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._door.__exit__(kind, error, trace)
+        # an exception holds the frames it went through, a frame its tensors
+        stop, self._stop, self._pass, self.input = self._stop, None, None, None
+        for layer in self.progress.layers:
+            layer.open_inputs.clear()
         if error is not None:
-            return error is self._stop
+            return error is stop
         if self.complete:
-            self.selection.check_ran(self._calls_ran(), self.total, self.types)
+            ran = [(layer.names, layer.calls) for layer in self.progress.layers]
+            self.selection.check_ran(ran, self.total, self.types)
         return False
+
+    @property
+    def total(self) -> int:
+        """How many calls of the chosen types there were in the last pass."""
+        return self.progress.total
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last pass came to its end."""
+        return self.progress.complete
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last pass was ended early."""
+        return self.progress.stopped
 
     @property
     def did_not_run(self) -> tuple[str, ...]:
         """Names of watched layers that the last pass did not reach, in order of registration."""
-        return tuple(name for name in map(self.name_of, self._watched) if not self._calls[name])
+        return self.progress.did_not_run
 
-    def name_of(self, module: nn.Module) -> str:
-        """The dotted path of a layer of this model."""
-        return self._names[id(module)]
+    @property
+    def first_names(self) -> dict[str, str]:
+        """The name by which calls are known, for each further name of a watched layer."""
+        return {alias: name for name, layer in self._named.items() for alias in layer.names[1:]}
 
-    def _calls_ran(self) -> Iterable[tuple[str, int]]:
-        return ((name, call) for name, calls in self._calls.items() for call in range(calls))
+    def wants(self, call: Call) -> bool:
+        """Whether ``call`` is wanted by any name of its layer, as far as it can be known while the pass runs."""
+        if call.index is not None and self.selection.wants_index(call.index):
+            return True
+        by_name = self._named[call.name].by_name
+        return None in by_name or call.call in by_name
 
-    def _counted(self, named: dict[str, nn.Module]) -> list[nn.Module]:
-        """The layers whose calls have an index, when the selection speaks of indices or they are to be labelled."""
-        found = [m for m in named.values() if matches_type(class_names(m), self.types, is_leaf(m))]
-        if not found and self.selection.counts:
-            raise no_such_type(self.types, types_in(self.model))
-        return list({id(m): m for m in found}.values())
+    def may_want(self, call: Call) -> bool:
+        """Whether ``call`` may turn out to be wanted once the number of calls is known."""
+        return self.selection.may_want(call.index, self.total)
 
-    def _wanted_by_name(self, named: dict[str, nn.Module]) -> list[nn.Module]:
-        self.selection.check_names(list(named), type(self.model).__name__)
+    def wanted(self, call: Call) -> bool:
+        """Whether ``call`` is wanted by any name of its layer, now that the pass is over."""
+        names = self._named[call.name].names
+        return any(self.selection.wants_of(name, call.call, call.index, self.total) for name in names)
+
+    def _layers_to_watch(self) -> list[tuple[nn.Module, _Watched]]:
+        """Layers whose calls have an index, and layers wanted by name, in order of registration."""
         # the same layer under two names is one layer: each of its names finds it
-        self._aliases: dict[int, list[str]] = {}
-        for name, module in named.items():
-            self._aliases.setdefault(id(module), []).append(name)
-        return list({id(m): m for name, m in named.items() if self.selection.named(name)}.values())
+        named: dict[int, tuple[nn.Module, list[str]]] = {}
+        for name, module in self.model.named_modules(remove_duplicate=False):
+            named.setdefault(id(module), (module, []))[1].append(name)
+        self.selection.check_names([name for _, names in named.values() for name in names], type(self.model).__name__)
+        fits: dict[tuple[type, bool], bool] = {}
+        found = []
+        for module, names in named.values():
+            kind = (type(module), is_leaf(module))
+            if kind not in fits:
+                fits[kind] = matches_type(class_names(module), self.types, leaf=kind[1])
+            by_name = self.selection.calls_by_name(names)
+            if fits[kind] or by_name:
+                found.append((module, _Watched(tuple(names), fits[kind], by_name)))
+        if self.selection.counts and not any(layer.counted for _, layer in found):
+            raise no_such_type(self.types, types_in(self.model))
+        return found
 
     def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.total, self.complete, self.stopped = 0, False, False
-        self._calls.clear()
-        self._waiting = None if self._required is None else set(self._required)
+        frame = sys._getframe(1)
+        if self._pass is not None and any(above is self._pass for above in _frames_above(frame)):
+            return  # the model calls itself: still the same pass
+        self._pass = frame
+        self.progress.restart()
+        self._waiting = set(self._required) if self._stops_early and self._required is not None else None
         if self._on_start is not None:
             self._on_start()
 
     def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self.complete = True
+        if sys._getframe(1) is self._pass:
+            self._pass = None
+            self.progress.complete = True
+            if self._on_end is not None:
+                self._on_end()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self._on_input is not None
+        self._watched[id(module)].open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        name = self._names[id(module)]
-        call = self._calls[name]
-        self._calls[name] += 1
+        # every line here is paid at each call of a layer: a fast network spends as long in few of its own
+        layer = self._watched[id(module)]
+        number = layer.calls
+        layer.calls = number + 1
         index = None
-        if id(module) in self._counted_ids:
-            index, self.total = self.total, self.total + 1
+        if layer.counted:
+            index = self.progress.total
+            self.progress.total = index + 1
+        taken = _taken(layer.open_inputs, kwargs) if layer.open_inputs else None
+        call = Call(layer.names[0], type(module).__name__, number, index)
         handed = None
-        wanted = any(self.selection.wants(alias, call, index) for alias in self._aliases[id(module)])
-        if wanted or self.selection.may_want(index, self.total):
-            handed = self._on_call(Call(name, type(module).__name__, call, index), module, args, kwargs, output)
-        self._stop_when_done(name, call, index)
+        if self.wants(call) or self.may_want(call):
+            self.input = taken
+            handed = self._on_call(call, module, args, kwargs, output)
+            self.input = None
+        if self._waiting is not None:
+            self._stop_when_done((layer.names[0], number), index)
         return handed
 
-    def _stop_when_done(self, name: str, call: int, index: int | None) -> None:
-        if self._stop is None or self._waiting is None:
-            return
-        self._waiting -= {(name, call)} if index is None else {(name, call), index}
+    def _stop_when_done(self, call: tuple[str, int], index: int | None) -> None:
+        assert self._waiting is not None
+        self._waiting -= {call} if index is None else {call, index}
         if not self._waiting:
-            self.stopped = True
+            self.progress.stopped = True
+            self._stop = StopForward()
             raise self._stop
+
+
+def _frames_above(frame: FrameType) -> Iterator[FrameType]:
+    above = frame.f_back
+    while above is not None:
+        yield above
+        above = above.f_back
+
+
+def _taken(open_inputs: list[tuple[dict[str, Any], Any]], kwargs: dict[str, Any]) -> Any:
+    """Take what was seen of the call that returns now; inner calls that raised, and were caught, left theirs on top.
+
+    The dictionary of keywords is made anew for each call, and is the same before and after it, unless another hook
+    has put one of its own in its place.
+    """
+    at = next((at for at, (seen, _) in reversed(list(enumerate(open_inputs))) if seen is kwargs), len(open_inputs) - 1)
+    value = open_inputs[at][1]
+    del open_inputs[at:]
+    return value
 
 
 def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:

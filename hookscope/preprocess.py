@@ -18,6 +18,7 @@ __all__ = ["MODES", "Preprocess"]
 
 MODES = ("weights", "stretch", "none")
 
+_LARGEST_FLOW = 1024
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
@@ -73,7 +74,7 @@ class Preprocess:
         if self.mode == "stretch":
             return _as_floats(image.resize(_wide_high(self.size or self.default_size), resample=2))
         if self.family == "optical_flow":
-            size = self.size or tuple(max(128, 8 * round(side / 8)) for side in (image.height, image.width))
+            size = self.size or _flow_size(image.height, image.width)
             pair: Tensor = F.normalize(_as_floats(image.resize(_wide_high(size), resample=2)), [0.5] * 3, [0.5] * 3)
             return pair
         if self.family in ("detection", "segmentation") and self.size is not None:
@@ -142,6 +143,13 @@ def _wide_high(size: Sequence[int]) -> tuple[int, int]:
     return size[1], size[0]
 
 
+def _flow_size(high: int, wide: int) -> tuple[int, int]:
+    """The picture's own size in steps of 8 and not below 128, as RAFT takes it, and not above what memory bears."""
+    scale = min(1.0, _LARGEST_FLOW / max(high, wide))  # RAFT compares each eighth pixel with each other
+    high, wide = (max(128, 8 * round(side * scale / 8)) for side in (high, wide))
+    return high, wide
+
+
 def _covering(transforms: Any, picture: tuple[int, int], size: tuple[int, int]) -> list[int]:
     """Where to resize so that a crop of ``size`` cuts off the same share as the weights' own recipe does."""
     margin = transforms.resize_size[0] / transforms.crop_size[0]
@@ -160,6 +168,25 @@ def _as_bytes(image: Image.Image) -> Tensor:
 
 def _as_floats(image: Image.Image) -> Tensor:
     return _as_bytes(image).float().div(255)
+
+
+def made_for(transforms: Any) -> tuple[int, int]:
+    """``(H, W)`` of what ``transforms`` puts out, 224 by 224 where it leaves the size as it is."""
+    size = getattr(transforms, "crop_size", None) or getattr(transforms, "resize_size", None) or [224]
+    return (size[0], size[-1])
+
+
+def usual_transforms(family: str) -> Any:
+    """The recipe of torchvision for models of a family that say nothing of their own."""
+    from torchvision.transforms import _presets as presets
+
+    if family == "detection":
+        return presets.ObjectDetection()
+    if family == "segmentation":
+        return presets.SemanticSegmentation(resize_size=520)
+    if family == "video":
+        return presets.VideoClassification(crop_size=(112, 112), resize_size=(128, 171))
+    return imagenet_transforms()
 
 
 def imagenet_transforms(crop: int = 224, resize: int = 256, **normalisation: Sequence[float]) -> Any:

@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookscope import colours
-from hookscope.errors import ImageError, printable
-from hookscope.grids import (
-    ChannelChoice,
-    Grid,
-    Scale,
-    Tiles,
-    draw_grid,
-    finite_extremes,
-    reduce_maps,
-    stamp,
-    strongest,
-    text_pixels,
-    to_image,
-)
+from hookscope.activity import Activity, Part
+from hookscope.errors import printable
+from hookscope.grids import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
 from hookscope.layers import Call
-from hookscope.maps import Maps, Shown, feature_maps
-from hookscope.pictures import read_provenance
+from hookscope.lettering import stamp, text_pixels, wrapped
+from hookscope.levels import Tiles
 from hookscope.registry import package_versions
-from hookscope.tensors import Shape, shape_of, tensors_in
+from hookscope.tensors import Shape
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from PIL import Image
-    from torch import nn
 
-    from hookscope.grids import Pixels
+    from hookscope.lettering import Pixels
 
-__all__ = ["Activity", "Origin", "Sheet", "Style", "draw_sheet", "read_sheet", "reduce_output"]
+__all__ = ["Origin", "Sheet", "Style", "draw_sheet"]
 
 MARGIN = 14
 _LEAST_WIDTH = 660
@@ -45,108 +31,15 @@ _HEAD, _BODY = 15, 12
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One part of an output, reduced: how it was read and its tiles."""
-
-    name: str
-    axes: str
-    item: int
-    frames: int
-    tiles: Tiles
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """An output reduced inside the hook to what its row and its sheet need.
-
-    Attributes:
-        shape: Of the output.
-        low: Lowest finite value, None when there is none.
-        mean: Mean of the finite values.
-        high: Highest finite value.
-        dead: Channels whose map is constant; a single position is never called constant.
-        nonfinite: Count of NaN and Inf.
-        parts: The feature maps, reduced.
-    """
-
-    shape: Shape
-    low: float | None
-    mean: float | None
-    high: float | None
-    dead: int
-    nonfinite: int
-    parts: tuple[Part, ...]
-
-
-def reduce_output(
-    output: Any,
-    module: nn.Module | None = None,
-    shown: Shown | None = None,
-    choice: ChannelChoice | None = None,
-    scale: Scale | None = None,
-) -> Activity:
-    """Measure an output and reduce its feature maps to one byte a value.
-
-    Raises:
-        NoMapError: when no part of it is a feature map.
-        LayerError: when none of the chosen channels exists.
-    """
-    maps = feature_maps(output, module, shown)
-    low, mean, high, nonfinite = measure(output)
-    parts = tuple(Part(m.part, m.axes, m.item, m.frames, reduce_maps(m.values, choice, scale)) for m in maps)
-    return Activity(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts)
-
-
-def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:
-    """Lowest, mean and highest finite value of all tensors in ``output``, and the count of NaN and Inf."""
-    import torch
-
-    from hookscope.maps import as_float
-
-    lows: list[float] = []
-    highs: list[float] = []
-    total, count, bad = 0.0, 0, 0
-    for tensor in tensors_in(output).values():
-        values = as_float(tensor)
-        if not values.numel():
-            continue
-        low, high = (float(extreme) for extreme in values.aminmax())
-        if not (math.isfinite(low) and math.isfinite(high)):
-            finite = torch.isfinite(values)
-            bad += int((~finite).sum())
-            values = values[finite]
-            if not values.numel():
-                continue
-            low, high = (float(extreme) for extreme in values.aminmax())
-        lows, highs = [*lows, low], [*highs, high]
-        total, count = total + float(values.sum(dtype=torch.float64)), count + values.numel()
-    if not count:
-        return None, None, None, bad
-    return min(lows), total / count, max(highs), bad
-
-
-def _dead(maps: Sequence[Maps]) -> int:
-    """Channels that are constant in every item of the batch that is drawn."""
-    flat: dict[str, Any] = {}
-    for m in maps:
-        if m.values.shape[1] * m.values.shape[2] == 1:
-            continue
-        low, high, bad = finite_extremes(m.values)
-        constant = (low == high) & (bad == 0)
-        name = m.part.rpartition("item ")[0]
-        flat[name] = constant & flat[name] if name in flat else constant
-    return sum(int(constant.sum()) for constant in flat.values())
-
-
-@dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a sheet comes from, for its header and its provenance."""
+    """Where a sheet comes from, for its header and its provenance; ``second`` is optical flow's other picture."""
 
     model: str
     weights: str
     image: str
     sha256: str
     preprocess: str
+    second: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +91,7 @@ def draw_sheet(
     call: Call,
     origin: Origin,
     style: Style | None = None,
-    overlay: Sequence[Image.Image] | None = None,
+    overlay: Sequence[Sequence[Image.Image]] | None = None,
 ) -> Sheet:
     """Draw the sheet of one call.
 
@@ -207,14 +100,18 @@ def draw_sheet(
         call: Which call it was.
         origin: Model, weights, picture and preprocessing.
         style: Columns, cell, colour map, plain.
-        overlay: The pictures the network saw, one for each item of the batch: each map is laid over its own.
+        overlay: The frames the network saw, for each item of the batch: each map is laid over its own. Maps of
+            other items (a head's proposals) and of a single position have no place in them and stay as they are.
 
     Raises:
         UsageError: for a colour map that does not exist.
     """
     style = style or Style()
     margin = 0 if style.plain else MARGIN
-    grids = [draw_grid(part.tiles, style.columns, style.cell, style.plain) for part in activity.parts]
+    most = MOST_PIXELS // len(activity.parts)
+    grids = [
+        draw_grid(part.tiles, style.columns, style.cell, style.plain, part.frames, most) for part in activity.parts
+    ]
     page = _Page()
     if not style.plain:
         _add_header(page, activity, call, origin, max([_LEAST_WIDTH, *(grid.layout.width for grid in grids)]))
@@ -228,6 +125,7 @@ def draw_sheet(
         places = [(margin, margin + top) for top in tops]
         image = _laid_over(image, activity.parts, grids, places, overlay)
     provenance = _provenance(activity, call, origin, style, overlay is not None)
+    provenance["size"] = list(image.size)
     provenance["parts"] = [
         _part_provenance(part, grid, margin, margin + top)
         for part, grid, top in zip(activity.parts, grids, tops, strict=True)
@@ -239,7 +137,8 @@ def _add_header(page: _Page, activity: Activity, call: Call, origin: Origin, wid
     index = "" if call.index is None else f"   index {call.index}"
     title = f"{call.key or call.type}   {call.type}   {shape_text(activity.shape)}{index}"
     _add_text(page, title, width, size=_HEAD, bold=True)
-    _add_text(page, f"{origin.model}   weights: {origin.weights}   {origin.image}   {origin.preprocess}", width, 2)
+    seen = origin.image + (f" and {origin.second[0]}" if origin.second else "")
+    _add_text(page, f"{origin.model}   weights: {origin.weights}   {seen}   {origin.preprocess}", width, 2)
     if activity.low is None or activity.mean is None or activity.high is None:
         words = "no finite value"
     else:
@@ -276,24 +175,9 @@ def _add_part_header(page: _Page, part: Part, grid: Grid, several: bool) -> None
 
 
 def _add_text(page: _Page, text: str, width: int, space: int = 0, size: int = _BODY, bold: bool = False) -> None:
-    for line in _wrapped(printable(text), width, size, bold):
+    for line in wrapped(printable(text), width, size, bold):
         page.add(text_pixels(line, size, bold), space)
         space = 0
-
-
-def _wrapped(text: str, width: int, size: int, bold: bool) -> list[str]:
-    """``text`` in lines of at most ``width`` pixels, broken between groups of words where that can be."""
-    measure_text = colours.font(size, bold).getlength
-    lines: list[str] = []
-    line = ""
-    for word in text.split(" "):
-        joined = f"{line} {word}" if line else word
-        if line and measure_text(joined) > width:
-            lines.append(line.rstrip())
-            line = word
-        else:
-            line = joined
-    return [*lines, line.rstrip()] if line.strip() or not lines else lines
 
 
 def _colour_bar(tiles: Tiles) -> Pixels:
@@ -318,7 +202,7 @@ def _laid_over(
     parts: Sequence[Part],
     grids: Sequence[Grid],
     places: Sequence[tuple[int, int]],
-    pictures: Sequence[Image.Image],
+    pictures: Sequence[Sequence[Image.Image]],
 ) -> Image.Image:
     """Every map half transparent over the picture the network saw; what is no finite value stays opaque."""
     from PIL import Image
@@ -326,12 +210,14 @@ def _laid_over(
     colour = image.convert("RGB")
     for part, grid, (left, top) in zip(parts, grids, places, strict=True):
         layout = grid.layout
-        frame = layout.map_width // part.frames
-        picture = pictures[min(part.item, len(pictures) - 1)]
-        picture = picture.resize((frame, layout.map_height), Image.Resampling.BILINEAR)
+        if part.items > len(pictures) or part.tiles.levels[0].size == 1:
+            continue
+        frames = pictures[part.item]
         backdrop = Image.new("RGB", (layout.map_width, layout.map_height))
-        for at in range(part.frames):
-            backdrop.paste(picture, (at * frame, 0))
+        for at, place in enumerate(layout.frame_places):  # a layer may merge frames: its map goes over the middle one
+            seen = frames[(2 * at + 1) * len(frames) // (2 * part.frames)]
+            small = seen.resize((layout.frame_width, layout.map_height), Image.Resampling.BILINEAR)
+            backdrop.paste(small, (place.start, 0))
         for at in range(len(part.tiles.channels) - grid.left_out):
             row, column = divmod(at, layout.columns)
             x, y = left + column * layout.step_x, top + row * layout.step_y + layout.label
@@ -349,6 +235,11 @@ def _provenance(activity: Activity, call: Call, origin: Origin, style: Style, ov
         "image": os.path.basename(origin.image) or origin.image,
         "sha256": origin.sha256,
         "preprocess": origin.preprocess,
+        **(
+            {"second": {"image": os.path.basename(origin.second[0]), "sha256": origin.second[1]}}
+            if origin.second
+            else {}
+        ),
         "layer": call.name,
         "call": call.call,
         "index": call.index,
@@ -374,6 +265,7 @@ def _part_provenance(part: Part, grid: Grid, x: int, y: int) -> dict[str, Any]:
         "columns": layout.columns,
         "step_x": layout.step_x,
         "step_y": layout.step_y,
+        "frame_step": layout.frame_width + FRAME_GAP,
         "zoom": layout.zoom,
         "height": tiles.levels.shape[1],
         "width": tiles.levels.shape[2],
@@ -385,58 +277,6 @@ def _part_provenance(part: Part, grid: Grid, x: int, y: int) -> dict[str, Any]:
 
 def _finite_or_none(values: Any) -> list[float | None]:
     return [float(value) if math.isfinite(value) else None for value in values]
-
-
-def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArray[np.float64]]]:
-    """The numbers in a sheet's pixels: for each part its channels and their values ``(C, H, W)``.
-
-    A value is right within half a level, ``(high - low) / (levels - 1) / 2`` of its channel; NaN and Inf come back
-    as such, a clipped value as the end of the scale.
-
-    Raises:
-        ImageError: for a PNG without hookscope's provenance, an overlay, or a picture changed since.
-
-    Example:
-        >>> read_sheet("no.png")
-        Traceback (most recent call last):
-        hookscope.errors.ImageError: cannot read no.png: No such file or directory
-    """
-    import numpy as np
-    from PIL import Image
-
-    provenance = read_provenance(path)
-    with Image.open(path) as image:
-        if provenance.get("overlay") or image.mode != "P":
-            raise ImageError(f"{os.fspath(path)} holds no values any more", "an overlay mixes them with the photograph")
-        pixels = np.asarray(image)
-    return {part["part"]: (part["channels"], _values(pixels, part)) for part in provenance["parts"]}
-
-
-def _values(pixels: Pixels, part: Mapping[str, Any]) -> NDArray[np.float64]:
-    import numpy as np
-
-    z, height, width = part["zoom"], part["height"], part["width"]
-    found = np.empty((len(part["channels"]), height, width))
-    for at, (low, high) in enumerate(zip(part["low"], part["high"], strict=True)):
-        row, column = divmod(at, part["columns"])
-        y, x = part["y"] + row * part["step_y"], part["x"] + column * part["step_x"]
-        levels = pixels[y : y + height * z : z, x : x + width * z : z]
-        found[at] = _from_levels(levels, math.nan if low is None else low, math.nan if high is None else high)
-    return found
-
-
-def _from_levels(levels: Pixels, low: float, high: float) -> NDArray[np.float64]:
-    import numpy as np
-
-    values = low + levels.astype(np.float64) * (high - low) / (colours.LEVELS - 1)
-    for level, value in (
-        (colours.CONSTANT, low),
-        (colours.NAN, math.nan),
-        (colours.PLUS_INF, math.inf),
-        (colours.MINUS_INF, -math.inf),
-    ):
-        values[levels == level] = value
-    return values
 
 
 def shape_text(shape: Shape) -> str:

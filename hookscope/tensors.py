@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,12 +22,21 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (tuple, list)):
         yield from ((str(position), part) for position, part in enumerate(value))
     elif _is_plain_object(value):
-        yield from vars(value).items()
+        yield from _attributes(value).items()
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Whether ``value`` only carries data: a dataclass, or torchvision's ImageList."""
-    return (dataclasses.is_dataclass(value) and not isinstance(value, type)) or type(value).__name__ == "ImageList"
+    """Whether ``value`` only carries data: a dataclass, a namespace, or torchvision's ImageList."""
+    if isinstance(value, type):
+        return False
+    return dataclasses.is_dataclass(value) or isinstance(value, SimpleNamespace) or type(value).__name__ == "ImageList"
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What a plain object carries, in slots or not."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    carried = {field.name: getattr(value, field.name) for field in fields if hasattr(value, field.name)}
+    return carried | getattr(value, "__dict__", {})
 
 
 def tensors_in(value: Any) -> dict[str, Tensor]:
@@ -60,21 +70,42 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(part, change) for part in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(map_tensors(part, change) for part in value)
+    if isinstance(value, tuple):
+        return _rebuilt_tuple(value, [map_tensors(part, change) for part in value])
+    if isinstance(value, list):
+        twin: Any = copy.copy(value)
+        twin[:] = [map_tensors(part, change) for part in value]
+        return twin
     if isinstance(value, Mapping):
-        rebuilt = copy.copy(value)
-        for key, part in value.items():
-            rebuilt[key] = map_tensors(part, change)  # type: ignore[index]
-        return rebuilt
+        return _rebuilt_mapping(value, {key: map_tensors(part, change) for key, part in value.items()})
     if _is_plain_object(value):
         twin = copy.copy(value)
-        for name, part in vars(value).items():
+        for name, part in _attributes(value).items():
             object.__setattr__(twin, name, map_tensors(part, change))
         return twin
     return value
+
+
+def _rebuilt_tuple(value: Any, parts: list[Any]) -> Any:
+    kind = type(value)
+    if hasattr(kind, "_make"):
+        return kind._make(parts)
+    try:
+        return kind(parts)  # torch.return_types cannot be made in another way
+    except TypeError:  # a constructor of its own
+        return tuple.__new__(kind, parts)
+
+
+def _rebuilt_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
+    if isinstance(value, MutableMapping):
+        twin = copy.copy(value)
+        for key, part in parts.items():
+            twin[key] = part
+        return twin
+    try:
+        return type(value)(parts)  # type: ignore[call-arg]
+    except TypeError:
+        return parts
 
 
 def shape_of(value: Any) -> Shape:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+import copy
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.dry import dry_forward
-from hookscope.errors import InputError
+from hookscope.errors import InputError, ModelError
 from hookscope.hooks import Door, check_hookable, other_hooks_set_aside
 from hookscope.layers import LayerCall, matches_type, select_types
 from hookscope.observe import class_names, is_leaf, no_such_type
-from hookscope.tensors import Shape, shape_of, tensors_in
+from hookscope.recorder import Recorder, TracedCall
+from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 __all__ = ["Trace", "TracedLayer", "list_layers", "rows_of_type", "trace"]
 
@@ -31,17 +32,6 @@ class TracedLayer:
     leaf: bool
     params: int
     shared_with: str
-
-
-@dataclass(frozen=True, slots=True)
-class TracedCall:
-    """One call in a trace: the position of its layer in ``Trace.layers``, shapes, MACs, who overwrote its output."""
-
-    layer: int
-    input_shape: Shape
-    output_shape: Shape
-    macs: int
-    overwritten_by: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,95 +53,6 @@ class Trace:
     real: bool = False
 
 
-@dataclass(slots=True)
-class _OpenCall:
-    """A call that has begun: what came in, and the MACs of the children that ran in it."""
-
-    input_shape: Shape
-    macs: int = 0
-
-
-@dataclass(slots=True)
-class _Written:
-    """An output watched for writes: its alias (same version counter) and the version when it was returned."""
-
-    call: int
-    alias: Tensor
-    version: int
-
-
-@dataclass(slots=True)
-class _Recorder:
-    positions: dict[int, int]
-    names: list[str]
-    calls: list[TracedCall] = field(default_factory=list)
-    overwritten: dict[int, str] = field(default_factory=dict)
-    _open: list[_OpenCall] = field(default_factory=list)
-    _running: list[str] = field(default_factory=list)
-    _watched: list[_Written] = field(default_factory=list)
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._look_for_writes()
-        self._running.append(self.names[self.positions[id(module)]])
-        self._open.append(_OpenCall(shape_of((*args, *kwargs.values())) if len(args) != 1 else shape_of(args[0])))
-
-    def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._look_for_writes()
-        self._running.pop()
-        opened = self._open.pop()
-        shape = shape_of(output)
-        macs = count_macs(module, shape) if is_leaf(module) else opened.macs
-        if self._open:
-            self._open[-1].macs += macs
-        for tensor in tensors_in(output).values():
-            alias = tensor.detach()
-            self._watched.append(_Written(len(self.calls), alias, alias._version))
-        self.calls.append(TracedCall(self.positions[id(module)], opened.input_shape, shape, macs, None))
-
-    def _look_for_writes(self) -> None:
-        """Blame the layer that is running now for every output written to since the last look."""
-        changed = [written for written in self._watched if written.alias._version != written.version]
-        if not changed:
-            return
-        for written in changed:
-            self.overwritten[written.call] = self._running[-1] if self._running else "the model"
-        gone = {id(written) for written in changed}
-        self._watched = [written for written in self._watched if id(written) not in gone]
-
-
-def count_macs(module: nn.Module, output_shape: Shape) -> int:
-    """Multiply-accumulates of one call of a leaf, by torchinfo's rule and equal to its integers.
-
-    A convolution costs its parameters times the batch and the positions of its output, any other layer its
-    ``weight`` and ``bias`` times the batch, a recurrent one its weights times batch and steps.
-
-    Args:
-        module: A layer without children.
-        output_shape: ``(N, C, H, W)`` or what the layer returned; the first part of several counts.
-
-    Example:
-        >>> import torch
-        >>> count_macs(torch.nn.Conv2d(3, 64, 7, bias=False), (1, 64, 112, 112))
-        118013952
-    """
-    shape = next(iter(output_shape.values()), ()) if isinstance(output_shape, dict) else output_shape or ()
-    macs = 0
-    for name, parameter in module.named_parameters():
-        name, count = _unpruned(module, name, parameter)
-        if name in ("weight", "bias"):
-            spread = math.prod(shape[:1] + shape[2:]) if "Conv" in type(module).__name__ else shape[0] if shape else 0
-            macs += count * int(spread)
-        elif "weight" in name or "bias" in name:
-            macs += count * math.prod(shape[:2])
-    return macs
-
-
-def _unpruned(module: nn.Module, name: str, parameter: nn.Parameter) -> tuple[str, int]:
-    """A pruned parameter under the name it had, with the elements its mask leaves."""
-    mask = getattr(module, f"{name[:-5]}_mask", None) if name.endswith("_orig") else None
-    return (name, parameter.numel()) if mask is None else (name[:-5], int(mask.sum()))
-
-
 @contextmanager
 def _everything_as_before(model: nn.Module) -> Iterator[None]:
     """Eval mode, nobody else's hooks, random state forked; afterwards all that the pass changed is put back.
@@ -162,9 +63,14 @@ def _everything_as_before(model: nn.Module) -> Iterator[None]:
     import torch
 
     attributes = [(module, dict(vars(module))) for module in model.modules()]
-    tables = [(table, dict(table)) for _, kept in attributes for table in (kept["_parameters"], kept["_buffers"])]
+    containers = [(value, copy.copy(value)) for _, kept in attributes for value in kept.values() if _is_plain(value)]
     values = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), other_hooks_set_aside(model):
+    with (
+        torch.inference_mode(False),  # inside it no tensor tells how often it was written
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        other_hooks_set_aside(model),
+    ):
         try:
             model.eval()
             yield
@@ -172,11 +78,15 @@ def _everything_as_before(model: nn.Module) -> Iterator[None]:
             for module, kept in attributes:
                 vars(module).clear()
                 vars(module).update(kept)
-            for table, entries in tables:
-                table.clear()
-                table.update(entries)
+            for container, content in containers:
+                container.clear()
+                (container.extend if isinstance(container, list) else container.update)(content)
             for buffer, value in values:
                 buffer.copy_(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (dict, OrderedDict, list, set)
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace:
@@ -191,7 +101,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace
 
     Raises:
         InputError: when the model refuses the input, or wants values and is on the meta device.
-        ModelError: for scripted and compiled models.
+        ModelError: for scripted and compiled models, and lazy ones that never ran.
 
     Example:
         >>> import torch
@@ -201,6 +111,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace
     """
     check_hookable(model)
     named = list(model.named_modules())
+    _check_has_shapes(model)
     recorder, real = _record(model, named, args, dry)
     calls = tuple(
         TracedCall(c.layer, c.input_shape, c.output_shape, c.macs, recorder.overwritten.get(at))
@@ -211,9 +122,18 @@ def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace
     return Trace(layers, calls, sum(p.numel() for p in model.parameters()), total, real)
 
 
+def _check_has_shapes(model: nn.Module) -> None:
+    """Refuse lazy layers: their first pass makes them other layers, and cannot be undone."""
+    from torch.nn.parameter import is_lazy
+
+    lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise ModelError(f"'{lazy}' has no shape yet: the model is lazy", do="run it once on a real input first")
+
+
 def _record(
     model: nn.Module, named: list[tuple[str, nn.Module]], args: tuple[Any, ...], dry: bool
-) -> tuple[_Recorder, bool]:
+) -> tuple[Recorder, bool]:
     for real in [False, True] if dry else [True]:
         with _everything_as_before(model):
             try:
@@ -231,8 +151,8 @@ def _refusal(model: nn.Module, args: tuple[Any, ...], error: Exception) -> Input
     return InputError(f"{type(model).__name__} refuses an input of {shapes}: {lines[0][:200]}")
 
 
-def _record_pass(model: nn.Module, named: list[tuple[str, nn.Module]], args: tuple[Any, ...], dry: bool) -> _Recorder:
-    recorder = _Recorder({id(m): at for at, (_, m) in enumerate(named)}, [name for name, _ in named])
+def _record_pass(model: nn.Module, named: list[tuple[str, nn.Module]], args: tuple[Any, ...], dry: bool) -> Recorder:
+    recorder = Recorder({id(m): at for at, (_, m) in enumerate(named)}, [name for name, _ in named])
     with Door() as door:
         for _, module in named:
             door.forward_pre(module, recorder.before)

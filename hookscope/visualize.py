@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hookscope.activity import Activity, reduce_output
 from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError
-from hookscope.grids import ChannelChoice, Scale
 from hookscope.layers import Call, Layers
+from hookscope.levels import ChannelChoice, Scale
 from hookscope.maps import Shown
 from hookscope.observe import Observer
-from hookscope.sheets import Activity, reduce_output
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -107,6 +107,8 @@ def _run(net: Net, pictures: list[Tensor], observer: Observer) -> None:
     except HookscopeError:
         raise
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            raise
         size = "x".join(map(str, pictures[0].shape))
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(
@@ -126,11 +128,12 @@ def _nothing_to_draw(net: Net, without: list[tuple[Call, HookscopeError]], obser
     return NoMapError(f"{call.key} ({call.type}) has no map: {error.asked}", what)
 
 
-def seen_pictures(net: Net, pictures: Iterable[Tensor]) -> list[Image.Image]:
-    """The RGB pictures that the network saw, one for each of ``pictures``; a detector's own resizing included."""
+def seen_pictures(net: Net, pictures: Iterable[Tensor]) -> list[list[Image.Image]]:
+    """The RGB frames that the network saw of each of ``pictures``; a detector's own resizing included."""
     prepared = list(pictures)
     if net.family != "detection":
-        return [net.preprocess.seen(picture) for picture in prepared]
+        stills = [picture.unbind(1) if picture.dim() == 4 else [picture] for picture in prepared]
+        return [[net.preprocess.seen(frame) for frame in frames] for frames in stills]
     import torch
     from torchvision.transforms.functional import to_pil_image
 
@@ -138,4 +141,4 @@ def seen_pictures(net: Net, pictures: Iterable[Tensor]) -> list[Image.Image]:
     with torch.no_grad():
         batch = transform([prepared[0]])[0].tensors[0].cpu()
     mean, std = torch.tensor(transform.image_mean), torch.tensor(transform.image_std)
-    return [to_pil_image((batch * std[:, None, None] + mean[:, None, None]).clamp(0, 1))]
+    return [[to_pil_image((batch * std[:, None, None] + mean[:, None, None]).clamp(0, 1))]]

@@ -55,7 +55,7 @@ def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, i
     from hookscope.models import load_model
     from hookscope.trace import trace
 
-    net = load_model(model, weights="none")
+    net = load_model(model, weights="none", device="cpu")
     size = input_size or native_size(net.model) or net.preprocess.default_size
     return size, trace(net.model, example_inputs(net.model, size))
 
@@ -68,8 +68,12 @@ def _totals(
     params = sum({row.name: row.params for row in rows}.values())
     of_type = "/".join(types)
     return [
-        f"{len(ran)} {of_type} calls" + (f", {idle} layers did not run" if idle else ""),
+        _count(len(ran), f"{of_type} call") + (f", {_count(idle, 'layer')} did not run" if idle else ""),
         f"{of_type}: {params:,} parameters, {sum(row.macs for row in ran):,} MACs",
         f"{model} at {size[0]}x{size[1]}: {found.params:,} parameters, {found.macs:,} MACs"
         + (" (by a real pass)" if found.real else ""),
     ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

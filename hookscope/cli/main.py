@@ -16,6 +16,7 @@ import click
 from hookscope.cli.output import note
 from hookscope.cli.process import (
     drop_output,
+    leave,
     reader_is_gone,
     settle_output,
     signals_as_exits,
@@ -61,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         Traceback (most recent call last):
         SystemExit: 2
     """
-    sys.exit(_run(list(sys.argv[1:] if argv is None else argv)))
+    status = _run(list(sys.argv[1:] if argv is None else argv))
+    if argv is None and "torch" in sys.modules:
+        leave(status)
+    sys.exit(status)
 
 
 def _run(argv: list[str]) -> int:

@@ -62,7 +62,9 @@ def _listed(ctx: click.Context) -> Any:
     """The cached trace of the model typed so far; a completion never waits for torch."""
     from hookscope.listing import cached_listing
 
-    found = cached_listing(ctx.params.get("model") or "resnet34", ctx.params.get("input_size"))
+    # before an option that still lacks its value click leaves the arguments where they are
+    model = next(iter(ctx.args), None) or ctx.params.get("model") or "resnet34"
+    found = cached_listing(model, ctx.params.get("input_size")) or cached_listing(model)
     return found[1] if found else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -17,16 +18,23 @@ def download_progress() -> Iterator[Callable[[int, int | None], None] | None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    shown: list[click.progressbar] = []  # type: ignore[valid-type]
+    bars: list[Any] = []
+    counted = 0
 
     def show(done: int, total: int | None) -> None:
-        if not shown:
-            bar = click.progressbar(length=total or 0, label="weights", file=sys.stderr, show_eta=total is not None)
-            shown.append(bar)
-        shown[0].update(done - shown[0].pos)  # type: ignore[attr-defined]
+        nonlocal counted
+        if not total:  # a bar without an end would be full at once
+            counted = done
+            click.echo(f"\rweights  {done / 1e6:,.1f} MB", nl=False, err=True)
+            return
+        if not bars:
+            bars.append(click.progressbar(length=total, label="weights", file=sys.stderr, show_eta=True))
+        bars[0].update(done - bars[0].pos)
 
     try:
         yield show
     finally:
-        for bar in shown:
-            bar.render_finish()  # type: ignore[attr-defined]
+        for bar in bars:
+            bar.render_finish()
+        if counted:
+            click.echo(err=True)

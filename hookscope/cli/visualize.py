@@ -22,13 +22,14 @@ from hookscope.cli.options import (
     type_option,
     weights_option,
 )
+from hookscope.cli.photographs import Photographs
 from hookscope.cli.progress import download_progress
-from hookscope.errors import HookscopeError, ImageError, InputError, UsageError
+from hookscope.errors import ImageError, InputError, NoMapError, UsageError
 
 if TYPE_CHECKING:
     from hookscope.destinations import Destination
-    from hookscope.grids import ChannelChoice, Scale
     from hookscope.images import Picture
+    from hookscope.levels import ChannelChoice, Scale
     from hookscope.models import Net
     from hookscope.sheets import Origin, Sheet, Style
     from hookscope.visualize import Look
@@ -120,8 +121,8 @@ def command(
     """
     from hookscope.colours import palette
     from hookscope.destinations import Destination
-    from hookscope.grids import ChannelChoice, Scale
     from hookscope.layers import Selection
+    from hookscope.levels import ChannelChoice, Scale
     from hookscope.sheets import Style
 
     Selection(layers)
@@ -134,13 +135,13 @@ def command(
     job = _Job(
         layers=layers,
         types=types,
-        choice=ChannelChoice.parse(channels) if channels else None,
+        choice=ChannelChoice.parse(channels) if channels is not None else None,
         scale=wanted_scale,
         style=Style(columns, cell, cmap, plain),
         overlay=overlay,
         destination=destination,
     )
-    pictures = _Pictures(images)
+    pictures = Photographs(images)
     pictures.read_first()
     net = _load(model, weights, seed, device, preprocess, input_size)
     rows = _rows(job, net, pictures)
@@ -165,46 +166,8 @@ class _Job:
     destination: Destination
 
 
-class _Pictures:
-    """The images of a run: one that cannot be used is named on standard error, and the others are still done."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = paths
-        self.failed = 0
-        self._first: Picture | None = None
-
-    def read_first(self) -> None:
-        """Read an only image before the model is loaded: a wrong name is told at once."""
-        if len(self.paths) == 1:
-            from hookscope.images import read_picture
-
-            self._first = read_picture(self.paths[0], frames=1)
-
-    def read(self, path: str, frames: int) -> Picture:
-        """The picture at ``path`` with so many frames."""
-        from hookscope.images import read_picture
-
-        if self._first is not None and (frames == 1 or path == "-"):
-            return self._first
-        return read_picture(path, frames=frames)
-
-    def groups(self, size: int) -> list[Sequence[str]]:
-        """The paths that go into one pass together: one, or for optical flow two."""
-        if size == 2:
-            if len(self.paths) > 2:
-                raise UsageError("optical flow takes one or two pictures", f"there are {len(self.paths)}")
-            return [self.paths]
-        return [[path] for path in self.paths]
-
-    def lost(self, error: HookscopeError) -> None:
-        """Say what is wrong with one of several images and go on; an only one is the error of the run."""
-        if len(self.paths) == 1:
-            raise error
-        self.failed += 1
-        output.note(f"Error: {error}")
-
-
 def _load(model: str, weights: str, seed: int, device: str, preprocess: str, input_size: tuple[int, int] | None) -> Net:
+    process.import_torch()
     from hookscope.models import load_model
 
     with download_progress() as progress:
@@ -214,32 +177,35 @@ def _load(model: str, weights: str, seed: int, device: str, preprocess: str, inp
     return net
 
 
-def _rows(job: _Job, net: Net, pictures: _Pictures) -> Iterator[dict[str, Any]]:
+def _rows(job: _Job, net: Net, pictures: Photographs) -> Iterator[dict[str, Any]]:
     """Look at every picture, write its sheets, and say a row for each."""
-    for paths in pictures.groups(2 if net.family == "optical_flow" else 1):
+    groups = pictures.groups(2 if net.family == "optical_flow" else 1)
+    job.destination.check_count(len(groups))
+    for paths in groups:
         try:
-            read = [(path, pictures.read(path, net.preprocess.frames)) for path in paths]
-            yield from _rows_of_one_pass(job, net, read, only=len(pictures.paths) == len(paths))
-        except (ImageError, InputError) as error:
+            read = [pictures.read(path, net.preprocess.frames) for path in paths]
+            yield from _rows_of_one_pass(job, net, pictures, read, only=len(groups) == 1)
+        except (ImageError, InputError, NoMapError) as error:
             pictures.lost(error)
 
 
-def _rows_of_one_pass(job: _Job, net: Net, read: list[tuple[str, Picture]], only: bool) -> Iterator[dict[str, Any]]:
+def _rows_of_one_pass(
+    job: _Job, net: Net, pictures: Photographs, read: list[Picture], only: bool
+) -> Iterator[dict[str, Any]]:
     from hookscope.visualize import look, seen_pictures
 
-    for path, picture in read:
+    for picture in read:
         for text in picture.notes:
-            output.note(f"Note: {path}: {text}")
-    tensors = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for _, picture in read]
+            output.note(f"Note: {picture.name}: {text}")
+    tensors = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
     seen = look(net, tensors, job.layers, job.types, job.choice, job.scale)
     overlay = seen_pictures(net, tensors) if job.overlay else None
     for call, error in seen.without_map:
         output.note(f"Note: {call.key} is not drawn: {error.asked}")
     for name in seen.did_not_run:
         output.note(f"Note: {name} did not run")
-    path, picture = read[0]
-    paths = _paths(job, net, path, seen, only)
-    origin = _origin(net, path, picture)
+    paths = _paths(job, net, pictures, read[0].name, seen, only)
+    origin = _origin(net, read)
     for (call, activity), file in zip(seen.activities, paths, strict=True):
         from hookscope.sheets import draw_sheet
 
@@ -263,18 +229,24 @@ def _rows_of_one_pass(job: _Job, net: Net, read: list[tuple[str, Picture]], only
         }
 
 
-def _paths(job: _Job, net: Net, image: str, seen: Look, only: bool) -> list[str]:
-    from hookscope.destinations import call_names
+def _paths(job: _Job, net: Net, pictures: Photographs, image: str, seen: Look, only: bool) -> list[str]:
+    from hookscope.destinations import call_names, refuse_input
 
-    names = call_names([call for call, _ in seen.activities], image, net.name)
+    word = pictures.words[image]
+    names = call_names([call for call, _ in seen.activities], word, net.name)
     alone = only and len(names) == 1
-    return [job.destination.path_for(name, image, net.name, alone) for name in names]
+    paths = [job.destination.path_for(name, word, net.name, alone) for name in names]
+    for path in paths:
+        refuse_input(path, pictures.paths)
+    return paths
 
 
-def _origin(net: Net, path: str, picture: Picture) -> Origin:
+def _origin(net: Net, read: Sequence[Picture]) -> Origin:
     from hookscope.sheets import Origin
 
-    return Origin(net.name, net.weights, path, picture.sha256, net.preprocess.describe())
+    first, *others = read
+    second = (others[0].name, others[0].sha256) if others else None
+    return Origin(net.name, net.weights, first.name, first.sha256, net.preprocess.describe(), second)
 
 
 def _write(destination: Destination, sheet: Sheet, file: str) -> None:

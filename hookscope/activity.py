@@ -1,0 +1,109 @@
+"""What a layer put out, reduced inside its hook to what a row and a sheet need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookscope.levels import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
+from hookscope.maps import Maps, Shown, as_float, feature_maps
+from hookscope.tensors import Shape, shape_of, tensors_in
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Activity", "Part", "measure", "reduce_output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of an output, reduced: how it was read and its tiles."""
+
+    name: str
+    axes: str
+    item: int
+    items: int
+    frames: int
+    tiles: Tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """An output reduced inside the hook to what its row and its sheet need.
+
+    Attributes:
+        shape: Of the output.
+        low: Lowest finite value, None when there is none.
+        mean: Mean of the finite values.
+        high: Highest finite value.
+        dead: Channels whose map is constant; a single position is never called constant.
+        nonfinite: Count of NaN and Inf.
+        parts: The feature maps, reduced.
+    """
+
+    shape: Shape
+    low: float | None
+    mean: float | None
+    high: float | None
+    dead: int
+    nonfinite: int
+    parts: tuple[Part, ...]
+
+
+def reduce_output(
+    output: Any,
+    module: nn.Module | None = None,
+    shown: Shown | None = None,
+    choice: ChannelChoice | None = None,
+    scale: Scale | None = None,
+) -> Activity:
+    """Measure an output and reduce its feature maps to one byte a value.
+
+    Raises:
+        NoMapError: when no part of it is a feature map.
+        LayerError: when none of the chosen channels exists.
+    """
+    maps = feature_maps(output, module, shown)
+    low, mean, high, nonfinite = measure(output)
+    parts = tuple(Part(m.label, m.axes, m.item, m.items, m.frames, reduce_maps(m.values, choice, scale)) for m in maps)
+    return Activity(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts)
+
+
+def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:
+    """Lowest, mean and highest finite value of all tensors in ``output``, and the count of NaN and Inf."""
+    import torch
+
+    lows: list[float] = []
+    highs: list[float] = []
+    total, count, bad = 0.0, 0, 0
+    for tensor in tensors_in(output).values():
+        values = as_float(tensor)
+        if not values.numel():
+            continue
+        low, high = (float(extreme) for extreme in values.aminmax())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            finite = torch.isfinite(values)
+            bad += int((~finite).sum())
+            values = values[finite]
+            if not values.numel():
+                continue
+            low, high = (float(extreme) for extreme in values.aminmax())
+        lows, highs = [*lows, low], [*highs, high]
+        total, count = total + float(values.sum(dtype=torch.float64)), count + values.numel()
+    if not count:
+        return None, None, None, bad
+    return min(lows), total / count, max(highs), bad
+
+
+def _dead(maps: Sequence[Maps]) -> int:
+    """Channels that are constant in every item of the batch that is drawn; each part has its own."""
+    flat: dict[str, Any] = {}
+    for m in maps:
+        if m.values.shape[1] * m.values.shape[2] == 1:
+            continue
+        low, high, bad = finite_extremes(m.values)
+        constant = (low == high) & (bad == 0)
+        flat[m.part] = constant & flat[m.part] if m.part in flat else constant
+    return sum(int(constant.sum()) for constant in flat.values())

@@ -1,0 +1,260 @@
+"""Feature maps to one byte a value: which channels, which scale, which level each value gets."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookscope import colours
+from hookscope.errors import LayerError, NoMapError, SelectionError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+__all__ = ["ChannelChoice", "Scale", "Tiles", "finite_extremes", "reduce_maps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How values become colours: ``channel`` (each map its own range), else one range for all.
+
+    Attributes:
+        kind: ``channel``, ``layer``, ``symmetric``, ``percentile`` or ``range``.
+        low: Lower percentile or bound.
+        high: Upper percentile or bound.
+    """
+
+    kind: str = "channel"
+    low: float = 0.0
+    high: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Scale:
+        """``channel``, ``layer``, ``symmetric``, ``percentile:1,99`` or ``LO:HI``.
+
+        Raises:
+            UsageError: for anything else.
+
+        Example:
+            >>> Scale.parse("percentile:1,99")
+            Scale(kind='percentile', low=1.0, high=99.0)
+        """
+        if text in ("channel", "layer", "symmetric"):
+            return cls(text)
+        head, _, rest = text.rpartition(":")
+        pair = rest.split(",") if head == "percentile" else [head, rest]
+        try:
+            low, high = (float(number) for number in pair)
+            if not (math.isfinite(low) and math.isfinite(high) and low < high):
+                raise ValueError
+            if head == "percentile" and not 0 <= low < high <= 100:
+                raise ValueError
+        except ValueError:
+            known = "there are channel, layer, symmetric, percentile:LO,HI and LO:HI"
+            raise UsageError(f"no scale '{text}'", known, "such as percentile:1,99 or -1:1") from None
+        return cls("percentile" if head == "percentile" else "range", low, high)
+
+    def __str__(self) -> str:
+        if self.kind == "percentile":
+            return f"percentile:{self.low:.12g},{self.high:.12g}"
+        return f"{self.low:.12g}:{self.high:.12g}" if self.kind == "range" else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelChoice:
+    """Which channels to draw: numbers and ranges, or the strongest ``top`` of them by ``measure``."""
+
+    numbers: tuple[tuple[int, int], ...] = ()
+    top: int = 0
+    measure: str = "abs"
+
+    @classmethod
+    def parse(cls, text: str) -> ChannelChoice:
+        """``0-63,100``, ``top:16`` (by mean absolute value) or ``top:16:max|std|mean``.
+
+        Raises:
+            SelectionError: for anything else.
+
+        Example:
+            >>> ChannelChoice.parse("0-3,8").numbers
+            ((0, 3), (8, 8))
+        """
+        found = re.fullmatch(r"top:(\d+)(?::(abs|max|std|mean))?", text.strip())
+        if found is not None and int(found[1]):
+            return cls(top=int(found[1]), measure=found[2] or "abs")
+        pairs = []
+        for part in text.split(","):
+            span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+            if span is None or int(span[2] or span[1]) < int(span[1]):
+                raise SelectionError(f"bad channels '{text}'", do="write 0-63,100 or top:16 or top:16:max|std|mean")
+            pairs.append((int(span[1]), int(span[2] or span[1])))
+        return cls(numbers=tuple(pairs))
+
+    def of(self, values: Tensor) -> list[int]:
+        """The chosen channels of ``values`` ``(C, H, W)``, in the order in which to draw them.
+
+        Raises:
+            LayerError: when none of them exists.
+        """
+        count = values.shape[0]
+        if self.top:
+            strength = self._strength(values)
+            return [int(at) for at in strength.argsort(descending=True, stable=True)[: self.top]]
+        if not self.numbers:
+            return list(range(count))
+        chosen = [at for first, last in self.numbers for at in range(first, min(last, count - 1) + 1)]
+        if not chosen:
+            asked = ",".join(f"{a}-{b}" if a != b else f"{a}" for a, b in self.numbers)
+            raise LayerError(f"no channel {asked}", f"there are {count}: 0 to {count - 1}")
+        return list(dict.fromkeys(chosen))
+
+    def _strength(self, values: Tensor) -> Tensor:
+        flat = values.flatten(1).nan_to_num(0.0, 0.0, 0.0)
+        if self.measure == "max":
+            return flat.amax(1)
+        if self.measure == "std":
+            return flat.std(1, correction=0)
+        return flat.mean(1) if self.measure == "mean" else flat.abs().mean(1)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Feature maps reduced to what a picture needs, one byte a value.
+
+    Attributes:
+        channels: Their numbers, in drawing order.
+        levels: ``(C, H, W)`` palette indices: below ``LEVELS`` values, above it NaN, Inf and constant maps.
+        low: ``(C,)`` value of level 0, per channel.
+        high: ``(C,)`` value of the top level.
+        strength: ``(C,)`` range of each map, highest minus lowest finite value; of 1 × 1 maps the absolute value.
+        constant: ``(C,)`` whether a map of more than one position has one value throughout.
+        nonfinite: ``(C,)`` count of NaN and Inf.
+        shared: Whether one scale holds for all channels.
+        scale: Its name.
+    """
+
+    channels: list[int]
+    levels: NDArray[np.uint8]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    strength: NDArray[np.float64]
+    constant: NDArray[np.bool_]
+    nonfinite: NDArray[np.int64]
+    shared: bool
+    scale: str
+
+
+def reduce_maps(values: Tensor, choice: ChannelChoice | None = None, scale: Scale | None = None) -> Tiles:
+    """Choose channels of ``values`` ``(C, H, W)`` and give every value its level.
+
+    A single position has no range of its own: 1 × 1 maps take the scale of the layer where ``channel`` was asked.
+
+    Raises:
+        LayerError: when no chosen channel exists.
+        NoMapError: when there is nothing to draw.
+    """
+    if not values.numel():
+        raise NoMapError(f"an output of {'x'.join(map(str, values.shape))} has no values")
+    choice, scale = choice or ChannelChoice(), scale or Scale()
+    channels = choice.of(values)
+    single = values.shape[1] * values.shape[2] == 1
+    if scale.kind == "channel" and single:
+        scale = Scale("layer")
+    chosen = values if channels == list(range(values.shape[0])) else values[channels]
+    lowest, highest, nonfinite = finite_extremes(chosen)
+    low, high = _bounds(values, lowest, highest, scale)
+    constant = (lowest == highest) & (nonfinite == 0) & (not single)
+    levels = _levels(chosen, low, high)
+    if scale.kind == "channel":
+        levels[constant] = colours.CONSTANT
+    return Tiles(
+        channels=channels,
+        levels=levels.cpu().numpy(),
+        low=low.cpu().numpy(),
+        high=high.cpu().numpy(),
+        strength=_strengths(lowest, highest, single).cpu().numpy(),
+        constant=constant.cpu().numpy(),
+        nonfinite=nonfinite.cpu().numpy(),
+        shared=scale.kind != "channel",
+        scale=str(scale),
+    )
+
+
+def _strengths(lowest: Tensor, highest: Tensor, single: bool) -> Tensor:
+    import torch
+
+    strength = lowest.abs() if single else highest - lowest
+    return torch.where(lowest <= highest, strength.nan_to_num(), 0.0)  # 0 where nothing is finite
+
+
+def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Lowest and highest finite value and the count of NaN and Inf of each channel: three ``(C,)`` tensors.
+
+    A channel without a finite value has lowest +inf and highest -inf.
+    """
+    import torch
+
+    flat = values.flatten(1)
+    low, high = flat.aminmax(dim=1)
+    # one pass for the usual case: a NaN or an Inf anywhere shows in the extremes
+    if bool(torch.isfinite(low).all()) and bool(torch.isfinite(high).all()):
+        return low.double(), high.double(), torch.zeros(flat.shape[0], dtype=torch.int64, device=flat.device)
+    finite = torch.isfinite(flat)
+    low = flat.masked_fill(~finite, math.inf).amin(1)
+    high = flat.masked_fill(~finite, -math.inf).amax(1)
+    return low.double(), high.double(), (~finite).sum(1)
+
+
+def _bounds(values: Tensor, lowest: Tensor, highest: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
+    import torch
+
+    if scale.kind == "channel":
+        return lowest, highest
+    if scale.kind == "range":
+        low, high = scale.low, scale.high
+    elif scale.kind == "percentile":
+        import numpy as np
+
+        finite = values[torch.isfinite(values)].cpu().numpy()
+        low, high = map(float, np.percentile(finite, [scale.low, scale.high])) if finite.size else (0.0, 0.0)
+    else:
+        lows, highs, _ = finite_extremes(values)
+        low, high = float(lows.min()), float(highs.max())
+        if low > high:  # nothing finite at all
+            low = high = 0.0
+        if scale.kind == "symmetric":
+            high = max(abs(low), abs(high))
+            low = -high
+    return torch.full_like(lowest, low), torch.full_like(lowest, high)
+
+
+def _levels(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """``round((value - low) / (high - low) * top)`` as bytes, outside values at the ends, NaN and Inf apart."""
+    import torch
+
+    top = colours.LEVELS - 1
+    spread = high - low
+    # float32 is exact to a thousandth of a level unless the range is tiny, huge or far from zero
+    plain = (spread > 1e-30) & (spread < 1e30) & (low.abs() < 1e30) & (low.abs() < spread * 64)
+    if bool((plain | (spread == 0)).all()):
+        work = values.clone()
+    else:  # in units of the larger end, so that neither the smallest nor the largest doubles leave their range
+        unit = torch.maximum(low.abs(), high.abs())
+        unit = torch.where((unit > 0) & torch.isfinite(unit), unit, 1.0)
+        work, low, high = values.double() / unit[:, None, None], low / unit, high / unit
+        spread = high - low
+    # a scale of one value still tells what lies above it
+    factor = torch.where(spread > 0, top / spread, 1e30)
+    work.sub_(low.to(work.dtype)[:, None, None]).mul_(factor.to(work.dtype)[:, None, None]).round_().clamp_(0, top)
+    finite = torch.isfinite(values)
+    if bool(finite.all()):
+        return work.to(torch.uint8)
+    levels = work.nan_to_num(0.0).to(torch.uint8)
+    levels[torch.isnan(values)] = colours.NAN
+    levels[values == math.inf] = colours.PLUS_INF
+    levels[values == -math.inf] = colours.MINUS_INF
+    return levels

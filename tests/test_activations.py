@@ -1,0 +1,1183 @@
+"""A kept activation is what the layer returned, and the model never knows: on nets made for one oddity each."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import pickle
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.errors import LayerError, ModelError, SelectionError
+from hookscope.tensors import map_tensors, tensors_in
+
+HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
+
+
+def hooks_on(model: nn.Module) -> int:
+    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in HOOK_TABLES)
+
+
+def conv(weight: float, bias: float = 0.0) -> nn.Conv2d:
+    """A convolution of one number: ``weight * x + bias``."""
+    made = nn.Conv2d(1, 1, 1)
+    nn.init.constant_(made.weight, weight)
+    nn.init.constant_(made.bias, bias)
+    return made
+
+
+def row(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).reshape(1, 1, 1, -1)
+
+
+def numbers(tensor: Tensor) -> list[float]:
+    return tensor.detach().flatten().tolist()
+
+
+def chain() -> nn.Sequential:
+    """On (1, -2): (2, -4), in-place ReLU (2, 0), (-5, 1), in-place ReLU (0, 1), (3, 4)."""
+    return nn.Sequential(conv(2), nn.ReLU(inplace=True), conv(-3, 1), nn.ReLU(inplace=True), conv(1, 3))
+
+
+X = row(1, -2)
+
+
+# -- the interface -----------------------------------------------------------------------------------------------------
+
+
+def test_values_are_those_from_paper_although_the_next_layer_overwrites_them() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net) as activations:
+        assert numbers(net(X)) == [3, 4]
+    assert list(activations) == ["0", "2", "4"] and len(activations) == 3
+    assert [numbers(kept) for kept in activations.values()] == [[2, -4], [-5, 1], [3, 4]]
+    assert numbers(activations[1]) == numbers(activations["2"]) == numbers(activations[-2]) == [-5, 1]
+    assert [(call.key, call.type, call.index) for call in activations.calls] == [
+        ("0", "Conv2d", 0), ("2", "Conv2d", 1), ("4", "Conv2d", 2)
+    ]  # fmt: skip
+    assert activations.complete and activations.did_not_run == ()
+    assert hooks_on(net) == 0
+
+
+def test_every_leaf_is_kept_with_its_own_values() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net, types=("all",)) as activations:
+        net(X)
+    assert [numbers(kept) for kept in activations.values()] == [[2, -4], [2, 0], [-5, 1], [0, 1], [3, 4]]
+
+
+class Pyramid(nn.Module):
+    """A head that runs on three levels, a layer with two names, one that never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = conv(9)
+        self.head = nn.ModuleDict({"conv": conv(10)})
+        self.stem = conv(1)
+        self.twin = self.stem
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.head["conv"](self.twin(x) + level) for level in range(3)]
+
+
+def test_calls_of_a_layer_that_runs_again_and_layers_that_do_not_run() -> None:
+    net = Pyramid()
+    with torch.no_grad(), hookscope.capture(net, layers="all") as activations:
+        net(row(1))
+    assert list(activations) == ["stem", "head.conv", "stem#1", "head.conv#1", "stem#2", "head.conv#2"]
+    assert numbers(activations["head.conv#1"]) == numbers(activations[3]) == [20]
+    assert numbers(activations["head.conv#0"]) == numbers(activations["head.conv"]) == [10]
+    assert numbers(activations["twin#2"]) == [1] and "twin" in activations
+    assert activations.did_not_run == ("idle",)
+
+
+@pytest.mark.parametrize("alias", ["twin", "tw*", "re:^twin$", "stem", "twin,stem"])
+def test_a_layer_is_found_under_each_of_its_names(alias: str) -> None:
+    net = Pyramid()
+    with torch.no_grad(), hookscope.capture(net, alias) as activations:
+        net(row(1))
+    assert list(activations) == ["stem", "stem#1", "stem#2"]
+
+
+@pytest.mark.parametrize(("layers", "keys"), [("twin#1", ["stem#1"]), ("-1,twin#0", ["stem", "head.conv#2"])])
+@pytest.mark.parametrize("stop", [False, True])
+def test_single_calls_by_another_name_of_the_layer(layers: str, keys: list[str], stop: bool) -> None:
+    net = Pyramid()
+    with torch.no_grad(), hookscope.capture(net, layers, stop=stop) as activations:
+        net(row(1))
+    assert list(activations) == keys
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (7, r"nothing kept at index 7; kept are 6 calls \(indices 0 to 5\): stem, head.conv, stem#1"),
+        (-7, "nothing kept at index -7"),
+        ("head.conv#3", r"nothing kept of 'head.conv#3'; nearest: head.conv#"),
+        ("idle", "nothing kept of 'idle'"),
+        ("zzzzzzzzz", r"nothing kept of 'zzzzzzzzz'; kept are 6 calls"),
+    ],
+)
+def test_what_is_not_kept_is_an_error_that_tells_what_is(key: Any, says: str) -> None:
+    net = Pyramid()
+    with torch.no_grad(), hookscope.capture(net) as activations:
+        net(row(1))
+    with pytest.raises(LookupError, match=says) as caught:
+        activations[key]
+    assert isinstance(caught.value, LayerError)
+    assert key not in activations and activations.get(key, "absent") == "absent"
+
+
+def test_keys_of_another_kind_are_a_type_error_and_not_contained() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net) as activations:
+        net(X)
+    for key in (None, 1.0, slice(0, 2)):
+        assert key not in activations
+        with pytest.raises(TypeError):
+            activations[key]
+    assert activations[torch.tensor(1)] is activations[1]
+
+
+def test_without_a_pass_nothing_is_kept_and_it_says_so() -> None:
+    with hookscope.capture(chain()) as activations:
+        pass
+    assert len(activations) == 0 and not activations.complete
+    with pytest.raises(LayerError, match="no forward pass reached a wanted layer"):
+        activations[0]
+
+
+def test_names_with_a_number_sign_are_still_keys() -> None:
+    net = nn.Sequential()
+    net.add_module("a#0", conv(2))
+    net.add_module("a", conv(3))
+    with torch.no_grad(), hookscope.capture(net) as activations:
+        net(row(1))
+    assert [numbers(activations[key]) for key in activations] == [[2], [6]]
+
+
+def test_clear_forgets_everything() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net, inputs=True) as activations:
+        net(X)
+        activations.clear()
+    assert len(activations) == len(activations.inputs) == 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "keys"),
+    [(-1, ["4"]), ("-2:", ["2", "4"]), (":-1", ["0", "2"]), ("-3:-1", ["0", "2"]), ("0,-1", ["0", "4"]),
+     ("::-2", ["0", "4"]), ("-1,1", ["2", "4"])],
+)  # fmt: skip
+def test_indices_from_the_end_also_within_the_block_and_after_a_second_pass(layers: Any, keys: list[str]) -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net, layers, inputs=True) as activations:
+        for x in (X, row(5, 7)):
+            net(x)
+            assert list(activations) == list(activations.inputs) == keys
+            assert torch.equal(activations[int(keys[-1]) // 2], activations[keys[-1]])
+    assert list(activations) == keys
+
+
+def test_no_more_than_the_latest_calls_are_held_while_the_end_is_unknown() -> None:
+    net, held = nn.Sequential(*(conv(1) for _ in range(6))), []
+    with torch.no_grad(), hookscope.capture(net, "-2:") as activations:
+        net[5].register_forward_hook(lambda *call: held.append(list(activations)))
+        net(X)
+    assert held == [["4", "5"]]
+
+
+def test_an_index_from_the_end_is_the_same_inside_and_outside_the_block() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net, "0:2") as activations:
+        net(X)
+        assert -1 not in activations and numbers(activations[-2]) == [-5, 1]
+    assert -1 not in activations and numbers(activations[-2]) == [-5, 1]
+
+
+def test_errors_on_entry_and_on_leaving() -> None:
+    net = chain()
+    for layers, error in (("conv9", LayerError), ("re:[", SelectionError), (99, LayerError), ("0#1", LayerError)):
+        with pytest.raises(error), torch.no_grad(), hookscope.capture(net, layers):
+            net(X)
+        assert hooks_on(net) == 0
+    with pytest.raises(LayerError, match=r"no layer of type Conv3d; the model has Conv2d \(3\), ReLU \(2\)"):
+        hookscope.capture(net, types=("Conv3d",)).__enter__()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_models_in_which_hooks_do_not_fire_are_refused() -> None:
+    for model in (torch.jit.script(chain()), torch.jit.trace(chain(), X), torch.compile(chain())):
+        with pytest.raises(ModelError), hookscope.capture(model):
+            pass
+
+
+# -- a zoo, each net for one oddity ------------------------------------------------------------------------------------
+
+
+class Halves(NamedTuple):
+    low: Tensor
+    high: Tensor
+
+
+@dataclasses.dataclass
+class Found:
+    boxes: Tensor
+    scores: Tensor
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    boxes: Tensor
+    scores: Tensor
+
+
+class Makes(nn.Module):
+    """Returns what ``make`` makes of two tensors."""
+
+    def __init__(self, make: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.conv, self.make = conv(3), make
+
+    def forward(self, x: Tensor) -> Any:
+        return self.make(self.conv(x), x * 2)
+
+
+class Uses(nn.Module):
+    """Overwrites every tensor that its layer returned."""
+
+    def __init__(self, make: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.makes = Makes(make)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(part.add_(1).relu_().sum() for part in tensors_in(self.makes(x)).values())
+
+
+def as_dict(a: Tensor, b: Tensor) -> dict[str, Any]:
+    return {"out": a, "aux": [b, None, 3]}
+
+
+def as_list(a: Tensor, b: Tensor) -> list[Any]:
+    return [a, {"b": (b,)}]
+
+
+def as_tuple(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return a, b
+
+
+class Residual(nn.Module):
+    """``out += x`` and a functional in-place ReLU, as in every ResNet block; one ReLU runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.bn = conv(2, 1), conv(-1), nn.BatchNorm2d(1)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn(self.conv2(self.relu(self.conv1(x))))
+        out += x
+        return F.relu_(self.relu(out) - 1)
+
+
+class Keywords(nn.Module):
+    """Calls its layers with keywords only."""
+
+    class Scale(nn.Module):
+        def forward(self, *, value: Tensor, by: float = 1.0) -> Tensor:
+            return value * by
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.scale = conv(2), Keywords.Scale()
+
+    def forward(self, *, picture: Tensor) -> Tensor:
+        return self.scale(by=3.0, value=self.conv(input=picture)).relu_()
+
+
+class Recursive(nn.Module):
+    """A layer that calls itself, and a root that does."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = conv(2)
+
+        def forward(self, x: Tensor, left: int = 2) -> Tensor:
+            return self.conv(self(x + 1, left - 1) if left else x).relu_()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Recursive.Inner()
+
+    def forward(self, x: Tensor, left: int = 1) -> Tensor:
+        return self.inner(self(x, left - 1) if left else x)
+
+
+class PassesThrough(nn.Module):
+    """Identity and Dropout return the very tensor they were given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.identity, self.drop, self.again = conv(2), nn.Identity(), nn.Dropout(), conv(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(self.drop(self.identity(self.conv(x))).relu_())
+
+
+class ReadsThroughAnAlias(nn.Module):
+    """What is written to the output of a layer is read again under the name of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.drop, self.view = conv(2), nn.Dropout(), nn.Flatten()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        self.drop(x).relu_()
+        self.view(x).mul_(3)
+        return x
+
+
+class Views(nn.Module):
+    """Layers that return views: flattened, in chunks, transposed, expanded."""
+
+    class Chunks(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return x.chunk(2, dim=-1)
+
+    class Turned(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.transpose(-1, -2)
+
+    class Wide(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.expand(4, *x.shape)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.flat = conv(2), nn.Flatten()
+        self.chunks, self.turned, self.wide = Views.Chunks(), Views.Turned(), Views.Wide()
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.chunks(self.turned(self.conv(x)).contiguous())
+        return (self.wide(self.flat(left)) + right.clone().flatten()).relu_()
+
+
+class Remembers(nn.Module):
+    """Layers that return a parameter, a buffer, and the same memory at each call."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(row(5, -5))
+            self.register_buffer("mean", row(1, 2))
+
+        def forward(self, which: str) -> Tensor:
+            return getattr(self, which)
+
+    class Workspace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.space = torch.zeros(1, 1, 1, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.space.copy_(x.detach())
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.workspace = Remembers.Own(), Remembers.Workspace()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.own("weight") * x + self.own("mean")
+        first = self.workspace(x * 2) + 0
+        return out + first + self.workspace(x * 3)
+
+
+class Kinds(nn.Module):
+    """Whole numbers, truth values, complex, half and no numbers at all."""
+
+    class As(nn.Module):
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__()
+            self.dtype = dtype
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.to(self.dtype)
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = (torch.int64, torch.bool, torch.complex64, torch.float16, torch.bfloat16, torch.float64, torch.float32)
+        self.conv, self.kinds = conv(0.3), nn.ModuleList(Kinds.As(dtype) for dtype in kinds)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return sum((kind(x).abs() if kind.dtype != torch.bool else kind(x)).float().sum() for kind in self.kinds)
+
+
+class Catches(nn.Module):
+    """One layer fails at each pass, and the model lives with it."""
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("as always")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fails, self.last = conv(2), Catches.Fails(), conv(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        try:
+            x = self.fails(x)
+        except ValueError:
+            x = x + 1
+        return self.last(x)
+
+
+class Strides(nn.Module):
+    """channels_last and every second column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.second, self.sparse = nn.Conv2d(8, 4, 3), Strides.EverySecond()
+
+    class EverySecond(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[..., ::2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.sparse(self.first(x.to(memory_format=torch.channels_last))).relu_())
+
+
+ZOO: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "in-place layers": (chain, {"input": X}),
+    "pyramid": (Pyramid, {"x": X}),
+    "residual": (lambda: Residual().eval(), {"x": X}),
+    "residual in train mode": (Residual, {"x": X}),
+    "keywords": (Keywords, {"picture": X}),
+    "recursive": (Recursive, {"x": X}),
+    "passes through": (lambda: PassesThrough().eval(), {"x": X}),
+    "dropout in train mode": (PassesThrough, {"x": torch.ones(1, 1, 8, 8)}),
+    "views": (Views, {"x": torch.arange(16.0).reshape(1, 1, 4, 4) - 8}),
+    "remembers": (Remembers, {"x": X}),
+    "kinds": (Kinds, {"x": X}),
+    "catches": (Catches, {"x": X}),
+    "strides": (Strides, {"x": torch.linspace(-1, 1, 300).reshape(1, 3, 10, 10)}),
+    "is a convolution": (lambda: conv(4, 1), {"input": X}),
+    "no convolution": (lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True)), {"input": X}),
+    "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8).train(), {"src": torch.ones(3, 1, 4)}),
+    "recurrent": (lambda: nn.LSTM(2, 3), {"input": torch.ones(2, 1, 2)}),
+    "dict": (lambda: Uses(as_dict), {"x": X}),
+    "list": (lambda: Uses(as_list), {"x": X}),
+    "tuple": (lambda: Uses(as_tuple), {"x": X}),
+    "named tuple": (lambda: Uses(Halves), {"x": X}),
+    "dataclass": (lambda: Uses(Found), {"x": X}),
+    "dataclass with slots": (lambda: Uses(Slots), {"x": X}),
+}
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "gradients": torch.enable_grad,
+}
+
+
+def built(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    torch.manual_seed(0)
+    build, inputs = ZOO[name]
+    return build(), map_tensors(inputs, lambda tensor: tensor.clone())
+
+
+class Watch:
+    """The slow reference: one plain hook on every module that copies what the module returns, at once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.outputs: list[Any] = []
+        self.handles = [module.register_forward_hook(self) for module in model.modules()]
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.outputs.append(map_tensors(output, lambda tensor: tensor.detach().clone()))
+
+    def __enter__(self) -> list[Any]:
+        return self.outputs
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Same containers, types, layouts and bits."""
+    a, b = tensors_in(one), tensors_in(other)
+    return (
+        type(one) is type(other)
+        and list(a) == list(b)
+        and all(
+            x.dtype == y.dtype and x.shape == y.shape and torch.equal(x, y)
+            for x, y in zip(a.values(), b.values(), strict=True)
+        )
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ZOO)
+def test_what_is_kept_is_what_every_module_returned(name: str, mode: str) -> None:
+    model, inputs = built(name)
+    torch.manual_seed(1)
+    twin = copy.deepcopy(model)
+    with MODES[mode](), Watch(twin) as expected:
+        plain = twin(**inputs)
+    torch.manual_seed(1)
+    with MODES[mode](), hookscope.capture(model, "*", types=("all",)) as activations:
+        seen = model(**inputs)
+    kept = list(activations.values())
+    assert len(kept) == len(expected) > 0
+    assert all(same(one, other) for one, other in zip(kept, expected, strict=True))
+    assert same(map_tensors(seen, lambda t: t), map_tensors(plain, lambda t: t))
+    assert hooks_on(model) == 0
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_without_gradients_writes_through_an_alias_reach_the_rest_of_the_network(mode: str) -> None:
+    net = ReadsThroughAnAlias().eval()
+    with MODES[mode](), hookscope.capture(net, "*") as activations:
+        assert numbers(net(row(1, -2))) == [6, 0]
+    assert [numbers(kept) for kept in activations.values()] == [[2, -4], [2, -4], [2, 0], [6, 0]]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_gradients_of_parameters_and_inputs_are_as_without(name: str) -> None:
+    def gradients(watched: bool) -> list[Any]:
+        model, inputs = built(name)
+        leaves = [t.requires_grad_() for t in tensors_in(inputs).values()]
+        torch.manual_seed(1)
+        context = hookscope.capture(model, "*", types=("all",)) if watched else torch.enable_grad()
+        with context:
+            loss = sum(t.sum() * 2 for t in tensors_in(model(**inputs)).values() if t.requires_grad)
+        loss.backward()
+        return [leaf.grad for leaf in [*leaves, *model.parameters()]]
+
+    found = list(zip(gradients(True), gradients(False), strict=True))
+    assert any(plain is not None for _, plain in found)
+    for watched, plain in found:
+        assert (watched is None) == (plain is None)
+        if plain is not None and name == "strides":  # summed in another order: a copy of every second column is dense
+            assert torch.allclose(watched, plain, rtol=1e-5, atol=1e-5)
+        elif plain is not None:
+            assert torch.equal(watched, plain)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ZOO)
+def test_the_model_is_as_it_was(name: str, mode: str) -> None:
+    model, inputs = built(name)
+    theirs = model.register_forward_hook(their_hook)
+    before = State(model)
+    with MODES[mode](), hookscope.capture(model, "*", types=("all",), inputs=True):
+        torch.manual_seed(1)
+        model(**inputs)
+    twin, inputs = built(name)
+    torch.manual_seed(1)
+    with MODES[mode]():
+        twin(**inputs)
+    assert State(model).differs_from(before, but=("buffers", "random")) == []
+    assert State(model).buffers == State(twin).buffers and State(model).random == State(twin).random
+    theirs.remove()
+    assert hooks_on(model) == 0
+    if name != "keywords":
+        pickle.loads(pickle.dumps(copy.deepcopy(model)))
+
+
+def their_hook(*call: Any) -> None:
+    """Somebody else's hook."""
+
+
+class State:
+    """Everything about a model that a look into it must not change."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modes = [module.training for module in model.modules()]
+        self.hooks = [list(getattr(module, table).items()) for module in model.modules() for table in HOOK_TABLES]
+        self.flags = [(id(p), p.requires_grad, p.grad is None, p._version) for p in model.parameters()]
+        self.values = [zlib.crc32(p.detach().contiguous().numpy()) for p in model.parameters()]
+        self.buffers = [b.tolist() for b in model.buffers()]
+        self.attributes = [sorted(vars(module)) for module in model.modules()]
+        self.random = torch.get_rng_state().tolist()
+        self.switches = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
+
+    def differs_from(self, other: State, but: tuple[str, ...] = ()) -> list[str]:
+        return [name for name, value in vars(self).items() if name not in but and value != getattr(other, name)]
+
+
+# -- whatever is raised ------------------------------------------------------------------------------------------------
+
+
+def oddly_set() -> nn.Sequential:
+    """Modes, gradient flags and hooks that nobody would restore by chance."""
+    net = nn.Sequential(
+        conv(2), nn.BatchNorm2d(1), nn.ReLU(inplace=True), nn.Sequential(conv(3), nn.Dropout()), conv(1)
+    )
+    net.train()
+    net[1].eval()
+    net[3].eval()
+    net[0].weight.requires_grad_(False)
+    net[4].weight.grad = torch.ones(1, 1, 1, 1)
+    net[3].register_forward_hook(their_hook)
+    net[0].register_forward_pre_hook(their_hook)
+    net[4].register_full_backward_hook(their_hook)
+    return net
+
+
+def test_as_it_was_after_a_failure_in_every_layer() -> None:
+    for at in range(5):
+        net = oddly_set()
+        failing = net[at].register_forward_pre_hook(raises)
+        before = State(net)
+        with pytest.raises(RuntimeError, match="as asked"), hookscope.capture(net, "*", inputs=True):
+            net(X)
+        assert State(net).differs_from(before) == []
+        failing.remove()
+
+
+def raises(*call: Any, **options: Any) -> None:
+    raise RuntimeError("as asked")
+
+
+@pytest.mark.parametrize("method", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("at", ["", "0", "3.0", "4"])
+def test_as_it_was_after_a_failure_half_way_in_registering(
+    monkeypatch: pytest.MonkeyPatch, method: str, at: str
+) -> None:
+    net = oddly_set()
+    before = State(net)
+    with monkeypatch.context() as patched:
+        patched.setattr(net.get_submodule(at), method, raises)
+        with pytest.raises(RuntimeError, match="as asked"):
+            hookscope.capture(net, "*", inputs=True).__enter__()
+    assert State(net).differs_from(before) == []
+
+
+def test_as_it_was_after_success_and_after_a_stop() -> None:
+    for stop in (False, True):
+        net = oddly_set()
+        before = State(net)
+        with hookscope.capture(net, "3.0", stop=stop, transform=lambda output: output.mean()):
+            net(X)
+        after = State(net)
+        assert after.differs_from(before, but=("random",)) == []
+        net[3].train()
+        with hookscope.capture(net, "0", stop=True):
+            net(X)
+        assert State(net).random == after.random  # the dropout was not reached
+
+
+def test_an_exception_half_way_keeps_what_ran_and_the_next_pass_starts_anew() -> None:
+    net, failing = chain(), []
+    with torch.no_grad(), hookscope.capture(net, inputs=True) as activations:
+        failing.append(net[3].register_forward_hook(raises))
+        with pytest.raises(RuntimeError):
+            net(X)
+        assert list(activations) == ["0", "2"] and not activations.complete and activations.did_not_run == ("4",)
+        assert numbers(activations["2"]) == [-5, 1]
+        failing.pop().remove()
+        net(row(2, -4))
+        assert list(activations) == ["0", "2", "4"] and activations.complete and activations.did_not_run == ()
+    assert [numbers(activations[index]) for index in range(3)] == [[4, -8], [-11, 1], [3, 4]]
+    assert [numbers(kept) for kept in activations.inputs.values()] == [[2, -4], [4, 0], [0, 1]]
+
+
+def test_two_passes_show_the_second_and_do_not_write_to_what_was_taken_of_the_first() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net) as activations:
+        net(X)
+        first = activations[0]
+        net(row(3, 3))
+    assert numbers(first) == [2, -4] and numbers(activations[0]) == [6, 6] and len(activations) == 3
+
+
+def test_a_capture_entered_again_gives_new_activations() -> None:
+    net = chain()
+    again = hookscope.capture(net, 0)
+    with torch.no_grad(), again as one:
+        net(X)
+    with torch.no_grad(), again as two:
+        net(row(3, 3))
+    assert numbers(one[0]) == [2, -4] and numbers(two[0]) == [6, 6]
+
+
+# -- one within the other ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nested_captures_see_the_same(mode: str) -> None:
+    net = chain()
+    with MODES[mode](), hookscope.capture(net) as outer, hookscope.capture(net, types=("all",)) as inner:
+        assert numbers(net(X)) == [3, 4]
+    assert [numbers(kept) for kept in outer.values()] == [[2, -4], [-5, 1], [3, 4]]
+    assert [numbers(kept) for kept in inner.values()] == [[2, -4], [2, 0], [-5, 1], [0, 1], [3, 4]]
+    assert hooks_on(net) == 0
+
+
+def test_a_nested_stop_ends_the_inner_block_alone_and_the_outer_goes_on() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net) as outer:
+        with hookscope.capture(net, 1, stop=True) as inner:
+            net(X)
+            raise AssertionError("not reached")
+        assert list(inner) == ["2"] and list(outer) == ["0", "2"] and not outer.complete
+        net(row(2, -4))
+        assert outer.complete
+    assert [numbers(kept) for kept in outer.values()] == [[4, -8], [-11, 1], [3, 4]] and numbers(inner[1]) == [-5, 1]
+    assert hooks_on(net) == 0
+
+
+def test_a_stop_of_the_outer_block_ends_both() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net, 0, stop=True) as outer:
+        with hookscope.capture(net) as inner:
+            net(X)
+        raise AssertionError("not reached")
+    assert list(outer) == ["0"] and list(inner) == []
+    assert hooks_on(net) == 0
+
+
+def test_two_nested_stops_each_in_its_own_pass() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net, 2, stop=True) as outer:
+        with hookscope.capture(net, 0, stop=True) as inner:
+            net(X)
+        net(X)
+        raise AssertionError("not reached")
+    assert list(outer) == ["4"] and list(inner) == ["0"]
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def test_inputs_are_as_they_went_in_although_layers_overwrite_them() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net, types=("all",), inputs=True) as activations:
+        net(X)
+    assert [numbers(kept) for kept in activations.inputs.values()] == [[1, -2], [2, -4], [2, 0], [-5, 1], [0, 1]]
+    assert numbers(activations.inputs["2"]) == numbers(activations.inputs[2]) == [2, 0]
+    assert [call.key for call in activations.inputs.calls] == ["0", "1", "2", "3", "4"]
+
+
+def test_inputs_have_the_shape_of_the_call() -> None:
+    class Takes(nn.Module):
+        def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+            return row(0)
+
+    net = nn.Module()
+    net.takes = Takes()
+    net.forward = lambda: [net.takes(X), net.takes(X, X), net.takes(a=X), net.takes(X, a=X), net.takes()]
+    with hookscope.capture(net, "takes", inputs=True) as activations:
+        net()
+    one, two, keywords, both, none = activations.inputs.values()
+    assert torch.equal(one, X)
+    assert isinstance(two, tuple) and len(two) == 2 and torch.equal(two[1], X)
+    assert isinstance(keywords, dict) and list(keywords) == ["a"]
+    assert torch.equal(both[0][0], X) and torch.equal(both[1]["a"], X)
+    assert none == ()
+
+
+def test_only_the_wanted_inputs_are_kept_each_with_its_call() -> None:
+    net = Pyramid()
+    with torch.no_grad(), hookscope.capture(net, "head.conv#1,-1", inputs=True) as activations:
+        net(row(1))
+    assert {key: numbers(kept) for key, kept in activations.inputs.items()} == {"head.conv#1": [2], "head.conv#2": [3]}
+
+
+def test_inputs_of_a_layer_that_calls_itself() -> None:
+    net = Recursive()
+    with torch.no_grad(), hookscope.capture(net, "inner", inputs=True) as activations:
+        net(row(1), left=0)
+    tensors = [value[0] if isinstance(value, tuple) else value for value in activations.inputs.values()]
+    assert [numbers(tensor) for tensor in tensors] == [[3], [2], [1]]
+    assert [numbers(kept) for kept in activations.values()] == [[6], [12], [24]]
+
+
+def test_inputs_stay_in_the_graph_and_take_the_dtype() -> None:
+    net = chain()
+    with hookscope.capture(net, 1, inputs=True, dtype=torch.float64) as activations:
+        net(X)
+    kept = activations.inputs[1]
+    assert kept.dtype == torch.float64
+    assert torch.autograd.grad(kept.sum(), net[0].weight)[0].item() == 1  # ReLU lets the first alone through
+
+
+def test_a_stop_ends_the_pass_after_the_last_wanted_call() -> None:
+    net, ran = chain(), []
+    for layer in net:
+        layer.register_forward_hook(lambda layer, *call: ran.append(layer))
+    with torch.no_grad(), hookscope.capture(net, "0,1", stop=True) as activations:
+        net(X)
+        raise AssertionError("not reached")
+    assert ran == list(net[:3]) and list(activations) == ["0", "2"] and not activations.complete
+    assert activations.did_not_run == ("4",)
+
+
+def test_a_stop_leaves_nothing_behind() -> None:
+    net, seen = chain(), []
+    net[1].register_forward_hook(lambda layer, args, output: seen.append(weakref.ref(output)))
+    gc.disable()
+    try:
+        with (
+            torch.no_grad(),
+            hookscope.capture(net, 1, stop=True, transform=lambda output: output.sum().item()) as kept,
+        ):
+            seen.append(weakref.ref(x := X * 1))
+            net(x)
+        del x
+        assert len(seen) == 2 and [reference() for reference in seen] == [None, None]
+    finally:
+        gc.enable()
+    assert kept[1] == -4 and torch.is_grad_enabled()
+    assert numbers(net(X)) == [3, 4]
+
+
+def test_a_failure_leaves_nothing_behind() -> None:
+    net, seen = chain(), []
+    with torch.no_grad(), hookscope.capture(net, "all", types=("all",), inputs=True) as activations:
+        net[1].register_forward_hook(raises)
+        x = X * 1
+        seen.append(weakref.ref(x))
+        with pytest.raises(RuntimeError):
+            net(x)
+    del x
+    activations.clear()
+    gc.collect()
+    assert seen[0]() is None
+
+
+def test_what_is_kept_goes_with_the_activations_without_waiting_for_the_collector() -> None:
+    net = chain()
+    gc.disable()
+    try:
+        with torch.no_grad(), hookscope.capture(net) as activations:
+            net(X)
+        kept, model = weakref.ref(activations[0]), weakref.ref(net)
+        del net
+        gc.collect()
+        assert kept() is not None and model() is None  # nor do the activations hold the model
+        del activations
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+seven = 7
+
+
+@pytest.mark.parametrize(
+    "transform", [lambda o: o.mean(), lambda o: o[..., :1], lambda o: o.view(-1)[:1], lambda o: seven]
+)
+def test_with_a_transform_nothing_else_is_kept(transform: Callable[[Tensor], Any]) -> None:
+    net, seen = nn.Sequential(conv(2), nn.ReLU(inplace=True), conv(3)), []
+
+    def reduce(output: Tensor) -> Any:
+        seen.append(weakref.ref(output))
+        return transform(output)
+
+    with torch.no_grad(), hookscope.capture(net, transform=reduce) as activations:
+        net(torch.ones(1, 1, 100, 100))
+    gc.collect()
+    assert len(seen) == 2 and [reference() for reference in seen] == [None, None]
+    for kept in activations.values():
+        assert kept is seven or kept.untyped_storage().nbytes() == 4 * kept.numel()
+
+
+def test_a_transform_sees_the_output_before_the_next_layer_overwrites_it() -> None:
+    net = chain()
+    for context in MODES.values():
+        with context(), hookscope.capture(net, transform=lambda output: output) as activations:
+            assert numbers(net(X)) == [3, 4]
+        assert [numbers(kept) for kept in activations.values()] == [[2, -4], [-5, 1], [3, 4]]
+
+
+def test_what_a_transform_returns_leads_back_to_the_parameters_although_its_input_was_overwritten() -> None:
+    net = chain()
+    with hookscope.capture(net, 0, transform=lambda output: output.pow(2).sum()) as activations:
+        net(X)
+    # d/dw of (w + b)^2 + (-2w + b)^2 at w = 2, b = 0: 2 * 2 - 4 * (-4)
+    assert torch.autograd.grad(activations[0], net[0].weight)[0].item() == 20
+
+
+def test_a_transform_that_picks_a_part_keeps_it_on_the_way_to_the_loss() -> None:
+    net = Uses(as_tuple)
+    with hookscope.capture(net, "makes", transform=lambda output: output[0]) as activations:
+        loss = net(row(1, -2))
+    assert numbers(torch.autograd.grad(loss, activations["makes"])[0]) == [1, 0]
+
+
+def test_a_transform_that_fails_is_an_exception_of_the_pass() -> None:
+    net = chain()
+    with pytest.raises(RuntimeError, match="as asked"), hookscope.capture(net, transform=raises):
+        net(X)
+    assert hooks_on(net) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("mode", MODES)
+def test_dtype_converts_what_is_kept_and_nothing_downstream(dtype: torch.dtype, mode: str) -> None:
+    net = nn.Sequential(conv(1 / 3), nn.ReLU(inplace=True), conv(1 / 7))
+    with MODES[mode](), hookscope.capture(net, dtype=dtype) as activations:
+        seen = net(row(1, -2))
+    assert torch.equal(seen, net(row(1, -2)))
+    assert activations[0].dtype == dtype and torch.equal(activations[0], net[0](row(1, -2)).to(dtype))
+
+
+def test_dtype_is_for_floating_point_numbers_alone() -> None:
+    net = Kinds()
+    with torch.no_grad(), hookscope.capture(net, "kinds.*", dtype=torch.float64) as activations:
+        net(X)
+    kinds = [kept.dtype for kept in activations.values()]
+    assert kinds == [torch.int64, torch.bool, torch.complex64] + [torch.float64] * 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_outputs_stay_quantized() -> None:
+    class Quantizes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.quantize_per_tensor(x, 0.5, 0, torch.quint8)
+
+    net = nn.Sequential(Quantizes(), nn.Identity())
+    for dtype in (None, torch.float64):
+        with torch.no_grad(), hookscope.capture(net, types=("all",), dtype=dtype) as activations:
+            net(row(1, 2.2))
+        assert activations[1].dtype == torch.quint8 and numbers(activations[1].dequantize()) == [1, 2]
+
+
+def test_device_moves_what_is_kept() -> None:
+    net = chain()
+    with torch.no_grad(), hookscope.capture(net, device="meta", inputs=True) as activations:
+        assert numbers(net(X)) == [3, 4]
+    assert {kept.device.type for kept in [*activations.values(), *activations.inputs.values()]} == {"meta"}
+    with torch.no_grad(), hookscope.capture(net, device="cpu") as activations:
+        net(X)
+    assert numbers(activations[0]) == [2, -4]
+
+
+def test_a_model_on_the_meta_device() -> None:
+    net = chain().to("meta")
+    with torch.no_grad(), hookscope.capture(net) as activations:
+        net(X.to("meta"))
+    assert [tuple(kept.shape) for kept in activations.values()] == [(1, 1, 1, 2)] * 3
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_activations_before_an_in_place_relu_are_those_from_paper() -> None:
+    net = chain()[:3]
+    with hookscope.capture(net, types=("all",)) as activations:
+        loss = net(X).pow(2).sum()
+    assert loss.item() == 26  # (-5, 1) squared
+    found = torch.autograd.grad(loss, list(activations.values()), retain_graph=True)
+    assert [numbers(gradient) for gradient in found] == [[30, 0], [30, -6], [-10, 2]]
+    loss.backward()
+    # through the first alone: dloss/dw = 30 * 1, dloss/db = 30; of the last: -10 * 2 + 2 * 0 and -10 + 2
+    assert [p.grad.item() for p in net.parameters()] == [30, 30, -20, -8]
+
+
+def test_gradients_equal_those_of_a_forward_written_by_hand() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.Hardswish(inplace=True), nn.Flatten(),
+        nn.Linear(4 * 16, 2),
+    )  # fmt: skip
+    x = torch.randn(2, 3, 8, 8)
+    with hookscope.capture(net, types=("all",)) as activations:
+        loss = net(x)[:, 1].sum()
+    a = F.conv2d(x, net[0].weight, net[0].bias)
+    b = F.relu(a)
+    c = F.conv2d(b, net[2].weight, net[2].bias)
+    d = F.hardswish(c)
+    e = d.flatten(1)
+    f = F.linear(e, net[5].weight, net[5].bias)
+    expected = torch.autograd.grad(f[:, 1].sum(), [a, b, c, d, e, f])
+    for kept, by_hand in zip(activations.values(), [a, b, c, d, e, f], strict=True):
+        assert torch.equal(kept, by_hand)
+    for one, other in zip(torch.autograd.grad(loss, list(activations.values())), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_kept_tensors_are_in_the_graph_only_where_there_is_one() -> None:
+    net = chain()
+    with hookscope.capture(net) as activations:
+        net(X)
+    assert all(kept.grad_fn is not None for kept in activations.values())
+    for parameter in net.parameters():
+        parameter.requires_grad_(False)
+    with hookscope.capture(net) as activations:
+        net(X)
+    assert not any(kept.requires_grad for kept in activations.values())
+
+
+def test_without_a_graph_the_network_goes_on_with_its_own_tensors() -> None:
+    net, returned, arrived = chain(), [], []
+    net[0].register_forward_hook(lambda layer, args, output: returned.append(output))
+    net[1].register_forward_pre_hook(lambda layer, args: arrived.append(args[0]))
+    with torch.no_grad(), hookscope.capture(net) as activations:
+        net(X)
+    assert arrived[0] is returned[0] and activations[0] is not returned[0]
+
+
+def test_a_graph_and_its_detached_double_in_one_output() -> None:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x * 2, (x * 2).detach()
+
+    class Shared(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * 2
+            return y, y.detach()
+
+    for kind in (Double, Shared):
+        net = nn.Sequential(kind())
+        x = row(1, -2).requires_grad_()
+        with hookscope.capture(net, "0", types=("all",)) as activations:
+            made, detached = net(x)
+            detached.mul_(100)
+        assert numbers(activations["0"][0]) == [2, -4] and numbers(activations["0"][1]) == [2, -4]
+        assert numbers(torch.autograd.grad(made.sum(), activations["0"][0])[0]) == [1, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tensor_that_is_returned_twice_is_one_tensor_still(mode: str) -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * self.weight
+            return y, y
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice = Twice()
+            self.twice.weight = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, other = self.twice(x)
+            one.add_(1)
+            return other
+
+    net = Net()
+    with MODES[mode](), hookscope.capture(net, "twice") as activations:
+        assert numbers(net(X)) == [3, -3]
+    one, other = activations["twice"]
+    assert one is other and numbers(one) == [2, -4]
+
+
+# -- the plain hook ----------------------------------------------------------------------------------------------------
+
+
+def test_save_output_keeps_every_call_in_order_and_clears() -> None:
+    net, save_output = chain(), hookscope.SaveOutput()
+    handles = [layer.register_forward_hook(save_output) for layer in net]
+    for context in MODES.values():
+        with context():
+            assert numbers(net(X)) == [3, 4]
+        assert [numbers(kept) for kept in save_output.outputs] == [[2, -4], [2, 0], [-5, 1], [0, 1], [3, 4]]
+        net(X)
+        assert len(save_output.outputs) == 10
+        save_output.clear()
+        assert save_output.outputs == []
+    for handle in handles:
+        handle.remove()
+    assert hooks_on(net) == 0
+
+
+def test_save_output_stays_in_the_graph_before_an_in_place_relu() -> None:
+    net, save_output = chain()[:3], hookscope.SaveOutput()
+    handle = net[0].register_forward_hook(save_output)
+    loss = net(X).pow(2).sum()
+    handle.remove()
+    assert numbers(torch.autograd.grad(loss, save_output.outputs[0])[0]) == [30, 0]
+
+
+# -- judges that are not ours ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["resnet34", "vgg16", "squeezenet1_1", "efficientnet_b0"])
+def zoo_model(request: pytest.FixtureRequest) -> tuple[str, nn.Module]:
+    torch.manual_seed(0)
+    return request.param, torchvision.models.get_model(request.param, weights=None).eval()
+
+
+CONVOLUTIONS = {"resnet34": 36, "vgg16": 13, "squeezenet1_1": 26, "efficientnet_b0": 81}
+
+
+def test_every_convolution_equals_captums_layer_activation(zoo_model: tuple[str, nn.Module]) -> None:
+    from captum.attr import LayerActivation
+
+    name, model = zoo_model
+    x = torch.randn(1, 3, 64, 64)
+    before = State(model)
+    with torch.no_grad(), hookscope.capture(model, layers="all", types=("Conv2d",)) as activations:
+        seen = model(x)
+    assert State(model).differs_from(before) == [] and hooks_on(model) == 0
+    assert len(activations) == CONVOLUTIONS[name]
+    with torch.no_grad():
+        assert torch.equal(seen, model(x))
+        judges = LayerActivation(model, [model.get_submodule(layer) for layer in activations]).attribute(x)
+    for (layer, kept), judge in zip(activations.items(), judges, strict=True):
+        assert torch.equal(kept, judge), layer
+        assert kept.isfinite().all() and (kept.numel() == 1 or kept.unique().numel() > 1), layer
+
+
+def by_feature_extraction(model: nn.Module, names: list[str], x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Each node by itself and on a copy: the extractor shares storage between nodes, and leaves train mode behind."""
+    from torchvision.models.feature_extraction import create_feature_extractor
+
+    for name in names:
+        extractor = create_feature_extractor(copy.deepcopy(model), [name]).eval()
+        with torch.no_grad():
+            yield name, extractor(x)[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [("squeezenet1_1", 5), ("resnet34", 5), pytest.param("squeezenet1_1", 1, marks=pytest.mark.slow),
+     pytest.param("resnet34", 1, marks=pytest.mark.slow), pytest.param("vgg16", 1, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_convolutions_equal_create_feature_extractor(name: str, step: int) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, weights=None).eval()
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad(), hookscope.capture(model) as activations:
+        model(x)
+    compared = 0
+    for layer, judge in by_feature_extraction(model, list(activations)[::step], x):
+        # the extractor ends at its node, so that nothing overwrites it
+        assert torch.equal(activations[layer], judge), layer
+        compared += 1
+    assert compared == -(-CONVOLUTIONS[name] // step)
+
+
+def test_gradients_of_a_network_full_of_in_place_layers_equal_captums() -> None:
+    from captum.attr import LayerGradientXActivation
+
+    torch.manual_seed(0)
+    model = torchvision.models.squeezenet1_1(weights=None).eval()
+    x = torch.randn(1, 3, 64, 64)
+    with hookscope.capture(model) as activations:
+        score = model(x)[0, 7]
+    gradients = torch.autograd.grad(score, list(activations.values()))
+    for at in (0, 5, 25):
+        layer = model.get_submodule(list(activations)[at])
+        judge = LayerGradientXActivation(model, layer).attribute(x, target=7)
+        assert torch.allclose(gradients[at] * activations[at], judge, rtol=1e-5, atol=0)
+    assert all(parameter.grad is None for parameter in model.parameters()) and hooks_on(model) == 0

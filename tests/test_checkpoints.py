@@ -1,0 +1,289 @@
+"""Checkpoint files of every sort: what fits is loaded whole, what does not is refused in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookscope.checkpoints import is_weights_file, load_into, mismatches, read_state_dict
+from hookscope.errors import WeightsError
+from hookscope.models import load_model
+from hookscope.torchvision_models import build_listed, build_real
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def squeezenet() -> State:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return {key: torch.rand_like(value) for key, value in build_real("squeezenet1_1").state_dict().items()}
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., str]:
+    def save(content: Any, name: str = "own.pth", **options: Any) -> str:
+        torch.save(content, tmp_path / name, **options)
+        return str(tmp_path / name)
+
+    return save
+
+
+def refused(path: str | Path, model: str | None = None) -> str:
+    with pytest.raises(WeightsError) as caught:
+        load_model(model, weights=str(path)) if model else read_state_dict(path)
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 500 and "weights_only" not in text
+    return text
+
+
+# --- what is understood -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: OrderedDict(state),
+        lambda state: {"state_dict": state, "epoch": 3, "optimizer": {"lr": 0.1}},
+        lambda state: {"model": state},
+        lambda state: {"model_ema": state, "args": None},
+        lambda state: {"model_state_dict": {f"module.{key}": value for key, value in state.items()}},
+        lambda state: {"model": {"state_dict": state}},
+        lambda state: {f"module._orig_mod.{key}": value for key, value in state.items()},
+        lambda state: {"n_averaged": torch.tensor(3), **{f"module.{key}": value for key, value in state.items()}},
+    ],
+)
+def test_wrappers_and_prefixes(save: Callable[..., str], wrap: Callable[[State], Any]) -> None:
+    state = {"conv.weight": torch.rand(2, 3), "conv.bias": torch.rand(2)}
+    found = read_state_dict(save(wrap(state)))
+    assert list(found) == list(state)
+    assert all(torch.equal(found[key], value) for key, value in state.items())
+
+
+def test_a_prefix_that_some_keys_lack_is_a_name(save: Callable[..., str]) -> None:
+    state = {"module.a": torch.rand(1), "b": torch.rand(1)}
+    assert list(read_state_dict(save(state))) == ["module.a", "b"]
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_whole_checkpoint_gives_its_values(squeezenet: State, save: Callable[..., str], zipped: bool) -> None:
+    path = save(squeezenet, _use_new_zipfile_serialization=zipped)
+    net = load_model("squeezenet1_1", weights=path)
+    assert (net.weights, net.notes) == ("own.pth", ())
+    assert not net.model.training
+    assert net.categories is not None and len(net.categories) == 1000
+    assert all(torch.equal(value, squeezenet[key]) for key, value in net.model.state_dict().items())
+
+
+def test_safetensors_by_content(squeezenet: State, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    for name in ("own.safetensors", "own.pth"):
+        save_file(squeezenet, tmp_path / name)
+        net = load_model("squeezenet1_1", weights=str(tmp_path / name))
+        assert torch.equal(net.model.features[0].weight, squeezenet["features.0.weight"])
+
+
+def test_a_head_tuned_to_ten_classes(save: Callable[..., str], squeezenet: State) -> None:
+    head = {"classifier.1.weight": torch.rand(10, 512, 1, 1), "classifier.1.bias": torch.rand(10)}
+    net = load_model("squeezenet1_1", weights=save(squeezenet | head))
+    assert net.model(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+    assert net.categories is None
+
+
+@pytest.mark.parametrize(("aux", "classes"), [(True, 10), (False, 10), (False, 1000)])
+def test_googlenet_with_and_without_its_auxiliary_heads(save: Callable[..., str], aux: bool, classes: int) -> None:
+    from torchvision.models import googlenet
+
+    state = googlenet(weights=None, init_weights=False, aux_logits=aux, num_classes=classes).state_dict()
+    net = load_model("googlenet", weights=save(state))
+    assert list(net.model.state_dict()) == list(state)
+    assert torch.equal(net.model.fc.weight, state["fc.weight"])
+
+
+@pytest.mark.parametrize("aux", [True, False])
+def test_segmentation_with_and_without_its_auxiliary_head(save: Callable[..., str], aux: bool) -> None:
+    from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large as builder
+
+    state = builder(weights=None, weights_backbone=None, aux_loss=aux, num_classes=5).state_dict()
+    net = load_model("deeplabv3_mobilenet_v3_large", weights=save(state))
+    assert list(net.model.state_dict()) == list(state)
+
+
+@pytest.mark.parametrize("name", ["mnasnet0_5", pytest.param("ssdlite320_mobilenet_v3_large", marks=pytest.mark.slow)])
+def test_models_with_versions_of_their_layout(save: Callable[..., str], name: str) -> None:
+    state = build_real(name).state_dict()
+    without = {key: value for key, value in state.items() if "num_batches_tracked" not in key}
+    for content in (state, without):
+        model = load_model(name, weights=save(dict(content))).model
+        assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_weights_that_are_not_finite_are_noted(save: Callable[..., str], squeezenet: State) -> None:
+    state = {key: value.clone() for key, value in squeezenet.items()}
+    state["features.0.bias"][:3] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    path = save(state)
+    assert load_model("squeezenet1_1", weights=path).notes == (f"{path} holds 3 values that are NaN or infinite",)
+
+
+def test_half_precision_becomes_the_models(save: Callable[..., str], squeezenet: State) -> None:
+    net = load_model("squeezenet1_1", weights=save({key: value.half() for key, value in squeezenet.items()}))
+    assert net.model.features[0].weight.dtype == torch.float32
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+
+
+def test_another_architecture_says_which(save: Callable[..., str], squeezenet: State) -> None:
+    text = refused(save(squeezenet), "resnet18")
+    assert "own.pth does not fit resnet18; 0 of 122 keys match, the first that does not is bn1.bias" in text
+    assert text.endswith("it would fit squeezenet1_1")
+
+
+def test_a_part_of_a_model_is_not_silently_taken(save: Callable[..., str], squeezenet: State) -> None:
+    part = {key: value for key, value in squeezenet.items() if not key.startswith("classifier")}
+    text = refused(save(part), "squeezenet1_1")
+    assert "50 of 52 keys match, the first that does not is classifier.1.bias" in text
+    assert "it would fit" not in text
+
+
+def test_mismatches_are_missing_left_over_and_of_another_shape() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    state = dict(net.state_dict())
+    assert mismatches(net, state) == []
+    del state["1.num_batches_tracked"]
+    assert mismatches(net, state) == []
+    del state["0.bias"]
+    state |= {"0.weight": torch.zeros(4, 2), "extra": torch.zeros(1), "2.num_batches_tracked": torch.zeros(())}
+    assert mismatches(net, state) == ["0.bias", "0.weight", "2.num_batches_tracked", "extra"]
+
+
+def test_values_that_a_model_cannot_hold() -> None:
+    with pytest.raises(WeightsError, match=r"^own\.pth does not fit Linear: "):
+        load_into(nn.Linear(2, 2), {"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}, "own.pth")
+
+
+# --- what is no checkpoint --------------------------------------------------------------------------------------------
+
+
+class Trap:
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        import os
+
+        return os.mkdir, (self.target,)
+
+
+@pytest.mark.parametrize("force", ["", "1"])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_runs_code_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[..., str], zipped: bool, force: str
+) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", force)
+    trap = tmp_path / "sprung"
+    path = save({"a": Trap(str(trap))}, _use_new_zipfile_serialization=zipped)
+    assert refused(path).endswith("loading it would run code (posix.mkdir); refused; save model.state_dict()")
+    assert not trap.exists()
+    torch.load(path, weights_only=False)
+    assert trap.exists()
+
+
+def test_a_whole_model_is_refused(save: Callable[..., str]) -> None:
+    text = refused(save(nn.Linear(2, 2)), "alexnet")
+    assert "more than weights: loading it would run code (torch.nn.modules.linear.Linear)" in text
+
+
+def test_a_scripted_model_is_refused(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "own.pt")
+    assert "would run code (TorchScript); refused" in refused(tmp_path / "own.pt")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty"),
+        (b"not a checkpoint, whatever its name says\n", "damaged, cut short or no checkpoint"),
+        (b"<!DOCTYPE html><title>404</title>", "damaged, cut short or no checkpoint"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(64), "damaged, cut short or no checkpoint"),
+        (b"\x00" * 100, "damaged, cut short or no checkpoint"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "damaged, cut short or no checkpoint"),
+        (pickle.dumps({"a": 3}), "loading it could run code"),
+    ],
+    ids=["empty", "text", "page", "picture", "zeros", "lfs", "pickle"],
+)
+def test_files_of_other_kinds(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "own.pth"
+    path.write_bytes(content)
+    assert words in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([torch.zeros(2)], "it holds a list"),
+        (torch.zeros(2), "it holds a Tensor"),
+        ({}, "it holds nothing"),
+        ({"epoch": 3, "loss": 0.1}, "it holds epoch, loss"),
+    ],
+)
+def test_files_without_a_state_dict(save: Callable[..., str], content: Any, words: str) -> None:
+    text = refused(save(content))
+    assert text.startswith("no state dict in") and words in text
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_files_cut_short(tmp_path: Path, zipped: bool, share: float) -> None:
+    file = io.BytesIO()
+    torch.save({"a": torch.rand(1000)}, file, _use_new_zipfile_serialization=zipped)
+    path = tmp_path / "own.pth"
+    path.write_bytes(file.getvalue()[: int(len(file.getvalue()) * share)])
+    assert "damaged, cut short or no checkpoint" in refused(path)
+
+
+def test_safetensors_cut_short_or_lying(tmp_path: Path) -> None:
+    from safetensors.torch import save
+
+    path = tmp_path / "own.safetensors"
+    path.write_bytes(save({"a": torch.rand(1000)})[:2000])
+    assert "damaged or cut short" in refused(path)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 9]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"x" * 9)
+    assert "damaged or cut short" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("none.pth", "No such file"), ("", "Is a directory"), ("a\0b.pth", "null"), ("x" * 300 + ".pth", "too long")],
+)
+def test_files_that_cannot_be_opened(tmp_path: Path, place: str, words: str) -> None:
+    assert words in refused(f"{tmp_path}/{place}")
+
+
+def test_what_is_a_file_and_what_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("auto", "none", "default", "tuned"):
+        (tmp_path / name).write_text("")
+    assert [is_weights_file(word) for word in ("auto", "none", "default", "IMAGENET1K_V1")] == [False] * 4
+    assert all(is_weights_file(word) for word in ("tuned", "a.pt", "./auto", "no/such", "x.safetensors"))
+    assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
+
+
+def test_the_skeleton_costs_no_values() -> None:
+    assert build_listed("squeezenet1_1").features[0].weight.is_meta

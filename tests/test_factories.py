@@ -1,0 +1,196 @@
+"""Models of one's own: a function in a package or in a file, with what lies beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hookscope.errors import ModelError, UsageError, WeightsError
+from hookscope.models import load_model
+
+NET = """
+from __future__ import annotations
+import sys
+from dataclasses import dataclass
+import torch
+from torch import nn
+from blocks_beside import block
+
+@dataclass
+class Plan:
+    width: int = 4
+
+def make(width=Plan().width):
+    return nn.Sequential(block(3, width), nn.ReLU(inplace=True)).train()
+
+def grey():
+    return nn.Sequential(nn.Conv2d(1, 2, 3))
+
+class Whole(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 2, 1))
+
+ready = nn.Sequential(nn.Conv2d(3, 2, 1))
+def number(): return 3
+def fails(): raise ValueError("no width\\nat all")
+def leaves(): sys.exit(4)
+def needs(width): return None
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> str:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "blocks_beside.py").write_text("from torch import nn\ndef block(i, o): return nn.Conv2d(i, o, 3)\n")
+    yield str(tmp_path / "net.py")
+    for name in [name for name in sys.modules if name.startswith(("blocks_beside", "_hookscope_", "own_package"))]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("factory", ["make", "Whole", "ready", "grey"])
+def test_a_factory_in_a_file(net: str, factory: str) -> None:
+    path = list(sys.path)
+    made = load_model(f"{net}:{factory}")
+    assert isinstance(made.model, nn.Sequential)
+    assert (made.name, made.weights, made.categories) == (f"{net}:{factory}", "from factory (seed 0)", None)
+    assert not made.model.training and not made.model[0].training
+    assert made.preprocess.channels == (1 if factory == "grey" else 3)
+    assert sys.path == path
+
+
+def test_a_factory_is_seeded_and_nothing_outside_is(net: str) -> None:
+    state = torch.get_rng_state()
+    one, same, other = (load_model(f"{net}:make", seed=seed).model[0].weight for seed in (1, 1, 2))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_factory_in_a_package_of_the_current_folder(
+    net: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "nets.py").write_text("from torch import nn\ndef make(): return nn.Conv2d(3, 7, 1)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    assert load_model("own_package.nets:make").model.out_channels == 7
+
+
+def test_two_files_of_one_name_are_two(net: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / "net.py"
+    other.write_text("from torch import nn\ndef make(): return nn.Conv2d(3, 9, 1)\n")
+    assert load_model(f"{net}:make").model[0].out_channels == 4
+    assert load_model(f"{other}:make").model.out_channels == 9
+
+
+def test_a_file_named_as_an_installed_module_takes_no_ones_place(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("from torch import nn\ndef make(): return nn.Conv2d(3, 9, 1)\n")
+    assert load_model(f"{tmp_path}/json.py:make").model.out_channels == 9
+    import json
+
+    assert json.dumps([1]) == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("mak", "no 'mak' in {net}; nearest: make"),
+        ("number", "{net}:number gave a int; a factory returns an nn.Module"),
+        ("fails", r"{net}:fails failed: ValueError: no width\nat all"),
+        ("leaves", "{net}:leaves failed: SystemExit: 4"),
+        ("needs", "{net}:needs failed: TypeError: needs() missing 1 required positional argument: 'width'"),
+    ],
+)
+def test_factories_that_give_no_model(net: str, factory: str, words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(f"{net}:{factory}")
+    assert str(caught.value) == words.format(net=net)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "FileNotFoundError"), ("def make(:", "SyntaxError"), ("import sys; sys.exit()", "SystemExit")],
+)
+def test_files_that_cannot_be_imported(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "bad.py").write_text(content)
+    with pytest.raises(ModelError, match=f"cannot import .*bad.py for .*bad.py:make: {words}") as caught:
+        load_model(f"{tmp_path}/bad.py:make")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_package_that_is_not_there() -> None:
+    with pytest.raises(ModelError, match="cannot import no_such_package_x for no_such_package_x:make: ModuleNotFound"):
+        load_model("no_such_package_x:make")
+
+
+def test_a_checkpoint_for_a_factory(net: str, tmp_path: Path) -> None:
+    state = {"0.weight": torch.rand(4, 3, 3, 3), "0.bias": torch.full((4,), float("nan"))}
+    path = str(tmp_path / "own.pth")
+    torch.save({"state_dict": state}, path)
+    made = load_model(f"{net}:make", weights=path)
+    assert torch.equal(made.model[0].weight, state["0.weight"])
+    assert (made.weights, made.notes) == ("own.pth", (f"{path} holds 4 values that are NaN or infinite",))
+    with pytest.raises(WeightsError, match=r"does not fit .*:grey; 0 of 2 keys match"):
+        load_model(f"{net}:grey", weights=path)
+
+
+@pytest.mark.parametrize("weights", ["default", "IMAGENET1K_V1"])
+def test_names_of_weights_are_torchvisions_alone(net: str, weights: str) -> None:
+    with pytest.raises(UsageError, match=f"has no torchvision weights '{weights}'; use auto, none or a checkpoint"):
+        load_model(f"{net}:make", weights=weights)
+
+
+def test_families_of_factories(tmp_path: Path) -> None:
+    (tmp_path / "family.py").write_text(
+        "from torchvision import models\n"
+        "def detector(): return models.detection.ssdlite320_mobilenet_v3_large("
+        "weights=None, weights_backbone=None, num_classes=3)\n"
+        "def clip(): return models.video.mc3_18(weights=None)\n"
+    )
+    from PIL import Image
+
+    picture = Image.new("RGB", (50, 40), (255, 0, 0))
+    detector = load_model(f"{tmp_path}/family.py:detector")
+    assert (detector.family, detector.preprocess(picture).shape) == ("detection", (3, 40, 50))
+    assert float(detector.preprocess(picture).max()) == 1.0
+    clip = load_model(f"{tmp_path}/family.py:clip")
+    assert (clip.family, clip.preprocess(picture).shape) == ("video", (3, 16, 112, 112))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is installed")
+def test_without_timm_it_says_so() -> None:
+    with pytest.raises(ModelError, match="timm:resnet18 needs the package timm; pip install timm"):
+        load_model("timm:resnet18")
+
+
+def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with the five names of timm that are used."""
+    timm = types.ModuleType("timm")
+    timm.is_model = lambda name: name == "tiny"  # type: ignore[attr-defined]
+    timm.list_models = lambda: ["tiny", "large"]  # type: ignore[attr-defined]
+
+    def create_model(name: str, pretrained: bool) -> nn.Module:
+        if pretrained:
+            raise OSError("no network\nmore words")
+        return nn.Conv2d(3, 4, 1)
+
+    timm.create_model = create_model  # type: ignore[attr-defined]
+    data = {"input_size": (3, 96, 96), "crop_pct": 0.75, "mean": (0.5,) * 3, "std": (0.25,) * 3}
+    timm.data = types.SimpleNamespace(resolve_model_data_config=lambda model: data)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    net = load_model("timm:tiny", seed=2)
+    assert net.weights == "random (seed 2)"
+    assert net.notes == ("weights of timm:tiny are random (seed 2): no network",)
+    assert net.preprocess.describe() == "ImageClassification resize 128 crop 96"
+    assert net.preprocess.transforms.mean == [0.5] * 3
+    with pytest.raises(ModelError, match="no timm model 'tinny'; nearest: tiny"):
+        load_model("timm:tinny")

@@ -1,0 +1,197 @@
+"""The fast grid against a slow one, and where everything lies in it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import hookscope
+from hookscope import colours, grids
+from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
+from hookscope.grids import MOST_PIXELS, draw_grid, lay_out, strongest
+from hookscope.lettering import number_pixels
+from hookscope.levels import ChannelChoice, Scale, reduce_maps
+
+
+def slow_grid(values: torch.Tensor, columns: int, zoom: int) -> np.ndarray:
+    """The RGB picture of a plain grid, map by map."""
+    rows, (_, height, width) = math.ceil(len(values) / columns), values.shape
+    page = np.full((rows * (height * zoom + 2) - 2, columns * (width * zoom + 2) - 2, 3), 255, np.uint8)
+    for at, one in enumerate(values.double().numpy()):
+        levels = np.rint((one - one.min()) / (one.max() - one.min()) * (colours.LEVELS - 1)).astype(int)
+        picture = np.kron(colours.palette("viridis")[levels], np.ones((zoom, zoom, 1), np.uint8))
+        y, x = at // columns * (height * zoom + 2), at % columns * (width * zoom + 2)
+        page[y : y + height * zoom, x : x + width * zoom] = picture
+    return page
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (6, 3), (7, 3), (5, 5), (5, 9), (4, 1)])
+@pytest.mark.parametrize(("size", "cell"), [((4, 6), 1), ((4, 6), 8), ((3, 2), 5)])
+def test_the_fast_grid_is_the_slow_one(count: int, columns: int, size: tuple[int, int], cell: int) -> None:
+    values = torch.manual_seed(1) and torch.randn(count, *size, dtype=torch.float64)
+    picture = hookscope.channel_grid(values, columns=columns, cell=cell, plain=True)
+    expected = slow_grid(values, min(columns, count), math.ceil(cell / min(size)))
+    assert picture.mode == "P"
+    assert np.array_equal(np.asarray(picture.convert("RGB")), expected)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64, 1200])
+@pytest.mark.parametrize("size", [(1, 1), (7, 7), (3, 40), (40, 3), (1, 5000), (5000, 1), (112, 112), (2, 2)])
+@pytest.mark.parametrize("columns", [None, 5])
+@pytest.mark.parametrize("cell", [None, 1, 30])
+def test_nothing_overlaps(count: int, size: tuple[int, int], columns: int | None, cell: int | None) -> None:
+    label = 33
+    layout = lay_out(count, *size, columns, cell, label_width=label)
+    assert layout.map_height == size[0] * layout.zoom
+    assert layout.map_width == size[1] * layout.zoom
+    assert layout.step_x >= max(layout.map_width, label) + 2
+    assert layout.step_y >= layout.label + layout.map_height + layout.bar + 2
+    assert (layout.rows - 1) * layout.columns < count <= layout.rows * layout.columns
+    assert layout.width == (layout.columns - 1) * layout.step_x + layout.cell_width
+    assert cell is None or min(layout.map_height, layout.map_width) >= cell or size[0] * size[1] * cell**2 > MOST_PIXELS
+    assert cell is None or min(layout.map_height, layout.map_width) < cell + min(size)
+    assert columns is None or layout.columns == min(columns, count)
+
+
+@pytest.mark.parametrize(("count", "size"), [(64, 112), (512, 7), (64, 28), (1152, 1), (24, 14)])
+def test_the_whole_is_about_three_to_two(count: int, size: int) -> None:
+    layout = lay_out(count, size, size, label_width=30)
+    assert 1.2 < layout.width / layout.height < 1.9
+
+
+def test_the_magnification_is_a_whole_number_that_fills_a_screen() -> None:
+    assert lay_out(64, 112, 112).zoom == 1
+    assert lay_out(512, 7, 7).map_width == 56
+    assert lay_out(1, 7, 7).map_width == 224
+    assert lay_out(8, 1, 5000).zoom == 1
+    assert lay_out(3, 1, 1).map_width == 28
+
+
+def test_one_map_alone_keeps_to_the_limit() -> None:
+    layout = lay_out(1, 1, 5000, cell=4096)
+    assert layout.map_height * layout.map_width <= MOST_PIXELS
+
+
+def drawn(values: torch.Tensor, **more: object) -> grids.Grid:
+    scale = Scale.parse(str(more.pop("scale", "channel")))
+    return draw_grid(reduce_maps(values, scale=scale), **more)  # type: ignore[arg-type]
+
+
+def label_of(grid: grids.Grid, at: int) -> np.ndarray:
+    layout = grid.layout
+    y, x = at // layout.columns * layout.step_y, at % layout.columns * layout.step_x
+    return grid.pixels[y : y + layout.label, x : x + layout.step_x]
+
+
+def has(label: np.ndarray, text: str, bold: bool = False) -> bool:
+    """Whether ``label`` shows ``text`` whole and nothing else."""
+    wanted = number_pixels(text, bold)
+    wide = wanted.shape[1]
+    return np.array_equal(label[:, :wide], wanted) and bool((label[:, wide:] == colours.BACKGROUND).all())
+
+
+@pytest.mark.parametrize(("size", "cell"), [(1, None), (7, 7), (7, 1), (1, 1), (7, None)])
+def test_four_digits_are_readable_however_small_the_maps(size: int, cell: int | None) -> None:
+    values = torch.manual_seed(0) and torch.randn(1025, size, size)
+    grid = drawn(values, cell=cell)
+    bold = set(strongest(grid.tiles))
+    for at in (0, 9, 10, 999, 1000, 1024, *bold):
+        assert has(label_of(grid, at), str(at), at in bold), at
+
+
+def test_labels_tell_constant_and_broken_maps() -> None:
+    values = torch.manual_seed(0) and torch.randn(12, 14, 14)
+    values[1], values[2], values[3], values[4, 0, 0], values[5] = 0, 7, -1.2345e-5, math.nan, math.inf
+    grid = drawn(values)
+    bold = set(strongest(grid.tiles))
+    for at, text in enumerate(["0", "1 =0", "2 =7", "3 =-1.23e-05", "4 !", "5 !", "6"]):
+        assert has(label_of(grid, at), text, at in bold), text
+    shared = drawn(values, scale="layer")
+    assert has(label_of(shared, 2), "2 const")
+
+
+def test_a_value_that_does_not_fit_is_left_out_whole() -> None:
+    values = torch.full((300, 7, 7), -1.2345e-5)
+    grid = drawn(values, cell=7)
+    assert has(label_of(grid, 299), "299")
+    assert (grid.tiles.levels == colours.CONSTANT).all()
+
+
+def test_bars_are_as_long_as_the_ranges() -> None:
+    values = torch.zeros(4, 8, 8)
+    values[0, 0, 0], values[1, 0, 0], values[2, 0, 0] = 10, 5, 0.01
+    grid = drawn(values, columns=4)
+    layout = grid.layout
+    row = grid.pixels[layout.label + layout.map_height + 1]
+    lengths = [int((row[at * layout.step_x :][: layout.step_x] == colours.BAR).sum()) for at in range(4)]
+    assert lengths == [layout.map_width, layout.map_width // 2, 1, 0]
+
+
+def test_the_strongest_are_those_with_the_widest_ranges() -> None:
+    values = torch.arange(12.0)[:, None, None] * torch.tensor([[0.0, 1.0]])
+    assert strongest(reduce_maps(values)) == [11, 10, 9, 8, 7, 6, 5, 4]
+    assert strongest(reduce_maps(torch.ones(3, 2, 2))) == []
+
+
+def test_frames_of_a_clip_are_set_apart() -> None:
+    values = torch.manual_seed(0) and torch.randn(3, 4, 15)
+    grid = drawn(values, frames=3, cell=8)
+    layout = grid.layout
+    assert layout.map_width == 3 * 10 + 2 * 2
+    row = grid.pixels[layout.label, : layout.map_width]
+    assert np.flatnonzero(row == colours.BACKGROUND).tolist() == [10, 11, 22, 23]
+    assert np.delete(row, [10, 11, 22, 23])[::2].tolist() == grid.tiles.levels[0, 0].tolist()
+
+
+def test_too_many_pixels_are_cut_off() -> None:
+    values = torch.manual_seed(0) and torch.randn(100, 10, 10)
+    grid = drawn(values, cell=10, most=5000, columns=3)
+    assert 0 < grid.left_out < 100
+    assert grid.pixels.size <= 5000 + 3 * grid.layout.step_x * grid.layout.step_y
+    assert drawn(values, cell=10).left_out == 0
+    assert drawn(values[:1], cell=100, most=5000).left_out == 0
+
+
+def test_channels_and_names_of_channel_grid() -> None:
+    values = torch.manual_seed(0) and torch.randn(1, 6, 4, 4)
+    same = [hookscope.channel_grid(values, channels=c).tobytes() for c in ("1,3", [1, 3], (1, 3), np.array([1, 3]))]
+    assert len(set(same)) == 1
+    assert hookscope.channel_grid(values[0]).tobytes() == hookscope.channel_grid(values).tobytes()
+    assert hookscope.channel_grid(values[0, 0]).tobytes() == hookscope.channel_grid(values[:, :1]).tobytes()
+    assert hookscope.channel_grid(values, scale="layer").tobytes() != hookscope.channel_grid(values).tobytes()
+    assert hookscope.channel_grid(values, cmap="gray").getpalette() != hookscope.channel_grid(values).getpalette()
+    assert isinstance(hookscope.channel_grid(values[0].half()), Image.Image)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "error", "words"),
+    [
+        ((7,), {}, NoMapError, r"takes \(C, H, W\), not \(7,\); take one item"),
+        ((2, 3, 4, 4), {}, NoMapError, "take one item of a batch"),
+        ((3, 0, 4), {}, NoMapError, "has no values"),
+        ((3, 4, 4), {"scale": "loud"}, UsageError, "no scale 'loud'"),
+        ((3, 4, 4), {"cmap": "virids"}, UsageError, "nearest: viridis"),
+        ((3, 4, 4), {"channels": "x"}, SelectionError, "bad channels"),
+        ((3, 4, 4), {"channels": []}, SelectionError, "bad channels"),
+        ((3, 4, 4), {"channels": [3]}, LayerError, "there are 3: 0 to 2"),
+    ],
+)
+def test_what_channel_grid_refuses(
+    shape: tuple[int, ...], options: dict, error: type[HookscopeError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        hookscope.channel_grid(torch.rand(shape), **options)
+
+
+def test_a_grid_of_2048_maps_costs_little() -> None:
+    import time
+
+    values = torch.manual_seed(0) and torch.randn(2048, 7, 7)
+    draw_grid(reduce_maps(values, ChannelChoice()))
+    start = time.process_time()
+    draw_grid(reduce_maps(values, ChannelChoice()))
+    assert time.process_time() - start < 0.5

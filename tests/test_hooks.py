@@ -1,0 +1,187 @@
+"""What goes on through the door comes off again: only its own, whatever is raised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hookscope.errors import ModelError
+from hookscope.hooks import Door, StopForward, check_hookable, other_hooks_set_aside
+
+TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
+
+
+def hooks_on(model: nn.Module) -> int:
+    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in TABLES)
+
+
+def chain() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+
+def test_the_count_of_hooks_sees_every_kind() -> None:
+    net = chain()
+    assert {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs"} <= set(TABLES)
+    net[0].register_forward_hook(print, with_kwargs=True, always_call=True)
+    assert hooks_on(net) == 3
+
+
+def test_the_four_kinds_fire_and_come_off() -> None:
+    net, seen = chain(), []
+    with Door() as door:
+        door.forward_pre(net[0], lambda module, args, kwargs: seen.append("pre"))
+        door.forward(net[0], lambda module, args, kwargs, output: seen.append("forward"))
+        door.full_backward(net[1], lambda module, grad_input, grad_output: seen.append("full backward"))
+        output = net(torch.ones(1, 2))
+        door.tensor(output, lambda gradient: seen.append("tensor"))
+        output.sum().backward(retain_graph=True)
+        assert seen == ["pre", "forward", "tensor", "full backward"]
+    assert hooks_on(net) == 0
+    seen.clear()
+    output.sum().backward()
+    net(torch.ones(1, 2))
+    # the backward hook of the old pass lives in its graph, which no module knows of
+    assert seen in ([], ["full backward"])
+
+
+def test_keywords_are_seen_before_and_after() -> None:
+    class Scale(nn.Module):
+        def forward(self, x: torch.Tensor, *, by: float) -> torch.Tensor:
+            return x * by
+
+    layer, seen = Scale(), []
+    with Door() as door:
+        door.forward_pre(layer, lambda module, args, kwargs: seen.append((args, dict(kwargs))))
+        door.forward(layer, lambda module, args, kwargs, output: seen.append((args, dict(kwargs), output.item())))
+        layer(x=torch.tensor(3.0), by=2.0)
+    assert seen == [((), {"x": 3, "by": 2}), ((), {"x": 3, "by": 2}, 6)]
+
+
+def test_a_value_returned_replaces_and_none_does_not() -> None:
+    layer = nn.Identity()
+    with Door() as door:
+        door.forward_pre(layer, lambda module, args, kwargs: ((args[0] + 1,), kwargs))
+        door.forward(layer, lambda module, args, kwargs, output: output * 10)
+        door.forward(layer, lambda module, args, kwargs, output: None)
+        assert layer(torch.tensor(2.0)) == 30
+    assert layer(torch.tensor(2.0)) == 2
+
+
+def test_a_tensor_hook_may_replace_the_gradient() -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    y = x * 1
+    with Door() as door:
+        door.tensor(y, lambda gradient: gradient * 5)
+        assert torch.autograd.grad(y * 2, x, retain_graph=True)[0] == 10
+    assert torch.autograd.grad(y * 2, x)[0] == 2
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopForward])
+def test_hooks_come_off_after_an_exception_which_goes_on(error: type[BaseException]) -> None:
+    net = chain()
+    with pytest.raises(error), Door() as door:  # noqa: PT012
+        door.forward(net[0], lambda *args: None)
+        door.forward_pre(net[1], lambda *args: None)
+        assert hooks_on(net) == 4  # each is also in the table of those that want keywords
+        raise error
+    assert hooks_on(net) == 0
+
+
+def test_hooks_come_off_after_a_failure_half_way_in_registering(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = chain()
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no hooks here")
+
+    monkeypatch.setattr(net[1], "register_forward_hook", refuse)
+    with pytest.raises(RuntimeError, match="no hooks here"), Door() as door:  # noqa: PT012
+        for layer in net:
+            door.forward(layer, lambda *args: None)
+    assert hooks_on(net) == 0
+
+
+def test_other_peoples_hooks_stay() -> None:
+    net, seen = chain(), []
+    theirs = net[0].register_forward_hook(lambda *args: seen.append("theirs"))
+    with Door() as door:
+        door.forward(net[0], lambda *args: seen.append("ours"))
+        net(torch.ones(1, 2))
+    net(torch.ones(1, 2))
+    assert seen == ["theirs", "ours", "theirs"]
+    theirs.remove()
+    assert hooks_on(net) == 0
+
+
+def test_a_stop_is_not_taken_for_a_failure_by_the_models_own_except() -> None:
+    assert not issubclass(StopForward, Exception)
+
+
+class TestCheckHookable:
+    def test_takes_an_eager_model(self) -> None:
+        check_hookable(chain())
+
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("where", ["root", "inside"])
+    def test_refuses_scripted_and_traced(self, where: str) -> None:
+        for made in (torch.jit.script(nn.ReLU()), torch.jit.trace(nn.ReLU(), torch.ones(1))):
+            model = nn.Sequential(made) if where == "inside" else made
+            with pytest.raises(ModelError, match=r"scripted or traced.*pass the eager model") as caught:
+                check_hookable(model)
+            assert ("'0' is" in str(caught.value)) == (where == "inside")
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_refuses_compiled_models_and_says_where_the_eager_one_is(self) -> None:
+        inner = chain()
+        compiled = torch.compile(inner)
+        with pytest.raises(ModelError, match=r"the model is compiled.*_orig_mod"):
+            check_hookable(compiled)
+        with pytest.raises(ModelError, match=r"'1' is compiled"):
+            check_hookable(nn.Sequential(nn.ReLU(), compiled))
+        check_hookable(compiled._orig_mod)
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_refuses_models_compiled_in_place(self) -> None:
+        net = chain()
+        net[1].compile()
+        with pytest.raises(ModelError, match=r"'1' is compiled.*before `.compile\(\)`"):
+            check_hookable(net)
+
+
+class TestOtherHooksSetAside:
+    def test_nobody_is_called_inside_and_everybody_after(self) -> None:
+        net, seen = chain(), []
+        net.register_forward_pre_hook(lambda *args: seen.append("pre"))
+        net[0].register_forward_hook(lambda *args: seen.append("forward"))
+        net[1].register_full_backward_hook(lambda *args: seen.append("backward"))
+        with other_hooks_set_aside(net):
+            net(torch.ones(1, 2)).sum().backward()
+            assert seen == []
+        net(torch.ones(1, 2)).sum().backward()
+        assert seen == ["pre", "forward", "backward"]
+
+    def test_put_back_after_an_exception(self) -> None:
+        net, seen = chain(), []
+        net[0].register_forward_hook(lambda *args: seen.append("forward"))
+        with pytest.raises(ValueError, match="x"), other_hooks_set_aside(net):
+            raise ValueError("x")
+        net(torch.ones(1, 2))
+        assert seen == ["forward"]
+
+    def test_a_door_inside_fires_and_leaves_nothing(self) -> None:
+        net, seen = chain(), []
+        theirs = net[0].register_forward_hook(lambda *args: seen.append("theirs"))
+        with other_hooks_set_aside(net), Door() as door:
+            door.forward(net[0], lambda *args: seen.append("ours"))
+            net(torch.ones(1, 2))
+        assert seen == ["ours"]
+        theirs.remove()
+        assert hooks_on(net) == 0
+
+    def test_a_handle_removed_inside_stays_removed(self) -> None:
+        net, seen = chain(), []
+        theirs = net[0].register_forward_hook(lambda *args: seen.append("theirs"))
+        with other_hooks_set_aside(net):
+            theirs.remove()
+        net(torch.ones(1, 2))
+        assert seen == [] and hooks_on(net) == 0

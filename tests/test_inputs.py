@@ -1,0 +1,97 @@
+"""Each family of models gets the input that it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookscope.errors import UsageError
+from hookscope.inputs import CLIP_FRAMES, as_inputs, example_inputs, family_of, in_channels, native_size
+from hookscope.torchvision_models import build_listed
+
+FAMILIES = {
+    "resnet18": "classification",
+    "quantized_resnet18": "classification",
+    "fcn_resnet50": "segmentation",
+    "lraspp_mobilenet_v3_large": "segmentation",
+    "fasterrcnn_mobilenet_v3_large_fpn": "detection",
+    "retinanet_resnet50_fpn": "detection",
+    "r3d_18": "video",
+    "mvit_v1_b": "video",
+    "swin3d_t": "video",
+    "raft_small": "optical_flow",
+}
+
+
+@pytest.mark.parametrize(("name", "family"), FAMILIES.items())
+def test_family_and_input(name: str, family: str) -> None:
+    model = build_listed(name)
+    assert family_of(model) == family
+    inputs = example_inputs(model, (128, 136))
+    expected: dict[str, list[Any]] = {
+        "classification": [(1, 3, 128, 136)],
+        "segmentation": [(1, 3, 128, 136)],
+        "detection": [[(3, 128, 136)]],
+        "video": [(1, 3, CLIP_FRAMES, 128, 136)],
+        "optical_flow": [(1, 3, 128, 136)] * 2,
+    }
+    assert [[tuple(t.shape) for t in i] if isinstance(i, list) else tuple(i.shape) for i in inputs] == expected[family]
+
+
+def test_a_subclass_is_of_its_family() -> None:
+    from torchvision.models.segmentation import FCN
+
+    class Own(FCN):
+        pass
+
+    assert family_of(Own(nn.Identity(), nn.Identity())) == "segmentation"
+
+
+@pytest.mark.parametrize(("name", "size"), [("vit_b_16", 224), ("vit_h_14", 224), ("resnet18", None)])
+def test_native_size(name: str, size: int | None) -> None:
+    assert native_size(build_listed(name)) == ((size, size) if size else None)
+
+
+@pytest.mark.parametrize(("net", "channels"), [
+    (nn.Conv2d(1, 4, 3), 1),
+    (nn.Conv2d(3, 4, 3), 3),
+    (nn.Sequential(nn.Linear(2, 2), nn.Conv3d(1, 2, 1), nn.Conv2d(3, 2, 1)), 1),
+    (nn.Conv2d(12, 4, 3), 3),
+    (nn.Linear(4, 3), 3),
+])  # fmt: skip
+def test_colour_channels(net: nn.Module, channels: int) -> None:
+    assert in_channels(net) == channels
+    assert example_inputs(net, (5, 6))[0].shape == (1, channels, 5, 6)
+
+
+def test_a_whole_shape_is_taken_as_it_is() -> None:
+    assert example_inputs(nn.Conv2d(3, 4, 3), (2, 1, 28, 28))[0].shape == (2, 1, 28, 28)
+    assert example_inputs(nn.Linear(784, 10), [784])[0].shape == (784,)
+    first, second = example_inputs(build_listed("raft_small"), (2, 3, 128, 128))
+    assert first.shape == second.shape == (2, 3, 128, 128)
+
+
+def test_numbers_as_the_model_calculates() -> None:
+    (example,) = example_inputs(nn.Conv2d(3, 4, 3).half(), (5, 5))
+    assert (example.dtype, example.device.type) == (torch.float16, "cpu")
+    (example,) = example_inputs(nn.Conv2d(3, 4, 3, device="meta"), (5, 5))
+    assert (example.dtype, example.device.type) == (torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("size", [(), (0, 5), (5, -1), (1, 3, 0, 4)])
+def test_bad_sizes(size: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match=r"bad input size .*; give \(H, W\) or a whole shape"):
+        example_inputs(nn.Conv2d(3, 4, 3), size)
+
+
+def test_pictures_become_inputs() -> None:
+    one, two = torch.zeros(3, 4, 5), torch.ones(3, 4, 5)
+    assert as_inputs("detection", [one])[0][0] is one
+    assert as_inputs("classification", [one])[0].shape == (1, 3, 4, 5)
+    same = as_inputs("optical_flow", [one])
+    assert torch.equal(same[0], same[1])
+    first, second = as_inputs("optical_flow", [one, two])
+    assert (float(first.max()), float(second.min())) == (0.0, 1.0)

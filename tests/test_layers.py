@@ -1,0 +1,271 @@
+"""The selection grammar, derived by hand on a list of calls, and what it says when nothing fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hookscope.errors import LayerError, SelectionError
+from hookscope.layers import Call, Selection, call_key, matches_type, select_types
+
+# ten calls as a pass would show them: (name, call, index)
+CALLS = [
+    ("conv1", 0, 0),
+    ("bn1", 0, None),
+    ("layer1.0.conv1", 0, 1),
+    ("layer1.0.conv2", 0, 2),
+    ("layer1.0", 0, None),
+    ("layer10.conv1", 0, 3),
+    ("head.conv", 0, 4),
+    ("head.conv", 1, 5),
+    ("head.conv", 2, 6),
+    ("", 0, None),
+]
+NAMES = list(dict.fromkeys(name for name, _, _ in CALLS))
+TOTAL = 7
+
+
+def chosen(layers: Any) -> list[str]:
+    selection = Selection(layers)
+    return [call_key(name, call) for name, call, index in CALLS if selection.wants_of(name, call, index, TOTAL)]
+
+
+CONVS = ["conv1", "layer1.0.conv1", "layer1.0.conv2", "layer10.conv1", "head.conv", "head.conv#1", "head.conv#2"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "wanted"),
+    [
+        ("all", CONVS),
+        (3, ["layer10.conv1"]),
+        ("3", ["layer10.conv1"]),
+        ("+3", ["layer10.conv1"]),
+        (-1, ["head.conv#2"]),
+        ("-7", ["conv1"]),
+        ("-2", ["head.conv#1"]),
+        ("0:2", CONVS[:2]),
+        ("5:", CONVS[5:]),
+        (":2", CONVS[:2]),
+        (":", CONVS),
+        ("0:7:3", ["conv1", "layer10.conv1", "head.conv#2"]),
+        ("1::3", ["layer1.0.conv1", "head.conv"]),
+        ("-3:", CONVS[-3:]),
+        (":-5", CONVS[:2]),
+        ("-3:-1", CONVS[-3:-1]),
+        ("::-3", ["conv1", "layer10.conv1", "head.conv#2"]),
+        ("5:100", CONVS[5:]),
+        ("conv1", ["conv1"]),
+        ("layer1.0", ["layer1.0"]),
+        ("head.conv", ["head.conv", "head.conv#1", "head.conv#2"]),
+        ("head.conv#0", ["head.conv"]),
+        ("head.conv#1", ["head.conv#1"]),
+        ("head.*#2", ["head.conv#2"]),
+        ("layer1.*", ["layer1.0.conv1", "layer1.0.conv2", "layer1.0"]),
+        ("layer1*.conv1", ["layer1.0.conv1", "layer10.conv1"]),
+        ("*.conv[2-9]", ["layer1.0.conv2"]),
+        ("?n1", ["bn1"]),
+        ("re:conv\\d$", ["conv1", "layer1.0.conv1", "layer1.0.conv2", "layer10.conv1"]),
+        ("re:^conv", ["conv1"]),
+        ("re:(?i)CONV2", ["layer1.0.conv2"]),
+        ("re:bn1|conv2", ["bn1", "layer1.0.conv2"]),
+        ("re:n{1,2}1", ["bn1"]),
+        ("0, bn1 ,-1", ["conv1", "bn1", "head.conv#2"]),
+        ("0,re:bn,x|conv2", ["conv1", "layer1.0.conv2"]),
+        (["0", "bn1"], ["conv1", "bn1"]),
+        ((0, "bn1", -1), ["conv1", "bn1", "head.conv#2"]),
+        (["0,1", "re:a{1,2}y"], ["conv1", "layer1.0.conv1", "layer1.0.conv2", "layer1.0", "layer10.conv1"]),
+        ("conv1,conv1,0", ["conv1"]),
+    ],
+)
+def test_what_a_selection_selects(layers: Any, wanted: list[str]) -> None:
+    assert chosen(layers) == wanted
+
+
+@pytest.mark.parametrize("layers", ["all", "3", "0:2", "5:", "0:7:3", "1::3", "conv1", "head.conv#1", "layer1.*"])
+def test_what_is_known_while_the_pass_runs_is_what_is_known_at_its_end(layers: str) -> None:
+    selection = Selection(layers)
+    assert not selection.from_the_end
+    for name, call, index in CALLS:
+        assert selection.wants(name, call, index) == selection.wants_of(name, call, index, TOTAL)
+        assert not selection.may_want(index, TOTAL)
+
+
+@pytest.mark.parametrize("layers", ["-1", "-3:", "-3:-1", ":-5", "::-3", "5::-1", "0,-2"])
+def test_what_counts_from_the_end_is_never_let_go_too_early(layers: str) -> None:
+    selection = Selection(layers)
+    assert selection.from_the_end
+    for at, (name, call, index) in enumerate(CALLS):
+        if not selection.wants_of(name, call, index, TOTAL):
+            continue
+        for later in CALLS[at:]:
+            if later[2] is not None:
+                assert selection.wants(name, call, index) or selection.may_want(index, later[2] + 1)
+
+
+def test_only_as_many_of_the_latest_calls_as_may_be_wanted_are_held() -> None:
+    assert [Selection("-2").may_want(index, 5) for index in range(5)] == [False, False, False, True, True]
+    assert [Selection("-3:-1").may_want(index, 5) for index in range(5)] == [False, False, True, True, True]
+    assert all(Selection(":-2").may_want(index, 5) for index in range(5))
+    assert not Selection("-1").may_want(None, 5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "says"),
+    [
+        ("", "empty layer selection"),
+        (" , ", "empty layer selection"),
+        ([], "empty layer selection"),
+        ("1:2:3:4", r"bad range '1:2:3:4'; write start:stop or start:stop:step"),
+        ("0:9:0", r"bad range '0:9:0'"),
+        ("1--2:3", r"bad range"),
+        ("re:[", r"bad regular expression '\['"),
+        ("conv1#x", r"bad call in 'conv1#x'; write `name#1`"),
+        ("conv1#", r"bad call in 'conv1#'"),
+        ("conv1#-1", r"bad call in 'conv1#-1'"),
+        ("conv1#²", r"bad call in 'conv1#²'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(layers: Any, says: str) -> None:
+    with pytest.raises(SelectionError, match=says):
+        Selection(layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "says"),
+    [
+        (
+            "layer1.0.conv3",
+            r"no layer 'layer1.0.conv3' in Net; nearest: layer1.0.conv\d, .*; list them with list-layers",
+        ),
+        ("0,con1", r"no layer 'con1' in Net; nearest: conv1"),
+        ("con1#1", r"no layer 'con1' in Net; nearest: conv1"),
+        ("stage*", r"no layer 'stage\*' in Net"),
+        ("re:^x", r"no layer 're:\^x' in Net"),
+        ("zzzzzzzz", r"it has 7 layers: conv1, bn1, layer1.0.conv1, \.\.\."),
+    ],
+)
+def test_a_name_that_nothing_has_tells_the_nearest(layers: str, says: str) -> None:
+    with pytest.raises(LayerError, match=says):
+        Selection(layers).check_names(NAMES, "Net")
+
+
+@pytest.mark.parametrize("layers", ["all", "99", "-99", "conv1,layer1.*,re:head", "head.conv#9", "*"])
+def test_names_that_exist_and_indices_pass_the_check_of_names(layers: str) -> None:
+    Selection(layers).check_names(NAMES)
+
+
+RAN = [(("conv1",), 1), (("head.conv", "alias.conv"), 3), (("idle",), 0)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "says"),
+    [
+        ("7", r"no index 7; there are 7 Conv2d calls: 0 to 6"),
+        ("0,-8", r"no index -8; there are 7 Conv2d calls: 0 to 6"),
+        ("7:9", r"no range 7:9; there are 7 Conv2d calls: 0 to 6"),
+        ("5:2", r"no range 5:2"),
+        ("head.conv#3", r"no call 'head.conv#3'; the layer ran 3 times: #0 to #2"),
+        ("conv1#1", r"no call 'conv1#1'; the layer ran once"),
+        ("idle#0", r"no call 'idle#0'; the layer did not run"),
+    ],
+)
+def test_after_a_pass_what_met_nothing_tells_what_there_was(layers: str, says: str) -> None:
+    with pytest.raises(LayerError, match=says):
+        Selection(layers).check_ran(RAN, 7, ["Conv2d"])
+
+
+def test_after_a_pass_without_any_call_of_the_types() -> None:
+    with pytest.raises(LayerError, match="no range :; no Conv2d/Linear ran"):
+        Selection(":").check_ran(RAN, 0, ["Conv2d", "Linear"])
+
+
+@pytest.mark.parametrize("layers", ["6", "-7", "0:99", "all", "head.conv#2", "alias.conv#2", "idle", "*.conv#2"])
+def test_after_a_pass_what_was_met_is_no_error(layers: str) -> None:
+    Selection(layers).check_ran(RAN, 7, ["Conv2d"])
+
+
+@pytest.mark.parametrize(
+    ("layers", "needed"),
+    [
+        ("3", {3}),
+        ("0:3", {2}),
+        ("0:8:3", {6}),
+        ("1,5,0:2", {1, 5}),
+        ("conv1", {("conv1", 0)}),
+        ("head.conv#2", {("head.conv", 2)}),
+        ("alias.conv#2", {("head.conv", 2)}),
+        ("3,alias.conv", {3, ("head.conv", 0)}),
+        ("*conv*", {("conv1", 0), ("head.conv", 0)}),
+        ("all", None),
+        ("-1", None),
+        ("3:", None),
+        ("0,-1", None),
+        ("conv1,:-1", None),
+        ("2:2", None),
+    ],
+)
+def test_what_must_have_run_before_a_pass_may_stop(layers: str, needed: set[Any] | None) -> None:
+    selection = Selection(layers)
+    named = [names for names, _ in RAN if selection.calls_by_name(names)]
+    assert selection.required(named) == needed
+
+
+@pytest.mark.parametrize(
+    ("layers", "known"),
+    [("3", True), ("0:3", True), ("a#1", True), ("3,a#0", True), ("a", False), ("a*#1", False), ("3:", False),
+     ("all", False), ("-1", False), ("re:a", False), ("3,a", False)],
+)  # fmt: skip
+def test_whether_the_selection_alone_tells_the_last_call(layers: str, known: bool) -> None:
+    assert Selection(layers).end_is_known is known
+
+
+def test_calls_by_name_looks_at_every_name_of_a_layer() -> None:
+    selection = Selection("a#1,b,c*#3,0")
+    assert selection.calls_by_name(["a"]) == {1}
+    assert selection.calls_by_name(["a", "c1"]) == {1, 3}
+    assert selection.calls_by_name(["x", "b"]) == {None}
+    assert selection.calls_by_name(["x"]) == frozenset()
+    assert selection.counts and not Selection("a").counts
+
+
+def test_huge_numbers_cost_nothing() -> None:
+    selection = Selection(f"0:{10**12},{10**30}")
+    assert selection.wants("x", 0, 5) and selection.required([]) == {10**12 - 1, 10**30}
+
+
+class TestTypes:
+    MRO = ("QuantizedConv2d", "Conv2d", "_ConvNd")
+
+    @pytest.mark.parametrize(
+        ("types", "leaf", "fits"),
+        [
+            (["Conv2d"], True, True),
+            (["Conv2d"], False, True),
+            (["_ConvNd"], True, True),
+            (["conv2d"], True, False),
+            (["Linear", "Q*"], True, True),
+            (["Linear"], True, False),
+            (["all"], True, True),
+            (["all"], False, False),
+            (["all", "Conv*"], False, True),
+            ([], True, False),
+        ],
+    )
+    def test_fits_by_any_class_name_or_glob_or_as_a_leaf(self, types: list[str], leaf: bool, fits: bool) -> None:
+        assert matches_type(self.MRO, types, leaf) is fits
+
+    def test_classes_and_single_names_are_taken(self) -> None:
+        assert select_types("Conv2d") == ("Conv2d",)
+        assert select_types(torch.nn.Conv2d) == ("Conv2d",)
+        assert select_types([torch.nn.Conv2d, "Lin*"]) == ("Conv2d", "Lin*")
+
+    def test_none_at_all_is_refused(self) -> None:
+        with pytest.raises(SelectionError, match="no layer type given; name one, such as Conv2d, or `all`"):
+            select_types([])
+
+
+def test_the_key_of_a_call() -> None:
+    assert [call_key("a.b", call) for call in range(3)] == ["a.b", "a.b#1", "a.b#2"]
+    assert Call("a.b", "Conv2d", 2, 7).key == "a.b#2" and Call("", "Conv2d", 0, 0).key == ""

@@ -1,0 +1,45 @@
+"""Text in pixels: every letter on the page, no line wider than it may be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hookscope import colours
+from hookscope.lettering import LABEL_HEIGHT, number_pixels, stamp, text_pixels, wrapped
+
+
+def test_text_has_ink_and_only_the_colours_of_text() -> None:
+    for text, bold in (("layer4.0.conv2", False), ("猫 é", True)):
+        pixels = text_pixels(text, bold=bold)
+        assert pixels.min() == colours.BACKGROUND
+        assert pixels.max() == colours.TEXT
+        assert pixels.dtype == np.uint8
+    assert (text_pixels(" ") == colours.BACKGROUND).all()
+    assert text_pixels("").shape[1] >= 1
+
+
+def test_all_digits_are_equally_wide() -> None:
+    for bold in (False, True):
+        assert len({number_pixels(digit, bold).shape for digit in "0123456789"}) == 1
+        assert number_pixels("1234", bold).shape == (LABEL_HEIGHT, 4 * number_pixels("0", bold).shape[1])
+
+
+def test_a_stamp_is_cut_at_the_edge() -> None:
+    page = np.zeros((4, 4), np.uint8)
+    stamp(page, np.ones((3, 3), np.uint8), 2, 3)
+    assert page.tolist() == [[0] * 4] * 3 + [[0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("text", ["a b c", "one   two three", "x" * 300, "word " + "y" * 100 + " end", "", "é猫 " * 30])
+@pytest.mark.parametrize("width", [1, 40, 200])
+def test_lines_fit_and_lose_nothing(text: str, width: int) -> None:
+    lines = wrapped(text, width, 12, False)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    length = colours.font(12).getlength
+    assert all(len(line) <= 1 or length(line) <= width for line in lines)
+
+
+def test_lines_break_between_words_where_they_can() -> None:
+    assert wrapped("one   two", 1000) == ["one   two"]
+    assert wrapped("first second", 40) == ["first", "second"]

@@ -1,0 +1,269 @@
+"""Every value gets the level that five slow lines give it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from hookscope import colours
+from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
+from hookscope.levels import ChannelChoice, Scale, finite_extremes, reduce_maps
+from hookscope.maps import as_float
+
+TOP = colours.LEVELS - 1
+
+
+def slow_level(value: float, low: float, high: float) -> int:
+    if math.isnan(value):
+        return colours.NAN
+    if math.isinf(value):
+        return colours.PLUS_INF if value > 0 else colours.MINUS_INF
+    share = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else float(value > low)
+    return round(min(max(share, 0.0), 1.0) * TOP)
+
+
+def assert_levels(values: Tensor, scale: str, bounds: list[tuple[float, float]]) -> None:
+    tiles = reduce_maps(values, scale=Scale.parse(scale))
+    assert tiles.low.tolist() == pytest.approx([low for low, _ in bounds], rel=1e-6)
+    assert tiles.high.tolist() == pytest.approx([high for _, high in bounds], rel=1e-6)
+    for channel, (low, high) in enumerate(bounds):
+        for value, level in zip(values[channel].flatten().tolist(), tiles.levels[channel].flatten(), strict=True):
+            assert abs(slow_level(value, low, high) - int(level)) <= (abs(value - low) > 0), (channel, value)
+
+
+def own_bounds(values: Tensor) -> list[tuple[float, float]]:
+    finite = [[v for v in one.flatten().tolist() if math.isfinite(v)] for one in values]
+    return [(min(one), max(one)) for one in finite]
+
+
+RANDOM = torch.manual_seed(0) and torch.randn(5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        RANDOM,
+        RANDOM * 1e-38,
+        RANDOM.double() * 1e-310,
+        RANDOM * 1e37,
+        RANDOM.double() * 3e307,
+        RANDOM + 1000,
+        RANDOM.double() + 1e9,
+        -torch.rand(2, 3, 3) - 4,
+        torch.tensor([[[-3e38, 3e38, 0.0]]]),
+        torch.tensor([[[-1.7e308, 1.7e308, 0.0]]], dtype=torch.float64),
+        torch.where(RANDOM > 1, math.nan, torch.where(RANDOM < -1, -math.inf, RANDOM)),
+    ],
+    ids=["plain", "tiny", "subnormal", "huge", "huger", "offset", "far", "negative", "wide", "widest", "broken"],
+)
+def test_each_map_has_its_own_range(values: Tensor) -> None:
+    assert_levels(values, "channel", own_bounds(values))
+
+
+@pytest.mark.parametrize("values", [RANDOM, RANDOM + 1000, RANDOM.double() * 3e307], ids=["plain", "offset", "huge"])
+def test_a_level_is_right_within_half(values: Tensor) -> None:
+    tiles = reduce_maps(values)
+    step = tiles.high / TOP - tiles.low / TOP
+    for channel, levels in enumerate(tiles.levels):
+        value = tiles.low[channel] + levels * step[channel]
+        assert (abs(values[channel].numpy() - value) <= step[channel] * 0.502).all()
+
+
+def test_shared_scales() -> None:
+    low, high = float(RANDOM.min()), float(RANDOM.max())
+    assert_levels(RANDOM, "layer", [(low, high)] * 5)
+    widest = max(abs(low), abs(high))
+    assert_levels(RANDOM, "symmetric", [(-widest, widest)] * 5)
+    assert_levels(RANDOM, "-0.5:1.5", [(-0.5, 1.5)] * 5)
+    flat = sorted(RANDOM.flatten().tolist())
+    at = (len(flat) - 1) * 0.1
+    tenth = flat[int(at)] + (at - int(at)) * (flat[int(at) + 1] - flat[int(at)])
+    assert_levels(RANDOM, "percentile:10,100", [(tenth, flat[-1])] * 5)
+    for name in ("layer", "symmetric", "percentile:1,99", "0:1"):
+        tiles = reduce_maps(RANDOM, scale=Scale.parse(name))
+        assert (tiles.shared, tiles.scale) == (True, name)
+    assert not reduce_maps(RANDOM).shared
+
+
+def test_bounds_that_a_float_does_not_hold_are_kept() -> None:
+    values = 1000 + torch.arange(-4.0, 12.0).view(1, 4, 4) * 2**-14
+    assert_levels(values, "1000.00001:1000.0005", [(1000.00001, 1000.0005)])
+
+
+def test_a_shared_scale_counts_channels_that_are_not_drawn() -> None:
+    values = torch.tensor([[[0.0, 1.0]], [[0.0, 10.0]]])
+    tiles = reduce_maps(values, ChannelChoice.parse("0"), Scale("layer"))
+    assert (tiles.high.tolist(), tiles.levels.tolist()) == ([10.0], [[[0, round(TOP / 10)]]])
+
+
+def test_percentiles_that_coincide_still_tell_what_lies_above() -> None:
+    values = torch.zeros(1, 10, 10)
+    values[0, 0, 0], values[0, 0, 1] = 5, -5
+    levels = reduce_maps(values, scale=Scale.parse("percentile:2,98")).levels
+    assert (levels[0, 0, 0], levels[0, 0, 1], levels[0, 5, 5]) == (TOP, 0, 0)
+
+
+def test_constant_maps_are_marked_and_keep_their_value() -> None:
+    values = torch.stack([torch.zeros(2, 2), torch.full((2, 2), 7.0), torch.arange(4.0).view(2, 2)])
+    tiles = reduce_maps(values)
+    assert tiles.constant.tolist() == [True, True, False]
+    assert set(tiles.levels[:2].ravel()) == {colours.CONSTANT}
+    assert tiles.low.tolist() == [0, 7, 0]
+    assert tiles.strength.tolist() == [0, 0, 3]
+    shared = reduce_maps(values, scale=Scale("layer"))
+    assert [set(one.ravel()) for one in shared.levels[:2]] == [{0}, {TOP}]
+    assert shared.constant.tolist() == [True, True, False]
+
+
+def test_single_positions_share_the_scale_of_the_layer() -> None:
+    tiles = reduce_maps(torch.tensor([-2.0, 0.0, 2.0]).view(3, 1, 1))
+    assert (tiles.shared, tiles.scale) == (True, "layer")
+    assert tiles.levels.ravel().tolist() == [0, round(TOP / 2), TOP]
+    assert tiles.strength.tolist() == [2, 0, 2]
+    assert not tiles.constant.any()
+    assert reduce_maps(torch.ones(3, 1, 1), scale=Scale.parse("0:2")).scale == "0:2"
+
+
+def test_maps_without_a_finite_value() -> None:
+    values = torch.tensor([[[math.nan, math.nan]], [[math.inf, -math.inf]], [[1.0, 2.0]], [[3.0, math.nan]]])
+    for scale in ("channel", "layer", "symmetric", "percentile:1,99", "0:1"):
+        tiles = reduce_maps(values, scale=Scale.parse(scale))
+        assert tiles.nonfinite.tolist() == [2, 2, 0, 1]
+        assert tiles.levels[0].tolist() == [[colours.NAN] * 2]
+        assert tiles.levels[1].tolist() == [[colours.PLUS_INF, colours.MINUS_INF]]
+        assert tiles.levels[3, 0, 1] == colours.NAN
+        assert tiles.levels[3, 0, 0] < colours.LEVELS
+        assert not tiles.constant.any()
+        assert tiles.strength.tolist() == [0, 0, 1, 0]
+    for scale in ("channel", "layer", "symmetric", "percentile:1,99"):
+        assert set(reduce_maps(values[:1], scale=Scale.parse(scale)).levels.ravel()) == {colours.NAN}
+
+
+def test_finite_extremes() -> None:
+    low, high, bad = finite_extremes(torch.tensor([[[1.0, 3.0]], [[math.nan, 2.0]], [[math.inf, math.nan]]]))
+    assert (low.tolist(), high.tolist(), bad.tolist()) == ([1, 2, math.inf], [3, 2, -math.inf], [0, 1, 2])
+    assert low.dtype == high.dtype == torch.float64
+
+
+SOURCE = torch.tensor([[[0, 1], [1, 0]], [[0, 3], [7, 100]]])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        *((SOURCE.to(dtype), SOURCE) for dtype in (torch.bfloat16, torch.half, torch.int64, torch.uint8, torch.int16)),
+        (SOURCE[:1].bool(), SOURCE[:1]),
+        (SOURCE * (3 + 4j) / 5, SOURCE),
+        (SOURCE.float().to_sparse(), SOURCE),
+        (SOURCE.float().to(torch.float8_e4m3fn), SOURCE.float().to(torch.float8_e4m3fn).float()),
+        (SOURCE.float().requires_grad_(), SOURCE),
+    ],
+    ids=lambda value: str(value.dtype) if isinstance(value, Tensor) else None,
+)
+def test_every_kind_of_number_has_levels(tensor: Tensor, expected: Tensor) -> None:
+    read = as_float(tensor)
+    assert read.dtype in (torch.float32, torch.float64)
+    assert torch.allclose(read, expected.to(read.dtype))
+    assert (reduce_maps(read).levels == reduce_maps(expected.float()).levels).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions.*:UserWarning")
+def test_quantised_numbers_are_decoded() -> None:
+    read = as_float(torch.quantize_per_tensor(SOURCE.float(), 0.5, 3, torch.quint8))
+    assert torch.equal(read, SOURCE.float())
+
+
+def test_the_values_are_left_as_they_were() -> None:
+    values = RANDOM.clone()
+    reduce_maps(values, scale=Scale("layer"))
+    reduce_maps(values)
+    assert torch.equal(values, RANDOM)
+
+
+def test_nothing_to_draw() -> None:
+    for shape in ((0, 3, 3), (3, 0, 3), (3, 3, 0)):
+        with pytest.raises(NoMapError, match="has no values"):
+            reduce_maps(torch.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("channel", Scale()),
+        ("layer", Scale("layer")),
+        ("symmetric", Scale("symmetric")),
+        ("percentile:1,99", Scale("percentile", 1, 99)),
+        ("percentile:0,100", Scale("percentile", 0, 100)),
+        ("-1:1", Scale("range", -1, 1)),
+        ("-1e-3:.5", Scale("range", -0.001, 0.5)),
+    ],
+)
+def test_scales(text: str, expected: Scale) -> None:
+    assert Scale.parse(text) == expected
+    assert Scale.parse(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "auto",
+        "1",
+        "1:",
+        ":1",
+        "1:1",
+        "2:1",
+        "nan:1",
+        "0:inf",
+        "0:1:2",
+        "percentile",
+        "percentile:1",
+        "percentile:5,1",
+        "percentile:-1,5",
+        "percentile:1,101",
+        "percentile:1,2,3",
+        "Layer",
+        "",
+    ],
+)
+def test_no_scale(text: str) -> None:
+    with pytest.raises(UsageError, match=r"no scale '.*'; there are channel, layer, symmetric, percentile:LO,HI and"):
+        Scale.parse(text)
+
+
+def chosen(text: str, values: Tensor) -> list[int]:
+    return ChannelChoice.parse(text).of(values)
+
+
+def test_channels_by_number() -> None:
+    values = torch.zeros(10, 1, 1)
+    assert chosen("0-2,7", values) == [0, 1, 2, 7]
+    assert chosen("7, 0 - 2,1", values) == [7, 0, 1, 2]
+    assert chosen("8-99999999999", values) == [8, 9]
+    assert ChannelChoice().of(values) == list(range(10))
+    with pytest.raises(LayerError, match="no channel 10,12-20; there are 10: 0 to 9"):
+        chosen("10,12-20", values)
+
+
+def test_channels_by_strength() -> None:
+    values = torch.tensor([[[1.0, 1.0]], [[-9.0, 7.0]], [[4.0, 4.5]], [[-5.0, -5.0]]])
+    assert chosen("top:2", values) == [1, 3]
+    assert chosen("top:3:abs", values) == [1, 3, 2]
+    assert chosen("top:2:max", values) == [1, 2]
+    assert chosen("top:2:std", values) == [1, 2]
+    assert chosen("top:1:mean", values) == [2]
+    assert chosen("top:99", values) == [1, 3, 2, 0]
+    values[0, 0, 0], values[2, 0, 0] = math.nan, math.inf
+    assert chosen("top:2", values) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "3-1", "-1", "1,,2", "top:0", "top:", "top:3:median", "top:-1", "0:3", "1.5"]
+)
+def test_no_channels(text: str) -> None:
+    with pytest.raises(SelectionError, match="bad channels") as caught:
+        ChannelChoice.parse(text)
+    assert isinstance(caught.value, HookscopeError)
+    assert caught.value.exit_code == 2

@@ -1,0 +1,188 @@
+"""The cached trace: true, keyed by all that it depends on, and never worth more than a fresh one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookscope import cache, listing
+from hookscope.errors import InputError, ModelError
+from hookscope.listing import cached_listing
+from hookscope.listing import listing as listed
+from hookscope.registry import model_names
+from hookscope.trace import rows_of_type
+
+ROOT = Path(__file__).parents[1]
+NAME = "squeezenet1_1"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cache, "folder", lambda: str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The traces that were made anew."""
+    made: list[Any] = []
+    real = listing._traced
+    monkeypatch.setattr(listing, "_traced", lambda *words: made.append(words) or real(*words))
+    return made
+
+
+def test_the_second_answer_is_the_first(traced: list[Any]) -> None:
+    assert cached_listing(NAME) is None
+    first = listed(NAME)
+    assert first[0] == (224, 224)
+    assert cached_listing(NAME) == listed(NAME) == first
+    assert traced == [(NAME, None)]
+
+
+def test_the_size_is_in_the_key(traced: list[Any]) -> None:
+    assert listed(NAME, (33, 57))[0] == (33, 57)
+    assert cached_listing(NAME) is None
+    assert rows_of_type(listed(NAME, (33, 57))[1])[0].output_shape == (1, 64, 16, 28)
+    assert rows_of_type(listed(NAME)[1])[0].output_shape == (1, 64, 111, 111)
+    assert len(traced) == 2
+
+
+def test_shapes_of_several_tensors_survive(traced: list[Any]) -> None:
+    first, again = listed("lraspp_mobilenet_v3_large", (32, 32)), listed("lraspp_mobilenet_v3_large", (32, 32))
+    assert first == again
+    assert any(isinstance(call.output_shape, dict) for call in again[1].calls)
+    assert len(traced) == 1
+
+
+@pytest.mark.parametrize("package", ["hookscope", "torch", "torchvision"])
+def test_another_version_is_another_trace(traced: list[Any], monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    listed(NAME)
+    versions = listing.package_versions() | {package: "9.9"}
+    monkeypatch.setattr(listing, "package_versions", lambda: versions)
+    assert cached_listing(NAME) is None
+    listed(NAME)
+    assert len(traced) == 2
+
+
+def _file(folder: Path) -> Path:
+    (path,) = folder.glob("*.json")
+    return path
+
+
+def _change(entry: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    change(entry["value"])
+    return entry
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace('"size"', '"sise"'),
+        lambda text: json.dumps({**json.loads(text), "value": None}),
+        lambda text: json.dumps({**json.loads(text), "value": [1, 2]}),
+        lambda text: json.dumps({**json.loads(text), "format": 0}),
+        lambda text: json.dumps(_change(json.loads(text), lambda value: value.update(calls=[[1, 2]]))),
+        lambda text: json.dumps(_change(json.loads(text), lambda value: value.update(layers=[]))),
+        lambda text: json.dumps(_change(json.loads(text), lambda value: value.update(layers=3))),
+        lambda text: json.dumps(_change(json.loads(text), lambda value: value["calls"][0].__setitem__(0, "x"))),
+        lambda text: json.dumps(_change(json.loads(text), lambda value: value["layers"][0].append(1))),
+        lambda text: "\0" * 100,
+    ],
+)
+def test_a_damaged_cache_is_as_good_as_none(folder: Path, traced: list[Any], damage: Callable[[str], str]) -> None:
+    first = listed(NAME, (32, 32))
+    _file(folder).write_text(damage(_file(folder).read_text()))
+    assert cached_listing(NAME, (32, 32)) is None
+    assert listed(NAME, (32, 32)) == first
+    assert len(traced) == 2
+    assert cached_listing(NAME, (32, 32)) == first  # mended
+
+
+def test_an_unwritable_cache_is_as_good_as_none(folder: Path, traced: list[Any]) -> None:
+    folder.write_text("a file where a folder should be")
+    assert listed(NAME, (32, 32)) == listed(NAME, (32, 32))
+    assert len(traced) == 2
+
+
+def test_no_cache_at_all(monkeypatch: pytest.MonkeyPatch, traced: list[Any]) -> None:
+    monkeypatch.setattr(cache, "folder", lambda: None)
+    assert listed(NAME, (32, 32))[0] == (32, 32)
+
+
+def test_what_fails_is_not_kept(folder: Path) -> None:
+    with pytest.raises(ModelError, match="no model 'squeezenet'; nearest: squeezenet1_"):
+        listed("squeezenet")
+    with pytest.raises(InputError, match=r"^SqueezeNet refuses an input of 1x3x3x3: "):
+        listed(NAME, (3, 3))
+    assert not folder.exists()
+
+
+def test_a_size_that_is_too_small_builds_no_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(name: str) -> Any:
+        raise AssertionError("a model of gigabytes, for an error")
+
+    monkeypatch.setattr("hookscope.torchvision_models.build_real", never)
+    with pytest.raises(InputError, match="Wrong image height! Expected 224 but got 100"):
+        listed("vit_h_14", (100, 224))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "convolutions", "real"),
+    [
+        ("inception_v3", (299, 299), 94, False),
+        ("vit_b_16", (224, 224), 1, False),
+        ("raft_small", (224, 224), 152, False),
+        ("r3d_18", (112, 112), 0, False),
+        ("quantized_mobilenet_v2", (224, 224), 52, False),
+        ("regnet_y_400mf", (224, 224), 85, False),
+        ("fcn_resnet50", (520, 520), 55, False),
+        ("fasterrcnn_mobilenet_v3_large_320_fpn", (320, 320), 75, True),
+    ],
+)
+def test_each_family_at_its_own_size(name: str, size: tuple[int, int], convolutions: int, real: bool) -> None:
+    found_size, found = listed(name)
+    types = ("Conv2d",) if convolutions else ("Conv3d",)
+    rows = [row for row in rows_of_type(found, types) if row.index is not None]
+    assert (found_size, found.real) == (size, real)
+    assert len(rows) == (convolutions or 20)
+    if name == "raft_small":
+        assert any(row.note.startswith("call 12 of 12") for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_lists(name: str) -> None:
+    size, found = listed(name)
+    assert min(size) >= 112
+    assert rows_of_type(found, ("Conv2d", "Conv3d"))
+    assert found.params > 0 and found.macs > 0
+    assert found.real == (found.layers[0].types[-1] in ("GeneralizedRCNN", "FCOS", "RetinaNet", "SSD"))
+
+
+def _process(code: str, home: Path) -> str:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(home)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True, text=True
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME names the cache folder on Linux")
+def test_the_second_process_imports_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from hookscope.listing import listing; size, found = listing('squeezenet1_1')\n"
+        "print(size, found.macs, len(found.calls), 'torch' in sys.modules, 'torchvision' in sys.modules)"
+    )
+    first, second = _process(code, tmp_path), _process(code, tmp_path)
+    assert first.endswith("True True\n")
+    assert second == first.replace("True True", "False False")

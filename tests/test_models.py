@@ -1,0 +1,190 @@
+"""load_model: the model that was asked for, ready to run, and nothing else changed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models as zoo
+
+from hookscope.errors import ModelError, UsageError, WeightsError
+from hookscope.models import load_model, pick_device
+from hookscope.torchvision_models import build_real, listing_size
+
+
+def equal(one: nn.Module, other: nn.Module) -> bool:
+    mine, theirs = one.state_dict(), other.state_dict()
+    return list(mine) == list(theirs) and all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "resnet18", "mobilenet_v3_small", "lraspp_mobilenet_v3_large"])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_random_weights_are_those_of_the_seed(name: str, seed: int) -> None:
+    state = torch.get_rng_state()
+    net = load_model(name, weights="none", seed=seed)
+    assert torch.equal(torch.get_rng_state(), state)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        extra = {"weights_backbone": None} if "lraspp" in name else {}
+        expected = zoo.get_model(name, weights=None, **extra)
+    assert equal(net.model, expected)
+    assert (net.weights, net.name) == (f"random (seed {seed})", name)
+    assert not any(module.training for module in net.model.modules())
+
+
+def test_another_seed_gives_other_weights() -> None:
+    one, other = (load_model("squeezenet1_1", weights="none", seed=seed).model for seed in (0, 1))
+    assert not equal(one, other)
+
+
+def test_what_goes_with_a_model() -> None:
+    net = load_model("squeezenet1_1", weights="none", device="cpu")
+    assert (net.family, net.device, net.notes) == ("classification", "cpu", ())
+    assert net.categories is not None and len(net.categories) == 1000
+    assert net.preprocess.describe() == "ImageClassification resize 256 crop 224"
+    (picture,) = net.inputs(torch.zeros(3, 64, 64))
+    assert net.model(picture).shape == (1, 1000)
+
+
+def test_a_model_without_weights_is_made_for_its_own_size() -> None:
+    assert zoo.ViT_H_14_Weights.DEFAULT.transforms().crop_size == [518]
+    from hookscope.torchvision_models import build_listed
+
+    assert listing_size("vit_h_14", build_listed("vit_h_14")) == (224, 224)
+
+
+@pytest.mark.slow
+def test_a_loaded_vit_h_14_prepares_224() -> None:
+    net = load_model("vit_h_14", weights="none")
+    from PIL import Image
+
+    assert net.preprocess(Image.new("RGB", (300, 400))).shape == (3, 224, 224)
+
+
+def test_preprocessing_and_size_are_passed_on() -> None:
+    net = load_model("squeezenet1_1", weights="none", preprocess="stretch", input_size=(40, 60))
+    assert net.preprocess.describe() == "stretch 40x60, range [0, 1]"
+    assert load_model("inception_v3", weights="none", preprocess="stretch").preprocess.default_size == (299, 299)
+    with pytest.raises(UsageError, match="no preprocessing 'crop'; there are weights, stretch, none"):
+        load_model("squeezenet1_1", preprocess="crop")
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "frames"),
+    [
+        ("ssdlite320_mobilenet_v3_large", "detection", 1),
+        ("lraspp_mobilenet_v3_large", "segmentation", 1),
+        ("raft_small", "optical_flow", 1),
+        ("s3d", "video", 16),
+    ],
+)
+def test_families(name: str, family: str, frames: int) -> None:
+    net = load_model(name, weights="none")
+    assert (net.family, net.preprocess.family, net.preprocess.frames) == (family, family, frames)
+
+
+# --- quantized --------------------------------------------------------------------------------------------------------
+
+
+def test_a_quantized_name_is_its_float_twin_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    net = load_model("quantized_shufflenet_v2_x0_5", weights="none")
+    assert type(net.model.conv1[0]) is nn.Conv2d
+    fetched = _serve(monkeypatch, tmp_path, build_real("shufflenet_v2_x0_5").state_dict())
+    net = load_model("quantized_shufflenet_v2_x0_5", weights="default")
+    assert net.weights == "IMAGENET1K_V1"
+    assert fetched == [zoo.ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1.url]
+    assert type(net.model.conv1[0]) is nn.Conv2d
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_quantized_weights_name_is_the_really_quantized_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("no FBGEMM here")
+    name = "quantized_shufflenet_v2_x0_5"
+    quantized = zoo.get_model(name, weights=None, quantize=True)
+    fetched = _serve(monkeypatch, tmp_path, quantized.state_dict())
+    net = load_model(name, weights="IMAGENET1K_FBGEMM_V1")
+    assert fetched == [zoo.quantization.ShuffleNet_V2_X0_5_QuantizedWeights.IMAGENET1K_FBGEMM_V1.url]
+    assert net.weights == "IMAGENET1K_FBGEMM_V1"
+    assert "quantized" in type(net.model.conv1[0]).__module__
+    assert net.model(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
+
+
+def _serve(monkeypatch: pytest.MonkeyPatch, folder: Path, state: Any) -> list[str]:
+    """Let every download be a file with ``state``; what was asked for is noted."""
+    asked: list[str] = []
+
+    def fetch(url: str, progress: Any = None) -> Path:
+        asked.append(url)
+        torch.save(state, folder / "served.pth")
+        return folder / "served.pth"
+
+    monkeypatch.setattr("hookscope.torchvision_models.fetch", fetch)
+    return asked
+
+
+# --- what there is not ------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model("resnet35")
+    assert str(caught.value) == (
+        "no model 'resnet35'; nearest: resnet50, resnet34, resnet152; see `hookscope list-models`"
+    )
+    assert caught.value.exit_code == 1
+
+
+def test_a_file_without_a_factory_says_how_to_write_it() -> None:
+    with pytest.raises(ModelError, match=r"a file needs a factory; write path/to/file\.py:factory"):
+        load_model("own/net.py")
+
+
+def test_devices() -> None:
+    have = ["cpu"] + ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
+    assert pick_device("auto") == have[-1]
+    assert pick_device("cpu") == "cpu"
+    for wrong in ("gpu", "", "cpu:", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "CPU", "meta"):
+        with pytest.raises(UsageError, match=f"no device '{wrong}'; this machine has {', '.join(have)}"):
+            pick_device(wrong)
+
+
+def test_devices_of_a_machine_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [pick_device(device) for device in ("auto", "cuda", "cuda:1", "cpu")] == ["cuda", "cuda", "cuda:1", "cpu"]
+    with pytest.raises(UsageError, match="no device 'cuda:2'; there are 2 CUDA devices"):
+        pick_device("cuda:2")
+
+
+def test_a_broken_pair_of_torch_and_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hookscope.torchvision_models as room
+    from hookscope.errors import InstallationError
+
+    def broken(name: str) -> Any:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(room.importlib, "import_module", broken)
+    with pytest.raises(InstallationError) as caught:
+        load_model("resnet18", weights="none")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_weights_at_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.torchvision_models._default_entry", lambda name: None)
+    net = load_model("squeezenet1_1")
+    assert (net.weights, net.notes) == ("random (seed 0)", ("torchvision has no weights for this model",))
+    with pytest.raises(WeightsError, match="torchvision has no weights for squeezenet1_1"):
+        load_model("squeezenet1_1", weights="default")
+
+
+def test_loading_warns_of_nothing() -> None:
+    net = load_model("googlenet", weights="none")  # its builder does; warnings are errors here
+    assert net.weights == "random (seed 0)"
+    assert "timm" not in sys.modules

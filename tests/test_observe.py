@@ -1,0 +1,398 @@
+"""Which calls are handed on, under which index, in which pass; and when a pass ends early."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookscope.errors import LayerError, ModelError, SelectionError
+from hookscope.hooks import StopForward
+from hookscope.observe import Observer, class_names, describe_types, is_leaf, types_in
+
+X = torch.ones(1, 1, 2, 2)
+
+
+def hooks_on(model: nn.Module) -> int:
+    tables = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
+    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in tables)
+
+
+def conv() -> nn.Conv2d:
+    return nn.Conv2d(1, 1, 1)
+
+
+class Pyramid(nn.Module):
+    """Registers out of order, runs its head three times, has a layer that never runs and one with two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = conv()
+        self.head = nn.Sequential(conv(), nn.ReLU())
+        self.stem = conv()
+        self.alias = self.stem
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        x = self.fc(self.stem(x))
+        return [self.head(x) for _ in range(3)]
+
+
+class Keys:
+    """An observer's callback that notes the key and index of every call it is given."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int | None]] = []
+
+    def __call__(self, call: Any, *rest: Any) -> None:
+        self.seen.append((call.key, call.index))
+
+
+def observed(layers: Any, types: Any = ("Conv2d",), net: nn.Module | None = None) -> list[tuple[str, int | None]]:
+    keys, net = Keys(), net or Pyramid()
+    with Observer(net, layers, types, keys):
+        net(X)
+    assert hooks_on(net) == 0
+    return keys.seen
+
+
+@pytest.mark.parametrize(
+    ("layers", "types", "seen"),
+    [
+        ("all", ("Conv2d",), [("stem", 0), ("head.0", 1), ("head.0#1", 2), ("head.0#2", 3)]),
+        ("1:3", ("Conv2d",), [("head.0", 1), ("head.0#1", 2)]),
+        ("all", ("Linear", "ReLU"), [("fc", 0), ("head.1", 1), ("head.1#1", 2), ("head.1#2", 3)]),
+        ("all", nn.Linear, [("fc", 0)]),
+        ("all", ("_ConvNd",), [("stem", 0), ("head.0", 1), ("head.0#1", 2), ("head.0#2", 3)]),
+        ("0:3", ("all",), [("stem", 0), ("fc", 1), ("head.0", 2)]),
+        ("fc", ("Conv2d",), [("fc", None)]),
+        ("fc", ("NoSuchType",), [("fc", None)]),
+        ("head", ("Conv2d",), [("head", None), ("head#1", None), ("head#2", None)]),
+        ("head.0#1,fc", ("Conv2d",), [("fc", None), ("head.0#1", 2)]),
+        ("alias", ("Conv2d",), [("stem", 0)]),
+        ("ali*,stem,0", ("Conv2d",), [("stem", 0)]),
+        ("alias#0", ("Conv2d",), [("stem", 0)]),
+        ("re:^$", ("Conv2d",), [("", None)]),
+        ("idle", ("Conv2d",), []),
+    ],
+)
+def test_wanted_calls_in_order_of_execution(layers: str, types: Any, seen: list[Any]) -> None:
+    assert observed(layers, types) == seen
+
+
+def test_a_model_that_is_itself_the_layer() -> None:
+    assert observed("all", net=conv()) == [("", 0)]
+
+
+def test_calls_that_may_be_wanted_are_handed_on_and_sorted_out_at_the_end() -> None:
+    net, calls = Pyramid(), []
+    observer = Observer(net, "-2,fc", ("Conv2d",), lambda call, *rest: calls.append(call))
+    with observer:
+        net(X)
+    assert [call.key for call in calls if observer.wanted(call)] == ["fc", "head.0#1"]
+    assert observer.total == 4 and observer.complete and not observer.stopped
+
+
+def test_an_alias_counts_as_wanted_at_the_end() -> None:
+    net, calls = Pyramid(), []
+    observer = Observer(net, "alias", ("Conv2d",), lambda call, *rest: calls.append(call))
+    with observer:
+        net(X)
+    assert [observer.wanted(call) for call in calls] == [True]
+    assert observer.first_names == {"alias": "stem"}
+
+
+def test_what_did_not_run_in_order_of_registration() -> None:
+    net = Pyramid()
+    observer = Observer(net, "all,fc", ("Conv2d",), Keys())
+    with observer:
+        assert observer.did_not_run == ("idle", "head.0", "stem", "fc")
+        net.stem(X)
+        assert observer.did_not_run == ("idle", "head.0", "fc")
+        net(X)
+    assert observer.did_not_run == ("idle",)
+
+
+def test_each_pass_starts_clean_and_says_so() -> None:
+    net, keys, said = Pyramid(), Keys(), []
+    with Observer(net, "0", ("Conv2d",), keys, on_start=lambda: said.append("on"), on_end=lambda: said.append("off")):
+        net(X)
+        net(X)
+    assert keys.seen == [("stem", 0), ("stem", 0)] and said == ["on", "off", "on", "off"]
+
+
+def test_a_part_called_alone_counts_on() -> None:
+    net, keys = Pyramid(), Keys()
+    with Observer(net, "all", ("Conv2d",), keys):
+        net.stem(X)
+        net.head(X)
+        net.head(X)
+        net(X)
+    assert keys.seen[:3] == [("stem", 0), ("head.0", 1), ("head.0#1", 2)] and keys.seen[3:][0] == ("stem", 0)
+
+
+class Countdown(nn.Module):
+    """Calls itself until nothing is left, and fails at ``fails_at``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fails_at = conv(), -1
+
+    def forward(self, x: torch.Tensor, left: int) -> torch.Tensor:
+        if left == self.fails_at:
+            raise ValueError("as asked")
+        return self.conv(self(x, left=left - 1) if left else x)
+
+
+def test_a_model_that_calls_itself_is_in_one_pass() -> None:
+    net, keys, said = Countdown(), Keys(), []
+    observer = Observer(
+        net, "all", ("Conv2d",), keys, on_start=lambda: said.append("on"), on_end=lambda: said.append("off")
+    )
+    with observer:
+        net(X, left=2)
+        assert observer.complete
+        net.fails_at = 0
+        with pytest.raises(ValueError, match="as asked"):
+            net(X, left=2)
+        assert not observer.complete
+        net.fails_at = -1
+        net(X, left=1)
+        assert observer.complete
+    assert said == ["on", "off", "on", "on", "off"]
+    assert keys.seen == [("conv", 0), ("conv#1", 1), ("conv#2", 2), ("conv", 0), ("conv#1", 1)]
+    assert hooks_on(net) == 0
+
+
+def test_a_layer_that_calls_itself_returns_innermost_first_with_its_own_input() -> None:
+    net, inputs = nn.Sequential(Countdown()), []
+    net[0].forward = lambda x, left=2: net[0](x + 1, left=left - 1) * 2 if left else x
+
+    def on_call(call: Any, module: Any, args: Any, kwargs: Any, output: torch.Tensor) -> None:
+        inputs.append((call.key, observer.input, output[0, 0, 0, 0].item()))
+
+    observer = Observer(
+        net, "*", ("Conv2d",), on_call, on_input=lambda module, args, kwargs: args[0][0, 0, 0, 0].item()
+    )
+    with observer:
+        net(X)
+    assert inputs == [("0", 3, 3), ("0#1", 2, 6), ("0#2", 1, 12), ("", 1, 12)]
+
+
+class Stumbles(nn.Module):
+    """The inner of two nested calls of one layer fails, and the outer one catches it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 4:
+            raise ValueError("too much")
+        try:
+            return self(x + 1)
+        except ValueError:
+            return x
+
+
+def test_a_failed_inner_call_does_not_leave_its_input_to_the_outer_one() -> None:
+    net, inputs = nn.Sequential(Stumbles()), []
+    observer = Observer(
+        net,
+        "0",
+        ("Stumbles",),
+        lambda *call: inputs.append(observer.input),
+        on_input=lambda module, args, kwargs: args[0].sum().item(),
+    )
+    with observer:
+        net(X)
+    assert inputs == [4]
+
+
+def test_inputs_of_unwanted_calls_are_not_held() -> None:
+    net, held = Pyramid(), []
+
+    def on_call(call: Any, *rest: Any) -> None:
+        held.append(observer.input)
+        assert not any(layer.open_inputs for layer in observer.progress.layers)
+
+    observer = Observer(net, "3", ("Conv2d",), on_call, on_input=lambda module, args, kwargs: "seen")
+    with observer:
+        net(X)
+    assert held == ["seen"] and observer.input is None
+
+
+def test_no_input_is_taken_of_layers_that_cannot_be_wanted() -> None:
+    net, taken = Pyramid(), []
+    with Observer(net, "fc", ("Conv2d",), Keys(), on_input=lambda module, args, kwargs: taken.append(module)):
+        net(X)
+    assert taken == [net.fc]
+
+
+def test_another_hook_that_replaces_the_keywords_does_not_mix_up_the_inputs() -> None:
+    net, inputs = Pyramid(), []
+    observer = Observer(net, "all", ("Conv2d",), lambda *call: inputs.append(observer.input), on_input=lambda *call: 7)
+    with observer:
+        handle = net.stem.register_forward_pre_hook(lambda module, args, kwargs: (args, {}), with_kwargs=True)
+        net(X)
+        handle.remove()
+    assert inputs == [7] * 4
+
+
+def test_a_value_returned_goes_on_in_the_outputs_place() -> None:
+    net = nn.Sequential(conv(), nn.Identity())
+    with Observer(net, "0", ("Conv2d",), lambda call, module, args, kwargs, output: output * 0 + 5):
+        assert net(X).unique().tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("layers", "error", "says"),
+    [
+        ("7", LayerError, r"no index 7; there are 4 Conv2d calls: 0 to 3"),
+        ("4:9", LayerError, r"no range 4:9; there are 4 Conv2d calls"),
+        ("head.0#3", LayerError, r"no call 'head.0#3'; the layer ran 3 times: #0 to #2"),
+        ("alias#1", LayerError, r"no call 'alias#1'; the layer ran once"),
+        ("idle#0", LayerError, r"no call 'idle#0'; the layer did not run"),
+        ("steam", LayerError, r"no layer 'steam' in Pyramid; nearest: stem"),
+        ("1:2:3:4", SelectionError, r"bad range"),
+    ],
+)
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_selection_that_met_nothing_is_an_error(layers: str, error: type[Exception], says: str, stop: bool) -> None:
+    net = Pyramid()
+    with pytest.raises(error, match=says):  # noqa: PT012
+        observer = Observer(net, layers, ("Conv2d",), Keys())
+        if stop:
+            observer.stop_early()
+        with observer:
+            net(X)
+    assert hooks_on(net) == 0
+
+
+def test_a_type_that_the_model_does_not_have_tells_which_it_has() -> None:
+    with pytest.raises(
+        LayerError, match=r"no layer of type Conv3d/Q\*; the model has Conv2d \(3\), .*choose by --type"
+    ):
+        observed("0", ("Conv3d", "Q*"))
+
+
+def test_an_error_in_the_block_is_not_hidden_behind_a_selection_that_met_nothing() -> None:
+    net = Pyramid()
+    with pytest.raises(ZeroDivisionError), Observer(net, "99", ("Conv2d",), Keys()):  # noqa: PT012
+        net(X)
+        _ = 1 / 0
+    assert hooks_on(net) == 0
+
+
+def test_a_block_without_a_pass_is_no_error() -> None:
+    observer = Observer(Pyramid(), "99", ("Conv2d",), Keys())
+    with observer:
+        pass
+    assert not observer.complete and observer.total == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_models_in_which_hooks_do_not_fire_are_refused() -> None:
+    for model in (torch.jit.script(nn.ReLU()), torch.compile(nn.ReLU())):
+        with pytest.raises(ModelError), Observer(model, "all", ("all",), Keys()):
+            pass
+
+
+@pytest.mark.parametrize("method", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("at", ["idle", "stem", "fc", ""])
+def test_nothing_is_left_of_a_registration_that_failed_half_way(
+    monkeypatch: pytest.MonkeyPatch, method: str, at: str
+) -> None:
+    net = Pyramid()
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise MemoryError("full")
+
+    monkeypatch.setattr(net.get_submodule(at), method, refuse)
+    entered = False
+    with pytest.raises(MemoryError), Observer(net, "all,fc", ("Conv2d",), Keys(), on_input=lambda *call: None):
+        entered = True
+    assert not entered and hooks_on(net) == 0
+
+
+class TestStop:
+    def stopped(self, layers: str, net: nn.Module | None = None) -> tuple[list[str], Observer]:
+        net, keys = net or Pyramid(), Keys()
+        observer = Observer(net, layers, ("Conv2d",), keys)
+        observer.stop_early()
+        after = False
+        with observer:
+            net(X)
+            after = True
+        assert hooks_on(net) == 0
+        assert observer.stopped is not after and observer.complete is after
+        return [key for key, _ in keys.seen], observer
+
+    @pytest.mark.parametrize(
+        ("layers", "seen", "ran"),
+        [
+            ("0", ["stem"], 1),
+            ("2", ["head.0#1"], 3),
+            ("0:2", ["stem", "head.0"], 2),
+            ("0:4:2", ["stem", "head.0#1"], 3),
+            ("2,0", ["stem", "head.0#1"], 3),
+            ("fc", ["fc"], 1),
+            ("alias", ["stem"], 1),
+            ("stem,alias", ["stem"], 1),
+            ("head", ["head"], 2),
+            ("head.0#1", ["head.0#1"], 3),
+            ("fc,head.*#1", ["fc", "head.0#1", "head.1#1"], 3),
+        ],
+    )
+    def test_after_the_last_wanted_call(self, layers: str, seen: list[str], ran: int) -> None:
+        keys, observer = self.stopped(layers)
+        assert keys == seen and observer.stopped and observer.total == ran
+
+    @pytest.mark.parametrize("layers", ["all", "-1", "1:", "idle", "fc,idle", "0:-1"])
+    def test_not_before_the_end_where_only_the_end_tells(self, layers: str) -> None:
+        _, observer = self.stopped(layers)
+        assert not observer.stopped and observer.total == 4
+
+    def test_an_empty_range_is_still_an_error(self) -> None:
+        with pytest.raises(LayerError, match="no range 2:2"):
+            self.stopped("2:2")
+
+    def test_a_model_that_catches_its_layers_failures_does_not_catch_the_stop(self) -> None:
+        class Careful(Pyramid):
+            def forward(self, x: torch.Tensor) -> Any:
+                try:
+                    return super().forward(x)
+                except Exception:
+                    return None
+
+        assert self.stopped("0", Careful())[0] == ["stem"]
+
+    def test_a_foreign_stop_goes_on(self) -> None:
+        net = Pyramid()
+        with pytest.raises(StopForward), Observer(net, "all", ("Conv2d",), Keys()):
+            raise StopForward
+        assert hooks_on(net) == 0
+
+    def test_an_observer_can_be_entered_again(self) -> None:
+        net, keys = Pyramid(), Keys()
+        observer = Observer(net, "0", ("Conv2d",), keys)
+        observer.stop_early()
+        for _ in range(2):
+            with observer:
+                net(X)
+            assert observer.stopped
+        assert keys.seen == [("stem", 0), ("stem", 0)]
+
+
+def test_facts_about_modules() -> None:
+    net = Pyramid()
+    assert class_names(net.stem) == ["Conv2d", "_ConvNd"] and class_names(nn.Module()) == []
+    assert is_leaf(net.stem) and not is_leaf(net) and is_leaf(nn.Sequential())
+    childless = nn.Module()
+    childless.register_module("absent", None)
+    assert is_leaf(childless)
+    assert types_in(net) == Counter({"Conv2d": 3, "Pyramid": 1, "Sequential": 1, "ReLU": 1, "Linear": 1})
+
+
+def test_types_are_described_commonest_first_and_not_without_end() -> None:
+    assert describe_types(Counter({"ReLU": 1, "Conv2d": 3})) == "Conv2d (3), ReLU (1)"
+    assert describe_types(Counter("abc"), most=2) == "a (1), b (1), ..."

@@ -1,0 +1,176 @@
+"""Photograph to tensor, judged by torchvision's own transforms and by Pillow's arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import models
+from torchvision.transforms import functional as F
+
+from hookscope.errors import InputError
+from hookscope.preprocess import Preprocess, imagenet_transforms, usual_transforms
+
+
+@pytest.fixture(scope="module")
+def photograph() -> Image.Image:
+    """Smooth and in colour, wider than high."""
+    y, x = np.mgrid[0:150, 0:200]
+    values = np.stack([x * 255 / 200, y * 255 / 150, 127 + 100 * np.sin(x / 9 + y / 13)], axis=-1)
+    return Image.fromarray(values.astype(np.uint8))
+
+
+WEIGHTS = [
+    models.ResNet50_Weights.IMAGENET1K_V1,
+    models.ResNet50_Weights.IMAGENET1K_V2,
+    models.Inception_V3_Weights.DEFAULT,
+    models.EfficientNet_B1_Weights.DEFAULT,
+    models.ViT_H_14_Weights.IMAGENET1K_SWAG_E2E_V1,
+    models.Swin_T_Weights.DEFAULT,
+]
+
+
+@pytest.mark.parametrize("entry", WEIGHTS, ids=str)
+def test_weights_mode_is_torchvisions_own(photograph: Image.Image, entry: Any) -> None:
+    own = entry.transforms()
+    prepare = Preprocess("classification", own)
+    assert torch.equal(prepare(photograph), own(photograph))
+    assert prepare.describe() == f"ImageClassification resize {own.resize_size[0]} crop {own.crop_size[0]}"
+
+
+def test_other_families_are_torchvisions_own(photograph: Image.Image) -> None:
+    detection = models.detection.FasterRCNN_ResNet50_FPN_Weights.DEFAULT.transforms()
+    assert torch.equal(Preprocess("detection", detection)(photograph), detection(photograph))
+    segmentation = models.segmentation.FCN_ResNet50_Weights.DEFAULT.transforms()
+    assert torch.equal(Preprocess("segmentation", segmentation)(photograph), segmentation(photograph))
+    assert Preprocess("segmentation", segmentation)(photograph).shape == (3, 520, 693)
+    video = models.video.R3D_18_Weights.DEFAULT.transforms()
+    frames = torch.stack([F.pil_to_tensor(photograph)] * 16)
+    assert torch.equal(Preprocess("video", video, frames=16)(photograph), video(frames))
+    flow = models.optical_flow.Raft_Small_Weights.DEFAULT.transforms()
+    same = photograph.resize((200, 152))
+    assert torch.equal(Preprocess("optical_flow")(same), flow(same, same)[0])
+
+
+def test_stretch_is_resize_and_division(photograph: Image.Image) -> None:
+    prepare = Preprocess("classification", imagenet_transforms(), "stretch")
+    resized = np.asarray(photograph.resize((224, 224), Image.Resampling.BILINEAR), dtype=np.float32)
+    assert torch.equal(prepare(photograph), torch.from_numpy(resized / 255).permute(2, 0, 1))
+    assert prepare.describe() == "stretch 224x224, range [0, 1]"
+    sized = Preprocess("classification", imagenet_transforms(), "stretch", size=(33, 57))
+    assert sized(photograph).shape == (3, 33, 57)
+
+
+def test_none_keeps_the_size(photograph: Image.Image) -> None:
+    prepare = Preprocess("classification", imagenet_transforms(), "none", size=(9, 9))
+    expected = torch.from_numpy(np.asarray(photograph, dtype=np.float32) / 255).permute(2, 0, 1)
+    assert torch.equal(prepare(photograph), expected)
+    assert prepare.describe() == "none: own size, range [0, 1]"
+
+
+@pytest.mark.parametrize("size", [(224, 224), (33, 57), (57, 33), (300, 64), (1, 1)])
+@pytest.mark.parametrize("family", ["classification", "segmentation", "detection"])
+def test_input_size_is_what_comes_out(photograph: Image.Image, family: str, size: tuple[int, int]) -> None:
+    prepare = Preprocess(family, usual_transforms(family), size=size)
+    assert prepare(photograph).shape == (3, *size)
+    assert prepare.describe().endswith(f" {size[0]}x{size[1]}")
+
+
+def test_a_square_size_is_the_recipe_scaled(photograph: Image.Image) -> None:
+    own = imagenet_transforms(crop=112, resize=128)
+    assert torch.equal(
+        Preprocess("classification", imagenet_transforms(), size=(112, 112))(photograph), own(photograph)
+    )
+
+
+def test_a_size_that_is_not_square_keeps_proportions() -> None:
+    """A circle stays one: as high as it is wide."""
+    y, x = np.mgrid[0:300, 0:300]
+    disc = ((x - 150) ** 2 + (y - 150) ** 2 < 40**2) * np.uint8(255)
+    tensor = Preprocess("classification", imagenet_transforms(), size=(120, 240))(Image.fromarray(disc).convert("RGB"))
+    bright = tensor[0] > 0
+    assert abs(int(bright.any(0).sum()) - int(bright.any(1).sum())) <= 2
+
+
+def test_the_transforms_of_others_stay_as_they_were(photograph: Image.Image) -> None:
+    own = imagenet_transforms()
+    Preprocess("classification", own, size=(32, 48))(photograph)
+    assert (own.resize_size, own.crop_size) == ([256], [224])
+
+
+@pytest.mark.parametrize("mode", ["weights", "stretch", "none"])
+@pytest.mark.parametrize("size", [None, (96, 128)])
+def test_clips(photograph: Image.Image, mode: str, size: tuple[int, int] | None) -> None:
+    prepare = Preprocess("video", usual_transforms("video"), mode, size, default_size=(112, 112), frames=16)
+    expected = (150, 200) if mode == "none" else size or (112, 112)
+    assert prepare(photograph).shape == (3, 16, *expected)
+    frames = [photograph.point(lambda value, at=at: min(255, value + at)) for at in range(16)]
+    clip = prepare(frames)
+    assert float((clip[:, 0] - clip[:, 15]).abs().max()) > 0
+    assert torch.equal(prepare([photograph])[:, 3], prepare(photograph)[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("high", "wide", "expected"),
+    [(150, 200, (152, 200)), (100, 50, (128, 128)), (360, 640, (360, 640)), (3000, 4000, (768, 1024))],
+)
+def test_optical_flow_sizes(high: int, wide: int, expected: tuple[int, int]) -> None:
+    tensor = Preprocess("optical_flow")(Image.new("RGB", (wide, high), (255, 0, 128)))
+    assert tensor.shape == (3, *expected)
+    assert (float(tensor.min()), float(tensor.max())) == (-1.0, 1.0)
+
+
+def test_optical_flow_with_a_size(photograph: Image.Image) -> None:
+    assert Preprocess("optical_flow", size=(128, 256))(photograph).shape == (3, 128, 256)
+    assert Preprocess("optical_flow", size=(128, 256)).describe() == "OpticalFlow 128x256"
+
+
+@pytest.mark.parametrize("family", ["classification", "segmentation", "detection", "video", "optical_flow"])
+@pytest.mark.parametrize("mode", ["weights", "stretch"])
+def test_seen_undoes_the_normalisation(photograph: Image.Image, family: str, mode: str) -> None:
+    frames = 16 if family == "video" else 1
+    normalised = Preprocess(family, usual_transforms(family), mode, size=(128, 136), frames=frames)
+    seen = np.asarray(normalised.seen(normalised(photograph)), dtype=int)
+    plain = Preprocess(family, _without_normalisation(family), "weights" if mode == "weights" else mode, (128, 136))
+    if family == "video":
+        plain = Preprocess(family, _without_normalisation(family), mode, (128, 136), frames=16)
+    tensor = plain(photograph)
+    expected = tensor[:, 0] if family == "video" else tensor
+    if family == "optical_flow" and mode == "weights":
+        expected = (expected + 1) / 2
+    assert seen.shape == (128, 136, 3)
+    assert np.abs(seen - (expected.permute(1, 2, 0) * 255).numpy()).max() <= 1.01
+
+
+def _without_normalisation(family: str) -> Any:
+    transforms = usual_transforms(family)
+    if hasattr(transforms, "mean"):
+        transforms.mean, transforms.std = [0.0] * 3, [1.0] * 3
+    return transforms
+
+
+def test_grey_models(photograph: Image.Image) -> None:
+    prepare = Preprocess("classification", imagenet_transforms(), "stretch", size=(28, 28), channels=1)
+    tensor = prepare(photograph)
+    assert tensor.shape == (1, 28, 28)
+    assert prepare.seen(tensor).size == (28, 28)
+    assert prepare.seen(tensor).mode == "RGB"
+
+
+def test_what_cannot_be_prepared_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="cannot prepare a picture of "):
+        Preprocess("classification", imagenet_transforms())(Image.new("RGBA", (20, 30)))
+
+
+def test_the_usual_transforms_are_of_the_family() -> None:
+    assert [
+        type(usual_transforms(family)).__name__ for family in ("classification", "detection", "segmentation", "video")
+    ] == [
+        "ImageClassification",
+        "ObjectDetection",
+        "SemanticSegmentation",
+        "VideoClassification",
+    ]

@@ -1,0 +1,198 @@
+"""One pass, each wanted output reduced inside its hook."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+
+from hookscope.errors import InputError, LayerError, NoMapError, UsageError
+from hookscope.inputs import family_of
+from hookscope.levels import ChannelChoice, Scale
+from hookscope.models import Net, load_model
+from hookscope.preprocess import Preprocess
+from hookscope.visualize import look, seen_pictures
+
+
+class Small(nn.Module):
+    """Two convolutions, the first overwritten in place and the second run twice, then a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(4, 4, 1)
+        self.unused = nn.Conv2d(1, 1, 1)
+        self.fc = nn.Linear(4, 2)
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.conv1(x))
+        x = self.conv2(self.conv2(x))
+        self.passes += 1
+        out: Tensor = self.fc(x.mean((2, 3)))
+        return out
+
+
+def net(model: nn.Module, **more: Any) -> Net:
+    family = family_of(model)
+    preprocess = Preprocess(family, mode="none", **more)
+    return Net(model.eval(), "net", "none", preprocess, None, family, "cpu")
+
+
+@pytest.fixture
+def small() -> Net:
+    torch.manual_seed(0)
+    return net(Small())
+
+
+PICTURE = torch.manual_seed(3) and torch.rand(3, 12, 14)
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_values_are_those_the_layer_returned(small: Net) -> None:
+    seen = look(small, [PICTURE])
+    assert [(call.key, call.index) for call, _ in seen.activities] == [("conv1", 0), ("conv2", 1), ("conv2#1", 2)]
+    assert seen.did_not_run == ("unused",)
+    assert seen.without_map == ()
+    with torch.no_grad():
+        first = small.model.conv1(PICTURE[None])
+        second = small.model.conv2(first.relu())
+        third = small.model.conv2(second)
+    for (_, activity), expected in zip(seen.activities, (first, second, third), strict=True):
+        assert (activity.low, activity.high) == (float(expected.min()), float(expected.max()))
+        assert activity.mean == pytest.approx(float(expected.mean()), rel=1e-5)
+        assert activity.parts[0].tiles.low.tolist() == expected[0].double().amin((1, 2)).tolist()
+    assert hooks(small.model) == 0
+
+
+def test_the_pass_ends_after_the_last_wanted_call(small: Net) -> None:
+    look(small, [PICTURE], "0")
+    look(small, [PICTURE], "conv2#0")
+    assert small.model.passes == 0
+    look(small, [PICTURE], "-1")
+    assert small.model.passes == 1
+
+
+@pytest.mark.parametrize(("layers", "keys"), [("-1", ["conv2#1"]), ("::2", ["conv1", "conv2#1"]), (1, ["conv2"])])
+def test_selections(small: Net, layers: str | int, keys: list[str]) -> None:
+    assert [call.key for call, _ in look(small, [PICTURE], layers).activities] == keys
+
+
+def test_channels_and_scale_reach_the_tiles(small: Net) -> None:
+    seen = look(small, [PICTURE], "0", choice=ChannelChoice.parse("2,1"), scale=Scale.parse("0:1"))
+    tiles = seen.activities[0][1].parts[0].tiles
+    assert (tiles.channels, tiles.scale) == ([2, 1], "0:1")
+
+
+def test_a_vector_beside_maps_is_told_and_alone_is_an_error(small: Net) -> None:
+    seen = look(small, [PICTURE], ["0", "fc"])
+    assert [call.key for call, _ in seen.activities] == ["conv1"]
+    ((call, error),) = seen.without_map
+    assert (call.key, error.asked) == ("fc", "the output is 1x2: no feature map")
+    words = r"fc \(Linear\) has no map: the output is 1x2: no feature map; layers with one are convolutions, such as un"
+    with pytest.raises(NoMapError, match=words):
+        look(small, [PICTURE], "fc")
+    assert hooks(small.model) == 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "choice", "error", "words"),
+    [
+        ("99", None, LayerError, "no index 99; there are 3 Conv2d calls: 0 to 2"),
+        ("conv3", None, LayerError, "no layer 'conv3' in Small; nearest: conv2, conv1"),
+        ("0", "7-9", LayerError, "no channel 7-9 in conv1; there are 4: 0 to 3"),
+        ("unused", None, NoMapError, "nothing to draw: unused did not run; choose another layer"),
+    ],
+)
+def test_what_cannot_be_had(small: Net, layers: str, choice: str | None, error: type[Exception], words: str) -> None:
+    with pytest.raises(error) as caught:
+        look(small, [PICTURE], layers, choice=ChannelChoice.parse(choice) if choice else None)
+    assert words in str(caught.value)
+    assert hooks(small.model) == 0
+
+
+def test_a_picture_that_the_model_refuses(small: Net) -> None:
+    with pytest.raises(InputError, match=r"net refuses a picture of 3x1x1: .*; try another --input-size"):
+        look(small, [PICTURE[:, :1, :1]])
+    assert hooks(small.model) == 0
+
+
+def test_out_of_memory_is_not_the_pictures_fault() -> None:
+    class Greedy(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        look(net(Greedy(3, 1, 1)), [PICTURE], types=["Greedy"])
+
+
+def test_a_bad_percentile_is_a_usage_error(small: Net) -> None:
+    with pytest.raises(UsageError):
+        look(small, [PICTURE], scale=Scale.parse("percentile:9,1"))
+
+
+def test_broken_weights_are_counted(small: Net) -> None:
+    with torch.no_grad():
+        small.model.conv1.weight[1] = math.nan
+        small.model.conv1.weight[2] = 0
+    activity = look(small, [PICTURE], "0").activities[0][1]
+    assert (activity.dead, activity.nonfinite) == (1, 10 * 12)
+
+
+def test_the_pictures_that_the_network_saw(small: Net) -> None:
+    ((picture,),) = seen_pictures(small, [PICTURE])
+    assert (picture.size, picture.mode) == ((14, 12), "RGB")
+    video = net(nn.Sequential(nn.Conv3d(3, 1, 1)))
+    clip = torch.stack([torch.zeros(3, 4, 4), torch.ones(3, 4, 4)], 1)
+    (frames,) = seen_pictures(video, [clip])
+    assert [frame.getpixel((0, 0)) for frame in frames] == [(0, 0, 0), (255, 255, 255)]
+
+
+def test_a_detector_saw_its_own_resizing() -> None:
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 3, 8, 1))
+    backbone.out_channels = 4  # type: ignore[assignment]
+    anchors = torchvision.models.detection.rpn.AnchorGenerator(((16,),), ((1.0,),))
+    pooler = torchvision.ops.MultiScaleRoIAlign(["0"], 3, 2)
+    model = torchvision.models.detection.FasterRCNN(
+        backbone, 2, min_size=64, max_size=64, rpn_anchor_generator=anchors, box_roi_pool=pooler
+    )
+    detector = net(model)
+    assert detector.family == "detection"
+    ((picture,),) = seen_pictures(detector, [torch.full((3, 40, 80), 0.5)])
+    assert picture.size == (64, 32)
+    assert all(abs(part - 127) <= 1 for part in picture.getpixel((20, 20)))
+    seen = look(detector, [torch.rand(3, 40, 80)], "all")
+    assert seen.activities[0][0].name == "backbone.0"
+    assert seen.activities[0][1].shape == (1, 4, 4, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "types", "count"),
+    [
+        ("raft_small", ("Conv2d",), 100),
+        ("fasterrcnn_mobilenet_v3_large_320_fpn", ("Conv2d",), 60),
+        ("lraspp_mobilenet_v3_large", ("Conv2d",), 60),
+        ("r3d_18", ("Conv3d",), 20),
+        ("quantized_mobilenet_v2", ("Conv2d",), 50),
+        ("swin_t", ("LayerNorm",), 20),
+        ("vit_b_32", ("LayerNorm", "Conv2d"), 20),
+        ("mvit_v2_s", ("LayerNorm",), 20),
+    ],
+)
+def test_every_family_runs(name: str, types: tuple[str, ...], count: int) -> None:
+    loaded = load_model(name, weights="none")
+    photograph = Image.effect_noise((256, 256), 90).convert("RGB")
+    pictures = [loaded.preprocess(photograph)] * (2 if loaded.family == "optical_flow" else 1)
+    seen = look(loaded, pictures, "all", types)
+    assert len(seen.activities) >= count
+    assert hooks(loaded.model) == 0

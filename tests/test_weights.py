@@ -1,0 +1,333 @@
+"""Weights over the network: a loopback server serves, cuts short, lies, refuses and stalls; the real code loads."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision.models import SqueezeNet1_1_Weights, squeezenet1_1
+
+from hookscope import weights
+from hookscope.errors import WeightsError
+from hookscope.models import load_model
+from hookscope.weights import fetch
+
+ENTRY = SqueezeNet1_1_Weights.IMAGENET1K_V1
+ROOT = Path(__file__).parents[1]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers every request as ``mode`` says."""
+
+    content = b""
+    mode = "whole"
+    asked = 0
+    let_go = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        server = self.server
+        server.asked += 1
+        if server.mode == "404":
+            self.send_error(404)
+            return
+        if server.mode == "silent":
+            server.let_go.wait(20)
+            return
+        self.send_response(200)
+        if server.mode == "chunked cut":
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"ffff\r\nabc")
+            return
+        if server.mode != "unknown length":
+            self.send_header("Content-Length", str(len(server.content)))
+        self.end_headers()
+        if server.mode == "stalls":
+            self.wfile.write(server.content[:1000])
+            self.wfile.flush()
+            server.let_go.wait(20)
+            return
+        self.wfile.write(server.content[: len(server.content) // 2] if server.mode == "cut" else server.content)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server(("127.0.0.1", 0), Handler)
+    found.daemon_threads, found.let_go = True, threading.Event()
+    thread = threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield found
+    found.let_go.set()
+    found.shutdown()
+    found.server_close()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(weights, "PATIENCE_SECONDS", 0.3)
+    return tmp_path / "torch" / "hub" / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> bytes:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        file = io.BytesIO()
+        torch.save(squeezenet1_1(weights=None).state_dict(), file)
+    return file.getvalue()
+
+
+def address(server: Server, content: bytes, name: str = "squeezenet1_1") -> str:
+    server.content = content
+    return f"http://127.0.0.1:{server.server_port}/{name}-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+
+
+@pytest.fixture
+def url(server: Server, checkpoint: bytes) -> str:
+    """The address of the weights that torchvision's entry now names."""
+    served = address(server, checkpoint)
+    object.__setattr__(ENTRY.value, "url", served)  # a frozen dataclass
+    return served
+
+
+@pytest.fixture(autouse=True)
+def own_url() -> Iterator[None]:
+    kept = ENTRY.value.url
+    yield
+    object.__setattr__(ENTRY.value, "url", kept)
+
+
+def left_over(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.glob("*")) if cache.exists() else []
+
+
+# --- fetch ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_download_lands_in_torchs_cache_and_is_used_again(server: Server, url: str, cache: Path) -> None:
+    steps: list[tuple[int, int | None]] = []
+    path = fetch(url, lambda done, total: steps.append((done, total)))
+    assert path == cache / url.rsplit("/", 1)[-1]
+    assert path.read_bytes() == server.content
+    assert steps[-1] == (len(server.content), len(server.content))
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert (fetch(url), server.asked) == (path, 1)
+    assert left_over(cache) == [path.name]
+
+
+def test_without_a_length_there_is_no_total(server: Server, url: str) -> None:
+    server.mode = "unknown length"
+    steps: list[tuple[int, int | None]] = []
+    fetch(url, lambda done, total: steps.append((done, total)))
+    assert steps[-1] == (len(server.content), None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("cut", "is cut short or damaged; try again"),
+        ("chunked cut", "the answer broke off after"),
+        ("404", "Not Found"),
+        ("silent", "no answer within 0.3 seconds"),
+        ("stalls", "timed out"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_in_time_and_leaves_nothing(
+    server: Server, url: str, cache: Path, mode: str, words: str
+) -> None:
+    server.mode = mode
+    start = time.monotonic()
+    with pytest.raises(WeightsError) as caught:
+        fetch(url)
+    assert time.monotonic() - start < 5
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert left_over(cache) == []
+
+
+def test_what_does_not_have_its_hash_is_refused(server: Server, url: str, cache: Path) -> None:
+    server.content = server.content[:-1] + b"?"
+    with pytest.raises(WeightsError, match="cut short or damaged"):
+        fetch(url)
+    assert left_over(cache) == []
+
+
+def test_a_damaged_cached_file_is_fetched_anew(server: Server, url: str, cache: Path) -> None:
+    cache.mkdir(parents=True)
+    path = cache / url.rsplit("/", 1)[-1]
+    path.write_bytes(server.content[:1000])
+    assert fetch(url).read_bytes() == server.content
+    path.write_bytes(b"x")
+    server.mode = "404"
+    with pytest.raises(WeightsError, match="is damaged") as caught:
+        fetch(url)
+    assert "Not Found" in str(caught.value)
+    assert path.read_bytes() == b"x"
+
+
+def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*args: Any, **kwargs: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(WeightsError, match=r"cannot download http://weights.invalid/a-123456.pth: .*not known"):
+        fetch("http://weights.invalid/a-123456.pth")
+
+
+def test_a_name_look_up_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: hold.wait(20) and [])
+    start = time.monotonic()
+    with pytest.raises(WeightsError, match=r"no answer within 0\.3 seconds; use --weights none"):
+        fetch("http://weights.invalid/a-123456.pth")
+    hold.set()
+    assert time.monotonic() - start < 5
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(WeightsError, match="Connection refused"):
+        fetch(f"http://127.0.0.1:{port}/a-123456.pth")
+
+
+def test_patience_is_below_fifteen_seconds() -> None:
+    code = "import hookscope.weights as w; print(2 * w.PATIENCE_SECONDS)"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
+    assert float(answer.stdout) < 15
+
+
+@pytest.mark.parametrize("place", ["torch", "torch/hub", "torch/hub/checkpoints"])
+def test_a_cache_that_cannot_be_written(url: str, tmp_path: Path, place: str) -> None:
+    in_the_way = tmp_path / place
+    in_the_way.parent.mkdir(parents=True, exist_ok=True)
+    in_the_way.write_text("a file where a folder should be")
+    with pytest.raises(WeightsError, match=r"cannot download .* to .*checkpoints: (Not a directory|File exists)"):
+        fetch(url)
+
+
+# --- through load_model -----------------------------------------------------------------------------------------------
+
+
+def test_auto_and_default_and_names_give_the_served_weights(server: Server, url: str) -> None:
+    served = torch.load(io.BytesIO(server.content), weights_only=True)
+    for asked in ("auto", "default", "IMAGENET1K_V1", "SqueezeNet1_1_Weights.IMAGENET1K_V1"):
+        net = load_model("squeezenet1_1", weights=asked)
+        assert (net.weights, net.notes) == ("IMAGENET1K_V1", ())
+        assert all(torch.equal(value, served[key]) for key, value in net.model.state_dict().items())
+    assert server.asked == 1
+    assert net.categories is not None and net.categories[281] == "tabby"
+
+
+@pytest.mark.parametrize("mode", ["404", "cut", "silent", "stalls"])
+def test_auto_goes_on_with_random_weights_and_says_so(server: Server, url: str, mode: str) -> None:
+    server.mode = mode
+    net = load_model("squeezenet1_1", seed=3)
+    assert net.weights == "random (seed 3)"
+    (note,) = net.notes
+    assert note.startswith("weights of squeezenet1_1 are random (seed 3): ")
+    assert "\n" not in note
+    assert net.preprocess.describe() == "ImageClassification resize 256 crop 224"
+    expected = load_model("squeezenet1_1", weights="none", seed=3).model.state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in net.model.state_dict().items())
+
+
+@pytest.mark.parametrize("asked", ["default", "IMAGENET1K_V1"])
+def test_default_and_names_are_strict(server: Server, url: str, asked: str) -> None:
+    server.mode = "404"
+    with pytest.raises(WeightsError, match="no weights IMAGENET1K_V1 for squeezenet1_1: cannot download"):
+        load_model("squeezenet1_1", weights=asked)
+
+
+def test_an_unknown_name_lists_what_exists(server: Server, url: str) -> None:
+    for asked in ("NOPE", "ResNet18_Weights.IMAGENET1K_V1", "IMAGENET1K_V2"):
+        with pytest.raises(WeightsError, match=f"no weights '{asked}' for squeezenet1_1; there are IMAGENET1K_V1"):
+            load_model("squeezenet1_1", weights=asked)
+    assert server.asked == 0
+
+
+class Trap:
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.target,)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("force", ["", "1"])
+def test_a_planted_pickle_in_the_cache_is_not_executed(
+    server: Server, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int, force: str
+) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", force)
+    trap = tmp_path / "sprung"
+    content = pickle.dumps({"a": Trap(str(trap))}, protocol=protocol)
+    served = address(server, content)  # its own hash is in its name: only the loading can refuse it
+    object.__setattr__(ENTRY.value, "url", served)
+    cache.mkdir(parents=True)
+    (cache / served.rsplit("/", 1)[-1]).write_bytes(content)
+    with pytest.raises(WeightsError, match="run code"):
+        load_model("squeezenet1_1", weights="default")
+    assert load_model("squeezenet1_1").weights == "random (seed 0)"
+    assert server.asked == 0
+    assert not trap.exists()
+    pickle.loads(content)  # the trap does spring
+    assert trap.exists()
+
+
+def test_a_pickle_planted_under_a_good_name_is_replaced(server: Server, url: str, cache: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "sprung"
+    cache.mkdir(parents=True)
+    (cache / url.rsplit("/", 1)[-1]).write_bytes(pickle.dumps({"a": Trap(str(trap))}))
+    assert load_model("squeezenet1_1", weights="default").weights == "IMAGENET1K_V1"
+    assert server.asked == 1
+    assert not trap.exists()
+
+
+def test_the_command_says_on_standard_error_that_weights_are_random(server: Server, tmp_path: Path) -> None:
+    """A whole process: nothing of the download on standard output, one note, in good time."""
+    server.mode = "silent"
+    from PIL import Image
+
+    Image.new("RGB", (40, 40), (10, 200, 30)).save(tmp_path / "green.png")
+    code = (
+        "import sys; from torchvision.models import SqueezeNet1_1_Weights as W; from hookscope import weights\n"
+        "object.__setattr__(W.IMAGENET1K_V1.value, 'url', sys.argv.pop(1)); weights.PATIENCE_SECONDS = 0.3\n"
+        "from hookscope.cli.main import main; main()"
+    )
+    words = ["visualize", "squeezenet1_1", "green.png", "--layer", "0", "-o", "out.png", "--format", "tsv"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, address(server, b"-"), *words],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    header, row = done.stdout.splitlines()
+    assert dict(zip(header.split("\t"), row.split("\t"), strict=True))["weights"] == "random (seed 0)"
+    assert "weights of squeezenet1_1 are random (seed 0)" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
