@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -67,24 +67,29 @@ class Door:
         self._stack.callback(tensor.register_hook(hook).remove)
 
 
-def check_hookable(model: nn.Module) -> None:
+def check_hookable(model: nn.Module, named: Iterable[tuple[str, nn.Module]] | None = None) -> None:
     """Refuse the models on which hooks fail or, worse, never fire.
+
+    Args:
+        model: Any module.
+        named: Its ``named_modules()``, from callers who have walked through it already.
 
     Raises:
         ModelError: for scripted, traced and compiled models.
     """
     import torch
 
-    for name, module in model.named_modules():
+    for name, module in model.named_modules() if named is None else named:
+        compiled = "_orig_mod" in module._modules
+        if not compiled and module._compiled_call_impl is None and not isinstance(module, torch.jit.ScriptModule):
+            continue
         where = f"'{name}' is" if name else "the model is"
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(f"{where} scripted or traced: hooks do not fire in it", do="pass the eager model")
-        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
-            inside = "_orig_mod" in module._modules
-            raise ModelError(
-                f"{where} compiled by torch.compile: hooks added now may never fire",
-                do="pass the model inside, `compiled._orig_mod`" if inside else "look into it before `.compile()`",
-            )
+        raise ModelError(
+            f"{where} compiled by torch.compile: hooks added now may never fire",
+            do="pass the model inside, `compiled._orig_mod`" if compiled else "look into it before `.compile()`",
+        )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from hookscope.errors import LayerError, SelectionError, nearest
 from hookscope.tensors import Shape
 
-__all__ = ["Call", "LayerCall", "Selection", "call_key", "matches_type", "select_types"]
+__all__ = ["Call", "LayerCall", "Selection", "call_key", "matches_type", "select_types", "usual_types"]
 
 Layers = str | int | Iterable[str | int]
 
@@ -81,6 +81,20 @@ def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) ->
         True
     """
     return any(leaf if t == "all" else any(fnmatch.fnmatchcase(n, t) for n in type_names) for t in types)
+
+
+def usual_types(layers: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """The types that count where none were asked for: Conv2d, and Conv3d in a model of clips, which has no other.
+
+    Args:
+        layers: The class names of each layer of the model, its own first.
+
+    Example:
+        >>> usual_types([["Conv3DSimple", "Conv3d", "_ConvNd"], ["ReLU"]])
+        ('Conv3d',)
+    """
+    found = {name for names in layers for name in names}
+    return ("Conv3d",) if "Conv3d" in found and "Conv2d" not in found else ("Conv2d",)
 
 
 def select_types(types: Iterable[Any]) -> tuple[str, ...]:
@@ -241,7 +255,7 @@ class Selection:
 
     def calls_by_name(self, names: Sequence[str]) -> frozenset[int | None]:
         """Which calls of a layer, known under all of ``names``, are wanted by name; None among them for every call."""
-        return frozenset([term.call for term in self._names if term.names_any(names)])
+        return frozenset([term.call for term in self._names if term.names_any(names)]) if self._names else frozenset()
 
     def wants_index(self, index: int) -> bool:
         """Whether the call with this index is wanted, as far as it can be known while the pass runs."""

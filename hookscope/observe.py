@@ -140,7 +140,6 @@ class Observer:
         self._stops_early = True
 
     def __enter__(self) -> Self:
-        check_hookable(self.model)
         found = self._layers_to_watch()
         self._watched = {id(module): layer for module, layer in found}
         self._named = {layer.names[0]: layer for _, layer in found}
@@ -217,10 +216,12 @@ class Observer:
     def _layers_to_watch(self) -> list[tuple[nn.Module, _Watched]]:
         """Layers whose calls have an index, and layers wanted by name, in order of registration."""
         # the same layer under two names is one layer: each of its names finds it
+        walked = list(self.model.named_modules(remove_duplicate=False))
+        check_hookable(self.model, walked)
         named: dict[int, tuple[nn.Module, list[str]]] = {}
-        for name, module in self.model.named_modules(remove_duplicate=False):
+        for name, module in walked:
             named.setdefault(id(module), (module, []))[1].append(name)
-        self.selection.check_names([name for _, names in named.values() for name in names], type(self.model).__name__)
+        self.selection.check_names([name for name, _ in walked], type(self.model).__name__)
         fits: dict[tuple[type, bool], bool] = {}
         found = []
         for module, names in named.values():

@@ -8,9 +8,9 @@ import os
 import re
 from collections.abc import Iterator
 
-from hookscope.errors import InstallationError
+from hookscope.errors import InstallationError, ModelError, nearest
 
-__all__ = ["VERSION", "model_names", "package_versions"]
+__all__ = ["VERSION", "check_model_name", "model_names", "package_versions"]
 
 VERSION = "0.1.0"
 
@@ -91,3 +91,20 @@ def _package_folder(package: str) -> str | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     return next(iter(spec.submodule_search_locations))
+
+
+def check_model_name(name: str) -> None:
+    """Refuse what is no name of a torchvision model, before anything heavy is imported.
+
+    Raises:
+        ModelError: with the nearest names.
+
+    Example:
+        >>> check_model_name("resnet34")
+    """
+    names = model_names()
+    if name in names:
+        return
+    if name.endswith(".py") or "/" in name:
+        raise ModelError(f"no model '{name}'", "a file needs a factory", "write path/to/file.py:factory")
+    raise ModelError(f"no model '{name}'", nearest(name, names), "see `hookscope list-models`")

@@ -20,12 +20,12 @@ from hookscope.checkpoints import (
     read_state_dict,
 )
 from hookscope.dry import build_dry
-from hookscope.errors import InstallationError, ModelError, WeightsError, nearest
+from hookscope.errors import InstallationError, ModelError, WeightsError
 from hookscope.factories import Loaded
 from hookscope.inputs import family_of, native_size
 from hookscope.installation import broken_pair
 from hookscope.preprocess import made_for, usual_transforms
-from hookscope.registry import model_names
+from hookscope.registry import check_model_name, model_names
 from hookscope.weights import Progress, fetch
 
 if TYPE_CHECKING:
@@ -52,14 +52,6 @@ def torchvision_models() -> Any:
     except (ImportError, RuntimeError) as error:
         broken = broken_pair(error)
         raise broken or InstallationError(f"cannot import torchvision: {error}") from error
-
-
-def _check_name(name: str) -> None:
-    if name not in model_names():
-        see = "see `hookscope list-models`"
-        if name.endswith(".py") or "/" in name:
-            raise ModelError(f"no model '{name}'", "a file needs a factory", "write path/to/file.py:factory")
-        raise ModelError(f"no model '{name}'", nearest(name, model_names()), see)
 
 
 def build_kwargs(name: str, quantize: bool = False) -> dict[str, Any]:
@@ -89,7 +81,7 @@ def build_listed(name: str) -> nn.Module:
     Raises:
         ModelError: no such model.
     """
-    _check_name(name)
+    check_model_name(name)
     with quiet_and_seeded(0):
         return _skeleton(name).eval()
 
@@ -143,7 +135,7 @@ def load_from_torchvision(name: str, weights: str, seed: int, progress: Progress
         ModelError: no such model, or it cannot be built.
         WeightsError: no such weights, or they cannot be had, trusted or fitted.
     """
-    _check_name(name)
+    check_model_name(name)
     default = _default_entry(name)
     if weights == "none":
         return _random(name, seed, default)

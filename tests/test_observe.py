@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -219,6 +221,30 @@ def test_inputs_of_unwanted_calls_are_not_held() -> None:
     with observer:
         net(X)
     assert held == ["seen"] and observer.input is None
+
+
+def test_the_input_of_a_call_that_failed_is_not_held() -> None:
+    class Seen:
+        pass
+
+    net, seen = Pyramid(), []
+
+    def on_input(*call: Any) -> Seen:
+        made = Seen()
+        seen.append(weakref.ref(made))
+        return made
+
+    def fails(*call: Any) -> None:
+        raise ValueError("as asked")
+
+    observer = Observer(net, "fc", ("Conv2d",), Keys(), on_input=on_input)
+    with observer:
+        net.fc.register_forward_pre_hook(fails)  # after ours
+        with pytest.raises(ValueError, match="as asked"):
+            net(X)
+        assert seen[0]() is not None
+    gc.collect()
+    assert len(seen) == 1 and seen[0]() is None and observer.did_not_run == ("idle", "head.0", "fc")
 
 
 def test_no_input_is_taken_of_layers_that_cannot_be_wanted() -> None:

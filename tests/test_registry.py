@@ -103,3 +103,14 @@ def test_the_package_is_built_with_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "version" in project["project"]["dynamic"]
     assert project["tool"]["hatch"]["version"]["path"] == "hookscope/registry.py"
+
+
+def test_a_wrong_name_is_told_without_importing_torch():
+    code = (
+        "import sys; from hookscope.errors import ModelError; from hookscope.registry import check_model_name\n"
+        "try: check_model_name('resnet35')\n"
+        "except ModelError as error: print(error, 'torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout.startswith("no model 'resnet35'; nearest: ")
+    assert "resnet34" in answer.stdout and answer.stdout.endswith("list-models` False\n")

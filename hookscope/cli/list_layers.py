@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hookscope.cli import process
 from hookscope.cli.options import chosen_format, format_option, model_argument, size_option, type_option
 
 if TYPE_CHECKING:
@@ -38,17 +39,25 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | No
       hookscope list-layers inception_v3 --input-size 299x299 --format json
     """
     from hookscope.cli.output import write_rows
+    from hookscope.layers import usual_types
     from hookscope.trace import rows_of_type
 
     size, found = _trace(model, input_size)
+    types = types or usual_types(layer.types for layer in found.layers)
     rows = rows_of_type(found, types)
     as_rows = ({name: getattr(row, name) for name in FIELDS} for row in rows)
     write_rows(as_rows, FIELDS, chosen_format(format), sys.stdout, _totals(model, size, found, rows, types))
 
 
 def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, int], Trace]:
-    from hookscope.listing import listing
+    from hookscope.listing import cached_listing, listing
+    from hookscope.registry import check_model_name
 
+    if ":" not in model and (found := cached_listing(model, input_size)) is not None:
+        return found
+    if ":" not in model:
+        check_model_name(model)
+    process.import_torch()
     if ":" not in model:
         return listing(model, input_size)
     from hookscope.inputs import example_inputs, native_size

@@ -116,9 +116,9 @@ type_option = click.option(
     "types",
     metavar="CLASS",
     multiple=True,
-    default=("Conv2d",),
     shell_complete=complete_types,
-    help="Class of layer that indices count; repeatable; a glob, or `all` for every leaf.  [default: Conv2d]",
+    help="Class of layer that indices count; repeatable; a glob, or `all` for every leaf."
+    "  [default: Conv2d; Conv3d in models of clips]",
 )
 size_option = click.option(
     "--input-size", metavar="HxW", type=InputSize(), help="Height and width of the model's input.  [default: its own]"

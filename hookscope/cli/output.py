@@ -76,8 +76,13 @@ def write_rows(
         {"index": 1, "shape": null}
     """
     writer = RowWriter(fields, format, stream)
-    for row in rows:
-        writer.write(row)
+    try:
+        for row in rows:
+            writer.write(row)
+    except Exception:
+        if writer.begun:  # what was done before it went wrong is not lost
+            writer.finish()
+        raise
     writer.finish(totals)
 
 
@@ -86,8 +91,8 @@ class RowWriter:
 
     Example:
         >>> writer = RowWriter(["name", "mean"], "csv", sys.stdout)
-        name,mean
         >>> writer.write({"name": "conv1", "mean": 0.1})
+        name,mean
         conv1,0.1
         >>> writer.finish()
     """
@@ -100,8 +105,13 @@ class RowWriter:
         self._stream = stream
         self._kept: list[list[Plain]] = []  # for table and json alone, which need every row before the first line
         self._line = _LINES.get(format)
-        if format in _HEADED:
-            self._emit(_HEADED[format](self._fields))
+        self.begun = False
+
+    def _begin(self) -> None:
+        """Write the header, with the first row and not before: an error may come instead of it."""
+        if not self.begun and self._format in _HEADED:
+            self._emit(_HEADED[self._format](self._fields))
+        self.begun = True
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Write one row, or keep it for `finish` where the format needs all of them."""
@@ -109,6 +119,7 @@ class RowWriter:
         if unknown:
             raise ValueError(f"a row has the unknown fields {unknown}; there are {', '.join(self._fields)}")
         values = [_plain(row.get(name)) for name in self._fields]
+        self._begin()
         if self._line is None:
             self._kept.append(values)
         else:
@@ -116,6 +127,7 @@ class RowWriter:
 
     def finish(self, totals: Sequence[str] = ()) -> None:
         """Write what was kept; ``totals`` follow a table and are left out of the other formats."""
+        self._begin()
         if self._format == "table":
             self._emit(_table(self._fields, self._kept, totals))
         elif self._format == "json":

@@ -167,6 +167,10 @@ class _Job:
 
 
 def _load(model: str, weights: str, seed: int, device: str, preprocess: str, input_size: tuple[int, int] | None) -> Net:
+    from hookscope.registry import check_model_name
+
+    if ":" not in model:
+        check_model_name(model)
     process.import_torch()
     from hookscope.models import load_model
 
@@ -192,13 +196,16 @@ def _rows(job: _Job, net: Net, pictures: Photographs) -> Iterator[dict[str, Any]
 def _rows_of_one_pass(
     job: _Job, net: Net, pictures: Photographs, read: list[Picture], only: bool
 ) -> Iterator[dict[str, Any]]:
+    from hookscope.layers import usual_types
+    from hookscope.observe import class_names
     from hookscope.visualize import look, seen_pictures
 
     for picture in read:
         for text in picture.notes:
             output.note(f"Note: {picture.name}: {text}")
     tensors = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
-    seen = look(net, tensors, job.layers, job.types, job.choice, job.scale)
+    types = job.types or usual_types(map(class_names, net.model.modules()))
+    seen = look(net, tensors, job.layers, types, job.choice, job.scale)
     overlay = seen_pictures(net, tensors) if job.overlay else None
     for call, error in seen.without_map:
         output.note(f"Note: {call.key} is not drawn: {error.asked}")

@@ -186,7 +186,7 @@ def test_errors(net: str) -> None:
     text = failure(LayerError, "squeezenet1_1", "--type", "BatchNorm2d")
     assert text.startswith("no layer of type BatchNorm2d; the model has ")
     assert "Conv2d (26)" in text and "ReLU (26)" in text
-    assert failure(LayerError, "r3d_18").startswith("no layer of type Conv2d; the model has ")
+    assert failure(LayerError, "r3d_18", "--type", "Conv2d").startswith("no layer of type Conv2d; the model has ")
     assert failure(InputError, "alexnet", "--input-size", "20x20").startswith("AlexNet refuses an input of 1x3x20x20: ")
     assert failure(ModelError, "net.py:makes") == "no 'makes' in net.py; nearest: make"
 
@@ -223,3 +223,8 @@ def test_the_second_call_imports_no_torch_and_says_the_same(tmp_path: Path) -> N
     assert (first.returncode, first.stderr) == (0, "True True\n")
     assert (second.returncode, second.stderr) == (0, "False False\n")
     assert first.stdout == second.stdout != ""
+
+
+def test_a_model_of_clips_is_listed_by_its_3d_convolutions() -> None:
+    rows = json.loads(run("r3d_18", "--format", "json").output)
+    assert len(rows) == 20 and all("Conv3d" in row["type"] or "Conv3D" in row["type"] for row in rows)

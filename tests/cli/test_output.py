@@ -180,7 +180,33 @@ def test_rows_are_seen_as_they_come(format: str) -> None:
 
     write_rows(rows(), ("index",), format, stream)
     header = 0 if format == "ndjson" else 1
-    assert counts == [header, header + 1, header + 2]
+    assert counts == [0, header + 1, header + 2]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_error_before_the_first_row_leaves_nothing_behind(format: str) -> None:
+    def rows() -> Iterator[Mapping[str, Any]]:
+        raise OSError("no picture")
+        yield {}
+
+    stream = io.StringIO()
+    with pytest.raises(OSError, match="no picture"):
+        write_rows(rows(), ("index",), format, stream)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_error_after_a_row_loses_no_row(format: str) -> None:
+    def rows() -> Iterator[Mapping[str, Any]]:
+        yield {"index": 7}
+        raise OSError("disk full")
+
+    stream = io.StringIO()
+    with pytest.raises(OSError, match="disk full"):
+        write_rows(rows(), ("index",), format, stream)
+    whole = io.StringIO()
+    write_rows([{"index": 7}], ("index",), format, whole)
+    assert stream.getvalue() == whole.getvalue()
 
 
 @pytest.mark.parametrize("format", ["table", "json"])

@@ -1,0 +1,114 @@
+"""What hookscope is measured against, each a process of its own: ``python yardsticks.py floor resnet34 cat.jpg``."""
+
+import sys
+import time
+
+
+def floor(model, image):
+    """Import, build, open and resize the picture, one forward pass: what no program of this kind can do without."""
+    import torch
+    import torchvision
+    from PIL import Image
+    from torchvision.transforms import functional as F
+
+    net = torchvision.models.get_model(model, weights=None).eval()
+    picture = F.to_tensor(Image.open(image).convert("RGB").resize((224, 224)))[None]
+    with torch.no_grad():
+        net(picture)
+    return net, picture
+
+
+def torchinfo(model, image):
+    """The usual way to list a model's layers."""
+    import torchvision
+    from torchinfo import summary
+
+    sys.stdout.write(str(summary(torchvision.models.get_model(model, weights=None), (1, 3, 224, 224))))
+
+
+def blog(model, image, most=None):
+    """The usual recipe: keep every convolution's output, then a 20 x 20 inch figure of 8 x 8 subplots a layer."""
+    import tempfile
+
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import torch
+    from matplotlib import pyplot
+
+    net, picture = floor(model, image)
+    outputs = []
+    for layer in net.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            layer.register_forward_hook(lambda module, args, output: outputs.append(output))
+    with torch.no_grad():
+        net(picture)
+    start = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        for at, output in enumerate(outputs[: int(most) if most else None]):
+            pyplot.figure(figsize=(20, 20))
+            for channel in range(min(64, output.shape[1])):
+                pyplot.subplot(8, 8, channel + 1)
+                pyplot.imshow(output[0, channel], cmap="gray")
+                pyplot.axis("off")
+            pyplot.savefig(f"{folder}/{at}.png")
+            pyplot.close()
+    sys.stdout.write(f"drawing {time.process_time() - start:.3f}\n")
+
+
+def drawing(model, image):
+    """hookscope's drawing of every convolution, all channels: reduce, draw, encode, write."""
+    import os
+    import tempfile
+
+    import hookscope
+    from hookscope.layers import Call
+    from hookscope.pictures import write_png
+    from hookscope.sheets import Origin, draw_sheet, reduce_output
+
+    net = hookscope.load_model(model, weights="none")
+    picture = net.preprocess(hookscope.open_image(image))
+    with hookscope.capture(net.model) as activations:
+        net.model(picture[None])
+    origin = Origin(model, net.weights, image, "", "")
+    start = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        for at, (name, output) in enumerate(activations.items()):
+            sheet = draw_sheet(reduce_output(output), Call(name, "Conv2d", 0, at), origin)
+            write_png(sheet.image, os.path.join(folder, f"{at}.png"), sheet.provenance)
+    sys.stdout.write(f"drawing {time.process_time() - start:.3f}\n")
+
+
+def capture(model, image):
+    """A plain forward pass and the same under `hookscope.capture`, in turn in one process."""
+    import statistics
+
+    import torch
+
+    import hookscope
+
+    net, picture = floor(model, image)
+
+    def plain():
+        net(picture)
+
+    def captured():
+        with hookscope.capture(net) as activations:
+            net(picture)
+        assert len(activations) > 0
+
+    times = {plain: [], captured: []}
+    with torch.no_grad():
+        for _ in range(40):
+            for way, taken in times.items():
+                start = time.process_time()
+                way()
+                taken.append(time.process_time() - start)
+    pairs = zip(times[captured], times[plain], strict=True)
+    ratio = statistics.median(a / b for a, b in pairs)
+    medians = [1000 * statistics.median(taken) for taken in times.values()]
+    sys.stdout.write(f"plain {medians[0]:.1f} ms, captured {medians[1]:.1f} ms, ratio {ratio:.3f}\n")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
