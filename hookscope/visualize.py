@@ -84,9 +84,8 @@ def look(
     if observer.selection.end_is_known:
         observer.stop_early()
     _run(net, prepared, observer)
-    wanted = observer.selection
-    found = [(c, a) for c, a in found if wanted.wants_of(c.name, c.call, c.index, observer.total)]
-    without = [(c, e) for c, e in without if wanted.wants_of(c.name, c.call, c.index, observer.total)]
+    found = [(call, activity) for call, activity in found if observer.wanted(call)]
+    without = [(call, error) for call, error in without if observer.wanted(call)]
     if not found:
         raise _nothing_to_draw(net, without, observer)
     return Look(tuple(found), tuple(without), tuple(observer.did_not_run) if observer.complete else ())

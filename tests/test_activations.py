@@ -699,6 +699,23 @@ def test_an_exception_half_way_keeps_what_ran_and_the_next_pass_starts_anew() ->
     assert [numbers(kept) for kept in activations.inputs.values()] == [[2, -4], [4, 0], [0, 1]]
 
 
+def test_what_was_undecided_in_a_failed_pass_is_not_dropped_from_the_next() -> None:
+    net = nn.ModuleDict({name: conv(1) for name in "abc"})
+
+    def forward(order: str) -> None:
+        for name in order:
+            net[name](X)
+            if order == "ab" and name == "b":
+                raise RuntimeError("as asked")
+
+    net.forward = forward
+    with torch.no_grad(), hookscope.capture(net, "-2:") as activations:
+        with pytest.raises(RuntimeError, match="as asked"):
+            net("ab")
+        net("cba")
+    assert list(activations) == ["b", "a"]
+
+
 def test_two_passes_show_the_second_and_do_not_write_to_what_was_taken_of_the_first() -> None:
     net = chain()
     with torch.no_grad(), hookscope.capture(net) as activations:

@@ -239,12 +239,19 @@ def test_the_input_of_a_call_that_failed_is_not_held() -> None:
 
     observer = Observer(net, "fc", ("Conv2d",), Keys(), on_input=on_input)
     with observer:
-        net.fc.register_forward_pre_hook(fails)  # after ours
+        failing = net.fc.register_forward_pre_hook(fails)  # after ours
         with pytest.raises(ValueError, match="as asked"):
             net(X)
         assert seen[0]() is not None
+        failing.remove()
+        net(X)
+        gc.collect()
+        assert [reference() for reference in seen] == [None, None]
+        net.fc.register_forward_pre_hook(fails)
+        with pytest.raises(ValueError, match="as asked"):
+            net(X)
     gc.collect()
-    assert len(seen) == 1 and seen[0]() is None and observer.did_not_run == ("idle", "head.0", "fc")
+    assert len(seen) == 3 and seen[2]() is None and observer.did_not_run == ("idle", "head.0", "fc")
 
 
 def test_no_input_is_taken_of_layers_that_cannot_be_wanted() -> None:

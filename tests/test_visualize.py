@@ -87,6 +87,23 @@ def test_selections(small: Net, layers: str | int, keys: list[str]) -> None:
     assert [call.key for call, _ in look(small, [PICTURE], layers).activities] == keys
 
 
+def test_a_layer_is_found_by_any_of_its_names() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1))
+    model.add_module("twin", model[0])
+    found = look(net(model), [PICTURE], "twin")
+    assert [call.key for call, _ in found.activities] == ["0", "0#1"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_gpu_gives_what_the_processor_gives() -> None:
+    values = []
+    for device in ("cpu", "cuda"):
+        loaded = load_model("squeezenet1_1", weights="none", device=device)
+        picture = loaded.preprocess(Image.new("RGB", (80, 80), (200, 100, 50)))
+        values.append([activity.mean for _, activity in look(loaded, [picture]).activities])
+    assert values[0] == pytest.approx(values[1], rel=1e-2, abs=1e-4)
+
+
 def test_channels_and_scale_reach_the_tiles(small: Net) -> None:
     seen = look(small, [PICTURE], "0", choice=ChannelChoice.parse("2,1"), scale=Scale.parse("0:1"))
     tiles = seen.activities[0][1].parts[0].tiles
