@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import LayerError, nearest
 from hookscope.layers import Call, Layers
-from hookscope.observe import Observer, Progress
+from hookscope.observe import Course, Observer
 from hookscope.tensors import map_tensors, shares_storage, storage_keys, tensors_in
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any) -> 
     Where no gradient will flow, a copy is kept and the network never notices. In an autograd graph the kept tensor is
     the one before the copy that goes on, so gradients reach it; an output that shares its memory with an input or a
     parameter (an in-place layer, a view, an identity) is then copied twice: others hold that memory too, and a later
-    write to the copy does not show in them.
+    write to the copy does not show in them. What the model puts aside for itself and overwrites later is beyond this:
+    capture such a model under ``no_grad``.
     """
     if not _in_graph(output):
         return _copied(output), None
@@ -76,7 +77,8 @@ class SaveOutput:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Keep ``output``; in an autograd graph return a copy of it to the rest of the network."""
-        kept, handed_on = keep_and_hand_on(module, args, {}, output)
+        # a plain hook sees no keywords: a call without anything else may have been given what it returns
+        kept, handed_on = keep_and_hand_on(module, args or output, {}, output)
         self.outputs.append(kept)
         return handed_on
 
@@ -88,7 +90,7 @@ class SaveOutput:
 class _ByCall(Mapping[str, Any]):
     """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Course) -> None:
         self._values: dict[str, Any] = {}
         self._calls: dict[str, Call] = {}
         self._names: dict[str, str] = {}
@@ -168,7 +170,7 @@ class Activations(_ByCall):
         complete: Whether the last pass came to its end: False after an exception and after an early stop.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Course) -> None:
         super().__init__(progress)
         self.inputs = _ByCall(progress)
 
@@ -211,7 +213,8 @@ class capture:  # a `with` word, named as one reads it
             to the stop are updated, as in any pass.
         device: Where to keep the tensors; None leaves them where they are.
         dtype: Data type to keep floating-point tensors in; None leaves it.
-        transform: Function of the output, called inside the hook; only what it returns is kept.
+        transform: Function of the output, called inside the hook; only what it returns is kept. It must not write to
+            the output: without a graph that is the network's own tensor.
 
     Returns:
         On entry the `Activations`, filled by each forward pass.
@@ -270,7 +273,7 @@ class capture:  # a `with` word, named as one reads it
     ) -> bool:
         self._drop_unwanted()
         # what is kept belongs to the caller alone, and goes when the caller lets it go
-        self._activations = Activations(Progress())
+        self._activations = Activations(Course())
         return self._observer.__exit__(kind, error, trace)
 
     def _restart(self) -> None:

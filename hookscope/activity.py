@@ -35,7 +35,7 @@ class Activity:
 
     Attributes:
         shape: Of the output.
-        low: Lowest finite value, None when there is none.
+        low: Lowest finite value of the parts that are feature maps, None when there is none.
         mean: Mean of the finite values.
         high: Highest finite value.
         dead: Channels whose map is constant; a single position is never called constant.
@@ -66,7 +66,8 @@ def reduce_output(
         LayerError: when none of the chosen channels exists.
     """
     maps = feature_maps(output, module, shown)
-    low, mean, high, nonfinite = measure(output)
+    drawn = {m.part for m in maps}
+    low, mean, high, nonfinite = measure([t for part, t in tensors_in(output).items() if part in drawn])
     parts = tuple(Part(m.label, m.axes, m.item, m.items, m.frames, reduce_maps(m.values, choice, scale)) for m in maps)
     return Activity(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts)
 

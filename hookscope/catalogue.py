@@ -34,7 +34,7 @@ class ModelInfo:
     """What torchvision says about one of its models, with its default weights.
 
     Args:
-        name: The registered name, as ``--model`` takes it.
+        name: The registered name, as ``MODEL`` of a command takes it.
         task: ``classification``, ``detection``, ``segmentation``, ``video``, ``optical_flow`` or ``quantized``
             (classification in 8-bit integers).
         params: Number of parameters with the default weights, those of auxiliary classifiers included. A quantized

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -64,11 +65,22 @@ def _matplotlib() -> Any:
         backend = os.environ.get("MPLBACKEND")
         with _matplotlib_by_itself():
             import matplotlib
-        with suppress(ValueError):  # it is read at the import alone: without it a notebook would show no more plots
-            matplotlib.rcParams.update({"backend": backend} if backend else {})
+        _give_back_settings(matplotlib, backend)
     import matplotlib
 
     return matplotlib
+
+
+def _give_back_settings(matplotlib: Any, backend: str | None) -> None:
+    """Read the settings around us after all, as the import would have: the person's own plots depend on them."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with suppress(Exception):
+            matplotlib.rcParams.update(matplotlib.rc_params())
+        with suppress(ValueError):
+            matplotlib.rcParams.update({"backend": backend} if backend else {})
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def colour_map_names() -> list[str]:

@@ -58,6 +58,8 @@ def load_from_elsewhere(spec: str, weights: str, seed: int) -> Loaded:
 
 
 def _from_timm(name: str, weights: str, seed: int) -> Loaded:
+    import torch
+
     try:
         timm = importlib.import_module("timm")
     except ImportError:
@@ -72,8 +74,11 @@ def _from_timm(name: str, weights: str, seed: int) -> Loaded:
         except Exception as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
             notes.append(f"weights of timm:{name} are random (seed {seed}): {reason}")
-    words = "timm pretrained" if model is not None else f"random (seed {seed})"
-    made = Loaded(model if model is not None else timm.create_model(name, pretrained=False), words, notes=notes)
+    words = "timm pretrained"
+    if model is None:
+        torch.default_generator.manual_seed(seed)  # the attempt may have drawn numbers before it failed
+        model, words = timm.create_model(name, pretrained=False), f"random (seed {seed})"
+    made = Loaded(model, words, notes=notes)
     data = timm.data.resolve_model_data_config(made.model)
     crop = data["input_size"][-1]
     resize = round(crop / data.get("crop_pct", 0.875))
@@ -103,11 +108,12 @@ def _call_factory(spec: str, source: str, name: str) -> nn.Module:
 def _importable(source: str) -> Iterator[None]:
     """What lies beside a file, or in the current folder, can be imported meanwhile, as for ``python FILE``."""
     folder = str(Path(source).resolve().parent) if source.endswith(".py") else str(Path.cwd())
+    before = list(sys.path)
     sys.path.append(folder)  # last, so that a file named as a module in use does not take its place
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        sys.path[:] = before
 
 
 def _import_source(spec: str, source: str) -> Any:
@@ -121,7 +127,11 @@ def _import_source(spec: str, source: str) -> Any:
         assert found is not None and found.loader is not None
         module = importlib.util.module_from_spec(found)
         sys.modules[unique] = module  # dataclasses look their module up there
-        found.loader.exec_module(module)
+        try:
+            found.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[unique]
+            raise
     except (Exception, SystemExit) as error:
         raise ModelError(f"cannot import {source} for {spec}: {type(error).__name__}: {error}") from error
     return module

@@ -55,7 +55,7 @@ class _Watched:
 
 
 @dataclass(slots=True)
-class Progress:
+class Course:
     """How far the last pass came; holds neither model nor tensors.
 
     Attributes:
@@ -124,7 +124,7 @@ class Observer:
         self.model = model
         self.selection = Selection(layers)
         self.types = select_types(types)
-        self.progress = Progress()
+        self.progress = Course()
         self.input: Any = None
         self._on_call, self._on_input, self._on_start, self._on_end = on_call, on_input, on_start, on_end
         self._stops_early = False
@@ -135,6 +135,10 @@ class Observer:
         self._watched: dict[int, _Watched] = {}
         self._named: dict[str, _Watched] = {}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: a copy of the model made inside the block has hooks that know they are not meant."""
+        return self
+
     def stop_early(self) -> None:
         """End the pass, and with it the block, after the last wanted call."""
         self._stops_early = True
@@ -143,7 +147,7 @@ class Observer:
         found = self._layers_to_watch()
         self._watched = {id(module): layer for module, layer in found}
         self._named = {layer.names[0]: layer for _, layer in found}
-        self.progress = Progress(layers=tuple(self._named.values()))
+        self.progress = Course(layers=tuple(self._named.values()))
         self._required = self.selection.required(layer.names for _, layer in found if layer.by_name)
         try:
             self._door.forward_pre(self.model, self._start)
@@ -236,6 +240,8 @@ class Observer:
         return found
 
     def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if module is not self.model:
+            return
         frame = sys._getframe(1)
         if self._pass is not None and any(above is self._pass for above in _frames_above(frame)):
             return  # the model calls itself: still the same pass
@@ -253,12 +259,16 @@ class Observer:
                 self._on_end()
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert self._on_input is not None
-        self._watched[id(module)].open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
+        layer = self._watched.get(id(module))
+        if self._on_input is None or layer is None or _is_recomputing():
+            return
+        layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         # every line here is paid at each call of a layer: a fast network spends as long in few of its own
-        layer = self._watched[id(module)]
+        layer = self._watched.get(id(module))
+        if layer is None or _is_recomputing():
+            return None
         number = layer.calls
         layer.calls = number + 1
         index = None
@@ -283,6 +293,13 @@ class Observer:
             self.progress.stopped = True
             self._stop = StopForward()
             raise self._stop
+
+
+def _is_recomputing() -> bool:
+    """Whether a backward pass runs: what checkpointing computes again there is no new call."""
+    import torch
+
+    return torch._C._current_graph_task_id() != -1
 
 
 def _frames_above(frame: FrameType) -> Iterator[FrameType]:

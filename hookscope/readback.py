@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hookscope import colours
-from hookscope.errors import ImageError
+from hookscope.errors import ImageError, UsageError
 from hookscope.pictures import read_provenance
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
     from PIL import Image
 
     provenance, name = read_provenance(path), os.fspath(path)
-    if "parts" not in provenance:
+    if not provenance.get("parts") or not {"overlay", "size", "cmap", "levels"} <= provenance.keys():
         raise ImageError(f"{name} is no sheet of feature maps", do="visualize makes them")
     if provenance["overlay"]:
         raise ImageError(f"{name} holds no values any more", "an overlay mixes them with the photograph")
@@ -47,11 +47,11 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
             pixels, palette = np.asarray(image), image.getpalette()
     except (OSError, SyntaxError) as error:
         raise ImageError(f"cannot read {name}: {error}") from error
-    as_drawn = [list(pixels.shape[::-1]), palette] == [
-        provenance["size"],
-        colours.palette(provenance["cmap"]).ravel().tolist(),
-    ]
-    if not as_drawn or provenance["levels"] != colours.LEVELS:
+    try:
+        drawn = [provenance["size"], colours.palette(provenance["cmap"]).ravel().tolist()]
+    except UsageError as error:
+        raise ImageError(f"{name} was drawn with the colour map '{provenance['cmap']}'", error.exists) from error
+    if [list(pixels.shape[::-1]), palette] != drawn or provenance["levels"] != colours.LEVELS:
         raise ImageError(f"{name} was changed since it was drawn", do="draw it again")
     return {part["part"]: (part["channels"], _values(pixels, part)) for part in provenance["parts"]}
 

@@ -182,9 +182,9 @@ def _build_with(name: str, entry: Any, progress: Progress | None) -> nn.Module:
     from unittest.mock import patch
 
     models = torchvision_models()
-    path = fetch(entry.url, progress)
+    state = load_file(fetch(entry.url, progress))
     quantize = "backend" in entry.meta
-    with patch.object(models.WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: load_file(path)):
+    with patch.object(models.WeightsEnum, "get_state_dict", lambda self, *args, **kwargs: state):
         try:
             model: nn.Module = models.get_model(name, weights=entry, **_with_weights(build_kwargs(name, quantize)))
         except (RuntimeError, ImportError, ValueError, TypeError) as error:

@@ -55,10 +55,11 @@ class Trace:
 
 @contextmanager
 def _everything_as_before(model: nn.Module) -> Iterator[None]:
-    """Eval mode, nobody else's hooks, random state forked; afterwards all that the pass changed is put back.
+    """Eval mode, random state forked, no hooks of others on the model; afterwards modes, attributes and buffers are put
+    back.
 
-    That is more than modes and buffers: a detector keeps the anchors it computed as an attribute, and those of a pass
-    on the meta device would spoil every later one.
+    A detector keeps the anchors it computed as an attribute, and those of a pass on the meta device would spoil every
+    later one. Containers among the attributes are put back too, but not what lies deeper in them.
     """
     import torch
 
@@ -82,7 +83,8 @@ def _everything_as_before(model: nn.Module) -> Iterator[None]:
                 container.clear()
                 (container.extend if isinstance(container, list) else container.update)(content)
             for buffer, value in values:
-                buffer.copy_(value)
+                if not torch.equal(buffer, value):  # a write that changes nothing still spoils a pending backward
+                    buffer.copy_(value)
 
 
 def _is_plain(value: Any) -> bool:
@@ -92,7 +94,8 @@ def _is_plain(value: Any) -> bool:
 def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace:
     """Run ``model(*args)`` without arithmetic, or with it where the model needs values, and record every call.
 
-    The model is as before afterwards: modes, hooks, buffers, random state.
+    The model is as before afterwards: modes, hooks, buffers, random state. Its hooks do not fire meanwhile; a model
+    that needs one of them to take the input is refused.
 
     Args:
         model: Any eager module.
@@ -134,15 +137,17 @@ def _check_has_shapes(model: nn.Module) -> None:
 def _record(
     model: nn.Module, named: list[tuple[str, nn.Module]], args: tuple[Any, ...], dry: bool
 ) -> tuple[Recorder, bool]:
-    for real in [False, True] if dry else [True]:
+    """What a dry pass shows, or a real one where the model wants values."""
+    refusal: Exception | None = None
+    on_meta = any(parameter.is_meta for parameter in model.parameters())
+    for real in [False] * dry + [True] * (not on_meta or not dry):
         with _everything_as_before(model):
             try:
                 return _record_pass(model, named, args, dry=not real), real
-            except Exception as error:  # the model wants values: whatever it raised, a real pass decides
-                on_meta = any(parameter.is_meta for parameter in model.parameters())
-                if real or on_meta:
-                    raise _refusal(model, args, error) from error
-    raise AssertionError("unreachable")
+            except Exception as error:
+                refusal = error
+    assert refusal is not None
+    raise _refusal(model, args, refusal) from refusal
 
 
 def _refusal(model: nn.Module, args: tuple[Any, ...], error: Exception) -> InputError:

@@ -75,6 +75,8 @@ def look(
             raise
         except HookscopeError as error:  # a vector, or none of the channels: the other layers still count
             without.append((call, error))
+        if observer.selection.from_the_end:  # what is too far from the end by now is not held until it comes
+            found[:] = [pair for pair in found if observer.wants(pair[0]) or observer.may_want(pair[0])]
 
     def forget() -> None:
         found.clear()
@@ -105,8 +107,8 @@ def _run(net: Net, pictures: list[Tensor], observer: Observer) -> None:
             net.model(*inputs)
     except HookscopeError:
         raise
-    except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             raise
         size = "x".join(map(str, pictures[0].shape))
         lines = str(error).strip().splitlines() or [type(error).__name__]

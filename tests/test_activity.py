@@ -58,3 +58,9 @@ def test_what_cannot_be_drawn() -> None:
         reduce_output(torch.zeros(1, 10))
     with pytest.raises(LayerError, match="no channel 9"):
         reduce_output(torch.zeros(1, 3, 4, 4), choice=ChannelChoice.parse("9"))
+
+
+def test_what_is_no_map_is_not_measured() -> None:
+    output = {"logits": torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]]), "labels": torch.tensor([999])}
+    activity = reduce_output(output)
+    assert (activity.low, activity.mean, activity.high) == (0.0, 1.5, 3.0)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,15 @@ def test_the_file_says_what_it_is(place: Path) -> None:
     cache.store("a kind/../x", KEY, [1])
     path = only_file(place)
     assert path.name.startswith("a-kind-..-x-model-resnet34-torch-2.15.0-cu132-")
-    assert json.loads(path.read_text()) == {"format": cache.FORMAT, "kind": "a kind/../x", "key": KEY, "value": [1]}
+    content = {"format": cache.FORMAT, "kind": "a kind/../x", "key": KEY, "check": zlib.crc32(b"[1]"), "value": [1]}
+    assert json.loads(path.read_text()) == content
+
+
+def test_a_changed_digit_is_no_fact(place: Path) -> None:
+    cache.store("k", KEY, {"macs": 118013952})
+    path = only_file(place)
+    path.write_text(path.read_text().replace("118013952", "118013953"))
+    assert cache.load("k", KEY) is None
 
 
 def test_names_stay_short(place: Path) -> None:

@@ -194,3 +194,11 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert net.preprocess.transforms.mean == [0.5] * 3
     with pytest.raises(ModelError, match="no timm model 'tinny'; nearest: tiny"):
         load_model("timm:tinny")
+
+
+def test_the_module_path_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net.py").write_text("import torch\ndef make(): return torch.nn.Conv2d(3, 1, 1)\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = list(sys.path)
+    load_model(f"{tmp_path / 'net.py'}:make")
+    assert sys.path == before

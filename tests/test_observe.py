@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections import Counter
@@ -429,3 +430,33 @@ def test_facts_about_modules() -> None:
 def test_types_are_described_commonest_first_and_not_without_end() -> None:
     assert describe_types(Counter({"ReLU": 1, "Conv2d": 3})) == "Conv2d (3), ReLU (1)"
     assert describe_types(Counter("abc"), most=2) == "a (1), b (1), ..."
+
+
+def test_recomputation_in_backward_is_no_new_call() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1)), nn.Conv2d(2, 1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.b(checkpoint(self.a, x, use_reentrant=False))
+            return out
+
+    net, names = Checkpointed(), []
+    with Observer(net, "all", ("Conv2d",), lambda call, *rest: names.append((call.key, call.index))):
+        net(torch.rand(1, 1, 2, 2, requires_grad=True)).sum().backward()
+    assert names == [("a.0", 0), ("a.2", 1), ("b", 2)]
+    assert net.a[0].weight.grad is not None
+
+
+def test_a_copy_made_inside_the_block_is_a_model_like_any_other() -> None:
+    net, names = nn.Sequential(nn.Conv2d(1, 2, 1)), []
+    with Observer(net, "all", ("Conv2d",), lambda call, *rest: names.append(call.key)):
+        twin = copy.deepcopy(net)
+        twin(torch.rand(1, 1, 2, 2))
+        assert names == []
+        net(torch.rand(1, 1, 2, 2))
+    twin(torch.rand(1, 1, 2, 2))
+    assert names == ["0"]

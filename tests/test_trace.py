@@ -535,3 +535,17 @@ def test_a_door_that_is_open_stays_open() -> None:
         net(torch.zeros(1, 3, 4, 4))
     assert seen == [1]
     assert is_leaf(net[0]) and not net[0]._forward_hooks
+
+
+def test_a_pending_backward_is_not_spoilt() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)).eval()
+    out = net(torch.rand(1, 3, 8, 8))
+    list_layers(net, (8, 8))
+    out.sum().backward()  # raises where a saved buffer was written to
+    assert net[0].weight.grad is not None
+
+
+def test_a_model_built_in_inference_mode() -> None:
+    with torch.inference_mode():
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+        assert [row.output_shape for row in list_layers(net, (8, 8))] == [(1, 4, 6, 6)]

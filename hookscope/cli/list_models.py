@@ -32,7 +32,7 @@ def command(pattern: str | None, format: str | None) -> None:
       hookscope list-models --format tsv | sort -t "$(printf '\\t')" -k 3 -n
 
     \b
-    name           what --model takes
+    name           what MODEL takes
     task           classification, detection, segmentation, video,
                    optical_flow, or quantized (8-bit classification)
     params         parameters with the default weights; of a quantized

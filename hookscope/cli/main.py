@@ -107,7 +107,7 @@ def _status(error: BaseException, run: _Run) -> int:
         return _flushed(error.exit_code, run)
     if isinstance(error, SystemExit):
         return _system_exit(error)
-    if isinstance(error, KeyboardInterrupt | EOFError | click.Abort):
+    if isinstance(error, KeyboardInterrupt | click.Abort):
         if sys.stderr.isatty():  # ends the line in which the terminal showed ^C
             click.echo(err=True)
         return 130

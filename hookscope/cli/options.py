@@ -95,6 +95,18 @@ def complete_weights(ctx: click.Context, param: click.Parameter, incomplete: str
     return words or [CompletionItem(incomplete, type="file")]
 
 
+def complete_scales(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The scales; two numbers are typed by hand."""
+    words = ("channel", "layer", "symmetric", "percentile:1,99")
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
+def complete_channels(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The ways to the strongest channels; numbers are typed by hand."""
+    words = ("top:16", "top:16:max", "top:16:std", "top:16:mean")
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
 def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The words for devices."""
     return [CompletionItem(word) for word in ("auto", "cpu", "cuda", "mps") if word.startswith(incomplete)]

@@ -27,7 +27,7 @@ class Photographs:
         self.paths = paths
         once = list(dict.fromkeys(paths))
         self.words = dict(zip(once, image_words(once), strict=True))
-        self.failed = 0
+        self.failed = self.done = 0
         self._first: Picture | None = None
         self._kept: bytes | None = None
 

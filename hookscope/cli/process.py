@@ -86,7 +86,7 @@ def import_torch() -> None:
     paused = gc.isenabled()
     gc.disable()
     try:
-        importlib.import_module("torchvision.models")
+        importlib.import_module("torchvision")
     finally:
         if paused:
             gc.enable()

@@ -11,8 +11,10 @@ import click
 from hookscope.cli import output, process
 from hookscope.cli.options import (
     chosen_format,
+    complete_channels,
     complete_colour_maps,
     complete_layers,
+    complete_scales,
     device_option,
     format_option,
     model_argument,
@@ -24,7 +26,7 @@ from hookscope.cli.options import (
 )
 from hookscope.cli.photographs import Photographs
 from hookscope.cli.progress import download_progress
-from hookscope.errors import ImageError, InputError, NoMapError, UsageError
+from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
 
 if TYPE_CHECKING:
     from hookscope.destinations import Destination
@@ -59,7 +61,12 @@ FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead"
     type=click.Path(),
     help="A file for one sheet, a folder (made when missing), or - for standard output.",
 )
-@click.option("--channels", metavar="SPEC", help="0-63,100 or top:16 (by mean |value|; top:16:max|std|mean).")
+@click.option(
+    "--channels",
+    metavar="SPEC",
+    shell_complete=complete_channels,
+    help="0-63,100 or top:16 (by mean |value|; top:16:max|std|mean).",
+)
 @click.option("--columns", metavar="N", type=click.IntRange(1, 10000), help="Maps in a row.  [default: about 3:2]")
 @click.option(
     "--cell", metavar="PIXELS", type=click.IntRange(1, 4096), help="Smallest side of a map.  [default: 56 or more]"
@@ -75,6 +82,7 @@ FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead"
     metavar="SCALE",
     default="channel",
     show_default=True,
+    shell_complete=complete_scales,
     help="channel, layer, symmetric, percentile:1,99 or LO:HI.",
 )
 @click.option("--overlay", is_flag=True, help="Lay each map over the photograph that the network saw.")
@@ -189,8 +197,13 @@ def _rows(job: _Job, net: Net, pictures: Photographs) -> Iterator[dict[str, Any]
         try:
             read = [pictures.read(path, net.preprocess.frames) for path in paths]
             yield from _rows_of_one_pass(job, net, pictures, read, only=len(groups) == 1)
-        except (ImageError, InputError, NoMapError) as error:
+        except (ImageError, InputError, NoMapError, LayerError) as error:
+            # a layer that no picture can reach is one error, not one for each of them
+            if isinstance(error, LayerError) and not pictures.done:
+                raise
             pictures.lost(error)
+        else:
+            pictures.done += 1
 
 
 def _rows_of_one_pass(
@@ -198,6 +211,7 @@ def _rows_of_one_pass(
 ) -> Iterator[dict[str, Any]]:
     from hookscope.layers import usual_types
     from hookscope.observe import class_names
+    from hookscope.sheets import draw_sheet
     from hookscope.visualize import look, seen_pictures
 
     for picture in read:
@@ -214,8 +228,6 @@ def _rows_of_one_pass(
     paths = _paths(job, net, pictures, read[0].name, seen, only)
     origin = _origin(net, read)
     for (call, activity), file in zip(seen.activities, paths, strict=True):
-        from hookscope.sheets import draw_sheet
-
         sheet = draw_sheet(activity, call, origin, job.style, overlay)
         if sheet.left_out:
             output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")

@@ -113,7 +113,6 @@ def test_a_command_that_is_done_exits_with_zero(run: Any) -> None:
             1,
             "Error: unexpected TypeError: first; run again with --traceback and report it",
         ),
-        (EOFError(), 130, ""),
         (ZeroDivisionError(), 1, "Error: unexpected ZeroDivisionError; run again with --traceback and report it"),
         (
             PermissionError(13, "Permission denied", "a.txt"),

@@ -91,7 +91,12 @@ def test_the_words_that_are_offered_are_those_that_are_taken(monkeypatch: pytest
 
 def test_defaults_are_shown_in_the_help() -> None:
     text = visualize.get_help(click.Context(visualize, terminal_width=200))
-    for words in ("[default: Conv2d]", "[default: its own]", "table on a terminal, tsv in a pipe", "[default: auto]"):
+    for words in (
+        "[default: Conv2d; Conv3d",
+        "[default: its own]",
+        "table on a terminal, tsv in a pipe",
+        "[default: auto]",
+    ):
         assert words in text
 
 
