@@ -54,6 +54,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         WeightsError: missing, damaged, not a state dict, or a pickle that wants to run code.
     """
     content = load_file(path)
+    wrapped = ("model.",) if "pytorch-lightning_version" in content else ()
     for _ in _WRAPPERS:
         inner = next((content[w] for w in _WRAPPERS if isinstance(content.get(w), Mapping)), None)
         if inner is None:
@@ -63,7 +64,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     if not state:
         keys = ", ".join(map(str, list(content)[:5])) or "nothing"
         raise WeightsError(f"no state dict in {path}", f"it holds {keys}", "save model.state_dict()")
-    return _without_prefixes(state)
+    return _without_prefixes(state, _PREFIXES + wrapped)
 
 
 def _tensors_of(content: Mapping[Any, Any]) -> dict[str, Tensor]:
@@ -74,8 +75,8 @@ def _tensors_of(content: Mapping[Any, Any]) -> dict[str, Tensor]:
     return found
 
 
-def _without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    while prefix := next((p for p in _PREFIXES if all(key.startswith(p) for key in state)), None):
+def _without_prefixes(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> dict[str, Tensor]:
+    while prefix := next((p for p in prefixes if all(key.startswith(p) for key in state)), None):
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state
 
@@ -187,8 +188,11 @@ def fitting_error(
     wrong = mismatches(model, state)
     own = model.state_dict()
     matching = sum(key in own and own[key].shape == value.shape for key, value in state.items())
-    first = wrong[0] if wrong else ""
-    exists = f"{matching} of {len(own)} keys match, the first that does not is {first}"
+    missing = [key for key in wrong if key not in state]
+    unknown = [key for key in wrong if key not in own]
+    other = [f"{key} has another shape" for key in wrong if key in own and key in state]
+    found = [f"{keys[0]} is {what}" for keys, what in ((missing, "missing"), (unknown, "unknown to the model")) if keys]
+    exists = ", ".join([f"{matching} of {len(own)} keys match", *found, *other[:1]])
     return WeightsError(f"{Path(path)} does not fit {name}", exists, f"it would fit {fits}" if fits else "")
 
 

@@ -76,7 +76,9 @@ def _give_back_settings(matplotlib: Any, backend: str | None) -> None:
     logging.disable(logging.CRITICAL)
     try:
         with suppress(Exception):
-            matplotlib.rcParams.update(matplotlib.rc_params())
+            found = matplotlib.rc_params_from_file(matplotlib.matplotlib_fname(), use_default_template=False)
+            backend = backend or dict.pop(found, "backend", None)  # to look at it would import pyplot
+            matplotlib.rcParams.update(found)
         with suppress(ValueError):
             matplotlib.rcParams.update({"backend": backend} if backend else {})
     finally:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope import colours
-from hookscope.errors import NoMapError
+from hookscope.errors import NoMapError, UsageError
 from hookscope.lettering import LABEL_HEIGHT, number_pixels, stamp
 from hookscope.levels import ChannelChoice, Scale, Tiles, reduce_maps
 
@@ -226,7 +226,7 @@ def channel_grid(
     activation: Tensor,
     columns: int | None = None,
     cmap: str = "viridis",
-    scale: str = "channel",
+    scale: str | tuple[float, float] = "channel",
     channels: str | Sequence[int] | None = None,
     cell: int | None = None,
     plain: bool = False,
@@ -239,7 +239,7 @@ def channel_grid(
         activation: ``(C, H, W)``; one map ``(H, W)`` or a batch of one are taken too.
         columns: Maps in a row; None for a grid of about 3:2.
         cmap: Any of matplotlib's colour maps.
-        scale: ``channel``, ``layer``, ``symmetric``, ``percentile:LO,HI`` or ``LO:HI``.
+        scale: ``channel``, ``layer``, ``symmetric``, ``percentile:LO,HI``, ``LO:HI`` or ``(low, high)``.
         channels: ``0-63,100``, ``top:16`` or numbers; None for all.
         cell: Smallest side of a map in pixels; the magnification is a whole number.
         plain: Maps only, without numbers and bars.
@@ -254,17 +254,22 @@ def channel_grid(
         >>> channel_grid(torch.rand(6, 7, 7), columns=3).size
         (684, 490)
     """
+    if columns is not None and columns < 1:
+        raise UsageError(f"no grid has {columns} columns", do="give 1 or more, or None")
     maps = _one_activation(activation)
     if channels is not None and not isinstance(channels, str):
         channels = ",".join(map(str, channels))
     choice = ChannelChoice.parse(channels) if channels is not None else ChannelChoice()
-    tiles = reduce_maps(maps, choice, Scale.parse(scale))
+    tiles = reduce_maps(maps, choice, Scale.parse(scale if isinstance(scale, str) else "{}:{}".format(*scale)))
     return to_image(draw_grid(tiles, columns, cell, plain).pixels, cmap)
 
 
 def _one_activation(activation: Any) -> Tensor:
+    import torch
+
     from hookscope.maps import as_float
 
+    activation = torch.as_tensor(activation)
     shape = tuple(activation.shape)
     if not activation.numel():
         raise NoMapError(f"an activation of {shape} has no values")

@@ -85,7 +85,7 @@ def example_inputs(model: nn.Module, input_size: Sequence[int]) -> tuple[Any, ..
     """
     import torch
 
-    size = [int(n) for n in input_size]
+    size = [int(n) for n in ((input_size, input_size) if isinstance(input_size, int) else input_size)]
     if not size or min(size) < 1:
         raise UsageError(f"bad input size {tuple(input_size)}", do="give (H, W) or a whole shape")
     family = family_of(model)

@@ -152,7 +152,10 @@ class _Names:
     call: int | None
 
     def names(self, name: str) -> bool:
-        return name == self.pattern if isinstance(self.pattern, str) else self.pattern.search(name) is not None
+        # a name is itself before it is a pattern: a layer may be called `[z]`
+        if isinstance(self.pattern, str):
+            return name == self.pattern
+        return name == self.text or self.pattern.search(name) is not None
 
     def names_any(self, names: Iterable[str]) -> bool:
         return any(self.names(name) for name in names)

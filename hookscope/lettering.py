@@ -56,6 +56,8 @@ def wrapped(text: str, width: int, size: int = _TEXT_SIZE, bold: bool = False) -
         ['one', 'two']
     """
     length = colours.font(size, bold).getlength
+    if length(text) <= width:  # the usual case, told by one measurement
+        return [text.rstrip()]
     lines: list[str] = []
     line = ""
     for word in text.split(" "):

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.errors import UsageError
+from hookscope.errors import ModelError, UsageError
 from hookscope.factories import Loaded, load_from_elsewhere
 from hookscope.inputs import CLIP_FRAMES, as_inputs, family_of, in_channels, native_size
 from hookscope.preprocess import MODES, Preprocess, made_for, usual_transforms
@@ -50,7 +50,7 @@ class Net:
 
 def load_model(
     model: str,
-    weights: str = "auto",
+    weights: Any = "auto",
     seed: int = 0,
     device: str = "auto",
     *,
@@ -63,7 +63,8 @@ def load_model(
     Args:
         model: A torchvision name, ``package.module:factory``, ``path/to/file.py:factory`` or ``timm:NAME``.
         weights: ``auto`` (torchvision's default weights, or seeded random ones where neither cache nor network has
-            them, which ``notes`` says), ``default`` or a weights name (these or none), ``none``, or a checkpoint.
+            them, which ``notes`` says), ``default`` or a weights name (these or none), ``none``, or a checkpoint;
+            torchvision's own None and ``ResNet34_Weights.DEFAULT`` are understood too.
         seed: Seed of random weights; the global random state is left as it was.
         device: ``auto``, ``cpu``, ``cuda`` (``cuda:1``) or ``mps``.
         preprocess: ``weights``, ``stretch`` or ``none``, see `hookscope.preprocess.Preprocess`.
@@ -80,14 +81,22 @@ def load_model(
         >>> net.weights, net.family, net.preprocess.describe()
         ('random (seed 1)', 'classification', 'ImageClassification resize 256 crop 224')
     """
+    if not isinstance(model, str):
+        raise UsageError(f"a model is named, not a {type(model).__name__}", do="hooks need no loading: capture(model)")
+    # as torchvision spells them: None, and the members of its enumerations
+    weights = "none" if weights is None else weights if isinstance(weights, str) else getattr(weights, "name", weights)
     if preprocess not in MODES:
         raise UsageError(f"no preprocessing '{preprocess}'", f"there are {', '.join(MODES)}")
+    if preprocess == "none" and input_size is not None:
+        raise UsageError("preprocess none keeps the picture's own size", do="leave the input size out, or use stretch")
     where = pick_device(device)
     with quiet_and_seeded(seed):
         if ":" in model:
             made = load_from_elsewhere(model, weights, seed)
         else:
             made = load_from_torchvision(model, weights, seed, progress)
+    if any(parameter.is_meta for parameter in made.model.parameters()):
+        raise ModelError(f"{model} is on the meta device: it has shapes and no values", do="build it on the cpu")
     made.model.eval().to(where)
     return Net(
         model=made.model,
@@ -136,4 +145,10 @@ def _preprocess(made: Loaded, mode: str, size: tuple[int, int] | None, device: s
         channels=in_channels(made.model),
         device=device,
         frames=CLIP_FRAMES if family == "video" else 1,
+        dtype=_dtype_of(made.model),
     )
+
+
+def _dtype_of(model: nn.Module) -> Any:
+    """The floating-point type that the model calculates in: that of its first parameter."""
+    return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hookscope.errors import LayerError
+from hookscope.errors import LayerError, near_misses
 from hookscope.hooks import Door, StopForward, check_hookable
 from hookscope.layers import Call, Layers, Selection, matches_type, select_types
 
@@ -324,4 +324,5 @@ def _taken(open_inputs: list[tuple[dict[str, Any], Any]], kwargs: dict[str, Any]
 def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
     """The error for a model without a layer of the types asked for: it says which there are and how many."""
     asked = "/".join(types)
-    return LayerError(f"no layer of type {asked}", f"the model has {describe_types(have)}", "choose by --type")
+    near = ", ".join(f"perhaps {name}" for kind in types for name in near_misses(kind, have, 1) if name != kind)
+    return LayerError(f"no layer of type {asked}", f"the model has {describe_types(have)}", near or "choose by --type")

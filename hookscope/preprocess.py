@@ -36,6 +36,7 @@ class Preprocess:
         channels: 3, or 1 for a model of grey pictures.
         device: Where the tensor goes.
         frames: How many frames the clip of a video model has, 1 for the others.
+        dtype: Data type of the tensor, None for float32.
 
     Raises:
         InputError: on call, for a picture that the transforms cannot take.
@@ -49,6 +50,7 @@ class Preprocess:
     channels: int = 3
     device: str = "cpu"
     frames: int = 1
+    dtype: Any = None
 
     def __call__(self, image: Image.Image | Sequence[Image.Image]) -> Tensor:
         """The tensor of one photograph, or the clip of a sequence of frames."""
@@ -64,7 +66,7 @@ class Preprocess:
         except (RuntimeError, ValueError, MemoryError) as error:
             raise InputError(f"cannot prepare a picture of {frames[0].size}: {error}") from error
         tensor = tensor.mean(0, keepdim=True) if self.channels == 1 else tensor
-        return tensor.to(self.device)
+        return tensor.to(self.device, self.dtype)
 
     def _still(self, image: Image.Image) -> Tensor:
         from torchvision.transforms import functional as F

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,9 +112,10 @@ def _run(net: Net, pictures: list[Tensor], observer: Observer) -> None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             raise
         size = "x".join(map(str, pictures[0].shape))
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        text = " ".join(str(error).split())[:200] or type(error).__name__
+        about_size = re.search(r"size|small|shape|divisible|dimension", text) and "type" not in text
         raise InputError(
-            f"{net.name} refuses a picture of {size}: {lines[0][:200]}", do="try another --input-size"
+            f"{net.name} refuses a picture of {size}: {text}", do="try another --input-size" if about_size else ""
         ) from error
 
 
@@ -123,10 +125,12 @@ def _nothing_to_draw(net: Net, without: list[tuple[Call, HookscopeError]], obser
         return NoMapError(f"nothing to draw: {idle} did not run", do="choose another layer")
     call, error = without[0]
     if not isinstance(error, NoMapError):
-        return type(error)(f"{error.asked} in {call.key}", error.exists, error.do)
-    convolutions = [name for name, module in net.model.named_modules() if "Conv" in type(module).__name__[:5]]
+        return type(error)(f"{error.asked} in {call.key or call.type}", error.exists, error.do)
+    convolutions = [
+        name for name, module in net.model.named_modules() if type(module).__name__[:6] in ("Conv2d", "Conv3d")
+    ]
     what = f"layers with one are convolutions, such as {convolutions[-1]}" if convolutions else ""
-    return NoMapError(f"{call.key} ({call.type}) has no map: {error.asked}", what)
+    return NoMapError(f"{call.key or 'the model'} ({call.type}) has no map: {error.asked}", what)
 
 
 def seen_pictures(net: Net, pictures: Iterable[Tensor]) -> list[list[Image.Image]]:

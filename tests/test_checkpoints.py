@@ -148,14 +148,15 @@ def test_half_precision_becomes_the_models(save: Callable[..., str], squeezenet:
 
 def test_another_architecture_says_which(save: Callable[..., str], squeezenet: State) -> None:
     text = refused(save(squeezenet), "resnet18")
-    assert "own.pth does not fit resnet18; 0 of 122 keys match, the first that does not is bn1.bias" in text
+    assert "own.pth does not fit resnet18; 0 of 122 keys match, bn1.bias is missing, " in text
+    assert "classifier.1.bias is unknown to the model" in text
     assert text.endswith("it would fit squeezenet1_1")
 
 
 def test_a_part_of_a_model_is_not_silently_taken(save: Callable[..., str], squeezenet: State) -> None:
     part = {key: value for key, value in squeezenet.items() if not key.startswith("classifier")}
     text = refused(save(part), "squeezenet1_1")
-    assert "50 of 52 keys match, the first that does not is classifier.1.bias" in text
+    assert "50 of 52 keys match, classifier.1.bias is missing" in text
     assert "it would fit" not in text
 
 
@@ -287,3 +288,8 @@ def test_what_is_a_file_and_what_a_word(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_skeleton_costs_no_values() -> None:
     assert build_listed("squeezenet1_1").features[0].weight.is_meta
+
+
+def test_lightnings_prefix_is_taken_off(save: Callable[..., str], squeezenet: State) -> None:
+    path = save({"pytorch-lightning_version": "2.5", "state_dict": {f"model.{k}": v for k, v in squeezenet.items()}})
+    assert read_state_dict(path).keys() == squeezenet.keys()

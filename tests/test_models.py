@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torchvision import models as zoo
 
@@ -188,3 +189,22 @@ def test_loading_warns_of_nothing() -> None:
     net = load_model("googlenet", weights="none")  # its builder does; warnings are errors here
     assert net.weights == "random (seed 0)"
     assert "timm" not in sys.modules
+
+
+def test_torchvisions_own_spellings_of_weights() -> None:
+    assert load_model("squeezenet1_1", weights=None).weights == "random (seed 0)"
+
+
+def test_the_picture_has_the_type_the_model_calculates_in(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text("import torch\ndef make(): return torch.nn.Conv2d(3, 1, 1).double()\n")
+    net = load_model(f"{tmp_path / 'half.py'}:make")
+    picture = net.preprocess(Image.new("RGB", (300, 300)))
+    assert picture.dtype == torch.float64
+    assert net.model(picture[None]).shape == (1, 1, 224, 224)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(UsageError, match="a model is named, not a Conv2d"):
+        load_model(torch.nn.Conv2d(3, 1, 1))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="keeps the picture's own size"):
+        load_model("squeezenet1_1", weights="none", preprocess="none", input_size=(64, 64))

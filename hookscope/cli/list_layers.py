@@ -64,9 +64,10 @@ def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, i
     from hookscope.models import load_model
     from hookscope.trace import trace
 
-    net = load_model(model, weights="none", device="cpu")
-    size = input_size or native_size(net.model) or net.preprocess.default_size
-    return size, trace(net.model, example_inputs(net.model, size))
+    with process.prints_to_standard_error():
+        net = load_model(model, weights="none", device="cpu")
+        size = input_size or native_size(net.model) or net.preprocess.default_size
+        return size, trace(net.model, example_inputs(net.model, size))
 
 
 def _totals(

@@ -22,6 +22,7 @@ __all__ = [
     "drop_output",
     "import_torch",
     "leave",
+    "prints_to_standard_error",
     "reader_is_gone",
     "settle_output",
     "signals_as_exits",
@@ -90,6 +91,23 @@ def import_torch() -> None:
     finally:
         if paused:
             gc.enable()
+
+
+@contextlib.contextmanager
+def prints_to_standard_error() -> Iterator[None]:
+    """What a person's model prints while it is built or runs goes to standard error: standard output is for results.
+
+    The descriptor is turned too, for what a subprocess or a C library writes.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            number = sys.__stdout__.fileno()  # type: ignore[union-attr]
+            kept = os.dup(number)
+            stack.callback(os.close, kept)
+            os.dup2(sys.stderr.fileno(), number)
+            stack.callback(os.dup2, kept, number)
+        yield
 
 
 def leave(status: int) -> NoReturn:

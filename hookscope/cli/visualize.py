@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -156,7 +157,11 @@ def command(
     if destination.kind == "stdout":
         list(rows)
     else:
-        output.write_rows(rows, FIELDS, chosen_format(format), process.standard_output())
+        try:
+            output.write_rows(rows, FIELDS, chosen_format(format), process.standard_output())
+        except BrokenPipeError:
+            deque(rows, maxlen=0)  # `| head` has seen enough rows; the sheets are still wanted
+            raise
     if pictures.failed:
         raise click.exceptions.Exit(1)
 
@@ -182,7 +187,7 @@ def _load(model: str, weights: str, seed: int, device: str, preprocess: str, inp
     process.import_torch()
     from hookscope.models import load_model
 
-    with download_progress() as progress:
+    with process.prints_to_standard_error(), download_progress() as progress:
         net = load_model(model, weights, seed, device, preprocess=preprocess, input_size=input_size, progress=progress)
     for text in net.notes:
         output.note(f"Note: {text}")
@@ -219,10 +224,11 @@ def _rows_of_one_pass(
             output.note(f"Note: {picture.name}: {text}")
     tensors = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
     types = job.types or usual_types(map(class_names, net.model.modules()))
-    seen = look(net, tensors, job.layers, types, job.choice, job.scale)
+    with process.prints_to_standard_error():
+        seen = look(net, tensors, job.layers, types, job.choice, job.scale)
     overlay = seen_pictures(net, tensors) if job.overlay else None
     for call, error in seen.without_map:
-        output.note(f"Note: {call.key} is not drawn: {error.asked}")
+        output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
     for name in seen.did_not_run:
         output.note(f"Note: {name} did not run")
     paths = _paths(job, net, pictures, read[0].name, seen, only)

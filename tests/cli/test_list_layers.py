@@ -228,3 +228,15 @@ def test_the_second_call_imports_no_torch_and_says_the_same(tmp_path: Path) -> N
 def test_a_model_of_clips_is_listed_by_its_3d_convolutions() -> None:
     rows = json.loads(run("r3d_18", "--format", "json").output)
     assert len(rows) == 20 and all("Conv3d" in row["type"] or "Conv3D" in row["type"] for row in rows)
+
+
+def test_what_a_factory_prints_does_not_reach_standard_output(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(
+        "import os, torch\nprint('import')\n"
+        "def make():\n    print('build'); os.system('echo process')\n    return torch.nn.Conv2d(3, 1, 1)\n"
+    )
+    command_line = [sys.executable, "-m", "hookscope", "list-layers", "loud.py:make", "--format", "json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command_line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)) == 1
+    assert all(word in done.stderr for word in ("import", "build", "process"))

@@ -420,3 +420,18 @@ def test_the_words_of_the_manual(here: Path) -> None:
     done = hookscope_process("mobilenet_v3_small", *images, "--layer", "0:5", "-o", "out/", capture_output=True)
     assert done.returncode == 0, done.stderr
     assert len(list((here / "out").iterdir())) == 5 * len(images)
+
+
+def test_a_reader_that_has_seen_enough_rows_still_gets_every_sheet(tmp_path: Path) -> None:
+    arguments = f'squeezenet1_1 "{ROOT}/samples/cat.jpg" --weights none -o out/'
+    line = f'"{sys.executable}" -m hookscope visualize {arguments} | head -1'
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 1
+    assert len(list((tmp_path / "out").iterdir())) == 26
