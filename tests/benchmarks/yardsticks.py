@@ -71,6 +71,7 @@ def drawing(model, image):
     picture = net.preprocess(hookscope.open_image(image))
     with hookscope.capture(net.model) as activations:
         net.model(picture[None])
+    hookscope.channel_grid(activations[0][0])  # imports matplotlib's colour maps, as the recipe has pyplot imported
     origin = Origin(model, net.weights, image, "", "")
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
