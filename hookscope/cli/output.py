@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from hookscope.errors import printable
 
-__all__ = ["FORMATS", "RowWriter", "default_format", "note", "write_rows"]
+__all__ = ["FORMATS", "RowWriter", "default_format", "note", "plain_json", "write_rows"]
 
 FORMATS = ("table", "tsv", "csv", "json", "ndjson")
 
@@ -165,6 +165,16 @@ def _finite(value: Plain) -> Plain:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return value
+
+
+def plain_json(value: Any) -> Plain:
+    """``value`` as JSON holds it: numbers as numbers, NaN and Inf, which it does not have, as None.
+
+    Example:
+        >>> plain_json({"mean": math.nan, "shape": (1, 64)})
+        {'mean': None, 'shape': [1, 64]}
+    """
+    return _finite(_plain(value))
 
 
 def _text(value: Plain, number: Callable[[int | float], str] = repr) -> str:
