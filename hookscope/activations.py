@@ -276,7 +276,7 @@ class capture:  # a `with` word, named as one reads it
         self._activations = Activations(Course())
         return self._observer.__exit__(kind, error, trace)
 
-    def _restart(self) -> None:
+    def _restart(self, *inputs: Any) -> None:
         self._activations._forget()
         self._undecided.clear()
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.levels import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
 from hookscope.maps import Maps, Shown, as_float, feature_maps
 from hookscope.tensors import Shape, shape_of, tensors_in
+from hookscope.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,7 +66,7 @@ def reduce_output(
         NoMapError: when no part of it is a feature map.
         LayerError: when none of the chosen channels exists.
     """
-    with _one_thread():
+    with one_thread():
         maps = feature_maps(output, module, shown)
         drawn = {m.part for m in maps}
         low, mean, high, nonfinite = measure([t for part, t in tensors_in(output).items() if part in drawn])
@@ -74,19 +74,6 @@ def reduce_output(
             Part(m.label, m.axes, m.item, m.items, m.frames, reduce_maps(m.values, choice, scale)) for m in maps
         )
         return Activity(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Reduce in this thread alone: it takes a millisecond, and torch's others would wait for more work by spinning."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:

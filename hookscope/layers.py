@@ -11,7 +11,25 @@ from typing import Any
 from hookscope.errors import LayerError, SelectionError, nearest
 from hookscope.tensors import Shape
 
-__all__ = ["Call", "LayerCall", "Selection", "call_key", "matches_type", "select_types", "usual_types"]
+__all__ = [
+    "ACTIVATION_FUNCTIONS",
+    "Call",
+    "LayerCall",
+    "Selection",
+    "call_key",
+    "matches_type",
+    "select_types",
+    "usual_types",
+]
+
+# fmt: off
+ACTIVATION_FUNCTIONS = (
+    "CELU", "ELU", "GELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid",
+    "Mish", "PReLU", "ReLU", "ReLU6", "RReLU", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "Tanh",
+    "Tanhshrink", "Threshold",
+)
+# fmt: on
+"""Class names of torch's activation functions."""
 
 Layers = str | int | Iterable[str | int]
 

@@ -85,6 +85,26 @@ def feature_maps(output: Any, module: nn.Module | None = None, shown: Shown | No
     return found
 
 
+def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: Shown | None = None) -> Tensor:
+    """``tensor`` as ``(N, C, *positions)``, whatever order its axes have.
+
+    Tokens ``(N, L, C)`` have one position each, vectors ``(N, C)`` none; ``(C, H, W)`` of a layer of maps is a batch
+    of one. The layer's class tells where the channels are, else the proportions of what the network saw.
+
+    Example:
+        >>> import torch
+        >>> by_channel(torch.zeros(2, 197, 768)).shape
+        torch.Size([2, 768, 197])
+    """
+    if tensor.dim() < 2:
+        return tensor.reshape(1, -1)
+    if tensor.dim() in (4, 5):
+        return tensor.movedim(-1, 1) if channels_last(module, tensor, shown) else tensor
+    if tensor.dim() == 3 and _channels_by_class(module) == "first":
+        return tensor if type(module).__name__.endswith("1d") else tensor[None]
+    return tensor.movedim(-1, 1)
+
+
 def as_float(tensor: Tensor) -> Tensor:
     """Values that can be compared and scaled: quantised ones decoded, half ones widened, complex ones by magnitude."""
     import torch

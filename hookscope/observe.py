@@ -94,7 +94,7 @@ class Observer:
         on_call: ``(call, module, args, kwargs, output)``; what it returns, if not None, goes on in the output's place.
         on_input: ``(module, args, kwargs)`` before each call that may be wanted; `input` is what it returned for the
             call that ``on_call`` is called for.
-        on_start: Called when a pass starts.
+        on_start: ``(args, kwargs)`` of the model when a pass starts.
         on_end: Called when a pass has come to its end.
 
     Raises:
@@ -118,7 +118,7 @@ class Observer:
         on_call: OnCall,
         *,
         on_input: OnInput | None = None,
-        on_start: Callable[[], None] | None = None,
+        on_start: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> None:
         self.model = model
@@ -239,7 +239,7 @@ class Observer:
             raise no_such_type(self.types, types_in(self.model))
         return found
 
-    def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module is not self.model:
             return
         frame = sys._getframe(1)
@@ -249,7 +249,7 @@ class Observer:
         self.progress.restart()
         self._waiting = set(self._required) if self._stops_early and self._required is not None else None
         if self._on_start is not None:
-            self._on_start()
+            self._on_start(args, kwargs)
 
     def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if sys._getframe(1) is self._pass:

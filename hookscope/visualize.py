@@ -79,7 +79,7 @@ def look(
         if observer.selection.from_the_end:  # what is too far from the end by now is not held until it comes
             found[:] = [pair for pair in found if observer.wants(pair[0]) or observer.may_want(pair[0])]
 
-    def forget() -> None:
+    def forget(*inputs: Any) -> None:
         found.clear()
         without.clear()
 

@@ -14,17 +14,19 @@ ROOT = Path(__file__).parents[1]
 # A file imports only from the lines above its own. A new file needs a place here before it passes.
 TIERS = [
     "errors",
-    "cache files findings installation registry signatures tensors",
+    "cache files findings installation registry signatures tensors threads",
     "catalogue checkpoints deep_greys dry factories folders hooks images inputs layers models observe preprocess"
     " torchvision_models weights",
     "activations activity colours destinations figures grids lettering levels maps pictures readback sheets"
-    " loading parameters recorder statistics survey trace",
-    "cam gradients health interventions listing monitor saved_statistics tensorboard verification visualize",
+    " loading batchnorm moments parameters patterns quantiles recorder statistics survey tally trace",
+    "cam gradients health interventions listing monitor saved_statistics tensorboard verification visualize"
+    " kernels weight_findings weights_figure",
     "cli",
     "__init__ __main__",
 ]
 # Within a line only these.
 NEIGHBOURS = {
+    "folders": {"images"},
     "images": {"deep_greys"},
     "installation": {"registry"},
     "factories": {"checkpoints", "preprocess"},
@@ -37,8 +39,17 @@ NEIGHBOURS = {
     "grids": {"colours", "lettering", "levels", "maps"},
     "sheets": {"activity", "colours", "grids", "lettering", "levels"},
     "readback": {"colours", "pictures"},
+    "batchnorm": {"moments"},
+    "patterns": {"moments"},
+    "tally": {"batchnorm", "statistics"},
+    "survey": {"batchnorm", "maps", "moments", "patterns", "statistics", "tally"},
+    "statistics": {"moments", "patterns", "quantiles"},
     "trace": {"recorder"},
     "cam": {"gradients"},
+    "filters": {"maps"},
+    "parameters": {"filters", "maps", "values"},
+    "figures": {"colours"},
+    "weights_figure": {"weight_findings"},
 }
 TIER = {room: height for height, line in enumerate(TIERS) for room in line.split()}
 FILES = sorted((ROOT / "hookscope").rglob("*.py"))

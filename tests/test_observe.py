@@ -121,7 +121,7 @@ def test_what_did_not_run_in_order_of_registration() -> None:
 
 def test_each_pass_starts_clean_and_says_so() -> None:
     net, keys, said = Pyramid(), Keys(), []
-    with Observer(net, "0", ("Conv2d",), keys, on_start=lambda: said.append("on"), on_end=lambda: said.append("off")):
+    with Observer(net, "0", ("Conv2d",), keys, on_start=lambda *inputs: said.append("on"), on_end=lambda: said.append("off")):
         net(X)
         net(X)
     assert keys.seen == [("stem", 0), ("stem", 0)] and said == ["on", "off", "on", "off"]
@@ -153,7 +153,7 @@ class Countdown(nn.Module):
 def test_a_model_that_calls_itself_is_in_one_pass() -> None:
     net, keys, said = Countdown(), Keys(), []
     observer = Observer(
-        net, "all", ("Conv2d",), keys, on_start=lambda: said.append("on"), on_end=lambda: said.append("off")
+        net, "all", ("Conv2d",), keys, on_start=lambda *inputs: said.append("on"), on_end=lambda: said.append("off")
     )
     with observer:
         net(X, left=2)
