@@ -1,0 +1,114 @@
+"""What BatchNorm layers are given, beside what they expect: running statistics against the batch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookscope.moments import ChannelMoments, sums_of_maps
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+__all__ = ["BATCH_NORMS", "BatchNormAccumulator", "BatchNormDrift", "was_updated"]
+
+BATCH_NORMS = ("_BatchNorm", "FrozenBatchNorm2d")
+"""Classes of layers with running statistics."""
+
+
+@dataclass(frozen=True)
+class BatchNormDrift:
+    """How far the inputs of a BatchNorm are from its running statistics.
+
+    Attributes:
+        layer: Its call.
+        items: How many values a channel had.
+        updated: Whether its running statistics were ever updated.
+        shift: ``(C,)`` mean of the inputs minus running mean, in running standard deviations.
+        ratio: ``(C,)`` variance of the inputs over running variance.
+    """
+
+    layer: str
+    items: int
+    updated: bool
+    shift: NDArray[np.float64]
+    ratio: NDArray[np.float64]
+
+
+class BatchNormAccumulator:
+    """The moments of everything a BatchNorm was given, and its running statistics."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.running_mean: NDArray[np.float64] = _as_array(module.running_mean)
+        self.running_var: NDArray[np.float64] = _as_array(module.running_var)
+        self.eps = float(getattr(module, "eps", 0.0))
+        self.updated = was_updated(module)
+        self.moments = ChannelMoments(len(self.running_mean))
+
+    def update(self, inputs: Tensor) -> None:
+        """Add a batch ``(N, C, *positions)``."""
+        if inputs.numel():
+            flat = inputs.detach().reshape(inputs.shape[0], inputs.shape[1], -1)
+            self.moments.update(sums_of_maps(flat if flat.element_size() >= 4 else flat.float()))
+
+    def empty(self) -> BatchNormAccumulator:
+        """One for the same layer that has seen nothing yet."""
+        state = self.state_dict() | {"moments": ChannelMoments(len(self.running_mean)).state_dict()}
+        return self.from_state(state)
+
+    def merge(self, other: BatchNormAccumulator) -> None:
+        """Add what ``other`` has seen of the same layer."""
+        self.moments.merge(other.moments)
+
+    def drift(self, layer: str) -> BatchNormDrift:
+        """The distance of what was seen from the running statistics."""
+        variance = self.running_var + self.eps
+        return BatchNormDrift(
+            layer,
+            int(self.moments.count.max(initial=0)),
+            self.updated,
+            (self.moments.mean - self.running_mean) / variance**0.5,
+            (self.moments.variance + self.eps) / variance,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `from_state` takes back."""
+        return {
+            "running_mean": self.running_mean,
+            "running_var": self.running_var,
+            "eps": self.eps,
+            "updated": self.updated,
+            "moments": self.moments.state_dict(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> BatchNormAccumulator:
+        """The accumulator that `state_dict` told of."""
+        import numpy as np
+
+        found = cls.__new__(cls)
+        found.running_mean = np.array(state["running_mean"], np.float64)
+        found.running_var = np.array(state["running_var"], np.float64)
+        found.eps, found.updated = float(state["eps"]), bool(state["updated"])
+        found.moments = ChannelMoments.from_state(state["moments"])
+        return found
+
+
+def _as_array(tensor: Any) -> NDArray[np.float64]:
+    array: NDArray[np.float64] = tensor.detach().double().cpu().numpy()
+    return array
+
+
+def was_updated(module: nn.Module) -> bool:
+    """Whether running statistics are those of a training: counted, or no longer the 0 and 1 they begin with.
+
+    torchvision's older checkpoints have no count.
+    """
+    counted: Any = getattr(module, "num_batches_tracked", None)
+    if counted is not None and int(counted) > 0:
+        return True
+    mean, variance = _as_array(module.running_mean), _as_array(module.running_var)
+    return bool(mean.any() or (variance != 1).any())

@@ -1,0 +1,215 @@
+"""Counts, means, variances and extremes of many channels, added up in pieces and merged without loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Floats = NDArray[np.float64]
+    Counts = NDArray[np.int64]
+
+__all__ = ["ChannelMoments", "MapSums", "sums_of_maps"]
+
+_AT_ONCE = 1 << 18  # values: they stay in a processor's cache while all is counted
+
+Visit = Callable[[slice, "Tensor", "Tensor"], None]
+
+
+@dataclass(slots=True)
+class MapSums:
+    """The sums of each map of a batch ``(N, C, P)``, finite values alone: what moments are made from.
+
+    Attributes:
+        count: ``(N, C)`` finite values.
+        total: ``(N, C)`` their sum.
+        squares: ``(N, C)`` their squared distances from ``centre``, summed.
+        centre: ``(C,)`` what ``squares`` are measured from.
+        low: ``(N, C)`` lowest, inf where nothing is finite.
+        high: ``(N, C)`` highest, -inf where nothing is finite.
+        zeros: ``(N, C)`` how many are exactly 0.
+        nan: ``(N, C)`` how many are NaN.
+        inf: ``(N, C)`` how many are infinite.
+    """
+
+    count: Counts
+    total: Floats
+    squares: Floats
+    centre: Floats
+    low: Floats
+    high: Floats
+    zeros: Counts
+    nan: Counts
+    inf: Counts
+
+
+def sums_of_maps(values: Tensor, visit: Visit | None = None) -> MapSums:
+    """Look at each map of ``values`` ``(N, C, P)``, float32 or float64, with no empty axis.
+
+    Sums are taken in float64, where the square of a float32 is exact; float64 values are measured from the mean of
+    their channel, or a large mean would drown a small variance.
+
+    Args:
+        values: On any device.
+        visit: ``(part, values, finite)`` is called for each part of the batch while it is in the processor's cache;
+            ``finite`` has 0 in place of NaN and Inf.
+    """
+    import torch
+
+    items, channels, positions = values.shape
+    floats = torch.empty(4, items, channels, dtype=torch.float64, device=values.device)
+    counts = torch.zeros(4, items, channels, dtype=torch.int64, device=values.device)
+    counts[0] = positions
+    centre = floats.new_zeros(channels)
+    if values.dtype == torch.float64:
+        centre = values.nanmean((0, 2)).nan_to_num(0.0, 0.0, 0.0)
+    step = max(1, _AT_ONCE // (channels * positions))
+    for start in range(0, items, step):
+        part = slice(start, start + step)
+        piece = values[part].contiguous()
+        finite = _fill(floats[:, part], counts[:, part], piece, centre)
+        if visit is not None:
+            visit(part, piece, finite)
+    low, high, total, squares = floats.cpu().numpy()
+    count, zeros, nan, inf = counts.cpu().numpy()
+    return MapSums(count, total, squares, centre.cpu().numpy(), low, high, zeros, nan, inf)
+
+
+def _fill(floats: Tensor, counts: Tensor, values: Tensor, centre: Tensor) -> Tensor:
+    """Write low, high, total, squares and count, zeros, nan, inf of each map; returns the values 0 for NaN and Inf."""
+    import torch
+
+    finite = None
+    low, high = values.amin(2), values.amax(2)
+    if not math.isfinite(float((high - low).sum())):  # the usual case pays nothing for NaN and Inf
+        finite = torch.isfinite(values)
+        counts[2] = torch.isnan(values).sum(2)
+        counts[0] = finite.sum(2)
+        counts[3] = values.shape[2] - counts[0] - counts[2]
+        low = values.masked_fill(~finite, math.inf).amin(2)
+        high = values.masked_fill(~finite, -math.inf).amax(2)
+    counts[1] = _zeros(values)
+    values = values if finite is None else values.masked_fill(~finite, 0.0)
+    floats[0], floats[1] = low, high
+    torch.sum(values, 2, dtype=torch.float64, out=floats[2])
+    if values.dtype == torch.float64:
+        away = values - centre[:, None]
+        floats[3] = (away if finite is None else away.masked_fill(~finite, 0.0)).square_().sum(2)
+    else:
+        floats[3] = torch.linalg.vector_norm(values, dim=2, dtype=torch.float64).square_()
+    return values
+
+
+def _zeros(values: Tensor) -> Tensor:
+    """``(N, C)`` how many values are exactly 0; NumPy counts three times as fast as torch."""
+    import numpy as np
+    import torch
+
+    if values.device.type == "cpu":
+        return values.shape[2] - torch.from_numpy(np.count_nonzero(values.numpy(), axis=2))
+    return (values == 0).sum(2)
+
+
+class ChannelMoments:
+    """Count, mean, variance, extremes, zeros, NaN and Inf of each of C channels, from batches in any split.
+
+    Each batch is reduced to float64 sums; batches, and accumulators made apart, are joined by the pairwise formula of
+    Chan, Golub, LeVeque 1979 (Welford's for blocks): ``M2 = M2a + M2b + d² na nb / n`` with ``d`` the difference of
+    the means, which stays exact where the mean is large and the variance small.
+
+    Attributes:
+        count: ``(C,)`` finite values seen.
+        mean: ``(C,)`` of the finite values.
+        m2: ``(C,)`` their squared distances from the mean, summed.
+        low: ``(C,)`` lowest, inf where nothing is finite.
+        high: ``(C,)`` highest, -inf where nothing is finite.
+        zeros: ``(C,)`` exact zeros.
+        nan: ``(C,)`` NaN.
+        inf: ``(C,)`` Inf of either sign.
+
+    Example:
+        >>> import torch
+        >>> moments = ChannelMoments(2)
+        >>> _ = moments.update(sums_of_maps(torch.tensor([[[0.0, 2.0], [0.0, 0.0]]])))
+        >>> moments.mean.tolist(), moments.variance.tolist(), moments.zeros.tolist()
+        ([1.0, 0.0], [1.0, 0.0], [1, 2])
+    """
+
+    FIELDS = ("count", "mean", "m2", "low", "high", "zeros", "nan", "inf")
+
+    def __init__(self, channels: int) -> None:
+        import numpy as np
+
+        self.count: Counts = np.zeros(channels, np.int64)
+        self.mean: Floats = np.zeros(channels)
+        self.m2: Floats = np.zeros(channels)
+        self.low: Floats = np.full(channels, np.inf)
+        self.high: Floats = np.full(channels, -np.inf)
+        self.zeros: Counts = np.zeros(channels, np.int64)
+        self.nan: Counts = np.zeros(channels, np.int64)
+        self.inf: Counts = np.zeros(channels, np.int64)
+
+    @property
+    def variance(self) -> Floats:
+        """``(C,)`` population variance; 0 where nothing is finite."""
+        variance: Floats = self.m2 / self.count.clip(min=1)
+        return variance
+
+    def update(self, sums: MapSums) -> ChannelMoments:
+        """Add a batch; returns what the batch alone was."""
+        batch = ChannelMoments(len(self.count))
+        batch.count = sums.count.sum(0)
+        some = batch.count.clip(min=1)
+        total = sums.total.sum(0)
+        batch.mean = total / some
+        off = batch.mean - sums.centre
+        batch.m2 = (sums.squares.sum(0) - off * off * batch.count).clip(min=0)
+        batch.low, batch.high = sums.low.min(0), sums.high.max(0)
+        batch.m2[batch.low >= batch.high] = 0  # constant: no rounding shall say otherwise
+        batch.zeros, batch.nan, batch.inf = sums.zeros.sum(0), sums.nan.sum(0), sums.inf.sum(0)
+        self.merge(batch)
+        return batch
+
+    @classmethod
+    def of_rows(cls, rows: Floats) -> Self:
+        """The moments of finite ``rows`` ``(N, C)``, N at least 1: one value of each channel a row."""
+        moments = cls(rows.shape[1])
+        moments.count += rows.shape[0]
+        moments.mean = rows.mean(0)
+        moments.m2 = ((rows - moments.mean) ** 2).sum(0)
+        moments.low, moments.high = rows.min(0), rows.max(0)
+        moments.zeros = (rows == 0).sum(0)
+        return moments
+
+    def merge(self, other: ChannelMoments) -> None:
+        """Add what ``other`` has seen."""
+        import numpy as np
+
+        count = self.count + other.count
+        some = count.clip(min=1)
+        apart = other.mean - self.mean
+        self.m2 = self.m2 + other.m2 + apart * apart * (self.count * (other.count / some))
+        self.mean = self.mean + apart * (other.count / some)
+        self.count = count
+        self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        self.zeros, self.nan, self.inf = self.zeros + other.zeros, self.nan + other.nan, self.inf + other.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `from_state` takes back."""
+        return {name: getattr(self, name) for name in self.FIELDS}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The moments that `state_dict` told of."""
+        import numpy as np
+
+        moments = cls(len(state["count"]))
+        for name in cls.FIELDS:
+            setattr(moments, name, np.array(state[name], getattr(moments, name).dtype))
+        return moments

@@ -1,0 +1,208 @@
+"""How alike channels are: a sketch that tells duplicates, and the covariance that tells the effective rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from hookscope.moments import ChannelMoments
+
+    Floats = NDArray[np.float64]
+
+__all__ = ["ChannelCovariance", "PatternSketch", "effective_rank"]
+
+_LENGTH = 16
+
+
+class PatternSketch:
+    """A short vector for each channel whose angles are those of the whole maps: a random projection.
+
+    All that a channel put out, over all images and positions, is one long vector; its scalar products with 16 random
+    ones are kept. With the mean taken off, the cosine of two such sketches estimates Pearson's correlation of the two
+    channels (Johnson and Lindenstrauss 1984; the signs for each image as in Alon, Matias, Szegedy 1996). For channels
+    that are the same up to a factor and an offset it is 1, whatever the vectors; elsewhere ``1 - correlation`` is
+    known to within a third, so that channels below 0.99 pass for 0.999 once in ten million pairs. Sketches add up: two
+    halves merged are the whole, in any order of images.
+
+    Attributes:
+        products: ``(C, 16)`` scalar products of the channels.
+        ones: ``(16,)`` scalar products of a channel that is 1 everywhere.
+    """
+
+    def __init__(self, channels: int) -> None:
+        import numpy as np
+
+        self.products: Floats = np.zeros((channels, _LENGTH))
+        self.ones: Floats = np.zeros(_LENGTH)
+
+    def update(self, values: Tensor, signs: Tensor) -> None:
+        """Add finite ``values`` ``(N, C, P)`` of images with these ``signs`` ``(N, 16)``, see `signs_of`."""
+        import torch
+
+        vectors, ones = _vectors(values.shape[2])
+        products = values @ vectors.to(values.device, values.dtype)
+        self.products += torch.einsum("nck,nk->ck", products.double(), signs.to(values.device)).cpu().numpy()
+        self.ones += (ones * signs.sum(0)).numpy()
+
+    def merge(self, other: PatternSketch) -> None:
+        """Add what ``other`` has seen."""
+        self.products += other.products
+        self.ones += other.ones
+
+    def groups(self, moments: ChannelMoments, candidates: NDArray[np.bool_], least: float) -> list[tuple[int, ...]]:
+        """Channels whose correlation with each other is at least ``least``.
+
+        Of such a pair the extremes too lie equally far from the mean, in standard deviations: that is known exactly,
+        and tells apart channels that fire at few positions.
+
+        Args:
+            moments: Of each channel.
+            candidates: ``(C,)`` which channels have a pattern at all.
+            least: From 0 to 1.
+        """
+        import numpy as np
+
+        own = self.products - moments.mean[:, None] * self.ones
+        length = np.linalg.norm(own, axis=1)
+        chosen = np.flatnonzero(candidates & (length > 0) & (moments.m2 > 0))
+        unit = own[chosen] / length[chosen, None]
+        pairs = np.argwhere(np.triu(unit @ unit.T >= least, 1))
+        spread = np.sqrt(moments.variance[chosen])
+        for extreme in (moments.low[chosen], moments.high[chosen]):
+            far = (extreme - moments.mean[chosen]) / spread
+            apart = np.abs(far[pairs[:, 0]] - far[pairs[:, 1]])
+            pairs = pairs[apart <= 0.05 * (1 + np.abs(far[pairs[:, 0]]))]
+        return _joined(chosen, pairs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `from_state` takes back."""
+        return {"products": self.products, "ones": self.ones}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The sketch that `state_dict` told of."""
+        import numpy as np
+
+        sketch = cls(len(state["products"]))
+        sketch.products = np.array(state["products"], np.float64)
+        sketch.ones = np.array(state["ones"], np.float64)
+        return sketch
+
+
+@lru_cache(maxsize=16)
+def _vectors(positions: int) -> tuple[Tensor, Tensor]:
+    """``(P, 16)`` random numbers, the same for maps of the same size, and their sums ``(16,)``."""
+    import torch
+
+    vectors = torch.randn(positions, _LENGTH, generator=torch.Generator().manual_seed(positions))
+    return vectors, vectors.sum(0, dtype=torch.float64)
+
+
+def signs_of(images: Sequence[str]) -> Tensor:
+    """``(N, 16)`` signs, the same for an image wherever it comes in the order: two images never cancel by order."""
+    import hashlib
+
+    import torch
+
+    signs = torch.empty(len(images), _LENGTH, dtype=torch.float64)
+    for row, name in enumerate(images):
+        bits = int.from_bytes(hashlib.blake2s(name.encode("utf-8", "surrogateescape"), digest_size=2).digest())
+        signs[row] = torch.tensor([1.0 if bits >> place & 1 else -1.0 for place in range(_LENGTH)])
+    return signs
+
+
+def _joined(chosen: NDArray[np.intp], pairs: NDArray[np.intp]) -> list[tuple[int, ...]]:
+    """Pairs to groups, each in order of channels: what is like the same third belongs together."""
+    group: dict[int, list[int]] = {}
+    for first, second in pairs:
+        a, b = (group.setdefault(int(at), [int(at)]) for at in (first, second))
+        if a is not b:
+            a += b
+            group.update(dict.fromkeys(b, a))
+    found = {id(members): tuple(sorted(int(chosen[at]) for at in members)) for members in group.values()}
+    return sorted(found.values())
+
+
+class ChannelCovariance:
+    """The covariance of C channels over all images and positions, ``(C, C)``, from batches in any split.
+
+    Batches are centred on their own mean and joined by the formula of Chan, Golub, LeVeque 1979 for products.
+    """
+
+    def __init__(self, channels: int) -> None:
+        import numpy as np
+
+        self.count = 0
+        self.mean: Floats = np.zeros(channels)
+        self.products: Floats = np.zeros((channels, channels))
+
+    def update(self, values: Tensor) -> None:
+        """Add finite ``values`` ``(N, C, P)``."""
+        import torch
+
+        flat = values.movedim(1, 0).flatten(1)
+        mean = flat.mean(1, dtype=torch.float64)
+        centred = flat - mean.to(flat.dtype)[:, None]
+        products = (centred @ centred.T).double()
+        # what the rounded mean left over
+        rest = centred.mean(1, dtype=torch.float64)
+        products -= flat.shape[1] * rest[:, None] * rest
+        self._add(flat.shape[1], mean.cpu().numpy(), products.cpu().numpy())
+
+    def _add(self, count: int, mean: Floats, products: Floats) -> None:
+        both = self.count + count
+        if not both:
+            return
+        apart = mean - self.mean
+        self.products += products + apart[:, None] * apart * (self.count * count / both)
+        self.mean += apart * (count / both)
+        self.count = both
+
+    def merge(self, other: ChannelCovariance) -> None:
+        """Add what ``other`` has seen."""
+        self._add(other.count, other.mean, other.products)
+
+    @property
+    def covariance(self) -> Floats:
+        """``(C, C)`` population covariance."""
+        return self.products / max(self.count, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `from_state` takes back."""
+        return {"count": self.count, "mean": self.mean, "products": self.products}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The covariance that `state_dict` told of."""
+        import numpy as np
+
+        found = cls(len(state["mean"]))
+        found.count = int(state["count"])
+        found.mean, found.products = np.array(state["mean"], np.float64), np.array(state["products"], np.float64)
+        return found
+
+
+def effective_rank(covariance: Floats) -> float:
+    """How many directions the channels really use, 0 (constant) to C: ``exp(-Σ p log p)``, p the eigenvalues' shares.
+
+    The effective rank of Roy and Vetterli, EUSIPCO 2007, on the eigenvalues of the covariance ``(C, C)``.
+
+    Example:
+        >>> import numpy as np
+        >>> round(effective_rank(np.diag([1.0, 1.0, 0.0])), 6)
+        2.0
+    """
+    import numpy as np
+
+    eigenvalues = np.linalg.eigvalsh(covariance).clip(min=0)
+    total = eigenvalues.sum()
+    if not total > 0:
+        return 0.0
+    shares = eigenvalues[eigenvalues > 0] / total
+    return float(np.exp(-(shares * np.log(shares)).sum()))

@@ -1,0 +1,174 @@
+"""Measure every chosen layer over any number of forward passes: a `with` block that keeps accumulators alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from hookscope.batchnorm import BATCH_NORMS, BatchNormAccumulator
+from hookscope.errors import InputError
+from hookscope.layers import ACTIVATION_FUNCTIONS, Call, Layers, matches_type, select_types, usual_types
+from hookscope.maps import Shown, as_float, by_channel
+from hookscope.moments import ChannelMoments
+from hookscope.observe import Observer, class_names, is_leaf
+from hookscope.patterns import signs_of
+from hookscope.statistics import LayerAccumulator, bounds_of
+from hookscope.tally import Tally
+from hookscope.tensors import tensors_in
+from hookscope.threads import one_thread
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Survey"]
+
+
+class Survey:
+    """Statistics of every chosen layer call over all forward passes of ``model`` inside the ``with`` block.
+
+    Nothing is kept but accumulators: memory does not grow with the number of images. What a layer returned is counted
+    in its own hook, before a later layer can work in place on it. A pass that fails half-way is not counted at all.
+
+    Args:
+        model: Any eager module.
+        layers: A selection, as `capture` takes it; None for every convolution and every activation function.
+        types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
+        rank: Whether to keep the covariance of the channels for their effective rank.
+
+    Raises:
+        LayerError: on entry for a name or type the model does not have.
+        InputError: a layer puts out another number of channels than before.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU(inplace=True))
+        >>> with Survey(net) as survey, torch.no_grad():
+        ...     _ = net(torch.rand(8, 3, 5, 5))
+        >>> [(found.call.name, found.items, found.shape) for found in survey.tally.statistics()]
+        [('0', 8, (4, 5, 5)), ('1', 8, (4, 5, 5))]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Layers | None = None,
+        types: Iterable[Any] | None = None,
+        *,
+        rank: bool = False,
+    ) -> None:
+        self.model = model
+        self.types = select_types(types) if types else usual_types(map(class_names, model.modules()))
+        self.layers = usual_layers(model, self.types) if layers is None and not types else layers or "all"
+        self.rank = rank
+        self.tally = Tally()
+        self._names: Sequence[str] | None = None
+        self._pass = _Pass()
+        self._stack = ExitStack()
+
+    def name_images(self, names: Sequence[str]) -> None:
+        """Say what the images of the next pass are called; without it they are called by their number."""
+        self._names = names
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            watch = Observer(self.model, self.layers, self.types, self._on_call, on_start=self._start, on_end=self._end)
+            stack.enter_context(watch)
+            if any(matches_type(class_names(m), BATCH_NORMS, is_leaf(m)) for m in self.model.modules()):
+                stack.enter_context(Observer(self.model, "all", BATCH_NORMS, self._on_batch_norm))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._pass = _Pass()
+        return bool(self._stack.__exit__(kind, error, trace))
+
+    def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._pass = _Pass.of([*args, *kwargs.values()], self._names, self.tally.images)
+        self._names = None
+
+    def _end(self) -> None:
+        # only now: a pass that failed would leave some layers with more images than others
+        self.tally.merge(self._pass.tally)
+        self._pass = _Pass()
+
+    def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        with one_thread():
+            for part, tensor in tensors_in(output).items():
+                if tensor.is_floating_point() or tensor.is_quantized or tensor.is_complex():
+                    values = by_channel(as_float(tensor), module, self._pass.shown)
+                    moments = self._add(call, part, module, values)
+                    self._pass.latest = (tensor, moments)
+
+    def _add(self, call: Call, part: str, module: nn.Module, values: Tensor) -> ChannelMoments:
+        found = LayerAccumulator(call, values.shape[1], bounds_of(module), self.rank, part)
+        if (known := self.tally.layers.get(found.key)) is not None and known.channels != found.channels:
+            raise InputError(
+                f"{found.key} put out {found.channels} channels after {known.channels}", do="measure one size at a time"
+            )
+        self._pass.tally.layers[found.key] = found
+        images = self._pass.images_of(len(values))
+        return found.update(values, images, self._pass.signs_of(images))
+
+    def _on_batch_norm(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        given = args[0] if args else kwargs.get("input")
+        if given is None or getattr(module, "running_mean", None) is None:
+            return
+        watched = self._pass.tally.batch_norms.setdefault(call.name, BatchNormAccumulator(module))
+        latest, moments = self._pass.latest
+        if latest is given and len(moments.count) == len(watched.moments.count):
+            watched.moments.merge(moments)  # measured already, as what the layer before put out
+            return
+        with one_thread():
+            watched.update(given)
+
+
+def usual_layers(model: nn.Module, types: Sequence[str]) -> list[str]:
+    """A selection of every layer of ``types``, which indices count, and every activation function, by its name."""
+    kinds = [(name, class_names(module), is_leaf(module)) for name, module in model.named_modules()]
+    functions = [re.escape(name) for name, kind, leaf in kinds if matches_type(kind, ACTIVATION_FUNCTIONS, leaf)]
+    counted = any(matches_type(kind, types, leaf) for _, kind, leaf in kinds)
+    found = ["all"] if counted or not functions else []
+    return found + ([f"re:^(?:{'|'.join(functions)})$"] if functions else [])
+
+
+@dataclass
+class _Pass:
+    """One forward pass: what its images are called, what was counted in it so far."""
+
+    names: Sequence[str] = ()
+    shown: Shown | None = None
+    tally: Tally = field(default_factory=Tally)
+    latest: tuple[Any, ChannelMoments] = field(default_factory=lambda: (None, ChannelMoments(0)))
+    signs: Tensor | None = None
+
+    @classmethod
+    def of(cls, inputs: Sequence[Any], names: Sequence[str] | None, first: int) -> Self:
+        """The pass that begins with ``inputs``; images without names are numbered from ``first``."""
+        pictures = list(tensors_in(list(inputs)).values())
+        if not pictures:
+            return cls(names or (str(first),))
+        shape = pictures[0].shape
+        count = len(pictures) if len(shape) == 3 else int(shape[0]) if len(shape) else 1
+        frames = int(shape[2]) if len(shape) == 5 else 1
+        shown = Shown(int(shape[-2]), int(shape[-1]), frames) if len(shape) > 2 else None
+        if names is None or len(names) != count:
+            names = [str(first + at) for at in range(count)]
+        found = cls(names, shown, Tally(images=count))
+        found.signs = signs_of(names)
+        return found
+
+    def images_of(self, items: int) -> Sequence[str | None]:
+        """Which image each of so many items is; None where items are no images, such as a head's proposals."""
+        if items == len(self.names):
+            return self.names
+        return [self.names[0]] * items if len(self.names) == 1 else [None] * items
+
+    def signs_of(self, images: Sequence[str | None]) -> Tensor | None:
+        """The signs of the images, where items are images."""
+        return self.signs if images is self.names else None

@@ -1,0 +1,83 @@
+"""What was counted of every layer of a model: the part of a survey that can be merged, saved and taken up again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from hookscope.batchnorm import BatchNormAccumulator, BatchNormDrift
+from hookscope.errors import InputError
+from hookscope.statistics import LayerAccumulator, LayerStatistics
+
+__all__ = ["Tally"]
+
+
+@dataclass
+class Tally:
+    """Accumulators of layer calls and BatchNorms, in order of execution, over so many ``images``.
+
+    Raises:
+        InputError: on `merge` with a tally of other layers.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> halves = []
+        >>> for half in torch.rand(8, 3, 5, 5).split(4):
+        ...     tally = Tally(images=4, layers={"conv1": LayerAccumulator(Call("conv1", "Conv2d", 0, 0), 3)})
+        ...     _ = tally.layers["conv1"].update(half, list("abcd"))
+        ...     halves.append(tally)
+        >>> halves[0].merge(halves[1])
+        >>> halves[0].images, halves[0].statistics()[0].items
+        (8, 8)
+    """
+
+    images: int = 0
+    layers: dict[str, LayerAccumulator] = field(default_factory=dict)
+    batch_norms: dict[str, BatchNormAccumulator] = field(default_factory=dict)
+
+    def statistics(self, duplicate_correlation: float = 0.999) -> list[LayerStatistics]:
+        """What is known of each call so far, in order of execution.
+
+        Args:
+            duplicate_correlation: From this Pearson correlation on two channels are duplicates.
+        """
+        calls: dict[str, int] = {}
+        for found in self.layers.values():
+            calls[found.call.name] = max(calls.get(found.call.name, 0), found.call.call + 1)
+        return [found.statistics(calls[found.call.name], duplicate_correlation) for found in self.layers.values()]
+
+    def drifts(self) -> list[BatchNormDrift]:
+        """How far the inputs of each BatchNorm are from its running statistics."""
+        return [found.drift(name) for name, found in self.batch_norms.items()]
+
+    def merge(self, other: Tally) -> None:
+        """Add what ``other`` has counted, which may go on to be used: nothing is shared with it that changes."""
+        for key, found in other.layers.items():
+            mine = self.layers.get(key)
+            if mine is not None and (mine.channels, mine.call.type) != (found.channels, found.call.type):
+                raise InputError(
+                    f"{key} has {mine.channels} channels of {mine.call.type} and {found.channels} of {found.call.type}",
+                    do="merge what was counted of one model",
+                )
+        self.images += other.images
+        for key, found in other.layers.items():
+            self.layers.setdefault(key, found.empty()).merge(found)
+        for name, norm in other.batch_norms.items():
+            self.batch_norms.setdefault(name, norm.empty()).merge(norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything counted: numbers, texts, arrays, lists and dictionaries of these; `from_state` takes it back."""
+        return {
+            "images": self.images,
+            "layers": [found.state_dict() for found in self.layers.values()],
+            "batch_norms": {name: found.state_dict() for name, found in self.batch_norms.items()},
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The tally that `state_dict` told of."""
+        layers = [LayerAccumulator.from_state(one) for one in state["layers"]]
+        norms = {name: BatchNormAccumulator.from_state(one) for name, one in state["batch_norms"].items()}
+        return cls(int(state["images"]), {found.key: found for found in layers}, norms)
