@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "listed"]
+__all__ = ["Finding", "listed", "percent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +59,13 @@ def listed(items: Sequence[Any], most: int = 8) -> str:
     """
     shown = ", ".join(map(str, items[:most]))
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
+
+
+def percent(share: float) -> str:
+    """A share from 0 to 1 as people write it.
+
+    Example:
+        >>> percent(0.5), percent(0.00012)
+        ('50 %', '0.012 %')
+    """
+    return f"{100 * share:.3g} %"
