@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any, TextIO, cast
 
 import click
 
-__all__ = ["download_progress"]
+__all__ = ["download_progress", "image_progress"]
+
+_ERASE = "\r\x1b[2K"
+_SHOW_CURSOR = "\x1b[?25h"
 
 
 @contextmanager
@@ -38,3 +43,86 @@ def download_progress() -> Iterator[Callable[[int, int | None], None] | None]:
             bar.render_finish()
         if counted:
             click.echo(err=True)
+
+
+@contextmanager
+def image_progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Yield ``advance(count)`` for a bar of ``total`` images with images a second; nothing shows off a terminal.
+
+    Count lost images too, or the bar ends early. What is printed meanwhile, notes on standard error and rows on a
+    standard output that is the same terminal, takes the place of the bar, which comes back below it with the next
+    image: take ``sys.stdout`` inside the ``with`` block.
+    """
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    bar = _ImageBar(total, sys.stderr)
+    with ExitStack() as stack:
+        stack.callback(bar.finish)
+        stack.enter_context(redirect_stderr(cast(TextIO, _Aside(sys.stderr, bar.hide))))
+        if sys.stdout is not None and sys.stdout.isatty():
+            stack.enter_context(redirect_stdout(cast(TextIO, _Aside(sys.stdout, bar.hide))))
+        yield bar.advance
+
+
+class _ImageBar:
+    """A bar that can step aside."""
+
+    def __init__(self, total: int, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown = False
+        self._began = time.monotonic()
+        self._bar: Any = click.progressbar(
+            length=total,
+            label="images",
+            file=stream,
+            show_pos=True,
+            show_eta=True,
+            item_show_func=self._speed,
+            width=_bar_width(stream, total),
+        )
+
+    def _speed(self, item: Any) -> str:
+        passed = time.monotonic() - self._began
+        return f"{self._bar.pos / passed:.1f} images/s" if passed > 0 else ""
+
+    def advance(self, count: int) -> None:
+        self._shown = True
+        with suppress(OSError, ValueError):  # a terminal that has gone is no reason to lose a result
+            self._bar.update(count)
+
+    def hide(self) -> None:
+        if self._shown:
+            self._shown = False
+            with suppress(OSError, ValueError):
+                self._stream.write(_ERASE + _SHOW_CURSOR)
+                self._stream.flush()
+
+    def finish(self) -> None:
+        if self._shown:  # else other lines have taken its place, each ended
+            with suppress(OSError, ValueError):
+                self._bar.render_finish()
+
+
+def _bar_width(stream: TextIO, total: int) -> int:
+    """What position, time and speed leave of a line: one that wraps is never taken back."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        columns = 80
+    return max(1, min(36, columns - 45 - 2 * len(str(total))))
+
+
+class _Aside:
+    """A stream that lets the bar step aside before a line is written to it, in all else the stream behind it."""
+
+    def __init__(self, stream: TextIO, hide: Callable[[], None]) -> None:
+        self._stream = stream
+        self._hide = hide
+
+    def write(self, text: str) -> int:
+        self._hide()
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -1,0 +1,338 @@
+"""Many pictures to batches of one model: read and prepared in worker processes, in the order of their names."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import itertools
+import os
+import signal
+import stat
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.utils.data import DataLoader
+
+from hookscope.errors import HookscopeError, ImageError, InputError, UsageError, printable
+from hookscope.images import MAX_BYTES, ImageWarning, read_picture
+from hookscope.threads import one_thread
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hookscope.models import Net
+    from hookscope.preprocess import Preprocess
+
+__all__ = ["Batch", "as_batch", "load_batches"]
+
+OnLost = Callable[[int, str, HookscopeError], None]
+OnNote = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Pictures that go through the model together.
+
+    Attributes:
+        names: As they were given, in order.
+        positions: The place of each among the paths, from 0.
+        inputs: The positional inputs of one forward pass, on the model's device.
+    """
+
+    names: tuple[str, ...]
+    positions: tuple[int, ...]
+    inputs: tuple[Any, ...]
+
+    @property
+    def count(self) -> int:
+        """How many pictures there are."""
+        return len(self.names)
+
+
+def as_batch(family: str, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The positional inputs of one forward pass of several pictures.
+
+    Args:
+        family: What `hookscope.inputs.family_of` says.
+        tensors: Prepared pictures ``(C, H, W)``, clips ``(C, T, H, W)`` for video; of one shape but for detection.
+
+    Returns:
+        Detection: a list of ``(C, H, W)``. Optical flow: ``(N, C, H, W)`` twice, each picture against itself. The
+        others: ``(N, C, H, W)`` or ``(N, C, T, H, W)``.
+
+    Raises:
+        InputError: There is no picture, or the shapes differ where they are stacked.
+
+    Example:
+        >>> [tuple(x.shape) for x in as_batch("optical_flow", [torch.zeros(3, 8, 8)] * 4)]
+        [(4, 3, 8, 8), (4, 3, 8, 8)]
+    """
+    shapes = list(dict.fromkeys("x".join(map(str, tensor.shape)) for tensor in tensors))
+    if not shapes:
+        raise InputError("a batch of no picture", do="give one or more")
+    if family == "detection":
+        return (list(tensors),)
+    if len(shapes) > 1:
+        raise InputError("pictures of different shapes do not stack", ", ".join(shapes), "make batches of one shape")
+    stacked = torch.stack(list(tensors))
+    return (stacked, stacked) if family == "optical_flow" else (stacked,)
+
+
+def _raise(position: int, name: str, error: HookscopeError) -> None:
+    raise error
+
+
+def _warn(name: str, text: str) -> None:
+    warnings.warn(f"{printable(name)}: {text}", ImageWarning, stacklevel=2)
+
+
+def load_batches(
+    net: Net,
+    paths: Sequence[str],
+    batch_size: int = 16,
+    workers: int = 0,
+    on_lost: OnLost = _raise,
+    on_note: OnNote = _warn,
+) -> Generator[Batch, None, None]:
+    """Read, prepare and batch pictures as they are wanted; order and values are the same whatever the workers.
+
+    Up to ``batch_size`` pictures make a batch; where their shapes differ each run of one shape makes one (detection
+    takes any shapes in a batch). Optical flow sees each picture against itself. Video models get clips, for which a
+    still is repeated. About one batch is prepared ahead. Close the generator, or leave it to the garbage collector, and
+    the workers end.
+
+    Args:
+        net: The loaded model: its preprocessing, family and device.
+        paths: Files, pipes, ``-`` for standard input, as `hookscope.folders.find_pictures` lists them.
+        batch_size: The most pictures in a batch.
+        workers: How many processes read and prepare, each in one thread; 0 is this one.
+        on_lost: Called in order with position, name and error of each picture that cannot be used; the default raises.
+        on_note: Called with name and text of what a person should know of a picture; the default warns.
+
+    Raises:
+        UsageError: ``batch_size`` is below 1 or ``workers`` below 0.
+        HookscopeError: A worker was killed.
+
+    Example:
+        >>> from hookscope.models import Net
+        >>> from hookscope.preprocess import Preprocess
+        >>> preprocess = Preprocess("classification", mode="none")
+        >>> net = Net(torch.nn.Identity(), "none", "none", preprocess, None, "classification", "cpu")
+        >>> list(load_batches(net, ["missing.jpg"], on_lost=lambda position, name, error: print(position, error.asked)))
+        0 no picture 'missing.jpg'
+        []
+    """
+    if batch_size < 1:
+        raise UsageError(f"batches of {batch_size} pictures", "the least is 1")
+    if workers < 0:
+        raise UsageError(f"{workers} worker processes", "the least is 0")
+    return _batches(net, _prepared(net.preprocess, paths, batch_size, workers), batch_size, on_lost, on_note)
+
+
+def _batches(
+    net: Net, results: Generator[_Result, None, None], size: int, on_lost: OnLost, on_note: OnNote
+) -> Generator[Batch, None, None]:
+    with contextlib.closing(results):
+        while True:
+            ready = deque(_runs(net, _take(results, size, on_lost, on_note)))
+            if not ready:
+                return
+            while ready:
+                yield ready.popleft()  # and keep no reference while the model works on it
+
+
+def _take(results: Iterator[_Result], size: int, on_lost: OnLost, on_note: OnNote) -> list[_Result]:
+    """The next ``size`` pictures that can be used, fewer at the end."""
+    kept: list[_Result] = []
+    while len(kept) < size:
+        result = next(results, None)
+        if result is None:
+            break
+        for text in result.notes:
+            on_note(result.name, text)
+        if result.error is not None:
+            on_lost(result.position, result.name, result.error)
+        else:
+            kept.append(result)
+    return kept
+
+
+def _runs(net: Net, results: list[_Result]) -> Iterator[Batch]:
+    """One batch, or one for each run of equal shapes."""
+    together = net.family == "detection"
+    for _, run in itertools.groupby(results, lambda result: together or tuple(result.tensor.shape)):
+        members = list(run)
+        inputs = as_batch(net.family, [result.tensor.to(net.device) for result in members])
+        yield Batch(tuple(result.name for result in members), tuple(result.position for result in members), inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One picture to read: its bytes where only the main process can have them, or why it has not."""
+
+    position: int
+    name: str
+    content: bytes | None = None
+    error: HookscopeError | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Result:
+    """One picture prepared, or the reason why not."""
+
+    position: int
+    name: str
+    notes: tuple[str, ...] = ()
+    tensor: Any = None
+    error: HookscopeError | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Plain bytes between processes: torch would take a file descriptor and shared memory for each tensor, and
+        # there are limits of 1024 and in containers of 64 MB.
+        packed = None if self.tensor is None else _pack(self.tensor)
+        return _unpacked, (self.position, self.name, self.notes, packed, self.error)
+
+
+def _pack(tensor: Tensor) -> tuple[bytearray, torch.dtype, tuple[int, ...]]:
+    flat = tensor.contiguous().view(-1).view(torch.uint8)  # numpy knows no bfloat16
+    return bytearray(flat.numpy()), tensor.dtype, tuple(tensor.shape)
+
+
+def _unpacked(position: int, name: str, notes: tuple[str, ...], packed: Any, error: HookscopeError | None) -> _Result:
+    if packed is None:
+        return _Result(position, name, notes, None, error)
+    data, dtype, shape = packed
+    return _Result(position, name, notes, torch.frombuffer(data, dtype=dtype).view(shape), error)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """The data set as DataLoader sees it: a task in, a result out; what goes wrong with a picture is a result too."""
+
+    preprocess: Preprocess
+
+    def __getitem__(self, task: _Task) -> _Result:
+        if task.error is not None:
+            return _Result(task.position, task.name, error=_bare(task.error))
+        try:
+            return self._prepare(task)
+        except HookscopeError as error:
+            return _Result(task.position, task.name, error=_bare(error))
+        except MemoryError:
+            full = ImageError(f"'{task.name}' does not fit into memory", do="give a smaller file")
+            return _Result(task.position, task.name, error=full)
+
+    def _prepare(self, task: _Task) -> _Result:
+        source = task.name if task.content is None else io.BytesIO(task.content)
+        picture = read_picture(source, frames=self.preprocess.frames, name=task.name)
+        with one_thread():  # four times as fast as in two
+            tensor = self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
+        return _Result(task.position, task.name, picture.notes, tensor)
+
+
+def _bare(error: HookscopeError) -> HookscopeError:
+    """``error`` without its traceback and cause, which hold the picture in memory and need not survive pickling."""
+    return type(error)(error.asked, error.exists, error.do)
+
+
+class _Tasks:
+    """The tasks in order, each made in the main process when DataLoader hands it out."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+
+    def __iter__(self) -> Iterator[_Task]:
+        for position, path in enumerate(self._paths):
+            yield _task(position, path)
+
+
+def _task(position: int, path: str) -> _Task:
+    """Read here what a worker cannot: its standard input is empty, and a pipe may be this process's alone."""
+    if path == "-" and (sys.stdin is None or sys.stdin.isatty()):
+        try:
+            read_picture(path)
+        except HookscopeError as error:
+            return _Task(position, path, error=error)
+    try:
+        return _Task(position, path, _bytes_of_pipe(path))
+    except (OSError, ValueError):  # the reader says it better
+        return _Task(position, path)
+
+
+def _bytes_of_pipe(path: str) -> bytes | None:
+    if path == "-":
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    own = path.startswith(("/dev/std", "/dev/fd/", "/proc/"))  # another file in another process
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and not own):
+        return None
+    with open(path, "rb") as stream:
+        return stream.read(MAX_BYTES + 1)
+
+
+def _prepared(
+    preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int
+) -> Generator[_Result, None, None]:
+    """A result for each of ``paths``, in order."""
+    workers = min(workers, len(paths))
+    iterator: Any = None
+    try:
+        iterator = _iterator(dataclasses.replace(preprocess, device="cpu"), paths, batch_size, workers)
+        yield from iterator
+    except RuntimeError as error:
+        # whatever the reader raises comes back with a traceback's text; this one is of DataLoader itself
+        if "DataLoader worker (pid" not in str(error):
+            raise
+        do = "use fewer workers or a smaller batch size"
+        raise HookscopeError("a worker process was killed", "perhaps the memory was full", do) from error
+    finally:
+        # By hand: an exception that somebody keeps would keep the iterator too, and the workers with it.
+        end = getattr(iterator, "_shutdown_workers", None)
+        if end is not None:
+            end()
+
+
+def _iterator(preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int) -> Iterator[_Result]:
+    more: dict[str, Any] = {}
+    if workers:
+        importlib.import_module("torchvision.transforms.functional")  # once, and not in each worker
+        # One batch ahead. "fork" where it is safe: a person's own transforms need not be picklable.
+        more = {"prefetch_factor": max(2, -(-batch_size // workers)), "worker_init_fn": _keep_quiet}
+        more["multiprocessing_context"] = "fork" if sys.platform == "linux" else None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than processors: as asked
+        loader: DataLoader[Any] = DataLoader(
+            cast(Any, _Reader(preprocess)),  # it asks for no more than __getitem__
+            batch_size=None,
+            sampler=_Tasks(paths),
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            generator=torch.Generator(),  # or its seed is drawn from everybody's random state
+            **more,
+        )
+        return iter(loader)
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+def _keep_quiet(worker: int) -> None:
+    """A worker says nothing and leaves signals to the main process, which then ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)  # the main process's handler would raise
+    warnings.simplefilter("ignore")
+    nowhere = open(os.devnull, "w")  # noqa: SIM115  (open to the end of the process)
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(nowhere.fileno(), stream.fileno())  # type: ignore[union-attr]  # for what a C library prints
+    sys.stdout = sys.stderr = nowhere

@@ -1,0 +1,228 @@
+"""Which pictures a run is about: real folders with everything that lies about in them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image, features
+
+from hookscope import folders, images
+from hookscope.errors import ImageError, UsageError
+from hookscope.folders import find_pictures, read_names
+
+needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+not_as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+
+
+def picture(path: Path, form: str = "PNG") -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (16, 16), "red").save(path, form)
+    return str(path)
+
+
+def within(folder: Path, **more: int) -> list[str]:
+    return [os.path.relpath(path, folder) for path in find_pictures([str(folder)], **more)]
+
+
+def test_names_of_files_stay_as_they_are_in_their_order(tmp_path: Path) -> None:
+    one = picture(tmp_path / "z.png")
+    text = tmp_path / "notes.txt"
+    text.write_text("no picture, but named")
+    named = [str(text), one, f"{tmp_path}/../{tmp_path.name}/z.png", "missing.jpg", one, "-", "http://a.b/c.jpg", "\0"]
+    assert find_pictures(named) == named
+
+
+def test_a_folder_is_walked_by_name_with_its_folders_in_their_place(tmp_path: Path) -> None:
+    names = ["b/2.png", "b/10.png", "a.png", "c.png", "b.png", "b/b/z.png", "C.png", "é.png"]
+    for name in names:
+        picture(tmp_path / name)
+    expected = ["C.png", "a.png", "b/10.png", "b/2.png", "b/b/z.png", "b.png", "c.png", "é.png"]
+    assert within(tmp_path) == expected
+    assert within(tmp_path, limit=4) == expected[:4]
+    both = find_pictures([str(tmp_path / "c.png"), str(tmp_path / "b"), "-"])
+    assert [os.path.basename(path) for path in both] == ["c.png", "10.png", "2.png", "z.png", "-"]
+
+
+def test_nothing_is_walked_beyond_the_limit(tmp_path: Path) -> None:
+    picture(tmp_path / "a" / "1.png")
+    (tmp_path / "empty").mkdir()
+    assert len(find_pictures([str(tmp_path / "a"), str(tmp_path / "empty")], limit=1)) == 1
+
+
+def test_endings_and_first_bytes_are_both_believed(tmp_path: Path) -> None:
+    picture(tmp_path / "jpeg.txt", "JPEG")
+    picture(tmp_path / "without_suffix", "PNG")
+    (tmp_path / "garbage.JPG").write_bytes(b"garbage")
+    (tmp_path / "empty.png").touch()
+    for name in ("README.txt", "table.csv", "Thumbs.db", "BMW", "P1 is bold"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    picture(tmp_path / ".hidden.png")
+    picture(tmp_path / ".cache" / "a.png")
+    (tmp_path / "zero").touch()
+    assert within(tmp_path) == ["empty.png", "garbage.JPG", "jpeg.txt", "without_suffix"]
+
+
+@pytest.mark.parametrize("form", [form for form in images._FORMATS if form != "AVIF" or features.check("avif")])
+def test_the_first_bytes_of_every_format_that_is_read_are_known(form: str, tmp_path: Path) -> None:
+    if form == "QOI":  # this Pillow may not write it
+        (tmp_path / "a").write_bytes(b"qoif" + bytes(60))
+    else:
+        picture(tmp_path / "a", form)
+    assert within(tmp_path) == ["a"]
+
+
+def test_endings_are_those_of_the_formats_that_are_read() -> None:
+    Image.init()
+    read = {*images._FORMATS, "MPO"}
+    for suffix, form in Image.EXTENSION.items():
+        assert bool(folders._SUFFIX.fullmatch(suffix)) == (form in read), suffix
+
+
+def test_awkward_names(tmp_path: Path) -> None:
+    names = ["new\nline.png", "\x1b]0;title\x07.png", os.fsdecode(b"\xff.png"), " .png", "-", "a\u202eb.png"]
+    for name in names:
+        picture(tmp_path / name)
+    assert within(tmp_path) == sorted(names)
+
+
+def test_links(tmp_path: Path) -> None:
+    real = picture(tmp_path / "elsewhere" / "real.png")
+    inside = tmp_path / "photos"
+    inside.mkdir()
+    (inside / "linked.png").symlink_to(real)
+    (inside / "linked without suffix").symlink_to(real)
+    (inside / "broken.png").symlink_to("nothing")
+    (inside / "broken").symlink_to("nothing")
+    (inside / "loop.png").symlink_to("loop.png")
+    (inside / "folder").symlink_to(tmp_path / "elsewhere")
+    (inside / "up").symlink_to(tmp_path)
+    assert within(inside) == ["broken.png", "linked without suffix", "linked.png", "loop.png"]
+    named = inside / "folder"
+    assert find_pictures([str(named)]) == [str(named / "real.png")]  # a link that is named is followed
+
+
+@needs_pipes
+def test_pipes_sockets_and_devices_are_passed_over_unless_they_are_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(os.path.relpath(tmp_path / "s.png"))
+        (tmp_path / "device.png").symlink_to(os.devnull)
+        picture(tmp_path / "z.png")
+        assert within(tmp_path) == ["z.png"]
+    assert find_pictures([str(tmp_path / "pipe.png")]) == [str(tmp_path / "pipe.png")]
+
+
+def test_folders_nested_deeper_than_the_stack(tmp_path: Path) -> None:
+    depth = 1100
+    here = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for _ in range(depth):
+            os.mkdir("d", dir_fd=here)
+            below = os.open("d", os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here = below
+        os.close(os.open("a.png", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+        (found,) = find_pictures([str(tmp_path)])
+        assert found.count("/d") >= depth
+    finally:
+        os.close(here)
+        subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # pytest's own way recurses
+
+
+# What cannot be
+
+
+def refusal(*paths: object) -> str:
+    with pytest.raises(ImageError) as caught:
+        find_pictures([str(path) for path in paths])
+    line = str(caught.value)
+    assert line.isprintable()
+    return line
+
+
+def test_nothing_given() -> None:
+    with pytest.raises(UsageError, match="no picture was given; name files or folders, or - for standard input"):
+        find_pictures([])
+
+
+def test_a_folder_without_anything(tmp_path: Path) -> None:
+    (tmp_path / "nested").mkdir()
+    assert refusal(tmp_path) == f"no pictures in '{tmp_path}': it is empty; name a folder with pictures in it"
+
+
+def test_a_folder_without_pictures_says_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "IMG_1.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(20))
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / ".hidden").touch()
+    line = refusal(tmp_path)
+    assert line.startswith(f"no pictures in '{tmp_path}'; it has ")
+    assert "2 files" in line and "1 hidden name" in line and "such as HEIC (HEIF) in 'IMG_1.heic'" in line
+    assert line.endswith("; name a folder with JPEG, PNG or the like")
+
+
+@not_as_root
+def test_a_folder_that_cannot_be_read(tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0)
+    assert refusal(locked).startswith(f"folder '{locked}' cannot be read: Permission denied")
+    assert refusal(tmp_path).startswith(f"folder '{locked}' cannot be read: Permission denied")
+
+
+def test_a_folder_whose_reading_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    expected = f"folder '{tmp_path}' cannot be read: Permission denied; change its permissions"
+    assert refusal(tmp_path).startswith(expected)
+
+
+def test_missing_names_are_told_when_none_is_there(tmp_path: Path) -> None:
+    near = picture(tmp_path / "photo.png")
+    wrong = str(tmp_path / "foto.png")
+    assert refusal(wrong) == f"no picture '{wrong}'; nearest: photo.png; check the path"
+    expected = f"none of the 2 pictures can be found; the first: no picture '{wrong}'; nearest: photo.png"
+    assert refusal(wrong, "b.png").startswith(expected)
+    assert find_pictures([wrong, near]) == [wrong, near]
+    assert find_pictures([wrong, "-"]) == [wrong, "-"]
+
+
+def test_finding_pictures_does_not_import_torch(tmp_path: Path) -> None:
+    picture(tmp_path / "a")
+    code = f"import sys; from hookscope.folders import *; find_pictures([{str(tmp_path)!r}])\n"
+    code += "try: find_pictures(['missing.png'])\nexcept Exception: print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"False"
+
+
+# Lists of names
+
+
+@pytest.mark.parametrize("data", [b"a.png\0new\nline\0\xff\xe9.png\0-\0", b"a.png\0new\nline\0\xff\xe9.png\0-"])
+def test_names_survive_as_they_are(data: bytes) -> None:
+    names = read_names(data, "list")
+    assert [os.fsencode(name) for name in names] == [b"a.png", b"new\nline", b"\xff\xe9.png", b"-"]
+
+
+def test_one_name_needs_no_nul() -> None:
+    assert read_names(b"a.png", "list") == ["a.png"]
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"", "no names in 'list': it is empty; check what writes it"),
+        (b"a.png\nb.png\n", "'list' holds lines; names end in NUL; write it with `find -print0`"),
+        (b"\0", "name 1 of 1 in 'list' is empty; names end in one NUL each; write it with `find -print0`"),
+        (b"a\0b\0\0c\0", "name 3 of 4 in 'list' is empty; names end in one NUL each; write it with `find -print0`"),
+    ],
+)
+def test_lists_that_are_none(data: bytes, line: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        read_names(data, "list")
+    assert str(caught.value) == line

@@ -1,0 +1,465 @@
+"""Batches of real files: the same whatever the workers, nothing left behind, nothing lost in silence."""
+
+from __future__ import annotations
+
+import gc
+import io
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from hookscope import loading
+from hookscope.errors import HookscopeError, ImageError, InputError, UsageError
+from hookscope.images import ImageWarning, read_picture
+from hookscope.loading import Batch, as_batch, load_batches
+from hookscope.models import Net
+from hookscope.preprocess import Preprocess, imagenet_transforms, usual_transforms
+
+needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+@pytest.fixture(autouse=True)
+def _no_worker_is_left() -> Any:
+    yield
+    assert multiprocessing.active_children() == []
+
+
+def net(family: str = "classification", mode: str = "none", **more: Any) -> Net:
+    preprocess = Preprocess(family, mode=mode, **more)
+    return Net(nn.Identity(), "net", "none", preprocess, None, family, "cpu")
+
+
+def small_imagenet(**more: Any) -> Net:
+    return net(mode="weights", transforms=imagenet_transforms(crop=24, resize=32), **more)
+
+
+def photograph(path: Path, seed: int, size: tuple[int, int] = (40, 30), form: str = "PNG") -> str:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).save(path, form)
+    return str(path)
+
+
+def photographs(folder: Path, count: int, **more: Any) -> list[str]:
+    return [photograph(folder / f"{n}.png", n, **more) for n in range(count)]
+
+
+def mixed(folder: Path) -> list[str]:
+    """Good files, wrong endings, damaged and missing ones, none at the start or the end alike."""
+    good = photographs(folder, 5)
+    jpeg = photograph(folder / "jpeg.txt", 7, form="JPEG")
+    cut = folder / "cut.png"
+    cut.write_bytes(Path(good[0]).read_bytes()[:200])
+    garbage = folder / "garbage.jpg"
+    garbage.write_bytes(b"garbage")
+    return [str(cut), good[0], jpeg, str(garbage), str(folder / "missing.png"), *good[1:], str(folder)]
+
+
+class Kept:
+    """What was said while loading."""
+
+    def __init__(self) -> None:
+        self.lost: list[tuple[int, str, str]] = []
+        self.notes: list[tuple[str, str]] = []
+
+    def load(self, *arguments: Any, **more: Any) -> list[Batch]:
+        def lost(position: int, name: str, error: HookscopeError) -> None:
+            self.lost.append((position, name, str(error)))
+
+        return list(load_batches(*arguments, on_lost=lost, on_note=lambda *said: self.notes.append(said), **more))
+
+
+def stacked(batches: list[Batch]) -> Tensor:
+    return torch.cat([batch.inputs[0] for batch in batches])
+
+
+# Batches of a family
+
+
+def test_as_batch_stacks() -> None:
+    tensors = [torch.full((3, 4, 5), float(n)) for n in range(2)]
+    for family in ("classification", "segmentation"):
+        (batch,) = as_batch(family, tensors)
+        assert torch.equal(batch, torch.stack(tensors))
+    (clips,) = as_batch("video", [torch.zeros(3, 16, 4, 4)] * 3)
+    assert clips.shape == (3, 3, 16, 4, 4)
+    one, other = as_batch("optical_flow", tensors)
+    assert torch.equal(one, other) and torch.equal(one, torch.stack(tensors))
+    (pictures,) = as_batch("detection", [torch.zeros(3, 4, 5), torch.zeros(3, 6, 7)])
+    assert [tuple(picture.shape) for picture in pictures] == [(3, 4, 5), (3, 6, 7)]
+
+
+def test_as_batch_refuses_what_does_not_stack() -> None:
+    with pytest.raises(InputError, match="do not stack; 3x4x5, 3x6x7; make batches of one shape"):
+        as_batch("classification", [torch.zeros(3, 4, 5), torch.zeros(3, 6, 7)])
+    for family in ("classification", "detection"):
+        with pytest.raises(InputError, match="a batch of no picture"):
+            as_batch(family, [])
+
+
+# Order and values
+
+
+@WORKERS
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 100])
+def test_batches_hold_what_one_picture_after_the_other_gives(tmp_path: Path, workers: int, batch_size: int) -> None:
+    loaded, paths = small_imagenet(), photographs(tmp_path, 7)
+    batches = list(load_batches(loaded, paths, batch_size, workers))
+    assert [batch.count for batch in batches] == [min(batch_size, 7 - n) for n in range(0, 7, batch_size)]
+    assert [name for batch in batches for name in batch.names] == paths
+    assert [position for batch in batches for position in batch.positions] == list(range(7))
+    expected = torch.stack([loaded.preprocess(read_picture(path).image) for path in paths])
+    assert torch.equal(stacked(batches), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_every_type_of_number_comes_through_from_a_worker(tmp_path: Path, dtype: torch.dtype) -> None:
+    loaded, paths = small_imagenet(dtype=dtype), photographs(tmp_path, 2)
+    (there,), (here,) = (list(load_batches(loaded, paths, workers=workers)) for workers in (1, 0))
+    assert there.inputs[0].dtype == dtype
+    assert torch.equal(there.inputs[0], here.inputs[0])
+
+
+def test_grey_models_too(tmp_path: Path) -> None:
+    (batch,) = load_batches(net(channels=1), photographs(tmp_path, 2), workers=1)
+    assert batch.inputs[0].shape == (2, 1, 30, 40)
+
+
+@WORKERS
+def test_runs_of_one_shape_become_batches(tmp_path: Path, workers: int) -> None:
+    sizes = [(40, 30), (40, 30), (20, 30), (40, 30), (40, 30), (40, 30)]
+    paths = [photograph(tmp_path / f"{n}.png", n, size) for n, size in enumerate(sizes)]
+    batches = list(load_batches(net(), paths, 4, workers))
+    assert [batch.positions for batch in batches] == [(0, 1), (2,), (3,), (4, 5)]
+    assert [tuple(batch.inputs[0].shape) for batch in batches] == [
+        (2, 3, 30, 40),
+        (1, 3, 30, 20),
+        (1, 3, 30, 40),
+        (2, 3, 30, 40),
+    ]
+    (detected, rest) = load_batches(net("detection"), paths, 4, workers)
+    assert [tuple(picture.shape[1:]) for picture in detected.inputs[0]] == [(30, 40), (30, 40), (30, 20), (30, 40)]
+    assert rest.positions == (4, 5)
+
+
+def test_optical_flow_sees_each_picture_against_itself(tmp_path: Path) -> None:
+    (batch,) = load_batches(net("optical_flow", mode="weights"), photographs(tmp_path, 2))
+    one, other = batch.inputs
+    assert one.shape == (2, 3, 128, 128)
+    assert torch.equal(one, other)
+
+
+@WORKERS
+def test_video_models_get_clips(tmp_path: Path, workers: int) -> None:
+    loaded = net("video", mode="weights", transforms=usual_transforms("video"), frames=4)
+    frames = [Image.new("RGB", (40, 30), (n, n, n)) for n in range(0, 250, 25)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    paths = [str(tmp_path / "a.gif"), photograph(tmp_path / "still.png", 1)]
+    kept = Kept()
+    (batch,) = kept.load(loaded, paths, workers=workers)
+    assert batch.inputs[0].shape == (2, 3, 4, 112, 112)
+    assert torch.equal(batch.inputs[0][0], loaded.preprocess(read_picture(paths[0], frames=4).frames))
+    assert kept.notes == [
+        (paths[0], "frames 1, 4, 7, 10 of 10"),
+        (paths[1], "a still picture, repeated 4 times"),
+    ]
+
+
+def test_no_paths_no_batches() -> None:
+    assert list(load_batches(net(), [], workers=2)) == []
+
+
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}])
+def test_numbers_that_make_no_sense_are_refused_at_once(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="the least is"):
+        load_batches(net(), ["a.png"], **wrong)
+
+
+# What is lost, and what is said
+
+
+@WORKERS
+def test_what_cannot_be_used_is_told_in_order_and_skipped(tmp_path: Path, workers: int) -> None:
+    paths = mixed(tmp_path)
+    kept = Kept()
+    batches = kept.load(net(), paths, 4, workers)
+    assert [batch.positions for batch in batches] == [(1, 2, 5, 6), (7, 8)]
+    assert [(position, name) for position, name, _ in kept.lost] == [(n, paths[n]) for n in (0, 3, 4, 9)]
+    words = ["cannot be decoded", "is no picture", "no picture", "is a folder, not a picture"]
+    for (_, name, line), word in zip(kept.lost, words, strict=True):
+        assert name in line and word in line
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    paths = mixed(tmp_path)
+    one, other = Kept(), Kept()
+    first, second = (kept.load(net(), paths, 3, workers) for kept, workers in ((one, 0), (other, 2)))
+    assert (one.lost, one.notes) == (other.lost, other.notes)
+    assert [(batch.names, batch.positions) for batch in first] == [(batch.names, batch.positions) for batch in second]
+    assert torch.equal(stacked(first), stacked(second))
+
+
+@WORKERS
+def test_an_error_of_the_preprocessing_loses_the_picture(tmp_path: Path, workers: int) -> None:
+    class Refuses:
+        def __call__(self, image: Image.Image) -> Tensor:
+            if image.size == (5, 5):
+                raise MemoryError
+            return torch.zeros(3, 4, 4)
+
+    paths = [photograph(tmp_path / "a.png", 1), photograph(tmp_path / "b.png", 2, (5, 5))]
+    kept = Kept()
+    (batch,) = kept.load(net(mode="weights", transforms=Refuses()), paths, workers=workers)
+    assert batch.positions == (0,)
+    assert [(position, name) for position, name, _ in kept.lost] == [(1, paths[1])]
+
+
+def test_memory_that_ends_while_reading_loses_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **more: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(loading, "read_picture", fail)
+    kept = Kept()
+    assert kept.load(net(), photographs(tmp_path, 1)) == []
+    assert [line.partition("' ")[2] for _, _, line in kept.lost] == ["does not fit into memory; give a smaller file"]
+
+
+@WORKERS
+def test_all_lost(tmp_path: Path, workers: int) -> None:
+    kept = Kept()
+    assert kept.load(net(), [str(tmp_path / f"{n}.png") for n in range(40)], 4, workers) == []
+    assert [position for position, _, _ in kept.lost] == list(range(40))
+
+
+@WORKERS
+def test_by_default_a_lost_picture_raises_and_a_note_warns(tmp_path: Path, workers: int) -> None:
+    clear = tmp_path / "new\nline.png"
+    Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(clear)
+    with pytest.warns(ImageWarning, match=r"new\\nline.png: transparency composited on white"):
+        assert len(list(load_batches(net(), [str(clear)], workers=workers))) == 1
+    with pytest.raises(ImageError, match=r"no picture 'missing\.png'"):
+        list(load_batches(net(), [*photographs(tmp_path, 3), "missing.png"], workers=workers))
+
+
+@WORKERS
+def test_a_mistake_in_a_persons_own_transforms_is_no_lost_picture(tmp_path: Path, workers: int) -> None:
+    def wrong(image: Image.Image) -> Tensor:
+        return {}["mean"]  # type: ignore[no-any-return]
+
+    with pytest.raises(KeyError, match="mean"):
+        Kept().load(net(mode="weights", transforms=wrong), photographs(tmp_path, 3), workers=workers)
+
+
+def test_awkward_names_come_back_as_they_were(tmp_path: Path) -> None:
+    names = ["new\nline.png", "\x1b]0;title\x07.png", os.fsdecode(b"\xff.png"), "-"]
+    paths = [photograph(tmp_path / name, n) for n, name in enumerate(names)]
+    (batch,) = load_batches(net(), paths, workers=2)
+    assert batch.names == tuple(paths)
+
+
+# Pipes
+
+
+@WORKERS
+def test_standard_input(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = photographs(tmp_path, 3)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(paths[1]).read_bytes())))
+    (batch,) = load_batches(net(), [paths[0], "-", paths[2]], workers=workers)
+    assert batch.names == (paths[0], "-", paths[2])
+    assert torch.equal(batch.inputs[0], stacked(list(load_batches(net(), paths))))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@WORKERS
+@pytest.mark.parametrize(("stream", "word"), [(None, "closed"), (Terminal(), "the terminal")])
+def test_no_standard_input(
+    tmp_path: Path, workers: int, stream: Any, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", stream)
+    kept = Kept()
+    (batch,) = kept.load(net(), ["-", *photographs(tmp_path, 1)], workers=workers)
+    assert batch.positions == (1,)
+    assert [line for *_, line in kept.lost] == [
+        f"no picture on standard input: it is {word}; give a file, or pipe one in"
+    ]
+
+
+@needs_pipes
+@WORKERS
+def test_a_named_pipe(tmp_path: Path, workers: int) -> None:
+    path, pipe = photograph(tmp_path / "a.png", 1), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(Path(path).read_bytes(),))
+    writer.start()
+    (batch,) = load_batches(net(), [str(pipe), path], workers=workers)
+    writer.join()
+    assert torch.equal(*batch.inputs[0])
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fd/0"), reason="no /dev/fd here")
+@WORKERS
+def test_a_descriptor_of_this_process(tmp_path: Path, workers: int) -> None:
+    with open(photograph(tmp_path / "a.png", 1), "rb") as stream:
+        (batch,) = load_batches(net(), [f"/dev/fd/{stream.fileno()}"], workers=workers)
+    assert batch.count == 1
+
+
+# Nothing else changes, nothing is left
+
+
+@WORKERS
+def test_random_states_and_signals_are_left_alone(tmp_path: Path, workers: int) -> None:
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    assert len(list(load_batches(net(), photographs(tmp_path, 5), 2, workers))) == 3
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+    assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), torch.get_num_threads())
+
+
+def test_a_worker_has_one_thread(tmp_path: Path) -> None:
+    def threads(image: Image.Image) -> Tensor:
+        return torch.tensor([torch.get_num_threads(), os.getpid()], dtype=torch.float64)
+
+    (batch,) = load_batches(net(mode="weights", transforms=threads), photographs(tmp_path, 6), workers=2)
+    assert batch.inputs[0][:, 0].tolist() == [1] * 6
+    assert len(set(batch.inputs[0][:, 1].tolist()) - {os.getpid()}) == 2
+
+
+def test_workers_print_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def loud(image: Image.Image) -> Tensor:
+        os.write(1, b"out")
+        os.write(2, b"err")
+        sys.stdout.write("print")
+        sys.stdout.flush()
+        return torch.zeros(3, 4, 4)
+
+    (batch,) = load_batches(net(mode="weights", transforms=loud), photographs(tmp_path, 3), workers=2)
+    assert batch.count == 3
+    assert capfd.readouterr() == ("", "")
+
+
+@WORKERS
+def test_workers_end_with_an_early_break(tmp_path: Path, workers: int) -> None:
+    for batch in load_batches(net(), photographs(tmp_path, 30), 2, workers):
+        assert batch.count == 2
+        assert len(multiprocessing.active_children()) == workers
+        break
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_end_with_close_though_an_error_is_kept(tmp_path: Path) -> None:
+    batches = load_batches(net(), photographs(tmp_path, 30), 2, 2)
+    try:
+        next(batches)
+        raise ValueError
+    except ValueError as error:
+        kept = error
+        batches.close()
+    assert multiprocessing.active_children() == []
+    assert kept.__traceback__ is not None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ImageError("strict")])
+def test_workers_end_when_a_listener_raises(tmp_path: Path, error: BaseException) -> None:
+    def stop(position: int, name: str, lost: HookscopeError) -> None:
+        raise error
+
+    paths = [*photographs(tmp_path, 4), "missing", *photographs(tmp_path, 20)]
+    with pytest.raises(type(error)) as caught:
+        list(load_batches(net(), paths, 2, 2, stop))
+    assert multiprocessing.active_children() == []
+    assert caught.value is error
+
+
+def test_never_started_never_stopped(tmp_path: Path) -> None:
+    load_batches(net(), photographs(tmp_path, 2), workers=2).close()
+    assert multiprocessing.active_children() == []
+
+
+def test_more_workers_than_pictures_or_processors_is_no_warning(tmp_path: Path) -> None:
+    paths = photographs(tmp_path, (os.cpu_count() or 1) + 2)
+    assert sum(batch.count for batch in load_batches(net(), paths, 4, len(paths) + 5)) == len(paths)
+
+
+def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
+    def die(image: Image.Image) -> Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(3)
+
+    with pytest.raises(HookscopeError) as caught:
+        list(load_batches(net(mode="weights", transforms=die), photographs(tmp_path, 3), workers=1))
+    assert str(caught.value) == (
+        "a worker process was killed; perhaps the memory was full; use fewer workers or a smaller batch size"
+    )
+
+
+@WORKERS
+def test_pictures_do_not_pile_up(tmp_path: Path, workers: int) -> None:
+    """Of what the model has seen nothing is held, and no more than about a batch is prepared ahead."""
+    started = tmp_path / "started"
+
+    def count(image: Image.Image) -> Tensor:
+        with open(started, "a") as stream:
+            stream.write(".")
+        return torch.zeros(3, 4, 4)
+
+    seen: list[weakref.ref[Tensor]] = []
+    paths = photographs(tmp_path, 40)
+    for batch in load_batches(net(mode="weights", transforms=count), paths, 4, workers):
+        seen.append(weakref.ref(batch.inputs[0]))
+        assert started.stat().st_size <= 4 * len(seen) + 2 * 4 * bool(workers)
+        del batch
+        gc.collect()
+        assert seen[-1]() is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process groups here")
+def test_an_interrupt_ends_workers_quickly_and_in_silence(tmp_path: Path) -> None:
+    code = f"""
+import sys, time, torch
+from tests.test_loading import net, photographs
+from hookscope.loading import load_batches
+from pathlib import Path
+def slow(image):
+    time.sleep(0.05)
+    return torch.zeros(3, 4, 4)
+try:
+    for batch in load_batches(net(mode="weights", transforms=slow), photographs(Path({str(tmp_path)!r}), 200), 4, 2):
+        print("begun", flush=True)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, b"")
+    assert time.monotonic() - began < 10
+    with pytest.raises(ProcessLookupError):  # nobody of the group is left
+        os.killpg(process.pid, 0)
