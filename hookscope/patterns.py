@@ -118,15 +118,18 @@ def signs_of(images: Sequence[str]) -> Tensor:
 
 
 def _joined(chosen: NDArray[np.intp], pairs: NDArray[np.intp]) -> list[tuple[int, ...]]:
-    """Pairs to groups, each in order of channels: what is like the same third belongs together."""
-    group: dict[int, list[int]] = {}
+    """Pairs to groups, each in order of channels: every member is like the first, not only like another member."""
+    alike: dict[int, list[int]] = {}
     for first, second in pairs:
-        a, b = (group.setdefault(int(at), [int(at)]) for at in (first, second))
-        if a is not b:
-            a += b
-            group.update(dict.fromkeys(b, a))
-    found = {id(members): tuple(sorted(int(chosen[at]) for at in members)) for members in group.values()}
-    return sorted(found.values())
+        alike.setdefault(int(first), []).append(int(second))
+    taken: set[int] = set()
+    groups = []
+    for first in sorted(alike):
+        members = [] if first in taken else [at for at in alike[first] if at not in taken]
+        if members:
+            taken |= {first, *members}
+            groups.append(tuple(int(chosen[at]) for at in (first, *members)))
+    return groups
 
 
 class ChannelCovariance:

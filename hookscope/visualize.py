@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from hookscope.layers import Call, Layers
 from hookscope.levels import ChannelChoice, Scale
 from hookscope.maps import Shown
 from hookscope.observe import Observer
+from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -103,19 +105,31 @@ def _run(net: Net, pictures: list[Tensor], observer: Observer) -> None:
     import torch
 
     inputs = net.inputs(*pictures)
+    with refusal(net.name, pictures), torch.no_grad(), observer:
+        net.model(*inputs)
+
+
+@contextmanager
+def refusal(model: str, inputs: Any) -> Iterator[None]:
+    """Whatever a model raises on ``inputs``, tensors in any container, as an InputError that gives their size.
+
+    What says that the memory is full is left as it is: another size of picture is not the first thing to try.
+    """
+    import torch
+
     try:
-        with torch.no_grad(), observer:
-            net.model(*inputs)
+        yield
     except HookscopeError:
         raise
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             raise
-        size = "x".join(map(str, pictures[0].shape))
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(inputs).values()]
+        size = "x".join(map(str, shapes[0])) if shapes else "no size"
         text = " ".join(str(error).split())[:200] or type(error).__name__
         about_size = re.search(r"size|small|shape|divisible|dimension", text) and "type" not in text
         raise InputError(
-            f"{net.name} refuses a picture of {size}: {text}", do="try another --input-size" if about_size else ""
+            f"{model} refuses a picture of {size}: {text}", do="try another --input-size" if about_size else ""
         ) from error
 
 

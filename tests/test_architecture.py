@@ -18,8 +18,10 @@ TIERS = [
     "catalogue checkpoints deep_greys dry factories folders hooks images inputs layers models observe preprocess"
     " torchvision_models weights",
     "activations activity colours destinations figures grids lettering levels maps pictures readback sheets"
-    " loading batchnorm moments parameters patterns quantiles recorder statistics survey tally trace",
-    "cam gradients health interventions listing monitor saved_statistics tensorboard verification visualize"
+    " loading batchnorm moments parameters patterns quantiles recorder statistics survey tally trace"
+    " filters values",
+    "cam gradients health interventions junit limits listing monitor saved_statistics tensorboard verification visualize"
+    " differences node_by_node untouched witness"
     " kernels weight_findings weights_figure",
     "cli",
     "__init__ __main__",
@@ -45,6 +47,10 @@ NEIGHBOURS = {
     "survey": {"batchnorm", "maps", "moments", "patterns", "statistics", "tally"},
     "statistics": {"moments", "patterns", "quantiles"},
     "trace": {"recorder"},
+    "junit": {"limits"},
+    "untouched": {"differences"},
+    "verification": {"differences", "node_by_node", "untouched", "witness"},
+    "witness": {"node_by_node", "untouched"},
     "cam": {"gradients"},
     "filters": {"maps"},
     "parameters": {"filters", "maps", "values"},

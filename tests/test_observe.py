@@ -121,7 +121,8 @@ def test_what_did_not_run_in_order_of_registration() -> None:
 
 def test_each_pass_starts_clean_and_says_so() -> None:
     net, keys, said = Pyramid(), Keys(), []
-    with Observer(net, "0", ("Conv2d",), keys, on_start=lambda *inputs: said.append("on"), on_end=lambda: said.append("off")):
+    told = {"on_start": lambda *_: said.append("on"), "on_end": lambda: said.append("off")}
+    with Observer(net, "0", ("Conv2d",), keys, **told):
         net(X)
         net(X)
     assert keys.seen == [("stem", 0), ("stem", 0)] and said == ["on", "off", "on", "off"]

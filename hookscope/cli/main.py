@@ -32,6 +32,10 @@ __all__ = ["COMMANDS", "CommandGroup", "cli", "main"]
 # Each module holds a click command named `command`; it is imported when it is run or its help is shown.
 COMMANDS = {
     "visualize": "hookscope.cli.visualize",
+    "stats": "hookscope.cli.stats",
+    "check": "hookscope.cli.check",
+    "weights": "hookscope.cli.weights",
+    "verify": "hookscope.cli.verify",
     "list-layers": "hookscope.cli.list_layers",
     "list-models": "hookscope.cli.list_models",
     "completion": "hookscope.cli.completion",

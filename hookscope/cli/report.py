@@ -59,9 +59,9 @@ def write_report(
         return
     if format == "ndjson":
         for row in whole:
-            stream.write(json.dumps({"row": kind, **plain_json(row)}, allow_nan=False) + "\n")
+            stream.write(json.dumps({"row": kind, **_record(row)}, allow_nan=False) + "\n")
         for found in findings:
-            stream.write(json.dumps({"row": "finding", **plain_json(found.as_row())}, allow_nan=False) + "\n")
+            stream.write(json.dumps({"row": "finding", **_record(found.as_row())}, allow_nan=False) + "\n")
         stream.flush()
         return
     writer = RowWriter(fields, format, stream)
@@ -71,6 +71,10 @@ def write_report(
     if format == "table":
         stream.write("".join(f"{line}\n" for line in _in_words(findings)))
         stream.flush()
+
+
+def _record(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: plain_json(value) for name, value in row.items()}
 
 
 def _object(value: Mapping[str, Any]) -> str:

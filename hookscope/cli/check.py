@@ -1,0 +1,165 @@
+"""``hookscope check``: a gate for CI, which ends with 3 when a layer breaks a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookscope.cli import output, process
+from hookscope.cli.image_options import images_argument
+from hookscope.cli.measuring import Job, Share, images_of, measure, measuring_options
+from hookscope.cli.options import chosen_format, complete_layers, format_option, model_argument
+from hookscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from hookscope.limits import Limits, Offence
+    from hookscope.saved_statistics import SavedTally
+    from hookscope.statistics import LayerStatistics
+
+FIELDS = ("limit", "index", "layer", "value", "allowed", "evidence", "weights")
+
+
+class Rank(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
+    """A number of directions, or ``5%`` of the channels, to ``(number, share)``, one of them None."""
+
+    name = "RANK"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float | None, float | None]:
+        """``"8"`` to ``(8.0, None)``, ``"5%"`` to ``(None, 0.05)``."""
+        if isinstance(value, tuple):
+            return value[0], value[1]
+        if value.strip().endswith("%"):
+            return None, Share().convert(value, param, ctx)
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            self.fail(f"'{value}' is no rank; write a number of directions, or 5% of the channels", param, ctx)
+        return number, None
+
+
+class Positive(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A finite number of at least 0."""
+
+    name = "NUMBER"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """``"1e4"`` to 10000.0."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            self.fail(f"'{value}' is no number of at least 0", param, ctx)
+        return number
+
+
+@click.command("check")
+@model_argument()
+@images_argument
+@click.option("--max-dead", type=Share(), help="Largest share of dead channels in a layer: 5% or 0.05.")
+@click.option("--max-saturated", type=Share(), help="Largest share of values within 1 % of a bound.")
+@click.option("--no-nan", is_flag=True, help="No NaN and no Inf anywhere.")
+@click.option("--max-abs", type=Positive(), help="Largest absolute value: 1e4.")
+@click.option("--min-rank", type=Rank(), help="Least effective rank of a layer: directions, or 5% of its channels.")
+@click.option(
+    "--allow",
+    metavar="LAYER",
+    multiple=True,
+    shell_complete=complete_layers,
+    help="No limit for these layers: a selection as in --layer; repeatable.",
+)
+@click.option("--junit", metavar="FILE", type=click.Path(), help="Write the result as JUnit XML too.")
+@measuring_options
+@format_option
+def command(
+    model: str,
+    images: tuple[str, ...],
+    max_dead: float | None,
+    max_saturated: float | None,
+    no_nan: bool,
+    max_abs: float | None,
+    min_rank: tuple[float | None, float | None] | None,
+    allow: tuple[str, ...],
+    junit: str | None,
+    limit: int | None,
+    files0_from: str | None,
+    format: str | None,
+    **options: Any,
+) -> None:
+    """Hold every layer of MODEL against limits, on images; exit with 3 when one is broken.
+
+    Made for CI: a row for each broken limit, nothing but the header when all is well. What is measured is what `stats`
+    measures, without `--layer` every convolution and every activation function.
+
+    \b
+    Examples:
+      hookscope check mobilenet_v3_small samples/ --max-dead 5% --no-nan --max-abs 1e4
+      hookscope check my.py:model photos/ --weights my.pth --no-nan --junit report.xml
+      hookscope check vgg16 photos/ --max-dead 0 --allow 'classifier.*' --format json
+    """
+    from hookscope.files import check_writable
+    from hookscope.layers import Selection
+    from hookscope.limits import Limits, broken_limits
+
+    directions, share = min_rank or (None, None)
+    limits = Limits(max_dead, max_saturated, no_nan, max_abs, directions, share)
+    if not limits.names:
+        raise UsageError("no limit was given", do="give --max-dead, --max-saturated, --no-nan, --max-abs or --min-rank")
+    if allow:
+        Selection(allow)
+    if junit is not None:
+        check_writable(junit)
+    paths = images_of(images, files0_from, limit)
+    job = Job(model, paths, rank="min-rank" in limits.names, **options)
+    saved, lost = measure(job)
+    layers = saved.tally.statistics()
+    offences = broken_limits(layers, limits, allow)
+    if junit is not None:
+        _write_junit(junit, model, limits, layers, offences)
+    _report(saved, layers, limits, offences, chosen_format(format))
+    if offences:
+        raise click.exceptions.Exit(3)
+    if lost:
+        raise click.exceptions.Exit(1)
+
+
+def _write_junit(
+    path: str, model: str, limits: Limits, layers: Sequence[LayerStatistics], offences: Sequence[Offence]
+) -> None:
+    from hookscope.files import write_atomically
+    from hookscope.junit import junit_xml
+
+    suite = f"hookscope check {model}"
+    write_atomically(path, junit_xml(suite, limits.names, [layer.key for layer in layers], offences))
+
+
+def _report(
+    saved: SavedTally, layers: Sequence[LayerStatistics], limits: Limits, offences: Sequence[Offence], format: str
+) -> None:
+    rows = [
+        {
+            "limit": offence.limit,
+            "index": offence.index,
+            "layer": offence.layer,
+            "value": offence.value,
+            "allowed": offence.allowed,
+            "evidence": offence.evidence,
+            "weights": saved.source.weights,
+            **({"channels": offence.channels} if format in ("json", "ndjson") else {}),
+        }
+        for offence in offences
+    ]
+    layer_count = len({offence.layer for offence in offences})
+    verdict = (
+        f"{layer_count} of {len(layers)} calls break a limit" if offences else f"all {len(layers)} calls are within"
+    )
+    images = "1 image" if saved.tally.images == 1 else f"{saved.tally.images:,} images"
+    totals = [f"{saved.source.model} on {images}: {verdict} ({', '.join(limits.names)})"]
+    fields = (*FIELDS, "channels") if format in ("json", "ndjson") else FIELDS
+    output.write_rows(rows, fields, format, process.standard_output(), totals)

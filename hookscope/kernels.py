@@ -1,0 +1,349 @@
+"""The filters of convolutions as a picture: the first layer's in colour, those of others by their strongest slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hookscope import colours
+from hookscope.errors import LayerError, printable
+from hookscope.filters import filter_norms, filters_of, is_convolution, layer_weight
+from hookscope.grids import FRAME_GAP, LEAST_CELL, MOST_PIXELS, Grid, draw_grid, lay_out, to_image
+from hookscope.layers import Layers
+from hookscope.lettering import text_pixels, wrapped
+from hookscope.levels import ChannelChoice, Scale, Tiles, reduce_maps
+from hookscope.parameters import layers_named
+from hookscope.registry import package_versions
+from hookscope.sheets import MARGIN, Style
+from hookscope.threads import one_thread
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
+    from torch import Tensor, nn
+
+    from hookscope.lettering import Pixels
+
+__all__ = ["KernelSheet", "draw_kernels"]
+
+SLICES = 4  # of a filter with many inputs, so many are drawn: those with the largest norms
+_MOST_LAYERS, _FIRST_FEW = 24, ChannelChoice(top=16)  # where no layers were named
+_WIDTH = 1160
+_GREY = 127.5
+
+
+@dataclass(frozen=True)
+class KernelSheet:
+    """A finished sheet and its provenance; ``left_out`` says in words what was not drawn."""
+
+    image: Image.Image
+    provenance: dict[str, Any]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Section:
+    """The filters of one convolution: its words and its grid, and the colours of the maps where they have some."""
+
+    title: str
+    words: str
+    grid: Grid
+    about: dict[str, Any]
+    rgb: NDArray[np.uint8] | None = None
+
+
+def draw_kernels(
+    model: nn.Module,
+    layers: Layers | None = None,
+    channels: ChannelChoice | None = None,
+    style: Style | None = None,
+    name: str = "",
+    weights: str = "",
+) -> KernelSheet:
+    """Draw the filters of a model's convolutions, in order of registration.
+
+    The first convolution, where it sees three colours, has its filters drawn in colour: grey is 0, and each filter
+    has its own scale. Of any other each filter is drawn by its `SLICES` input slices with the largest norms, all of a
+    layer on one scale that is symmetric about 0; kernels of one position make one map, filters × inputs.
+
+    Args:
+        model: Any eager module.
+        layers: Names of layers, globs and ``re:…``. None for the first convolution whole, and of the 23 after it the
+            16 strongest filters.
+        channels: Which filters.
+        style: Columns, smallest side of a kernel, colour map (``RdBu_r`` suits).
+        name: What the model is called.
+        weights: What its weights are called.
+
+    Raises:
+        LayerError: the chosen layers hold no convolution, or none of the chosen filters.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 3))
+        >>> sheet = draw_kernels(net, style=Style(cmap="RdBu_r"))
+        >>> [part["layer"] for part in sheet.provenance["kernels"]]
+        ['0', '1']
+    """
+    style = style or Style(cmap="RdBu_r")
+    every = _convolutions(model)
+    wanted = layers_named(model, layers)
+    chosen = [(at, *one) for at, one in enumerate(every) if wanted is None or one[0] in wanted]
+    if not chosen:
+        what = "the model has no convolution" if not every else "no convolution among the chosen layers"
+        raise LayerError(what, f"there are {', '.join(one[0] for one in every[:4])}" if every else "")
+    left_out = []
+    if wanted is None and len(chosen) > _MOST_LAYERS:
+        left_out.append(f"{len(chosen) - _MOST_LAYERS} further convolutions: choose with --layer")
+        chosen = chosen[:_MOST_LAYERS]
+    sections = []
+    for at, layer, module, filters in chosen:
+        few = _FIRST_FEW if wanted is None and at else ChannelChoice()
+        with one_thread():
+            section = _section(layer, module, filters, channels or few, style, first=at == 0)
+        sections.append(section)
+        if section.grid.left_out:
+            left_out.append(f"{section.grid.left_out} filters of {layer}: choose with --channels")
+    heading = f"{name or type(model).__name__}   filters of convolutions   weights: {weights or 'as given'}"
+    image, kernels = _page(heading, sections, left_out, style)
+    provenance: dict[str, Any] = {**package_versions(), "model": name, "weights": weights, "cmap": style.cmap}
+    provenance |= {"levels": colours.LEVELS, "size": list(image.size), "kernels": kernels}
+    return KernelSheet(image, provenance, tuple(left_out))
+
+
+def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Tensor]]:
+    found = []
+    for name, module in model.named_modules():
+        weight = layer_weight(module) if is_convolution(module) else None
+        filters = filters_of(module, weight) if weight is not None else None
+        if filters is not None:
+            found.append((name, module, filters))
+    return found
+
+
+def _section(
+    layer: str, module: nn.Module, filters: Tensor, choice: ChannelChoice, style: Style, first: bool
+) -> _Section:
+    flat = filters.flatten(0, 1)  # (filters, inputs, *kernel)
+    count, inputs = flat.shape[:2]
+    title = f"{layer or type(module).__name__}   {type(module).__name__}   {count} filters of"
+    title += f" {inputs}x{'x'.join(map(str, flat.shape[2:]))}"
+    numbers = choice.of(flat.flatten(1)[:, None])
+    norms, _ = filter_norms(filters)
+    if first and inputs == 3 and filters.shape[0] == 1:
+        return _in_colour(layer, title, flat[numbers], numbers, norms[numbers], style)
+    if flat[0, 0].numel() == 1 and inputs > 1:
+        return _as_matrix(layer, title, flat.flatten(1), numbers, style)
+    return _as_slices(layer, title, flat, numbers, norms, style)
+
+
+def _laid_flat(kernels: Tensor) -> tuple[Tensor, int]:
+    """Kernels ``(..., T, H, W)``, ``(..., H, W)`` or ``(..., W)`` as ``(..., H, T * W)``, and T: moments side by side.
+
+    The two leading axes stay.
+    """
+    if kernels.dim() == 3:
+        return kernels[:, :, None], 1
+    if kernels.dim() == 4:
+        return kernels, 1
+    moments = kernels.shape[2]
+    return kernels.transpose(2, 3).flatten(3), moments
+
+
+def _in_colour(layer: str, title: str, kernels: Tensor, numbers: list[int], norms: Tensor, style: Style) -> _Section:
+    """Three inputs as red, green and blue: 0 is grey, the largest |weight| of the filter the end of the scale."""
+    import numpy as np
+    import torch
+
+    maps, moments = _laid_flat(kernels)
+    values = maps.double().cpu().numpy().transpose(0, 2, 3, 1)  # (filters, H, T * W, 3)
+    finite = np.isfinite(values)
+    known = np.where(finite, values, 0.0)
+    ends = np.abs(known).max(axis=(1, 2, 3))
+    unit = np.where(ends > 0, ends, 1.0)[:, None, None, None]
+    rgb = np.rint(_GREY + _GREY * (known / unit)).astype(np.uint8)
+    bad = ~finite.all(axis=3)
+    rgb[bad] = colours.palette(style.cmap)[colours.NAN]
+    nonfinite = (~finite).sum(axis=(1, 2, 3))
+    blank = reduce_maps(torch.zeros(len(numbers), *maps.shape[2:]), None, Scale("range", -1.0, 1.0))
+    tiles = replace(
+        blank,
+        channels=numbers,
+        low=-ends,
+        high=ends,
+        strength=norms.cpu().numpy(),
+        constant=np.zeros(len(numbers), bool),
+        nonfinite=nonfinite,
+        scale="filter",
+    )
+    words = "inputs as red, green, blue; each filter on its own scale: grey is 0, its largest |weight| the brightest or"
+    words += " darkest   bar: norm of the filter against the largest (bold)"
+    words += f"   {moments} moments of a filter, left to right" if moments > 1 else ""
+    words += "   NaN or Inf magenta (!)" if bad.any() else ""
+    about = {"layer": layer, "drawn": "rgb", "moments": moments}
+    return _Section(title, words, _grid(tiles, style, moments, large=True), about, rgb)
+
+
+def _as_slices(layer: str, title: str, flat: Tensor, numbers: list[int], norms: Tensor, style: Style) -> _Section:
+    """Of each filter the input slices with the largest norms, side by side, the largest first."""
+    import torch
+
+    maps, moments = _laid_flat(flat[numbers])
+    sizes = torch.where(torch.isfinite(maps), maps, 0.0).flatten(2).norm(dim=2)
+    order = sizes.argsort(dim=1, descending=True, stable=True)[:, :SLICES]
+    slices = torch.stack([one[kept] for one, kept in zip(maps, order, strict=True)])  # (filters, slices, H, W)
+    shown = slices.transpose(1, 2).flatten(2)
+    frames = moments * slices.shape[1]
+    tiles = replace(
+        reduce_maps(shown, None, _symmetric(flat)),
+        channels=numbers,
+        strength=norms[numbers].cpu().numpy(),
+        scale="symmetric",
+    )
+    most = f"of {flat.shape[1]} inputs each filter's {slices.shape[1]} with the largest norms, the largest first"
+    words = most if flat.shape[1] > SLICES else f"all {flat.shape[1]} inputs, the one with the largest norm first"
+    words = "its one input" if flat.shape[1] == 1 else words
+    words += f", {moments} moments each" if moments > 1 else ""
+    words += "   bar: norm of the whole filter against the largest (bold)"
+    about = {"layer": layer, "drawn": "slices", "moments": moments, "inputs": order.tolist()}
+    return _Section(title, words, _grid(tiles, style, frames), about)
+
+
+def _as_matrix(layer: str, title: str, flat: Tensor, numbers: list[int], style: Style) -> _Section:
+    """Kernels of one position: a row for each filter, a column for each input."""
+    tiles = replace(reduce_maps(flat[numbers][None], None, _symmetric(flat)), scale="symmetric")
+    rows = f"filters 0 to {len(flat) - 1}" if numbers == list(range(len(flat))) else f"filters {_few(numbers)}"
+    words = f"one map: a row for each filter ({rows}, from the top), a column for each of {flat.shape[1]} inputs"
+    zoom = max(1, min(6, _WIDTH // flat.shape[1]))
+    cell = style.cell or zoom * min(len(numbers), flat.shape[1])
+    grid = draw_grid(tiles, 1, cell, plain=True, most=MOST_PIXELS // _MOST_LAYERS)
+    return _Section(title, words, grid, {"layer": layer, "drawn": "matrix", "filters": numbers})
+
+
+def _symmetric(flat: Tensor) -> Scale:
+    """From minus to plus the largest |weight| of the layer, whichever filters of it are drawn."""
+    import torch
+
+    largest = float(torch.where(torch.isfinite(flat), flat, 0.0).abs().max())
+    return Scale("range", -largest, largest)
+
+
+def _few(numbers: Sequence[int], most: int = 20) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")
+
+
+def _grid(tiles: Tiles, style: Style, frames: int, large: bool = False) -> Grid:
+    """The maps in rows as wide as the page; ``large`` as `draw_grid` finds best."""
+    count, height, width = tiles.levels.shape
+    cell, columns = style.cell, style.columns
+    if not large or frames > 1:
+        cell = cell or (LEAST_CELL if frames == 1 else 33)
+        columns = columns or max(1, _WIDTH // lay_out(count, height, width, 1, cell, frames=frames).step_x)
+    grid = draw_grid(tiles, columns, cell, style.plain, frames, MOST_PIXELS // _MOST_LAYERS)
+    _rule(grid)
+    return grid
+
+
+def _rule(grid: Grid) -> None:
+    """A line between the slices of a filter: 0 is as pale as the ground."""
+    layout = grid.layout
+    for at in range(len(grid.tiles.channels) - grid.left_out):
+        row, column = divmod(at, layout.columns)
+        top, left = row * layout.step_y + layout.label, column * layout.step_x
+        for place in layout.frame_places[:-1]:
+            gap = slice(left + place.stop, left + place.stop + FRAME_GAP)
+            grid.pixels[top : top + layout.map_height, gap] = colours.TEXT_HALF
+
+
+def _page(
+    heading: str, sections: Sequence[_Section], left_out: Sequence[str], style: Style
+) -> tuple[Image.Image, list[dict[str, Any]]]:
+    """The sections below one another under the heading, and where the maps of each lie."""
+    width = max([_WIDTH, *(section.grid.layout.width for section in sections)])
+    blocks = _lines(heading, width, 15, bold=True) + _lines("".join(f"left out: {one}" for one in left_out), width)
+    tops = []
+    for section in sections:
+        blocks += [_space(12), *_lines(section.title, width, 13, bold=True), *_lines(section.words, width)]
+        if section.rgb is None:
+            blocks += [_colour_bar(section.grid.tiles)]
+        blocks += [_space(6), section.grid.pixels]
+        tops.append(sum(len(block) for block in blocks[:-1]))
+    image = to_image(_stacked(blocks), style.cmap)
+    kernels = [_place(section, MARGIN, MARGIN + top) for section, top in zip(sections, tops, strict=True)]
+    if any(section.rgb is not None for section in sections):
+        image = image.convert("RGB")
+        for section, place in zip(sections, kernels, strict=True):
+            _paint(image, section, place)
+    return image, kernels
+
+
+def _lines(text: str, width: int, size: int = 12, bold: bool = False) -> list[Pixels]:
+    return [text_pixels(line, size, bold) for line in wrapped(printable(text), width, size, bold)] if text else []
+
+
+def _space(height: int) -> Pixels:
+    import numpy as np
+
+    return np.full((height, 1), colours.BACKGROUND, np.uint8)
+
+
+def _stacked(blocks: Sequence[Pixels]) -> Pixels:
+    import numpy as np
+
+    width = max(block.shape[1] for block in blocks)
+    whole = [np.pad(b, ((0, 0), (0, width - b.shape[1])), constant_values=colours.BACKGROUND) for b in blocks]
+    return np.pad(np.concatenate(whole), MARGIN, constant_values=colours.BACKGROUND)
+
+
+def _colour_bar(tiles: Tiles) -> Pixels:
+    """The scale of a layer: its colours, the value at either end, 0 in the middle."""
+    import numpy as np
+
+    low, high = (text_pixels(f"{value:.4g}", 12) for value in (tiles.low[0], tiles.high[0]))
+    name = text_pixels("scale: symmetric about 0, one for the layer", 12)
+    gap = np.full((len(low), 8), colours.BACKGROUND, np.uint8)
+    bar = np.repeat(np.arange(colours.LEVELS, dtype=np.uint8)[None], len(low), axis=0)
+    bar[-3:] = colours.BACKGROUND
+    return np.concatenate([name, gap, low, gap, bar, gap, high], axis=1)
+
+
+def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None:
+    """Put the colours of each filter where its map lies."""
+    import numpy as np
+    from PIL import Image
+
+    if section.rgb is None:
+        return
+    layout = section.grid.layout
+    for at, kernel in enumerate(section.rgb[: len(place["channels"])]):
+        row, column = divmod(at, layout.columns)
+        x, y = place["x"] + column * layout.step_x, place["y"] + row * layout.step_y
+        large = np.repeat(np.repeat(kernel, layout.zoom, axis=0), layout.zoom, axis=1)
+        wide = kernel.shape[1] // layout.frames * layout.zoom
+        for moment, across in enumerate(layout.frame_places):
+            part = np.ascontiguousarray(large[:, moment * wide : (moment + 1) * wide])
+            image.paste(Image.fromarray(part), (x + across.start, y))
+
+
+def _place(section: _Section, x: int, y: int) -> dict[str, Any]:
+    """Where the maps lie and what their colours mean, so that a program finds the weights again."""
+    layout, tiles = section.grid.layout, section.grid.tiles
+    count = len(tiles.channels) - section.grid.left_out
+    return {
+        **section.about,
+        "x": x,
+        "y": y + layout.label,
+        "columns": layout.columns,
+        "step_x": layout.step_x,
+        "step_y": layout.step_y,
+        "zoom": layout.zoom,
+        "height": tiles.levels.shape[1],
+        "width": tiles.levels.shape[2],
+        "frames": layout.frames,
+        "scale": tiles.scale,
+        "channels": tiles.channels[:count],
+        "low": tiles.low[:count].tolist(),
+        "high": tiles.high[:count].tolist(),
+    }

@@ -1,0 +1,132 @@
+"""Limits on statistics, as a gate holds them: which layers break which limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookscope.findings import listed, percent
+from hookscope.layers import Selection
+
+if TYPE_CHECKING:
+    from hookscope.statistics import LayerStatistics
+
+__all__ = ["Limits", "Offence", "broken_limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a layer may not go beyond; None where there is no limit.
+
+    Attributes:
+        max_dead: Share of dead channels, 0 to 1.
+        max_saturated: Share of values near a bound, 0 to 1.
+        no_nan: Whether NaN and Inf are forbidden.
+        max_abs: Largest absolute value.
+        min_rank: Effective rank, in directions.
+        min_rank_share: Effective rank, as a share of the channels, 0 to 1.
+    """
+
+    max_dead: float | None = None
+    max_saturated: float | None = None
+    no_nan: bool = False
+    max_abs: float | None = None
+    min_rank: float | None = None
+    min_rank_share: float | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The limits there are, as the options are called."""
+        given = {
+            "max-dead": self.max_dead,
+            "max-saturated": self.max_saturated,
+            "no-nan": self.no_nan or None,
+            "max-abs": self.max_abs,
+            "min-rank": self.min_rank if self.min_rank is not None else self.min_rank_share,
+        }
+        return tuple(name for name, value in given.items() if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Offence:
+    """A layer beyond a limit.
+
+    Attributes:
+        limit: As the option is called, such as ``max-dead``.
+        layer: The call.
+        index: Its index.
+        value: What was measured.
+        allowed: What the limit is.
+        evidence: In words.
+        channels: Which channels, None where it is not about channels.
+    """
+
+    limit: str
+    layer: str
+    index: int | None
+    value: float
+    allowed: float
+    evidence: str
+    channels: tuple[int, ...] | None = None
+
+
+def broken_limits(layers: Sequence[LayerStatistics], limits: Limits, allow: Sequence[str] = ()) -> list[Offence]:
+    """Every limit that a layer breaks, in order of execution.
+
+    Args:
+        layers: Statistics of a survey.
+        limits: What is allowed.
+        allow: Selections of layers to which no limit applies, see `hookscope.layers.Selection`.
+
+    Raises:
+        LayerError: no layer has a name in ``allow``.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.survey import Survey
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
+        >>> net[0].bias.data[2] = -9.0
+        >>> with Survey(net) as survey, torch.no_grad():
+        ...     _ = net(torch.rand(20, 3, 8, 8))
+        >>> [(o.limit, o.layer, o.value) for o in broken_limits(survey.tally.statistics(), Limits(max_dead=0.05))]
+        [('max-dead', '1', 0.25)]
+    """
+    allowed = Selection(allow) if allow else None
+    if allowed is not None:
+        allowed.check_names([layer.call.name for layer in layers], "what was measured")
+    total = sum(layer.call.index is not None for layer in layers)
+    found: list[Offence] = []
+    for layer in layers:
+        call = layer.call
+        if allowed is None or not allowed.wants_of(call.name, call.call, call.index, total):
+            found += _offences(layer, limits)
+    return found
+
+
+def _offences(layer: LayerStatistics, limits: Limits) -> Iterator[Offence]:
+    key, index = layer.key, layer.call.index
+    dead = len(layer.dead_channels) / max(layer.channels, 1)
+    if limits.max_dead is not None and dead > limits.max_dead:
+        text = f"{len(layer.dead_channels)} of {layer.channels} channels are dead: {listed(layer.dead_channels)}"
+        yield Offence("max-dead", key, index, dead, limits.max_dead, text, layer.dead_channels)
+    if limits.max_saturated is not None and layer.saturated is not None and layer.saturated > limits.max_saturated:
+        text = f"{percent(layer.saturated)} of values are within 1 % of a bound"
+        yield Offence("max-saturated", key, index, layer.saturated, limits.max_saturated, text)
+    if limits.no_nan and (bad := layer.nan + layer.inf):
+        text = f"{layer.nan:,} NaN and {layer.inf:,} Inf of {layer.values:,} values"
+        yield Offence("no-nan", key, index, bad, 0, text)
+    if limits.max_abs is not None and layer.min is not None and layer.max is not None:
+        largest = max(-layer.min, layer.max)
+        if largest > limits.max_abs:
+            yield Offence("max-abs", key, index, largest, limits.max_abs, f"from {layer.min:.6g} to {layer.max:.6g}")
+    yield from _of_rank(layer, limits)
+
+
+def _of_rank(layer: LayerStatistics, limits: Limits) -> Iterator[Offence]:
+    least = limits.min_rank
+    if limits.min_rank_share is not None:
+        least = limits.min_rank_share * layer.channels
+    if least is not None and layer.rank is not None and layer.rank < least:
+        text = f"effective rank {layer.rank:.4g} of {layer.channels} channels"
+        yield Offence("min-rank", layer.key, layer.call.index, layer.rank, least, text)

@@ -1,0 +1,150 @@
+"""A model run as torchvision's feature extractor does, node by node of its graph: the judge of what is captured."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from hookscope.errors import ModelError
+from hookscope.layers import call_key
+from hookscope.observe import is_leaf
+from hookscope.tensors import tensors_in
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Edge", "Edges", "run_node_by_node"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An output that is the input of another call: of ``source``, as positional or keyword ``argument`` of ``target``.
+
+    Both are keyed as activations are, ``name`` or ``name#call``.
+    """
+
+    source: str
+    target: str
+    argument: int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What feeds what in a graph.
+
+    Attributes:
+        edges: In order of execution of their targets.
+        overwritten: How many more there are whose value is written over on the way, so that the two differ rightly.
+    """
+
+    edges: tuple[Edge, ...]
+    overwritten: int = 0
+
+
+def run_node_by_node(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[[str, Any], None]) -> Edges:
+    """Trace a copy of ``model`` as `torchvision.models.feature_extraction` does, and run the graph on ``inputs``.
+
+    One pass shows the value of every node, where `create_feature_extractor` would be asked for one node at a time:
+    asked for several, it gives them in memory that later in-place layers have written over. Modules of torchvision's
+    own with children (``Conv2dNormActivation``) are traced through, so that their layers are nodes too.
+
+    Args:
+        model: Any eager module, in eval mode. The graph is that of a deep copy; the model itself does not run.
+        inputs: Its positional inputs; in-place layers may write to them.
+        on_output: Called with the key of a layer's call, ``name`` or ``name#call``, and what it put out, at once: the
+            next node may overwrite it.
+
+    Returns:
+        Which calls feed which.
+
+    Raises:
+        ModelError: when the model cannot be copied, its forward cannot be traced, or the graph does not run.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU()).eval()
+        >>> run_node_by_node(net, (torch.zeros(1, 3, 2, 2),), lambda key, output: None).edges
+        (Edge(source='0', target='1', argument=0),)
+    """
+    graph = _step("it cannot be copied", lambda: _traceable_copy(model))
+    run = _NodeByNode(_step("fx cannot trace it", lambda: _traced(graph)), on_output)
+    _step("its graph does not run", lambda: run.run(*inputs))
+    return Edges(tuple(run.edges), run.overwritten)
+
+
+def _step(refusal: str, action: Callable[[], Any]) -> Any:
+    import torch
+
+    try:
+        return action()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{refusal}: {text[:120]}") from error
+
+
+def _traceable_copy(model: nn.Module) -> nn.Module:
+    # tracing may leave proxies in what a forward keeps for itself, and the graph calls the layers it was traced from
+    return copy.deepcopy(model)
+
+
+def _traced(model: nn.Module) -> fx.GraphModule:
+    from torchvision.models import feature_extraction
+
+    class Tracer(feature_extraction.NodePathTracer):  # type: ignore[misc]
+        """torchvision's tracer, which also looks into torchvision's own modules that have layers in them."""
+
+        def is_leaf_module(self, m: nn.Module, module_qualname: str) -> bool:
+            if isinstance(m, tuple(self.leaf_modules)):
+                return is_leaf(m)
+            return bool(super().is_leaf_module(m, module_qualname))
+
+    tracer = Tracer(**feature_extraction._set_default_tracer_kwargs(None))
+    return fx.GraphModule(model, tracer.trace(model))
+
+
+class _NodeByNode(fx.Interpreter):
+    """Runs a graph and shows what each call of a module puts out the moment it does."""
+
+    def __init__(self, module: fx.GraphModule, on_output: Callable[[str, Any], None]) -> None:
+        super().__init__(module)
+        self.edges: list[Edge] = []
+        self.overwritten = 0
+        self._on_output = on_output
+        self._calls: Counter[str] = Counter()
+        self._outputs: dict[fx.Node, tuple[str, list[int]]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node; fx calls it for each in order."""
+        if n.op != "call_module":
+            return super().run_node(n)
+        name = str(n.target)
+        key = call_key(name, self._calls[name])
+        self._calls[name] += 1
+        self._note_edges(n, key)
+        output = super().run_node(n)
+        self._outputs[n] = key, _versions(output)
+        self._on_output(key, output)
+        return output
+
+    def _note_edges(self, node: fx.Node, key: str) -> None:
+        given: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
+        for argument, source in given:
+            if not isinstance(source, fx.Node) or source not in self._outputs:
+                continue
+            fed_by, versions = self._outputs[source]
+            if _versions(self.env[source]) == versions:
+                self.edges.append(Edge(fed_by, key, argument))
+            else:
+                self.overwritten += 1
+
+
+def _versions(value: Any) -> list[int]:
+    """How often each tensor inside was written to."""
+    return [tensor._version for tensor in tensors_in(value).values()]

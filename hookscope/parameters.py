@@ -1,0 +1,259 @@
+"""What the weights of a model look like, parameter by parameter, and what is wrong with them. No forward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookscope.errors import LayerError, ModelError, UsageError
+from hookscope.filters import (
+    dead_filters,
+    duplicate_filters,
+    filter_norms,
+    filters_of,
+    is_convolution,
+    layer_weight,
+)
+from hookscope.layers import Layers, Selection
+from hookscope.maps import as_float
+from hookscope.threads import one_thread
+from hookscope.values import value_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["ParameterStatistics", "Thresholds", "layers_named", "parameter_statistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """From where on something is a finding.
+
+    Attributes:
+        dead_norm: A filter is dead when its norm is 0 or below this share of the layer's median norm.
+        duplicate_cosine: Two filters on the same inputs are duplicates from this cosine on.
+        collapsed: A channel has collapsed when its running variance is below this share of the layer's eps: by
+            then BatchNorm divides by eps alone, and less than a tenth of the channel's spread is left.
+
+    Raises:
+        UsageError: for a share below 0 or a cosine that is not in (0, 1].
+    """
+
+    dead_norm: float = 1e-6
+    duplicate_cosine: float = 0.9999
+    collapsed: float = 0.01
+
+    def __post_init__(self) -> None:
+        for what, share in (("dead norm", self.dead_norm), ("share of eps", self.collapsed)):
+            if not 0 <= share < 1:
+                raise UsageError(f"no {what} {share:g}", "it is a share", "give 0 or more, and less than 1")
+        if not 0 < self.duplicate_cosine <= 1:
+            raise UsageError(f"no cosine {self.duplicate_cosine:g} of duplicates", do="give more than 0, at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterStatistics:
+    """One parameter, or one buffer of a BatchNorm, in numbers; all of them float64 and of finite values alone.
+
+    Attributes:
+        name: As in ``named_parameters()``; a parameter that layers share has the first of its names.
+        layer: Dotted path of the layer that holds it.
+        type: Class name of that layer.
+        shape: Of the tensor. Quantised values are decoded, complex ones taken by magnitude.
+        buffer: Whether it is a buffer: running statistics, and the weights of frozen BatchNorms.
+        mean: Mean, None (as all up to ``norm``) where no value is finite.
+        std: Population standard deviation.
+        min: Lowest value.
+        max: Highest value.
+        norm: L2 norm.
+        zeros: Share of values that are 0, in 0..1; None where there are no values.
+        nan: Count of NaN.
+        inf: Count of +Inf and -Inf.
+        first_nonfinite: Position of the first NaN or Inf.
+        filters: Of the weight of a convolution, how many filters it has: one for each output channel. None, as all
+            that follows up to ``duplicate_filters``, for every other parameter.
+        filter_norm_min: Least norm of a filter; filters with a NaN or an Inf are left out.
+        filter_norm_mean: Mean norm.
+        filter_norm_max: Largest norm.
+        dead_filters: Numbers of the filters that are dead, see `Thresholds`.
+        duplicate_filters: Groups of filters that see the same, see `hookscope.filters.duplicate_filters`.
+        collapsed: Of a running variance, the channels that have collapsed.
+        eps: Of running statistics, the layer's eps.
+        updated: Of running statistics, whether they were ever updated: batches were counted, or a mean is not 0, or
+            a variance is not 1 (old checkpoints count no batches).
+    """
+
+    name: str
+    layer: str
+    type: str
+    shape: tuple[int, ...]
+    buffer: bool
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    norm: float | None
+    zeros: float | None
+    nan: int
+    inf: int
+    first_nonfinite: tuple[int, ...] | None = None
+    filters: int | None = None
+    filter_norm_min: float | None = None
+    filter_norm_mean: float | None = None
+    filter_norm_max: float | None = None
+    dead_filters: tuple[int, ...] | None = None
+    duplicate_filters: tuple[tuple[int, ...], ...] | None = None
+    collapsed: tuple[int, ...] | None = None
+    eps: float | None = None
+    updated: bool | None = None
+
+    @property
+    def count(self) -> int:
+        """How many values it has."""
+        return math.prod(self.shape)
+
+
+def parameter_statistics(
+    model: nn.Module, thresholds: Thresholds | None = None, layers: Layers | None = None
+) -> list[ParameterStatistics]:
+    """Every parameter of ``model`` in numbers, and the running statistics of its BatchNorms, in order of registration.
+
+    Args:
+        model: Any eager module; it is neither run nor changed.
+        thresholds: What counts as dead, duplicate and collapsed.
+        layers: Names of layers, globs and ``re:…``; the name of a block stands for all layers in it. None for all.
+
+    Raises:
+        ModelError: for parameters without values: lazy ones and those on the meta device.
+        LayerError: for a name that the model does not have, or layers without parameters.
+        SelectionError, UsageError: for a selection that cannot be read, or counts calls.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
+        >>> with torch.no_grad():
+        ...     _ = net[0].weight.fill_(0.5)[1].zero_()
+        >>> weight, *others = parameter_statistics(net)
+        >>> weight.mean, weight.zeros, weight.filter_norm_max, weight.dead_filters
+        (0.25, 0.5, 1.5, (1,))
+        >>> [row.name for row in others]
+        ['0.bias', '1.weight', '1.bias', '1.running_mean', '1.running_var']
+    """
+    import torch
+
+    thresholds = thresholds or Thresholds()
+    wanted = layers_named(model, layers)
+    seen: set[int] = set()
+    rows = []
+    for layer, module in model.named_modules():
+        for name, tensor, buffer in _tensors(module):
+            if id(tensor) in seen or (wanted is not None and layer not in wanted):
+                continue
+            seen.add(id(tensor))
+            full = f"{layer}.{name}" if layer else name
+            if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta:
+                why = "it gets its shape from the first pass" if not tensor.is_meta else "it is on the meta device"
+                raise ModelError(f"{full} has no values", why, "run the model once, or give it weights")
+            with one_thread():
+                about = _about(module, name, tensor, thresholds)
+                numbers = value_numbers(as_float(tensor))
+            kind = type(module).__name__
+            rows.append(ParameterStatistics(full, layer, kind, tuple(tensor.shape), buffer, **numbers, **about))
+    if not rows and layers is not None:
+        raise LayerError("the chosen layers have no parameters", do="list layers with list-layers --type all")
+    return rows
+
+
+def layers_named(model: nn.Module, layers: Layers | None) -> frozenset[str] | None:
+    """The names of the layers that ``layers`` selects, those inside a selected block included; None for all.
+
+    Raises:
+        LayerError: for a name that the model does not have.
+        UsageError: for indices and calls: there is no forward pass to count them in.
+    """
+    if layers is None or layers == "all":
+        return None
+    selection = Selection(layers)
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    if selection.counts:
+        raise UsageError("weights are selected by name", "indices count calls of a pass", "name layers, such as conv1")
+    selection.check_names(names, type(model).__name__)
+    if selection.calls_by_name(names) - {None}:
+        raise UsageError("a weight has no calls", do="name the layer without #")
+    # a layer known under two names is walked under the first
+    known: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        known.setdefault(id(module), []).append(name)
+    return frozenset(
+        each[0] for each in known.values() if selection.calls_by_name([a for name in each for a in _with_blocks(name)])
+    )
+
+
+def _with_blocks(name: str) -> Iterator[str]:
+    """``layer4.0.conv1``, ``layer4.0``, ``layer4``."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """The layer's own parameters and what else is its weight: name, tensor, whether it is a buffer."""
+    import torch
+
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield name, parameter, False
+    if _has_statistics(module):
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            if (buffer := module._buffers.get(name)) is not None:
+                yield name, buffer, True
+    elif "weight" not in module._parameters and "quantized" in type(module).__module__:
+        packed = {"weight": layer_weight(module), "bias": getattr(module, "bias", None)}
+        for name, value in packed.items():
+            value = value() if callable(value) and not isinstance(value, torch.Tensor) else value
+            if isinstance(value, torch.Tensor):
+                yield name, value, False
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return module._buffers.get("running_mean") is not None and module._buffers.get("running_var") is not None
+
+
+def _about(module: Any, name: str, tensor: Tensor, thresholds: Thresholds) -> dict[str, Any]:
+    """What is to be said of this tensor because of the layer it belongs to."""
+    if name == "weight" and is_convolution(module):
+        return _of_filters(module, tensor, thresholds)
+    if name not in ("running_mean", "running_var") or not _has_statistics(module):
+        return {}
+    eps = float(getattr(module, "eps", 1e-5))
+    about: dict[str, Any] = {"eps": eps, "updated": _was_updated(module)}
+    if name == "running_var":
+        about["collapsed"] = tuple((tensor.double() < thresholds.collapsed * eps).nonzero()[:, 0].tolist())
+    return about
+
+
+def _was_updated(module: Any) -> bool:
+    batches = module._buffers.get("num_batches_tracked")
+    counted = batches is not None and int(batches) > 0
+    return counted or bool((module.running_mean != 0).any()) or bool((module.running_var != 1).any())
+
+
+def _of_filters(module: Any, weight: Tensor, thresholds: Thresholds) -> dict[str, Any]:
+    filters = filters_of(module, weight)
+    if filters is None:
+        return {}
+    norms, whole = filter_norms(filters)
+    dead = dead_filters(norms, whole, thresholds.dead_norm)
+    usable = whole.clone()
+    usable[list(dead)] = False
+    known = norms[whole]
+    return {
+        "filters": len(norms),
+        "filter_norm_min": float(known.min()) if len(known) else None,
+        "filter_norm_mean": float(known.mean()) if len(known) else None,
+        "filter_norm_max": float(known.max()) if len(known) else None,
+        "dead_filters": dead,
+        "duplicate_filters": duplicate_filters(filters, norms, usable, thresholds.duplicate_cosine),
+    }

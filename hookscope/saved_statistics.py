@@ -1,0 +1,219 @@
+"""A tally in a file: saved while a run goes on, taken up again after it was cut short, joined with others."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hookscope.errors import InputError, printable
+from hookscope.files import StrPath, write_atomically
+from hookscope.registry import VERSION
+from hookscope.tally import Tally
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Progress", "SavedTally", "Source", "fingerprint_of", "load_tally", "merge_tallies", "save_tally"]
+
+FORMAT = 1
+"""Number of the file layout; a file of another number is refused."""
+
+_GIVE = "give what `stats --save` wrote"
+_ARRAYS = ("int64", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What was measured; tallies of different sources do not add up.
+
+    Attributes:
+        model: As it was asked for.
+        weights: What they were, such as ``random (seed 0)``.
+        fingerprint: SHA-256 of the model's parameters and buffers.
+        preprocess: How pictures became inputs.
+        layers: The selection.
+        rank: Whether the covariance of channels was kept.
+    """
+
+    model: str
+    weights: str
+    fingerprint: str
+    preprocess: str
+    layers: str
+    rank: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come in its list of images.
+
+    Attributes:
+        done: How many of the list are dealt with, lost ones included.
+        names: SHA-256 of the names of these.
+        lost: How many of them could not be used.
+    """
+
+    done: int
+    names: str
+    lost: int = 0
+
+    @classmethod
+    def after(cls, paths: Sequence[str], done: int, lost: int = 0) -> Progress:
+        """The progress of a run that has dealt with the first ``done`` of ``paths``."""
+        digest = hashlib.sha256()
+        for path in paths[:done]:
+            digest.update(path.encode("utf-8", "surrogateescape") + b"\0")
+        return cls(done, digest.hexdigest(), lost)
+
+
+@dataclass(frozen=True)
+class SavedTally:
+    """A tally, where it comes from, and how far its run came; None for one that was merged from several."""
+
+    source: Source
+    tally: Tally
+    progress: Progress | None = None
+
+
+def fingerprint_of(model: nn.Module) -> str:
+    """SHA-256 of all parameters and buffers with their names."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        digest.update(f"{name}\0".encode())
+        if isinstance(value, torch.Tensor):
+            value = value.dequantize() if value.is_quantized else value
+            digest.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_tally(path: StrPath, saved: SavedTally) -> None:
+    """Write ``saved`` to ``path`` as JSON, whole or not at all.
+
+    Raises:
+        WriteError: it cannot be written; what was there before is untouched.
+    """
+    content = {
+        "source": asdict(saved.source),
+        "progress": None if saved.progress is None else asdict(saved.progress),
+        "tally": _encoded(saved.tally.state_dict()),
+    }
+    whole = {"hookscope": VERSION, "format": FORMAT, "sha256": _digest(content), "content": content}
+    write_atomically(path, json.dumps(whole, allow_nan=False).encode("ascii") + b"\n")
+
+
+def load_tally(path: StrPath) -> SavedTally:
+    """What `save_tally` wrote.
+
+    Raises:
+        InputError: there is no such file, or it is damaged, of another kind or of another format.
+
+    Example:
+        >>> load_tally("missing.json")
+        Traceback (most recent call last):
+        hookscope.errors.InputError: no saved statistics 'missing.json': No such file or directory
+    """
+    name = printable(os.fspath(path))
+    try:
+        with open(path, "rb") as stream:
+            whole = json.loads(stream.read())
+    except OSError as error:
+        raise InputError(f"no saved statistics '{name}': {error.strerror or error}") from error
+    except (ValueError, RecursionError, MemoryError):
+        raise InputError(f"'{name}' holds no saved statistics, or is damaged", do=_GIVE) from None
+    if not isinstance(whole, dict) or "hookscope" not in whole or "content" not in whole:
+        raise InputError(f"'{name}' holds no saved statistics", do=_GIVE)
+    if whole.get("format") != FORMAT:
+        found = f"it has format {whole.get('format')}, this version reads {FORMAT}"
+        raise InputError(f"'{name}' was saved by hookscope {whole['hookscope']}", found, "measure again")
+    if whole.get("sha256") != _digest(whole["content"]):
+        raise InputError(f"'{name}' is damaged: its content is not what was saved", do="measure again")
+    content = whole["content"]
+    try:
+        progress = content["progress"]
+        return SavedTally(
+            Source(**content["source"]),
+            Tally.from_state(_decoded(content["tally"])),
+            None if progress is None else Progress(**progress),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
+        raise InputError(f"'{name}' is damaged: {error}", do="measure again") from error
+
+
+def merge_tallies(paths: Sequence[StrPath]) -> SavedTally:
+    """The tallies of all ``paths``, made apart, as one.
+
+    Raises:
+        InputError: they are not of the same model, weights, preprocessing and layers, or one cannot be read.
+    """
+    if not paths:
+        raise InputError("no saved statistics to merge", do=_GIVE)
+    whole = load_tally(paths[0])
+    for path in paths[1:]:
+        one = load_tally(path)
+        check_same_source(whole.source, one.source, str(paths[0]), str(path))
+        whole.tally.merge(one.tally)
+    return whole if len(paths) == 1 else replace(whole, progress=None)
+
+
+def check_same_source(first: Source, second: Source, first_name: str, second_name: str) -> None:
+    """Refuse to add up what was measured on different models, weights, preprocessings or layers.
+
+    Raises:
+        InputError: it says what differs.
+    """
+    for field in ("model", "weights", "fingerprint", "preprocess", "layers", "rank"):
+        a, b = getattr(first, field), getattr(second, field)
+        if a == b:
+            continue
+        if field == "fingerprint":
+            raise InputError(f"'{first_name}' and '{second_name}' were measured on different weights of {first.model}")
+        raise InputError(f"'{first_name}' and '{second_name}' do not add up", f"{field} {a} and {b}")
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _encoded(value: Any) -> Any:
+    """``value`` as JSON holds it: arrays packed, numbers it does not have by their name."""
+    import numpy as np
+
+    if isinstance(value, np.ndarray):
+        packed = zlib.compress(np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<")).tobytes(), 1)
+        return {"array": value.dtype.name, "shape": list(value.shape), "data": base64.b64encode(packed).decode("ascii")}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if isinstance(value, dict):
+        return {str(key): _encoded(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encoded(part) for part in value]
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    import numpy as np
+
+    if isinstance(value, list):
+        return [_decoded(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if "float" in value:
+        return float(value["float"])
+    if "array" in value:
+        if value["array"] not in _ARRAYS:
+            raise ValueError(f"an array of {value['array']}")
+        data = zlib.decompress(base64.b64decode(value["data"]))
+        kind = np.dtype(value["array"]).newbyteorder("<")
+        return np.frombuffer(data, kind).astype(value["array"]).reshape(value["shape"])
+    return {key: _decoded(part) for key, part in value.items()}

@@ -1,0 +1,210 @@
+"""The weights of a model on one page: how each layer's are spread, and what is wrong written beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hookscope.figures import Colour, RowPage, page_of_rows, plain_settings, write
+from hookscope.findings import Finding
+from hookscope.weight_findings import finding_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from hookscope.parameters import ParameterStatistics
+
+__all__ = ["weights_figure"]
+
+_MOST_LINES = 8
+_OWN = {"weight", "bias", "running_mean", "running_var"}  # told in the row of their layer
+
+
+@dataclass
+class _Row:
+    """One row of the page: a layer, or a parameter that is no weight of one, such as a class token."""
+
+    label: str
+    weight: ParameterStatistics | None = None
+    variance: ParameterStatistics | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def weights_figure(
+    rows: Sequence[ParameterStatistics], findings: Sequence[Finding], heading: str, lines: Sequence[str] = ()
+) -> Figure:
+    """A page with a row for each layer in order of registration: weights, filters, zeros, running variances.
+
+    Args:
+        rows: As `hookscope.parameters.parameter_statistics` made them.
+        findings: As `hookscope.weight_findings.parameter_findings` made them.
+        heading: Which model with which weights.
+        lines: Further lines below the heading, such as totals.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.parameters import parameter_statistics
+        >>> figure = weights_figure(parameter_statistics(torch.nn.Linear(3, 2)), [], "a layer")
+        >>> [axes.texts[0].get_text() for axes in figure.axes]
+        ['weights', 'zeros (%)']
+    """
+    page_rows = _page_rows(rows)
+    told = _told(findings)
+    panels = [("weights", 3.4, _draw_weights), ("zeros (%)", 1.0, _draw_zeros)]
+    if any(row.weight is not None and row.weight.filter_norm_min is not None for row in page_rows):
+        panels.insert(1, ("norms of filters", 2.2, _draw_filters))
+    if any(row.variance is not None for row in page_rows):
+        panels.append(("running variance", 2.2, _draw_variances))
+    with plain_settings():
+        page = page_of_rows(
+            [row.label for row in page_rows],
+            [title for title, _, _ in panels],
+            heading,
+            [*lines, *told],
+            [width for _, width, _ in panels],
+            {at: "; ".join(row.notes) for at, row in enumerate(page_rows) if row.notes},
+            range(len(lines), len(lines) + len(told)) if findings else (),
+        )
+        for (_, _, draw), axes in zip(panels, page.panels, strict=True):
+            draw(axes, page_rows)
+        _legend(page)
+    return page.figure
+
+
+def _page_rows(rows: Sequence[ParameterStatistics]) -> list[_Row]:
+    found: dict[str, _Row] = {}
+    # where all BatchNorms are new, as with random weights, the heading says it once
+    never = {row.layer for row in rows if row.updated is False}
+    all_never = never == {row.layer for row in rows if row.updated is not None}
+    for row in rows:
+        leaf = row.name.rpartition(".")[2]
+        key = (row.layer or row.type) if leaf in _OWN else row.name
+        place = found.setdefault(key, _Row(key))
+        if leaf == "running_var":
+            place.variance = row
+        elif leaf == "weight" or leaf not in _OWN:
+            place.weight = row
+        place.notes += [note for note in _notes(row, all_never) if note not in place.notes]
+    return list(found.values())
+
+
+def _notes(row: ParameterStatistics, all_never: bool) -> list[str]:
+    """What is wrong with one parameter in a few words, to stand beside its row."""
+    leaf = row.name.rpartition(".")[2]
+    where = "" if leaf == "weight" else f" in {leaf}"
+    words = {
+        "non-finite": f"{row.nan + row.inf:,} NaN or Inf{where}",
+        "dead-filters": f"{_several(len(row.dead_filters or ()), 'dead filter')}: {_few(row.dead_filters or ())}",
+        "duplicate-filters": "duplicates: " + _few(["=".join(map(str, g[:3])) for g in row.duplicate_filters or ()]),
+        "collapsed-variance": f"{len(row.collapsed or ())} collapsed: {_few(row.collapsed or ())}",
+        "never-updated": "never updated",
+    }
+    return [words[name] for name in finding_names(row) if not (name == "never-updated" and all_never)]
+
+
+def _few(items: Sequence[object], most: int = 3) -> str:
+    return ", ".join(map(str, items[:most])) + (", ..." if len(items) > most else "")
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _told(findings: Sequence[Finding]) -> list[str]:
+    if not findings:
+        return ["no findings"]
+    lines = [f"{f.finding}  {f.layer}: {f.evidence}" if f.layer else f"{f.finding}: {f.evidence}" for f in findings]
+    more = len(lines) - _MOST_LINES
+    return lines[:_MOST_LINES] + ([f"... and {_several(more, 'more finding')}, beside the rows"] if more > 0 else [])
+
+
+def _bands(axes: Axes, spans: Sequence[tuple[int, float, float]], thick: bool, colour: str) -> None:
+    if spans:
+        at, low, high = zip(*spans, strict=True)
+        axes.hlines(at, low, high, colors=colour, linewidth=4.0 if thick else 1.0, zorder=3 if thick else 2)
+
+
+def _draw_weights(axes: Axes, rows: Sequence[_Row]) -> None:
+    """Lowest to highest thin, mean ± standard deviation thick, the mean a dot."""
+    known = [(at, row.weight) for at, row in enumerate(rows) if row.weight is not None and row.weight.mean is not None]
+    _bands(axes, [(at, w.min or 0.0, w.max or 0.0) for at, w in known], False, Colour.FAINT)
+    spreads = [(at, w.mean or 0.0, w.std or 0.0) for at, w in known]
+    _bands(axes, [(at, mean - std, mean + std) for at, mean, std in spreads], True, Colour.SKY)
+    axes.plot([mean for _, mean, _ in spreads], [at for at, _, _ in spreads], "o", ms=2.6, color=Colour.BLUE, zorder=4)
+    ends = [abs(end) for _, w in known for end in (w.min or 0.0, w.max or 0.0)]
+    typical = sorted(std for _, _, std in spreads if std > 0)
+    if typical and max(ends) > 30 * typical[len(typical) // 2]:  # else the widest would hide the others
+        threshold = 10.0 ** math.floor(math.log10(typical[len(typical) // 2]))
+        axes.set_xscale("symlog", linthresh=threshold, linscale=0.6)
+        _symlog_ticks(axes, threshold, max(ends))
+    axes.axvline(0, color=Colour.FAINT, linewidth=0.6, zorder=1)
+
+
+def _symlog_ticks(axes: Axes, threshold: float, widest: float) -> None:
+    powers = _decades(threshold, widest, 3)
+    _ticks(axes, [*(-power for power in reversed(powers)), 0.0, *powers])
+
+
+def _decades(first: float, last: float, most: int) -> list[float]:
+    """About ``most`` powers of ten from ``first`` to ``last``; below two decades also 2 and 5 times a power."""
+    low, high = math.ceil(math.log10(first) - 1e-9), math.floor(math.log10(last) + 1e-9)
+    if last < 100 * first and most > 3:
+        some = [digit * 10.0**power for power in range(low - 1, high + 1) for digit in (1, 2, 5)]
+        return [value for value in some if first <= value <= last]
+    return [10.0**power for power in range(low, high + 1, max(1, -(-(high - low) // most)))]
+
+
+def _ticks(axes: Axes, at: Sequence[float]) -> None:
+    axes.set_xticks(at)
+    axes.set_xticklabels([f"{value:g}".replace("e-0", "e-").replace("e+0", "e") for value in at])
+    axes.set_xticks([], minor=True)
+
+
+def _draw_filters(axes: Axes, rows: Sequence[_Row]) -> None:
+    """Least to largest norm a line, the mean a dot."""
+    weights = [(at, row.weight) for at, row in enumerate(rows) if row.weight is not None]
+    spans = [(at, w.filter_norm_min, w.filter_norm_mean, w.filter_norm_max) for at, w in weights]
+    _spans(axes, [(at, low, mean, high) for at, low, mean, high in spans if None not in (low, mean, high)])
+
+
+def _draw_variances(axes: Axes, rows: Sequence[_Row]) -> None:
+    variances = [(at, row.variance) for at, row in enumerate(rows) if row.variance is not None]
+    _spans(axes, [(at, v.min, v.mean, v.max) for at, v in variances if v.mean is not None])
+
+
+def _spans(axes: Axes, spans: Sequence[tuple[int, float | None, float | None, float | None]]) -> None:
+    """Lines and dots on a logarithmic scale; what is 0 or less begins at the left edge, with an arrow head."""
+    numbers = [(at, low or 0.0, mean or 0.0, high or 0.0) for at, low, mean, high in spans]
+    positive = [value for _, *values in numbers for value in values if value > 0]
+    least, most = (min(positive), max(positive)) if positive else (0.1, 1.0)
+    # ten decades at most: one collapsed channel must not press all the others together
+    left, right = max(least, most * 1e-10) / 1.6, most * 1.6
+    if right / left < 12:
+        middle = math.sqrt(left * right)
+        left, right = middle / 3.5, middle * 3.5
+    axes.set_xscale("log")
+    axes.set_xlim(left, right)
+    _bands(axes, [(at, max(low, left), max(high, left)) for at, low, _, high in numbers], False, Colour.FAINT)
+    axes.plot([mean for *_, mean, _ in numbers], [at for at, *_ in numbers], "o", ms=2.6, color=Colour.GREEN, zorder=4)
+    ended = [at for at, low, *_ in numbers if low < left]
+    axes.plot([left] * len(ended), ended, "<", ms=4, color=Colour.ALARM, clip_on=False, zorder=5)
+    _ticks(axes, _decades(left, right, 4))
+
+
+def _draw_zeros(axes: Axes, rows: Sequence[_Row]) -> None:
+    zeros = [(at, 100 * (row.weight.zeros or 0.0)) for at, row in enumerate(rows) if row.weight is not None]
+    axes.barh([at for at, _ in zeros], [share for _, share in zeros], height=0.6, color=Colour.ORANGE, zorder=3)
+    axes.set_xlim(0, 100)
+    axes.set_xticks([0, 50, 100])
+
+
+def _legend(page: RowPage) -> None:
+    width, height = page.figure.get_size_inches()
+    words = (
+        "weights: thin line lowest to highest, thick mean ± standard deviation, dot mean"
+        "   norms, variances: line least to largest, dot mean, < goes on to the left"
+    )
+    write(page.figure, 0.2 / width, 0.13 / height, words, fontsize=7.0, color=Colour.FAINT)

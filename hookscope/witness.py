@@ -1,0 +1,184 @@
+"""One pass of a model without hooks and one under `capture`, and everything both left: what verification judges."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hookscope.activations import Activations, capture
+from hookscope.errors import HookscopeError, InputError
+from hookscope.layers import Call, Layers
+from hookscope.node_by_node import Edges
+from hookscope.observe import Observer
+from hookscope.tensors import map_tensors, tensors_in
+from hookscope.untouched import Change, State, random_states_kept
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hookscope.models import Net
+
+__all__ = ["Form", "Witness"]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a call was given its tensors, which its record alone does not tell.
+
+    Attributes:
+        args: How many positional inputs there were.
+        keywords: Whether there were others.
+        same: For each tensor the place of the first one that is the same object: attention looks whether its are.
+        shapes: Of each tensor.
+    """
+
+    args: int
+    keywords: bool
+    same: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
+        """The form of a call, as a pre-hook sees it."""
+        tensors = list(tensors_in((args, kwargs)).values())
+        first: dict[int, int] = {}
+        same = tuple(first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors))
+        return cls(len(args), bool(kwargs), same, _shapes(tensors))
+
+    def given(self, recorded: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(args, kwargs)`` of what `Activations.inputs` holds of the call."""
+        if self.keywords:
+            args, kwargs = recorded if self.args else ((), recorded)
+            return args, kwargs
+        return ((recorded,) if self.args == 1 else recorded), {}
+
+    def copied(self, recorded: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same in memory of its own: a layer may work in place."""
+        copies: list[Tensor] = []
+
+        def twin(tensor: Tensor) -> Tensor:
+            first = self.same[len(copies)]
+            copies.append(copies[first] if first < len(copies) else tensor.clone())
+            return copies[-1]
+
+        args, kwargs = map_tensors(self.given(recorded), twin)
+        return args, kwargs
+
+
+class _Left(BaseException):
+    """Raised in the middle of a pass; no Exception, so that the model does not catch it."""
+
+
+@dataclass(eq=False)
+class Witness:
+    """One pass without hooks and one under `capture`, and what both left; the checks draw on it.
+
+    Attributes:
+        net: The loaded model.
+        pictures: Prepared.
+        layers: The selection.
+        types: Class names that indices count.
+        plain: What the model put out without hooks.
+        hooked: What it put out under `capture`.
+        kept: What `capture` recorded.
+        calls: The recorded calls, in order of execution.
+        total: How many calls have an index, None where the selection counts none.
+        forms: How each call was given its tensors.
+        shapes: Of each call the shapes of what really went in and came out.
+        edges: What feeds what, once the graph has been run.
+        facts: How many things were looked at for changes.
+        by_itself: What changed in the pass without hooks.
+        changes: What changed in the pass under `capture`.
+    """
+
+    net: Net
+    pictures: list[Tensor]
+    layers: Layers
+    types: tuple[Any, ...]
+    plain: Any = None
+    hooked: Any = None
+    kept: Activations = field(default=None)  # type: ignore[assignment]
+    calls: tuple[Call, ...] = ()
+    total: int | None = None
+    forms: dict[str, Form] = field(default_factory=dict)
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    edges: Edges | None = None
+    facts: int = 0
+    by_itself: list[Change] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that is looked into."""
+        return self.net.model
+
+    def inputs(self) -> tuple[Any, ...]:
+        """The inputs of one pass, in memory of their own: the first layer may work in place."""
+        inputs: tuple[Any, ...] = map_tensors(self.net.inputs(*self.pictures), lambda tensor: tensor.clone())
+        return inputs
+
+    def take(self) -> None:
+        """Run the model without hooks and with them, from the same random state."""
+        state = State(self.model)
+        with random_states_kept():
+            self.plain = self.run()
+            self.by_itself = state.changes()
+        state = State(self.model)
+        self.facts = len(state)
+        with random_states_kept():
+            self._capture()
+            self.changes = state.changes()
+
+    def run(self) -> Any:
+        """One pass; an InputError when the model refuses the pictures."""
+        import torch
+
+        inputs = self.inputs()
+        try:
+            return self.model(*inputs)
+        except (HookscopeError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if "can't allocate memory" in str(error):
+                raise
+            size = "x".join(map(str, self.pictures[0].shape))
+            text = " ".join(str(error).split())[:200] or type(error).__name__
+            raise InputError(f"{self.net.name} refuses a picture of {size}: {text}") from error
+
+    def _capture(self) -> None:
+        def note_form(call: Call, *rest: Any) -> None:
+            self.forms[call.key] = observer.input
+
+        observer = Observer(self.model, self.layers, self.types, note_form, on_input=Form.of)
+        with capture(self.model, self.layers, self.types, inputs=True) as self.kept, observer:
+            self.hooked = self.run()
+        self.calls = self.kept.calls
+        self.shapes = {key: (*self.forms[key].shapes, *_shapes(value)) for key, value in self.kept.items()}
+        self.total = observer.total if observer.selection.counts else None
+
+    def recorded(self, key: str) -> Any:
+        """What went in, as `capture` recorded it."""
+        return self.kept.inputs[key]
+
+    def leave_early(self) -> None:
+        """A capture that an exception ends half-way."""
+        left = _Left()
+        until = len(self.calls) // 2
+        seen = 0
+
+        def raise_half_way(output: Any) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > until:
+                raise left
+
+        with (
+            contextlib.suppress(_Left),
+            capture(self.model, self.layers, self.types, inputs=True, transform=raise_half_way),
+        ):
+            self.model(*self.inputs())
+
+
+def _shapes(value: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(tensor.shape) for tensor in tensors_in(value).values())

@@ -1,0 +1,130 @@
+"""Helpers for plots: settings, suffixes, bytes, pages of rows."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import xml.dom.minidom
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from hookscope.errors import UsageError
+from hookscope.figures import SUFFIXES, figure_bytes, page_of_rows, plain_settings, plot_suffix, write
+from hookscope.pictures import read_provenance
+
+
+@pytest.mark.parametrize(("path", "suffix"), [("a.png", ".png"), ("b/c.SVG", ".svg"), ("x.y.pdf", ".pdf")])
+def test_the_suffix_is_the_format(path: str, suffix: str) -> None:
+    assert plot_suffix(path) == suffix
+
+
+@pytest.mark.parametrize("path", ["a", "a.jpg", "", "png", ".png/", "-"])
+def test_other_suffixes_are_refused(path: str) -> None:
+    with pytest.raises(UsageError, match="plots are PNG, SVG or PDF files"):
+        plot_suffix(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a device of POSIX")
+def test_a_device_takes_a_png(tmp_path: Path) -> None:
+    assert plot_suffix("/dev/null") == ".png"
+    with pytest.raises(UsageError):
+        plot_suffix(str(tmp_path))
+
+
+def page(**more: object) -> object:
+    return page_of_rows(["conv1", "fc"], ["weights", "zeros"], "a net", ["a line"], **more).figure
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_same_figure_has_the_same_bytes(suffix: str) -> None:
+    made = {figure_bytes(page(), suffix, {"model": "a"}) for _ in range(2)}
+    assert len(made) == 1
+
+
+def test_provenance_is_in_every_format() -> None:
+    provenance = {"model": "a\x1b", "findings": [1, None]}
+    assert read_provenance(figure_bytes(page(), ".png", provenance)) == provenance
+    text = '{"model":"a\\u001b","findings":[1,null]}'
+    document = xml.dom.minidom.parseString(figure_bytes(page(), ".svg", provenance))
+    assert document.getElementsByTagName("dc:description")[0].firstChild.data == text
+    assert b"/Keywords" in figure_bytes(page(), ".pdf", provenance)
+
+
+def test_settings_around_us_change_nothing() -> None:
+    plain = figure_bytes(page(), ".png")
+    with matplotlib.rc_context({"figure.dpi": 30, "font.size": 30, "savefig.bbox": "tight", "axes.facecolor": "red"}):
+        assert figure_bytes(page(), ".png") == plain
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_settings_are_given_back_after_an_error() -> None:
+    before = dict.copy(matplotlib.rcParams)
+    with pytest.raises(ZeroDivisionError), plain_settings():
+        raise ZeroDivisionError
+    assert dict.copy(matplotlib.rcParams) == before
+
+
+def test_neither_backend_nor_pyplot_nor_a_file_in_the_folder_matters(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("figure.dpi: 20\naxes.facecolor: red\n")
+    code = (
+        "import sys; from hookscope.figures import *; page = page_of_rows(['a'], ['b'], 'c');"
+        "sys.stdout.buffer.write(figure_bytes(page.figure, '.png')); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    made = []
+    for folder, more in ((tmp_path, {"MPLBACKEND": "module://nowhere"}), ("/", {})):
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **more}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, check=True
+        )
+        made.append(done.stdout)
+    assert made[0] == made[1]
+
+
+def test_text_is_text() -> None:
+    text = write(page(), 0, 0, "$x$\x1b[2J\n")
+    assert (text.get_text(), text.get_parse_math()) == ("$x$\\x1b[2J\\n", False)
+    names = ["$\\frac$", "a\nb", "c" * 300, "", "wide 漢字"]
+    made = page_of_rows(names, ["$"], "$_", ["$^"], marked={1: "$"})
+    assert "…" in made.panels[0].texts[3].get_text()
+    with Image.open(io.BytesIO(figure_bytes(made.figure, ".svg") and figure_bytes(made.figure, ".png"))) as image:
+        assert image.width < 1500
+
+
+def labels(made: object) -> list[str]:
+    return [text.get_text() for text in made.panels[0].texts[1:]]
+
+
+def test_a_page_is_as_high_as_its_rows() -> None:
+    small, large = (page_of_rows([f"layer{n}" for n in range(count)], ["a"], "b") for count in (10, 300))
+    assert small.row_height == large.row_height
+    heights = [made.figure.get_size_inches()[1] for made in (small, large)]
+    assert heights[1] - heights[0] == pytest.approx(290 * small.row_height)
+    assert len(labels(large)) == 300
+
+
+def test_very_many_rows_are_labelled_where_they_can_be_read() -> None:
+    made = page_of_rows([f"layer{n}" for n in range(3000)], ["a"], "b", marked={1001: "look", 1002: "here"})
+    assert made.figure.get_size_inches()[1] < 80
+    shown = labels(made)
+    assert {"layer1001", "layer1002", "layer0"} <= set(shown)
+    assert 300 < len(shown) < 1200
+
+
+def test_rows_run_from_top_to_bottom_and_marked_ones_have_a_ground() -> None:
+    made = page_of_rows(["a", "b", "c"], ["one", "two"], "head", marked={1: "broken"})
+    for axes in made.panels:
+        assert axes.get_ylim() == (2.5, -0.5)
+    pixels = np.asarray(Image.open(io.BytesIO(figure_bytes(made.figure, ".png"))).convert("RGB")).astype(int)
+    tinted = ((pixels[..., 0] > 245) & (pixels[..., 2] < 235) & (pixels[..., 1] > 220)).any(axis=1)
+    assert tinted.any()
+    assert made.panels[-1].texts[-1].get_text() == "broken"
+
+
+def test_a_page_without_rows() -> None:
+    assert figure_bytes(page_of_rows([], ["a"], "b").figure, ".png")

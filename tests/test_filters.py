@@ -1,0 +1,139 @@
+"""The filters of convolutions: where they lie, which are dead, which are the same; NumPy is the judge."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hookscope import filters as module
+from hookscope.filters import dead_filters, duplicate_filters, filter_norms, filters_of, is_convolution, layer_weight
+
+
+def duplicates(layer: nn.Module, cosine: float = 0.9999) -> tuple[tuple[int, ...], ...]:
+    filters = filters_of(layer, layer.weight)
+    norms, whole = filter_norms(filters)
+    return duplicate_filters(filters, norms, whole & (norms > 0), cosine)
+
+
+def random(layer: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(0)))
+    return layer.requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose1d])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_filter_is_what_its_output_channel_depends_on(kind: type[nn.Module], groups: int) -> None:
+    layer = random(kind(4, 8, 3, groups=groups, bias=False))
+    assert is_convolution(layer)
+    filters = filters_of(layer, layer.weight)
+    assert filters.shape[:3] == (groups, 8 // groups, 4 // groups)
+    norms, _ = filter_norms(filters)
+    axes = 3 if "3d" in kind.__name__ else 1 if "1d" in kind.__name__ else 2
+    for channel in range(8):
+        group, at = divmod(channel, 8 // groups)
+        # a single 1 in the middle spreads the kernel of that input over the output channel
+        squares = 0.0
+        for one in range(4):
+            picture = torch.zeros(1, 4, *[5] * axes)
+            picture[(0, one, *[2] * axes)] = 1
+            squares += float(layer(picture)[0, channel].square().sum())
+        assert float(norms[channel]) == pytest.approx(squares**0.5, rel=1e-6)
+        assert float(norms[channel]) == pytest.approx(np.linalg.norm(filters[group, at].numpy()), rel=1e-6)
+
+
+def test_dead_filters_are_told_by_the_median() -> None:
+    norms = torch.tensor([1.0, 0.0, 2.0, 1e-7, 3.0, 2.0], dtype=torch.float64)
+    whole = torch.ones(6, dtype=torch.bool)
+    assert dead_filters(norms, whole, 1e-6) == (1, 3)
+    assert dead_filters(norms, whole, 0.0) == (1,)
+    assert dead_filters(norms, whole & (norms > 0), 0.9) == (0, 3)
+    assert dead_filters(torch.zeros(3), torch.ones(3, dtype=torch.bool), 1e-6) == (0, 1, 2)
+
+
+def test_norms_neither_overflow_nor_vanish() -> None:
+    weight = torch.tensor([[3e200, 4e200], [3e-200, 4e-200], [float("nan"), 2.0]], dtype=torch.float64)
+    norms, whole = filter_norms(weight[None, :, :, None])
+    assert norms.tolist() == pytest.approx([5e200, 5e-200, 2.0])
+    assert whole.tolist() == [True, True, False]
+
+
+def slowly(filters: np.ndarray, cosine: float) -> set[tuple[int, int]]:
+    rows = filters.reshape(len(filters), -1).astype(np.float64)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    similar = rows @ rows.T
+    return {(a, b) for a in range(len(rows)) for b in range(a + 1, len(rows)) if similar[a, b] >= cosine}
+
+
+@pytest.mark.parametrize("cosine", [0.9999, 0.9, 0.5, 0.2])
+@pytest.mark.parametrize("block", [5, 512])
+def test_pairs_are_those_of_the_whole_product(monkeypatch: pytest.MonkeyPatch, cosine: float, block: int) -> None:
+    monkeypatch.setattr(module, "_BLOCK", block)
+    monkeypatch.setattr(module, "_COLUMNS", 4)
+    layer = random(nn.Conv2d(3, 40, 3))
+    layer.weight[[7, 20, 39]] = 3 * layer.weight[5]
+    layer.weight[11] = -layer.weight[5]
+    rows = layer.weight.flatten(1).double()
+    found = module._pairs(rows, rows.norm(dim=1), cosine)
+    assert len(found) == len(set(found))
+    assert set(found) == slowly(layer.weight.numpy(), cosine)
+
+
+def test_duplicates_are_joined_to_groups() -> None:
+    layer = random(nn.Conv2d(4, 16, 3))
+    assert duplicates(layer) == ()
+    layer.weight[[3, 9]] = 0.5 * layer.weight[1]
+    layer.weight[12] = layer.weight[4]
+    layer.weight[13] = -layer.weight[5]
+    layer.weight[[6, 7]] = 0
+    assert duplicates(layer) == ((1, 3, 9), (4, 12))
+
+
+def test_a_cosine_of_one_still_finds_copies() -> None:
+    layer = random(nn.Conv2d(4, 16, 3))
+    layer.weight[3] = layer.weight[1]
+    assert duplicates(layer, 1.0) == ((1, 3),)
+
+
+def test_other_inputs_are_no_duplicates() -> None:
+    depthwise = random(nn.Conv2d(8, 8, 3, groups=8))
+    depthwise.weight[3] = depthwise.weight[1]
+    assert duplicates(depthwise) == ()
+    grouped = random(nn.Conv2d(8, 8, 3, groups=2))
+    grouped.weight[5] = grouped.weight[1]
+    assert duplicates(grouped) == ()
+    grouped.weight[6] = grouped.weight[5]
+    assert duplicates(grouped) == ((5, 6),)
+
+
+def test_transposed_filters_lie_on_the_other_axis() -> None:
+    layer = random(nn.ConvTranspose2d(8, 8, 3, groups=2))
+    layer.weight[4:, 3] = 2 * layer.weight[4:, 1]
+    assert duplicates(layer) == ((5, 7),)
+
+
+def test_few_weights_must_be_equal() -> None:
+    layer = random(nn.Conv2d(1, 6, 1))
+    assert duplicates(layer) == ()
+    layer.weight[4] = layer.weight[2]
+    layer.weight[5] = 2 * layer.weight[2]
+    assert duplicates(layer) == ((2, 4),)
+    assert duplicates(random(nn.Conv2d(2, 512, 1))) == ()
+
+
+def test_all_alike() -> None:
+    layer = nn.Conv2d(3, 600, 3).requires_grad_(False)
+    layer.weight.fill_(0.5)
+    assert duplicates(layer) == (tuple(range(600)),)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+def test_a_quantised_layer_unpacks_its_weight() -> None:
+    layer = torch.ao.nn.quantized.Conv2d(3, 4, 3)
+    layer.set_weight_bias(torch.quantize_per_tensor(torch.ones(4, 3, 3, 3), 0.1, 0, torch.qint8), None)
+    weight = layer_weight(layer)
+    assert weight is not None and is_convolution(layer)
+    assert float(filters_of(layer, weight).sum()) == pytest.approx(108)
+    assert layer_weight(nn.ReLU()) is None

@@ -1,0 +1,226 @@
+"""The filters of convolutions as a picture: its pixels are the weights again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from hookscope import colours, kernels
+from hookscope.errors import LayerError
+from hookscope.kernels import KernelSheet, draw_kernels
+from hookscope.lettering import text_pixels
+from hookscope.levels import ChannelChoice
+from hookscope.pictures import encode_png, read_provenance
+from hookscope.sheets import Style
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 5),
+        nn.Conv2d(8, 6, 3),
+        nn.Conv2d(6, 6, 3, groups=6),
+        nn.Conv2d(6, 10, 1),
+        nn.ConvTranspose2d(10, 4, 2),
+    )
+
+
+def draw(model: nn.Module, layers: Any = None, channels: str | None = None, **style: Any) -> KernelSheet:
+    choice = ChannelChoice.parse(channels) if channels else None
+    style.setdefault("cmap", "RdBu_r")
+    return draw_kernels(model, layers, choice, Style(**style), "a net", "random (seed 0)")
+
+
+def maps(sheet: KernelSheet, part: dict[str, Any]) -> np.ndarray:
+    """The pixels ``(filters, height, width, 3)`` of the maps of one layer, one for each weight."""
+    pixels = np.asarray(sheet.image.convert("RGB"))
+    found = []
+    for at in range(len(part["channels"])):
+        row, column = divmod(at, part["columns"])
+        x, y, zoom = part["x"] + column * part["step_x"], part["y"] + row * part["step_y"], part["zoom"]
+        wide = part["width"] // part["frames"]
+        frames = []
+        for frame in range(part["frames"]):
+            left = x + frame * (wide * zoom + 2)
+            block = pixels[y : y + part["height"] * zoom, left : left + wide * zoom]
+            assert (block == np.repeat(np.repeat(block[::zoom, ::zoom], zoom, 0), zoom, 1)).all()
+            frames.append(block[::zoom, ::zoom])
+        found.append(np.concatenate(frames, axis=1))
+    return np.stack(found)
+
+
+def coloured(values: np.ndarray, largest: float) -> np.ndarray:
+    levels = np.rint((values + largest) / (2 * largest) * (colours.LEVELS - 1)).astype(int)
+    return colours.palette("RdBu_r")[levels]
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Equal but for a level where a value lies between two."""
+    return found.shape == expected.shape and int(np.abs(found.astype(int) - expected.astype(int)).max()) <= 4
+
+
+def part_of(sheet: KernelSheet, layer: str) -> dict[str, Any]:
+    return next(part for part in sheet.provenance["kernels"] if part["layer"] == layer)
+
+
+def test_the_first_layer_is_in_colour() -> None:
+    model = net()
+    sheet = draw(model, "re:^0$")
+    (part,) = sheet.provenance["kernels"]
+    weight = model[0].weight.detach().numpy().astype(np.float64)
+    largest = np.abs(weight).max(axis=(1, 2, 3), keepdims=True)
+    expected = np.rint(127.5 + 127.5 * (weight / largest)).transpose(0, 2, 3, 1)
+    assert (maps(sheet, part) == expected).all()
+    assert part["high"] == pytest.approx(largest.ravel())
+    assert part["drawn"] == "rgb"
+
+
+def test_other_layers_show_their_strongest_slices() -> None:
+    model = net()
+    sheet = draw(model, "re:^1$")
+    (part,) = sheet.provenance["kernels"]
+    weight = model[1].weight.detach().numpy()
+    sizes = np.linalg.norm(weight.reshape(6, 8, 9).astype(np.float64), axis=2)
+    order = np.argsort(-sizes, axis=1)[:, :4]
+    assert part["inputs"] == order.tolist()
+    rows = np.stack([np.concatenate(list(one[kept]), axis=1) for one, kept in zip(weight, order, strict=True)])
+    assert close(maps(sheet, part), coloured(rows, np.abs(weight).max()))
+    assert part["scale"] == "symmetric"
+
+
+def test_depthwise_filters_have_one_slice_and_transposed_ones_their_own_axis() -> None:
+    model = net()
+    sheet = draw(model)
+    depthwise, transposed = part_of(sheet, "2"), part_of(sheet, "4")
+    weight = model[2].weight.detach().numpy()
+    shown = maps(sheet, depthwise)
+    expected = coloured(weight[depthwise["channels"], 0], np.abs(weight).max())
+    assert close(shown, expected)
+    weight = model[4].weight.detach().numpy().transpose(1, 0, 2, 3)
+    rows = [
+        np.concatenate(list(weight[number][kept]), axis=1)
+        for number, kept in zip(transposed["channels"], transposed["inputs"], strict=True)
+    ]
+    assert close(maps(sheet, transposed), coloured(np.stack(rows), np.abs(weight).max()))
+
+
+def test_kernels_of_one_position_are_a_matrix() -> None:
+    model = net()
+    sheet = draw(model, "re:^3$")
+    (part,) = sheet.provenance["kernels"]
+    weight = model[3].weight.detach().numpy()[:, :, 0, 0]
+    assert close(maps(sheet, part)[0], coloured(weight, np.abs(weight).max()))
+    assert part["filters"] == list(range(10))
+
+
+def test_moments_of_a_clip_stand_side_by_side() -> None:
+    torch.manual_seed(0)
+    model = nn.Conv3d(3, 4, (2, 3, 3))
+    sheet = draw(model)
+    (part,) = sheet.provenance["kernels"]
+    weight = model.weight.detach().numpy().astype(np.float64)
+    flat = np.concatenate([weight[:, :, 0], weight[:, :, 1]], axis=3)
+    largest = np.abs(flat).max(axis=(1, 2, 3), keepdims=True)
+    assert (maps(sheet, part) == np.rint(127.5 + 127.5 * (flat / largest)).transpose(0, 2, 3, 1)).all()
+
+
+def test_the_chosen_filters_are_drawn() -> None:
+    model = net()
+    assert part_of(draw(model, channels="1,3-4"), "1")["channels"] == [1, 3, 4]
+    norms = np.abs(model[1].weight.detach().numpy()).mean(axis=(1, 2, 3))
+    assert part_of(draw(model, channels="top:2"), "1")["channels"] == np.argsort(-norms)[:2].tolist()
+    wide = nn.Sequential(nn.Conv2d(3, 20, 3), nn.Conv2d(20, 40, 3))
+    first, second = draw(wide).provenance["kernels"]
+    assert (len(first["channels"]), len(second["channels"])) == (20, 16)
+    assert [len(part["channels"]) for part in draw(wide, ["re:^[01]$"]).provenance["kernels"]] == [20, 40]
+
+
+def test_style() -> None:
+    part = part_of(draw(net(), columns=3, cell=50, cmap="gray"), "0")
+    assert (part["columns"], part["zoom"]) == (3, 10)
+
+
+def test_what_is_not_finite_is_magenta() -> None:
+    model = net()
+    with torch.no_grad():
+        model[0].weight[2, 1, 3, 4] = torch.nan
+        model[1].weight[5, 7] = torch.nan
+        model[3].weight[1, 2] = torch.inf
+    sheet = draw(model, ["re:^[013]$"])
+    magenta, red = (colours.palette("RdBu_r")[at] for at in (colours.NAN, colours.PLUS_INF))
+    shown = maps(sheet, part_of(sheet, "0"))
+    assert np.argwhere((shown == magenta).all(axis=3)).tolist() == [[2, 3, 4]]
+    shown = maps(sheet, part_of(sheet, "3"))
+    assert np.argwhere((shown == red).all(axis=3)).tolist() == [[0, 1, 2]]
+    assert encode_png(sheet.image, sheet.provenance)
+
+
+def test_zero_and_all_nan_filters() -> None:
+    model = net()
+    with torch.no_grad():
+        for layer in model:
+            layer.weight.zero_()
+    sheet = draw(model)
+    assert set(maps(sheet, part_of(sheet, "0")).ravel()) == {128}
+    with torch.no_grad():
+        for layer in model:
+            layer.weight.fill_(torch.nan)
+    assert read_provenance(encode_png(draw(model).image, draw(model).provenance))["kernels"]
+
+
+def test_words_and_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    def record(text: str, *rest: Any, **more: Any) -> Any:
+        lines.append(text)
+        return text_pixels(text, *rest, **more)
+
+    monkeypatch.setattr(kernels, "text_pixels", record)
+    sheet = draw(net())
+    assert lines[0] == "a net   filters of convolutions   weights: random (seed 0)"
+    assert "0   Conv2d   8 filters of 3x5x5" in lines
+    assert any("each filter on its own scale: grey is 0" in line for line in lines)
+    assert any("of 8 inputs each filter's 4 with the largest norms" in line for line in lines)
+    assert "scale: symmetric about 0, one for the layer" in lines
+    told = read_provenance(encode_png(sheet.image, sheet.provenance))
+    assert (told["model"], told["weights"], told["size"]) == ("a net", "random (seed 0)", list(sheet.image.size))
+    assert "torch" in told and "hookscope" in told
+
+
+def test_deep_models_are_cut_with_a_word() -> None:
+    model = nn.Sequential(*[nn.Conv2d(3, 3, 3) for _ in range(30)])
+    sheet = draw(model)
+    assert len(sheet.provenance["kernels"]) == 24
+    assert sheet.left_out == ("6 further convolutions: choose with --layer",)
+    assert len(draw(model, "*").provenance["kernels"]) == 30
+
+
+def test_huge_layers_are_cut_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "MOST_PIXELS", 24 * 100_000)
+    sheet = draw(nn.Conv2d(4, 300, 3))
+    (part,) = sheet.provenance["kernels"]
+    assert sheet.left_out[0].startswith(f"{300 - len(part['channels'])} filters of ")
+
+
+def test_a_palette_picture_where_nothing_is_in_colour() -> None:
+    assert draw(nn.Conv2d(1, 4, 3)).image.mode == "P"
+    assert draw(nn.Conv1d(2, 4, 3)).image.mode == "P"
+    assert isinstance(draw(net()).image, Image.Image)
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "words"),
+    [
+        (nn.Linear(2, 2), None, "the model has no convolution"),
+        (nn.Sequential(nn.Conv2d(1, 1, 1), nn.Linear(2, 2)), "re:^1$", "no convolution among the chosen layers; .* 0"),
+        (nn.Sequential(nn.Conv2d(1, 1, 1)), "conv", "no layer 'conv'"),
+    ],
+)
+def test_what_cannot_be_drawn(model: nn.Module, layers: str | None, words: str) -> None:
+    with pytest.raises(LayerError, match=words):
+        draw(model, layers)

@@ -1,0 +1,78 @@
+"""Findings on weights: which, in what words, with what numbers."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import nn
+
+from hookscope.findings import Finding
+from hookscope.parameters import Thresholds, parameter_statistics
+from hookscope.weight_findings import finding_names, parameter_findings
+
+
+def updated(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels)
+    norm.running_mean.fill_(0.5)
+    return norm
+
+
+def findings(model: nn.Module) -> list[Finding]:
+    return parameter_findings(parameter_statistics(model))
+
+
+def test_a_sound_model_has_none() -> None:
+    assert findings(nn.Sequential(nn.Conv2d(3, 8, 3), updated(8), nn.Linear(8, 2))) == []
+
+
+def test_each_fault_has_its_finding() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), updated(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+    with torch.no_grad():
+        model[0].weight[2] = 0
+        model[0].weight[7] = model[0].weight[1]
+        model[2].weight[0, 0, 0, 1] = torch.nan
+        model[2].bias[3:5] = torch.inf
+        model[1].running_var[[4, 6]] = 0
+    found = findings(model)
+    assert [(f.finding, f.layer) for f in found] == [
+        ("non-finite", "2.weight"),
+        ("non-finite", "2.bias"),
+        ("dead-filters", "0.weight"),
+        ("duplicate-filters", "0.weight"),
+        ("collapsed-variance", "1.running_var"),
+        ("never-updated", "3"),
+    ]
+    assert [f.evidence for f in found] == [
+        "1 NaN among 576 values, the first at [0, 0, 0, 1]",
+        "2 Inf among 8 values, the first at [3]",
+        "1 of 8 filters has a norm of 0, or below 1e-06 of the layer's median: 2",
+        "1 of 8 filters is a duplicate (cosine 0.9999 or more): 1=7",
+        "2 of 8 channels have a running variance below 1e-07 (0.01 of eps): 4, 6",
+        "its running statistics still have their first values, 0 and 1; 1 of 2 BatchNorms are like this",
+    ]
+    assert [f.channels for f in found] == [None, None, (2,), (1, 7), (4, 6), None]
+    assert found[3].groups == ((1, 7),)
+    assert all(f.meaning and json.dumps(f.as_row(), allow_nan=False) for f in found)
+    names = {row.name: finding_names(row) for row in parameter_statistics(model)}
+    assert names["0.weight"] == ("dead-filters", "duplicate-filters")
+    assert names["3.running_mean"] == names["3.running_var"] == ("never-updated",)
+    assert names["1.bias"] == ()
+
+
+def test_batch_norms_that_are_all_new_are_one_finding() -> None:
+    (found,) = findings(nn.Sequential(*[nn.BatchNorm2d(2) for _ in range(5)]))
+    assert (found.finding, found.layer, found.numbers["never"]) == ("never-updated", "", 5)
+    assert found.evidence.startswith("the running statistics of all 5 BatchNorms still have")
+
+
+def test_thresholds_are_in_the_words() -> None:
+    layer = nn.Conv2d(1, 3, 3, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(9)[:3].reshape(3, 1, 3, 3))
+        layer.weight[0] *= 0.01
+    assert findings(layer) == []
+    thresholds = Thresholds(dead_norm=0.1)
+    (found,) = parameter_findings(parameter_statistics(layer, thresholds), thresholds)
+    assert found.evidence == "1 of 3 filters has a norm of 0, or below 0.1 of the layer's median: 0"
