@@ -20,9 +20,8 @@ TIERS = [
     "activations activity colours destinations figures grids lettering levels maps pictures readback sheets"
     " loading batchnorm moments parameters patterns quantiles recorder statistics survey tally trace"
     " filters values",
-    "cam gradients health interventions junit limits listing monitor saved_statistics tensorboard verification visualize"
-    " differences node_by_node untouched witness"
-    " kernels weight_findings weights_figure",
+    "cam gradients health interventions junit limits listing monitor saved_statistics stats_figure tensorboard"
+    " verification visualize differences node_by_node untouched witness kernels weight_findings weights_figure",
     "cli",
     "__init__ __main__",
 ]
