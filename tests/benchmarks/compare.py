@@ -20,8 +20,30 @@ CAT = str(HERE.parents[1] / "samples" / "cat.jpg")
 HOOKSCOPE = [sys.executable, "-m", "hookscope"]
 
 
-def yardstick(name, model="resnet34"):
-    return [sys.executable, str(HERE / "yardsticks.py"), name, model, CAT]
+def yardstick(name, model="resnet34", source=CAT):
+    return [sys.executable, str(HERE / "yardsticks.py"), name, model, source]
+
+
+def make(folder, name):
+    os.mkdir(os.path.join(folder, name))
+    return os.path.join(folder, name)
+
+
+def photographs(folder, count=64, size=(500, 375)):
+    """So many JPEGs of the usual size in ``folder``: parts of the samples, seeded."""
+    import random
+
+    from PIL import Image
+
+    chance = random.Random(0)
+    samples = [Image.open(path).convert("RGB") for path in sorted(Path(CAT).parent.glob("*.jpg"))]
+    for at in range(count):
+        picture = samples[at % len(samples)]
+        side = min(picture.width / size[0], picture.height / size[1]) * chance.uniform(0.5, 1)
+        wide, high = size[0] * side, size[1] * side
+        x, y = chance.uniform(0, picture.width - wide), chance.uniform(0, picture.height - high)
+        picture.resize(size, box=(x, y, x + wide, y + high)).save(f"{folder}/{at:02}.jpg", quality=90)
+    return str(folder)
 
 
 def cost(command):
@@ -60,7 +82,8 @@ def told(name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="*", default=["layer", "all", "listing", "capture", "memory", "drawing"])
+    usual = ["layer", "all", "listing", "stats", "capture", "memory", "drawing"]
+    parser.add_argument("which", nargs="*", default=usual)
     parser.add_argument("--runs", type=int, default=7)
     args = parser.parse_args()
     print(f"{'':44} {'hookscope':>17}   {'yardstick':>17}   ratio of processor time, median of {args.runs} pairs")
@@ -79,6 +102,11 @@ def main():
         for which in args.which:
             for title, ours, theirs in jobs.get(which, []):
                 compare(title, ours, yardstick(theirs), args.runs)
+        if "stats" in args.which:
+            few, many = photographs(make(folder, "few")), photographs(make(folder, "many"), 256)
+            stats = [*HOOKSCOPE, "stats", "--weights", "none", "resnet34"]
+            compare("stats resnet34, 64 images / plain loop", [*stats, few], yardstick("loop", source=few), args.runs)
+            compare("stats resnet34, 256 images / 64 images", [*stats, many], [*stats, few], 1)
         if "memory" in args.which:
             ours = [*visualize, "resnet152", CAT]
             compare(

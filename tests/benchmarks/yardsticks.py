@@ -81,6 +81,32 @@ def drawing(model, image):
     sys.stdout.write(f"drawing {time.process_time() - start:.3f}\n")
 
 
+def loop(model, folder):
+    """Every picture of a folder through the model, as anybody writes it: a DataLoader, batches of 16, no workers."""
+    from pathlib import Path
+
+    import torch
+    import torchvision
+    from PIL import Image
+    from torch.utils.data import DataLoader, Dataset
+
+    class Pictures(Dataset):
+        def __init__(self):
+            self.paths = sorted(Path(folder).glob("*.jpg"))
+            self.transforms = torchvision.models.get_model_weights(model).DEFAULT.transforms()
+
+        def __len__(self):
+            return len(self.paths)
+
+        def __getitem__(self, at):
+            return self.transforms(Image.open(self.paths[at]).convert("RGB"))
+
+    net = torchvision.models.get_model(model, weights=None).eval()
+    with torch.no_grad():
+        for batch in DataLoader(Pictures(), batch_size=16):
+            net(batch)
+
+
 def capture(model, image):
     """A plain forward pass and the same under `hookscope.capture`, in turn in one process."""
     import statistics
