@@ -10,7 +10,7 @@ from hookscope.tensors import tensors_in
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["largest_difference", "same_bits"]
+__all__ = ["largest_difference", "largest_value", "same_bits"]
 
 
 def largest_difference(one: Any, other: Any) -> float:
@@ -31,6 +31,18 @@ def largest_difference(one: Any, other: Any) -> float:
     return max((_difference(first[name], second[name]) for name in first), default=0.0)
 
 
+def largest_value(value: Any) -> float:
+    """The largest finite absolute value among the tensors of a value.
+
+    Example:
+        >>> import torch
+        >>> largest_value([torch.tensor([1.0, -3.0]), torch.tensor(torch.inf)])
+        3.0
+    """
+    sizes = [_magnitude(tensor) for tensor in tensors_in(value).values()]
+    return max(sizes, default=0.0)
+
+
 def same_bits(one: Any, other: Any) -> bool:
     """Whether the tensors of two values are the same to the bit: 0 and -0 differ, a NaN equals itself.
 
@@ -41,6 +53,11 @@ def same_bits(one: Any, other: Any) -> bool:
     """
     first, second = tensors_in(one), tensors_in(other)
     return list(first) == list(second) and all(_same_bits(first[name], second[name]) for name in first)
+
+
+def _magnitude(tensor: Tensor) -> float:
+    tensor = (tensor.dequantize() if tensor.is_quantized else tensor).detach()
+    return float(tensor.abs().double().nan_to_num(0, 0, 0).max()) if tensor.numel() else 0.0
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -18,7 +18,7 @@ from hookscope.tensors import tensors_in
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Edge", "Edges", "run_node_by_node"]
+__all__ = ["Edge", "Edges", "is_out_of_memory", "run_node_by_node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,9 @@ def run_node_by_node(model: nn.Module, inputs: tuple[Any, ...], on_output: Calla
     """Trace a copy of ``model`` as `torchvision.models.feature_extraction` does, and run the graph on ``inputs``.
 
     One pass shows the value of every node, where `create_feature_extractor` would be asked for one node at a time:
-    asked for several, it gives them in memory that later in-place layers have written over. Modules of torchvision's
-    own with children (``Conv2dNormActivation``) are traced through, so that their layers are nodes too.
+    asked for several, it gives them in memory that later in-place layers have written over. torchvision's own blocks
+    (``Conv2dNormActivation``) are traced through, so that their layers are nodes too, and so is every layer without
+    children, whoever wrote it.
 
     Args:
         model: Any eager module, in eval mode. The graph is that of a deep copy; the model itself does not run.
@@ -77,15 +78,20 @@ def run_node_by_node(model: nn.Module, inputs: tuple[Any, ...], on_output: Calla
     return Edges(tuple(run.edges), run.overwritten)
 
 
-def _step(refusal: str, action: Callable[[], Any]) -> Any:
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the machine is too small, which says nothing about the model."""
     import torch
 
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _step(refusal: str, action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if is_out_of_memory(error):
+            raise
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise ModelError(f"{refusal}: {text[:120]}") from error
 
 
@@ -98,10 +104,10 @@ def _traced(model: nn.Module) -> fx.GraphModule:
     from torchvision.models import feature_extraction
 
     class Tracer(feature_extraction.NodePathTracer):  # type: ignore[misc]
-        """torchvision's tracer, which also looks into torchvision's own modules that have layers in them."""
+        """torchvision's tracer, for which every layer without children is a node, and none of torchvision's with."""
 
         def is_leaf_module(self, m: nn.Module, module_qualname: str) -> bool:
-            if isinstance(m, tuple(self.leaf_modules)):
+            if is_leaf(m) or isinstance(m, tuple(self.leaf_modules)):
                 return is_leaf(m)
             return bool(super().is_leaf_module(m, module_qualname))
 
@@ -119,6 +125,11 @@ class _NodeByNode(fx.Interpreter):
         self._on_output = on_output
         self._calls: Counter[str] = Counter()
         self._outputs: dict[fx.Node, tuple[str, list[int]]] = {}
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs of a node, lists as the lists they were in the code: a function may change its own."""
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return tuple(map(_mutable, args)), {name: _mutable(value) for name, value in kwargs.items()}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node; fx calls it for each in order."""
@@ -143,6 +154,14 @@ class _NodeByNode(fx.Interpreter):
                 self.edges.append(Edge(fed_by, key, argument))
             else:
                 self.overwritten += 1
+
+
+def _mutable(value: Any) -> Any:
+    if isinstance(value, fx.immutable_collections.immutable_list):
+        return [_mutable(part) for part in value]
+    if isinstance(value, fx.immutable_collections.immutable_dict):
+        return {name: _mutable(part) for name, part in value.items()}
+    return value
 
 
 def _versions(value: Any) -> list[int]:

@@ -7,19 +7,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hookscope.checks import Check, Tally
 from hookscope.differences import largest_difference, same_bits
-from hookscope.errors import HookscopeError, ModelError
+from hookscope.errors import HookscopeError, LayerError, ModelError
 from hookscope.layers import Call, Layers, call_key
-from hookscope.node_by_node import run_node_by_node
+from hookscope.node_by_node import is_out_of_memory, run_node_by_node
 from hookscope.observe import Observer
 from hookscope.recorder import TracedCall
 from hookscope.tensors import Shape, tensors_in
 from hookscope.trace import Trace, rows_of_type, trace
 from hookscope.untouched import Change, State, random_states, random_states_kept
-from hookscope.witness import Witness
+from hookscope.witness import Witness, noise_pictures
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,30 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TOLERANCE", "Check", "noise_pictures", "verify"]
 
-TOLERANCE = 0.0
-"""How far a value may be from its judge's, relative to the largest absolute value of the output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What one check found.
-
-    Attributes:
-        name: ``feature-extractor``, ``re-computation``, ``model-output``, ``inputs``, ``untouched`` or ``shapes``.
-        holds: Whether all is as it must be; None where the check is not possible for this model.
-        compared: How many things were compared.
-        largest_difference: The largest absolute difference among them, None where nothing was compared.
-        layer: Where it is, as ``name`` or ``name#call``: the first offence where the check fails, else the largest
-            difference; empty where there is none.
-        note: What else is to be known, such as why the check is not possible.
-    """
-
-    name: str
-    holds: bool | None
-    compared: int
-    largest_difference: float | None
-    layer: str = ""
-    note: str = ""
+TOLERANCE = 1e-5
+"""How far an output may be from its judge's on a GPU, relative to its largest absolute value: there a layer may choose
+another algorithm. On the CPU every output of torchvision's models is exact, and nothing less passes."""
 
 
 def verify(
@@ -92,29 +71,6 @@ def verify(
         yield found
 
 
-def noise_pictures(net: Net, seed: int = 0) -> list[Tensor]:
-    """Prepared pictures of seeded noise in the size ``net`` is made for; the global random state is not touched.
-
-    Returns:
-        One tensor ``(3, H, W)``, or ``(3, T, H, W)`` for clips, two for optical flow; uniform in 0..1 for detection
-        and in -1..1 for optical flow, standard normal for the others.
-    """
-    import torch
-
-    wanted = net.preprocess
-    frames = [wanted.frames] if net.family == "video" else []
-    shape = [wanted.channels, *frames, *(wanted.size or wanted.default_size)]
-    generator = torch.Generator().manual_seed(seed)
-    count = 2 if net.family == "optical_flow" else 1
-    if net.family == "detection":
-        noise = [torch.rand(shape, generator=generator)]
-    elif net.family == "optical_flow":
-        noise = [torch.rand(shape, generator=generator) * 2 - 1 for _ in range(count)]
-    else:
-        noise = [torch.randn(shape, generator=generator)]
-    return [picture.to(wanted.device, wanted.dtype) for picture in noise]
-
-
 @contextmanager
 def _quiet_pass() -> Iterator[None]:
     """No gradients, no random number missed by anybody, and on a GPU the same algorithm every time."""
@@ -126,60 +82,16 @@ def _quiet_pass() -> Iterator[None]:
         yield
 
 
-class _Tally:
-    """Counts comparisons, and remembers the largest difference and the first that is too large."""
-
-    def __init__(self, name: str, tolerance: float = 0.0) -> None:
-        self.name, self.tolerance = name, tolerance
-        self.compared = 0
-        self.offences: list[str] = []
-        self.largest: float | None = None
-        self.layer = ""
-        self.notes: list[str] = []
-
-    def compare(self, layer: str, recorded: Any, truth: Any) -> bool:
-        """Count one comparison; whether the two are equal, or near enough."""
-        difference = largest_difference(recorded, truth)
-        near = difference == 0 or difference <= self.tolerance * _largest_value(truth)
-        self.add(layer, difference, near)
-        return near
-
-    def add(self, layer: str, difference: float | None, near: bool) -> None:
-        """Count one comparison that was made elsewhere."""
-        self.compared += 1
-        if difference is not None and (self.largest is None or difference > self.largest):
-            self.largest = difference
-            self.layer = layer if difference else ""
-        if not near:
-            self.offences.append(layer)
-
-    def check(self, nothing: str) -> Check:
-        """What was found; ``nothing`` says why there was nothing to compare."""
-        if not self.compared:
-            return Check(self.name, None, 0, None, note="; ".join([nothing, *self.notes]))
-        if not self.offences:
-            return Check(self.name, True, self.compared, self.largest, self.layer, "; ".join(self.notes))
-        note = f"{len(self.offences)} of {self.compared} differ"
-        return Check(self.name, False, self.compared, self.largest, self.offences[0], "; ".join([note, *self.notes]))
-
-
-def _largest_value(value: Any) -> float:
-    """The largest finite absolute value in a layer's output."""
-    sizes = [_magnitude(tensor) for tensor in tensors_in(value).values()]
-    return max(sizes, default=0.0)
-
-
-def _magnitude(tensor: Tensor) -> float:
-    tensor = (tensor.dequantize() if tensor.is_quantized else tensor).detach()
-    return float(tensor.abs().double().nan_to_num(0, 0, 0).max()) if tensor.numel() else 0.0
+def _tolerance(seen: Witness) -> float:
+    return 0.0 if seen.net.device == "cpu" else TOLERANCE
 
 
 def _feature_extractor(seen: Witness) -> Check:
-    tally = _Tally("feature-extractor")
+    tally = Tally("feature-extractor", _tolerance(seen))
 
     def compare(key: str, output: Any) -> None:
-        if key in seen.forms and key in seen.kept:
-            tally.compare(key, seen.kept[key], output)
+        if key in seen.forms:
+            tally.compare(key, seen.kept.get(key), output)
 
     try:
         seen.edges = run_node_by_node(seen.model, seen.inputs(), compare)
@@ -193,24 +105,51 @@ def _feature_extractor(seen: Witness) -> Check:
 
 
 def _recomputation(seen: Witness) -> Check:
-    tally = _Tally("re-computation", TOLERANCE)
+    tally = Tally("re-computation", _tolerance(seen))
     layers = dict(seen.model.named_modules())
+    uncopied = 0
     for call in seen.calls:
-        key = call.key
+        layer = _copied(layers[call.name])
+        if layer is None:
+            uncopied += 1
+        elif not _compare_again(tally, seen, call.key, layer) and len(tally.offences) == 1:
+            tally.notes += _why_not(seen, call.key, layers[call.name])
+    if uncopied:
+        tally.notes.append(f"{uncopied} of {len(seen.calls)} calls are of layers that cannot be copied")
+    return tally.check("nothing can be computed again" if uncopied else "no wanted layer ran")
 
-        def recompute(key: str = key, layer: nn.Module = layers[call.name]) -> Any:
-            args, kwargs = seen.forms[key].copied(seen.recorded(key))
-            return copy.deepcopy(layer)(*args, **kwargs)
 
-        found = recompute()
-        near = tally.compare(key, seen.kept[key], found)
-        if not near and len(tally.offences) == 1 and largest_difference(found, recompute()):
-            tally.notes.append(f"'{key}' is random: two re-computations differ too")
-    return tally.check("no wanted layer ran")
+def _copied(layer: nn.Module) -> nn.Module | None:
+    """A copy of a layer; None where it holds something that has none, such as a tensor in an autograd graph."""
+    try:
+        return copy.deepcopy(layer)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return None
+
+
+def _compare_again(tally: Tally, seen: Witness, key: str, layer: nn.Module) -> bool:
+    """Compare what ``layer`` makes of the recorded input with the recorded output; whether they agree."""
+    if key not in seen.kept:
+        tally.add(key, math.inf, False)
+        return False
+    args, kwargs = seen.forms[key].copied(seen.recorded(key))
+    return tally.compare(key, seen.kept[key], layer(*args, **kwargs))
+
+
+def _why_not(seen: Witness, key: str, layer: nn.Module) -> list[str]:
+    """What is to be known of a layer whose re-computation differs: two of them may differ from each other."""
+    if key not in seen.kept:
+        return [f"'{key}' was not recorded"]
+    two = [copy.deepcopy(layer), copy.deepcopy(layer)]
+    inputs = [seen.forms[key].copied(seen.recorded(key)) for _ in two]
+    one, other = (twin(*args, **kwargs) for twin, (args, kwargs) in zip(two, inputs, strict=True))
+    return [f"'{key}' is random: two re-computations differ too"] if largest_difference(one, other) else []
 
 
 def _model_output(seen: Witness) -> Check:
-    tally = _Tally("model-output")
+    tally = Tally("model-output")
     plain, hooked = tensors_in(seen.plain), tensors_in(seen.hooked)
     for part in dict.fromkeys([*plain, *hooked]):
         one, other = plain.get(part), hooked.get(part)
@@ -225,7 +164,7 @@ def _model_output(seen: Witness) -> Check:
 
 
 def _inputs(seen: Witness) -> Check:
-    tally = _Tally("inputs")
+    tally = Tally("inputs")
     for edge in seen.edges.edges if seen.edges is not None else ():
         if edge.source in seen.kept and edge.target in seen.kept:
             tally.compare(edge.target, _input_part(seen, edge.target, edge.argument), seen.kept[edge.source])
@@ -247,7 +186,7 @@ def _untouched(seen: Witness) -> Check:
     with random_states_kept():
         seen.leave_early()
         left = state.changes()
-    tally = _Tally("untouched")
+    tally = Tally("untouched")
     tally.compared = seen.facts + len(state)
     changes = [*seen.changes, *left]
     tally.largest = max((change.difference for change in changes if change.difference is not None), default=0.0)
@@ -280,7 +219,7 @@ def _who_draws(seen: Witness) -> str:
 
 
 def _shapes(seen: Witness) -> Check:
-    tally = _Tally("shapes")
+    tally = Tally("shapes")
     try:
         found = trace(seen.model, seen.inputs())
     except HookscopeError as error:
@@ -292,7 +231,7 @@ def _shapes(seen: Witness) -> Check:
         shapes = (*_flat(row.input_shape), *_flat(row.output_shape)) if row is not None else ()
         known = row is not None and indices.get((call.name, call.call)) == call.index
         tally.add(call.key, _apart(real, shapes), known and real == shapes)
-    if seen.total is not None and seen.total != len(indices):
+    if seen.total != len(indices):
         tally.notes.append(f"the trace has {len(indices)} calls, the pass {seen.total}")
         tally.add(tally.offences[0] if tally.offences else _first_lost(seen, indices), None, False)
     return tally.check("no wanted layer ran")
@@ -314,10 +253,11 @@ def _calls_of(found: Trace) -> dict[tuple[str, int], TracedCall]:
 
 
 def _indices(seen: Witness, found: Trace) -> dict[tuple[str, int], int]:
-    """The index that ``list-layers`` prints for each call; empty where the selection counts none."""
-    if seen.total is None:
+    """The index that ``list-layers`` prints for each call of the types."""
+    try:
+        rows = rows_of_type(found, seen.types)
+    except LayerError:  # no layer of the types: all were selected by name
         return {}
-    rows = rows_of_type(found, seen.types)
     return {(row.name, row.call): row.index for row in rows if row.index is not None and row.call is not None}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.activations import Activations, capture
 from hookscope.errors import HookscopeError, InputError
 from hookscope.layers import Call, Layers
-from hookscope.node_by_node import Edges
+from hookscope.node_by_node import Edges, is_out_of_memory
 from hookscope.observe import Observer
 from hookscope.tensors import map_tensors, tensors_in
 from hookscope.untouched import Change, State, random_states_kept
@@ -19,7 +19,30 @@ if TYPE_CHECKING:
 
     from hookscope.models import Net
 
-__all__ = ["Form", "Witness"]
+__all__ = ["Form", "Witness", "noise_pictures"]
+
+
+def noise_pictures(net: Net, seed: int = 0) -> list[Tensor]:
+    """Prepared pictures of seeded noise in the size ``net`` is made for; the global random state is not touched.
+
+    Returns:
+        One tensor ``(3, H, W)``, or ``(3, T, H, W)`` for clips, two for optical flow; uniform in 0..1 for detection
+        and in -1..1 for optical flow, standard normal for the others.
+    """
+    import torch
+
+    wanted = net.preprocess
+    frames = [wanted.frames] if net.family == "video" else []
+    shape = [wanted.channels, *frames, *(wanted.size or wanted.default_size)]
+    generator = torch.Generator().manual_seed(seed)
+    count = 2 if net.family == "optical_flow" else 1
+    if net.family == "detection":
+        noise = [torch.rand(shape, generator=generator)]
+    elif net.family == "optical_flow":
+        noise = [torch.rand(shape, generator=generator) * 2 - 1 for _ in range(count)]
+    else:
+        noise = [torch.randn(shape, generator=generator)]
+    return [picture.to(wanted.device, wanted.dtype) for picture in noise]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +105,8 @@ class Witness:
         plain: What the model put out without hooks.
         hooked: What it put out under `capture`.
         kept: What `capture` recorded.
-        calls: The recorded calls, in order of execution.
-        total: How many calls have an index, None where the selection counts none.
+        calls: The wanted calls, in order of execution.
+        total: How many calls of the types there were.
         forms: How each call was given its tensors.
         shapes: Of each call the shapes of what really went in and came out.
         edges: What feeds what, once the graph has been run.
@@ -100,7 +123,7 @@ class Witness:
     hooked: Any = None
     kept: Activations = field(default=None)  # type: ignore[assignment]
     calls: tuple[Call, ...] = ()
-    total: int | None = None
+    total: int = 0
     forms: dict[str, Form] = field(default_factory=dict)
     shapes: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     edges: Edges | None = None
@@ -132,30 +155,32 @@ class Witness:
 
     def run(self) -> Any:
         """One pass; an InputError when the model refuses the pictures."""
-        import torch
-
         inputs = self.inputs()
         try:
             return self.model(*inputs)
-        except (HookscopeError, MemoryError, torch.OutOfMemoryError):
+        except HookscopeError:
             raise
         except Exception as error:
-            if "can't allocate memory" in str(error):
+            if is_out_of_memory(error):
                 raise
             size = "x".join(map(str, self.pictures[0].shape))
             text = " ".join(str(error).split())[:200] or type(error).__name__
             raise InputError(f"{self.net.name} refuses a picture of {size}: {text}") from error
 
     def _capture(self) -> None:
-        def note_form(call: Call, *rest: Any) -> None:
-            self.forms[call.key] = observer.input
+        calls: dict[Call, Form] = {}
 
+        def note_form(call: Call, *rest: Any) -> None:
+            calls[call] = observer.input
+
+        # beside the capture, not from it: a call that it loses must be missed
         observer = Observer(self.model, self.layers, self.types, note_form, on_input=Form.of)
         with capture(self.model, self.layers, self.types, inputs=True) as self.kept, observer:
             self.hooked = self.run()
-        self.calls = self.kept.calls
-        self.shapes = {key: (*self.forms[key].shapes, *_shapes(value)) for key, value in self.kept.items()}
-        self.total = observer.total if observer.selection.counts else None
+        self.calls = tuple(call for call in calls if observer.wanted(call))
+        self.forms = {call.key: calls[call] for call in self.calls}
+        self.shapes = {key: (*form.shapes, *_shapes(self.kept.get(key))) for key, form in self.forms.items()}
+        self.total = observer.total
 
     def recorded(self, key: str) -> Any:
         """What went in, as `capture` recorded it."""

@@ -1,0 +1,601 @@
+"""Six checks against independent judges: healthy nets pass, and each planted fault fails its own check by name."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
+
+import hookscope.activations
+import hookscope.hooks
+import hookscope.verification
+from hookscope.activations import capture
+from hookscope.differences import largest_difference, same_bits
+from hookscope.errors import InputError, LayerError, ModelError
+from hookscope.inputs import family_of
+from hookscope.models import Net, load_model
+from hookscope.node_by_node import Edge, run_node_by_node
+from hookscope.preprocess import Preprocess
+from hookscope.untouched import Change, State, random_states, random_states_kept
+from hookscope.verification import Check, noise_pictures, verify
+
+NAMES = ["feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"]
+
+
+def as_net(model: nn.Module) -> Net:
+    family = family_of(model)
+    return Net(model.eval(), "a net", "none", Preprocess(family, default_size=(8, 8)), None, family, "cpu")
+
+
+def checks(model: nn.Module, layers: Any = "all", types: Any = ("all",)) -> dict[str, Check]:
+    net = as_net(model)
+    return {check.name: check for check in verify(net, noise_pictures(net), layers, types)}
+
+
+def failing(found: dict[str, Check]) -> list[tuple[str, str]]:
+    return [(name, check.layer) for name, check in found.items() if check.holds is False]
+
+
+def hooks_on(model: nn.Module) -> int:
+    tables = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
+    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in tables)
+
+
+class Reused(nn.Module):
+    """In-place layers, one of them called twice, a residual sum and a layer that is given keywords alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1 = nn.Conv2d(3, 4, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(x + self.conv2(input=x))
+        return {"out": self.fc(x.mean((2, 3))), "map": x}
+
+
+class Drawing(nn.Module):
+    """Draws a random number, and puts it out or not."""
+
+    def __init__(self, shows: bool) -> None:
+        super().__init__()
+        self.shows = shows
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = torch.rand(())
+        return x + drawn if self.shows else x + 1
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, and puts the count out or not."""
+
+    def __init__(self, shows: bool) -> None:
+        super().__init__()
+        self.shows = shows
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x + self.count if self.shows else x + 1
+
+
+class WritesToItsInput(nn.Module):
+    """Goes on with a tensor that a layer has overwritten, without taking what it returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu, self.last = nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        self.relu(x)
+        return self.last(x)
+
+
+class Branching(nn.Module):
+    """What it does depends on values: nothing for fx."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x if x.sum() > 0 else -x)
+
+
+class Attending(nn.Module):
+    """Attention that looks whether its inputs are one object, called with keywords, returning a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, 0]
+        return self.attention(x, key=x, value=x, need_weights=True)[0]
+
+
+def healthy_nets() -> dict[str, Callable[[], nn.Module]]:
+    return {
+        "reused": Reused,
+        "overwrites": WritesToItsInput,
+        "first in place": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 2, 1), nn.Dropout(0.5)),
+        "not a number": lambda: nn.Sequential(nn.Conv2d(3, 2, 1), Fill(math.nan), nn.ReLU(), Fill(math.inf)),
+        "nothing inside": lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.Identity(), nn.Flatten()),
+    }
+
+
+class Fill(nn.Module):
+    """Puts a value into the first place of each map."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        x[:, :, 0, 0] = self.value
+        return x
+
+
+@pytest.mark.parametrize("name", healthy_nets())
+def test_healthy_nets_pass(name: str) -> None:
+    model = healthy_nets()[name]()
+    found = checks(model)
+    assert list(found) == NAMES
+    assert {check.holds for check in found.values()} == {True}
+    assert {check.largest_difference for check in found.values()} == {0.0}
+    assert hooks_on(model) == 0
+
+
+def test_what_is_compared() -> None:
+    found = checks(Reused())
+    leaves = ["conv1", "bn1", "relu", "conv2", "relu#1", "fc"]
+    assert found["feature-extractor"].compared == found["re-computation"].compared == len(leaves)
+    assert found["shapes"].compared == len(leaves)
+    assert found["model-output"].compared == 2
+    assert found["inputs"].compared == 3  # conv1 -> bn1 -> relu -> conv2
+
+
+def test_a_selection_limits_what_is_compared() -> None:
+    found = checks(Reused(), layers=["relu#1", "-1"], types=("Conv2d",))
+    assert found["feature-extractor"].compared == found["re-computation"].compared == found["shapes"].compared == 2
+    assert (found["inputs"].holds, found["inputs"].note) == (None, "no wanted call feeds another")
+    assert not failing(found)
+
+
+@pytest.mark.parametrize("types", [("all",), ("Conv2d",), ("Conv3d",)])
+def test_layers_selected_by_name_alone(types: Any) -> None:
+    found = checks(Reused(), layers=["conv2", "relu#1"], types=types)
+    assert not failing(found)
+    assert found["re-computation"].compared == found["shapes"].compared == 2
+
+
+def test_containers_and_the_model_itself() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True)), nn.Conv2d(4, 2, 1))
+    found = checks(model, layers=["0", "re:^$"], types=("Sequential",))
+    assert found["re-computation"].compared == 2
+    assert found["feature-extractor"].holds is None
+    assert not failing(found)
+
+
+def test_a_value_overwritten_on_the_way_is_not_compared() -> None:
+    found = checks(WritesToItsInput())["inputs"]
+    assert (found.holds, found.compared) == (True, 1)
+    assert found.note == "1 inputs were overwritten on the way, and are not compared"
+
+
+def test_what_fx_cannot_trace_is_no_failure() -> None:
+    found = checks(Branching())
+    assert found["feature-extractor"].holds is None
+    assert found["feature-extractor"].note.startswith("fx cannot trace it: ")
+    assert (found["inputs"].holds, found["inputs"].note) == (None, "there is no graph")
+    assert found["re-computation"].holds is found["shapes"].holds is True
+
+
+def test_tensors_that_are_one_object_are_one_in_the_re_computation() -> None:
+    found = checks(Attending(), layers="attention")
+    assert (found["re-computation"].holds, found["re-computation"].largest_difference) == (True, 0.0)
+    assert not failing(found)
+
+
+def test_a_model_that_cannot_be_copied_is_told() -> None:
+    model = Reused()
+    model.kept = (torch.ones(1, requires_grad=True) * 2,)
+    found = checks(model)["feature-extractor"]
+    assert found.holds is None
+    assert found.note.startswith("it cannot be copied: ")
+
+
+def test_a_layer_that_cannot_be_copied_is_told() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+    model[1].kept = torch.ones(1, requires_grad=True) * 2
+    found = checks(model)
+    assert found["feature-extractor"].holds is None
+    assert (found["re-computation"].holds, found["re-computation"].compared) == (True, 1)
+    assert found["re-computation"].note == "1 of 2 calls are of layers that cannot be copied"
+    assert not failing(found)
+
+
+def test_a_capture_that_keeps_references_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hookscope.activations, "keep_and_hand_on", lambda module, args, kwargs, output: (output, None))
+    found = checks(Reused())
+    assert failing(found) == [("feature-extractor", "bn1"), ("re-computation", "bn1"), ("inputs", "relu")]
+    assert found["feature-extractor"].largest_difference > 0
+    assert found["feature-extractor"].note == "1 of 6 differ"
+
+
+def test_a_capture_that_mixes_up_calls_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    first: dict[int, Any] = {}
+
+    def keep_the_first(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, None]:
+        return first.setdefault(id(module), output.clone()), None
+
+    monkeypatch.setattr(hookscope.activations, "keep_and_hand_on", keep_the_first)
+    assert failing(checks(Reused())) == [("feature-extractor", "relu#1"), ("re-computation", "relu#1")]
+
+
+def test_a_capture_that_changes_the_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hand_on_more(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
+        return output.clone(), output + 1e-3 if isinstance(module, nn.Linear) else None
+
+    monkeypatch.setattr(hookscope.activations, "keep_and_hand_on", hand_on_more)
+    found = checks(Reused())
+    assert failing(found) == [("model-output", "")]
+    assert found["model-output"].largest_difference == pytest.approx(1e-3, rel=1e-3)
+    assert found["model-output"].note == "1 of 2 differ; part 'out' of the output"
+
+
+def test_wrongly_recorded_inputs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_own", lambda self, value, live, spare=(): value)  # no copies
+    found = checks(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)))
+    assert failing(found) == [("inputs", "1")]
+
+
+def test_a_hook_left_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Reused()
+
+    def keep_one(self: hookscope.hooks.Door, *error: Any) -> None:
+        with self._stack.pop_all() as stack:
+            stack.pop_all()
+        model.bn1.register_forward_hook(lambda *call: None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hookscope.hooks.Door, "__exit__", keep_one)
+        net = as_net(model)
+        found = next(check for check in verify(net, noise_pictures(net)) if check.name == "untouched")
+    assert found.holds is False
+    assert found.note.endswith("hooks changed")
+
+
+def test_a_hook_left_by_an_exception_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    close = hookscope.hooks.Door.__exit__
+
+    def leave_when_raised(self: hookscope.hooks.Door, kind: Any, error: Any, trace: Any) -> None:
+        close(self, kind, error, trace)
+        if error is not None:
+            model.conv2.register_forward_hook(lambda *call: None)
+
+    model = Reused()
+    monkeypatch.setattr(hookscope.hooks.Door, "__exit__", leave_when_raised)
+    found = checks(model)
+    assert failing(found) == [("untouched", "conv2")]
+    assert "hooks changed by a pass left half-way" in found["untouched"].note
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_a_layer_that_changes_its_buffer_is_found(shows: bool) -> None:
+    found = checks(nn.Sequential(nn.Conv2d(3, 4, 1), Counting(shows)))
+    told = failing(found)
+    assert ("untouched", "1") in told
+    assert found["untouched"].largest_difference == 1.0
+    assert "buffer 'count' changed, without hooks too: the layer does it" in found["untouched"].note
+    assert (("re-computation", "1") in told) == shows
+
+
+def test_a_layer_that_draws_random_numbers_is_found() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Drawing(shows=False))
+    before = random_states()
+    found = checks(model)
+    assert failing(found) == [("untouched", "1")]
+    assert "random state of torch changed, without hooks too" in found["untouched"].note
+    assert random_states() == before
+
+
+def test_random_outputs_are_compared_from_one_random_state() -> None:
+    found = checks(nn.Sequential(nn.Conv2d(3, 4, 1), Drawing(shows=True), Drawing(shows=True)))
+    assert failing(found) == [("untouched", "1")]
+
+
+def test_a_re_computation_that_draws_other_numbers_is_told_to_be_random() -> None:
+    found = checks(nn.Sequential(Drawing(shows=True), Drawing(shows=True)), layers="1", types=("Drawing",))
+    assert failing(found) == [("re-computation", "1"), ("untouched", "0")]
+    assert found["re-computation"].note == "1 of 1 differ; '1' is random: two re-computations differ too"
+
+
+class Padding(nn.Module):
+    """Appends to a list that it was given, as video transformers do with their window sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(padded(x, [1, 1]))
+
+
+@torch.fx.wrap
+def padded(x: Tensor, sides: list[int]) -> Tensor:
+    sides += [0, 0]
+    return nn.functional.pad(x, sides)
+
+
+def test_a_function_may_change_the_list_it_is_given() -> None:
+    assert checks(Padding())["feature-extractor"].holds is True
+
+
+def test_a_changed_mode_and_flag_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Reused()
+
+    def spoil(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, None]:
+        model.conv2.weight.requires_grad_(False)
+        model.relu.train()
+        model.fc.bias.grad = torch.zeros(2)
+        return output.clone(), None
+
+    monkeypatch.setattr(hookscope.activations, "keep_and_hand_on", spoil)
+    found = checks(model)["untouched"]
+    assert (found.holds, found.layer) == (False, "relu")
+    assert found.note.startswith("3 of ")
+
+
+def test_a_wrong_shape_in_the_trace_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lie(*args: Any, **more: Any) -> Any:
+        found = hookscope.trace.trace(*args, **more)
+        wrong = [
+            dataclasses.replace(c, output_shape=(1, 4, 8, 9)) if at == 3 else c for at, c in enumerate(found.calls)
+        ]
+        return dataclasses.replace(found, calls=tuple(wrong))
+
+    monkeypatch.setattr(hookscope.verification, "trace", lie)
+    found = checks(Reused())
+    assert failing(found) == [("shapes", "conv2")]
+    assert found["shapes"].largest_difference == 1.0
+
+
+def test_a_call_that_the_trace_has_not_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(*args: Any, **more: Any) -> Any:
+        found = hookscope.trace.trace(*args, **more)
+        return dataclasses.replace(found, calls=found.calls[:4] + found.calls[5:])
+
+    monkeypatch.setattr(hookscope.verification, "trace", forget)
+    found = checks(Reused())["shapes"]
+    assert (found.holds, found.layer, found.largest_difference) == (False, "relu#1", math.inf)
+    assert "the trace has 5 calls, the pass 6" in found.note
+
+
+def test_a_capture_that_loses_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = hookscope.activations._ByCall._add
+    monkeypatch.setattr(
+        hookscope.activations._ByCall, "_add", lambda self, call, value: call.key == "fc" or add(self, call, value)
+    )
+    found = checks(Reused())
+    assert failing(found) == [("feature-extractor", "fc"), ("re-computation", "fc"), ("shapes", "fc")]
+
+
+def test_refused_inputs_and_unknown_layers_are_errors() -> None:
+    with pytest.raises(InputError, match="a net refuses a picture of 3x8x8"):
+        checks(nn.Conv2d(4, 4, 1).requires_grad_(False))
+    with pytest.raises(LayerError, match="no layer 'conv9'"):
+        checks(Reused(), layers="conv9")
+
+
+def test_an_abandoned_iterator_leaves_everything_as_before() -> None:
+    model = Reused()
+    state = State(model)
+    net = as_net(model)
+    found = verify(net, noise_pictures(net))
+    next(found)
+    assert torch.is_grad_enabled()
+    del found
+    assert not [change for change in state.changes() if change.what != "train/eval mode"]
+    assert hooks_on(model) == 0
+
+
+def test_pictures_are_not_written_to() -> None:
+    net = as_net(nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 2, 1)))
+    pictures = noise_pictures(net)
+    kept = copy.deepcopy(pictures)
+    list(verify(net, pictures))
+    assert torch.equal(pictures[0], kept[0])
+
+
+def test_noise_is_seeded_and_fits_the_family() -> None:
+    before = random_states()
+    shapes = {
+        "resnet18": [(3, 224, 224)],
+        "raft_small": [(3, 224, 224)] * 2,
+        "r3d_18": [(3, 16, 112, 112)],
+        "ssdlite320_mobilenet_v3_large": [(3, 224, 224)],
+    }
+    for name, expected in shapes.items():
+        net = load_model(name, weights="none", device="cpu")
+        assert [tuple(picture.shape) for picture in noise_pictures(net)] == expected
+    (noise,), (again,), (other,) = noise_pictures(net, 1), noise_pictures(net, 1), noise_pictures(net, 2)
+    assert torch.equal(noise, again)
+    assert not torch.equal(noise, other)
+    assert 0 <= noise.min() <= noise.max() <= 1
+    assert random_states() == before
+
+
+@torch.no_grad()
+def node_outputs(model: nn.Module, x: Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    run_node_by_node(model, (x.clone(),), lambda key, output: found.update({key: copy.deepcopy(output)}))
+    return found
+
+
+def slow_reference(model: nn.Module, node: str, x: Tensor) -> Tensor:
+    """One node of torchvision's feature extractor, on a copy of the model."""
+    extractor = create_feature_extractor(copy.deepcopy(model), {node: "out"}).eval()
+    with torch.no_grad():
+        return extractor(x.clone())["out"]
+
+
+def key_of(node: str, modules: set[str]) -> str | None:
+    """``relu_1`` as torchvision names it to ``relu#1``; None for a node that is no module."""
+    if node in modules:
+        return node
+    name, _, number = node.rpartition("_")
+    return f"{name}#{number}" if name in modules and number.isdecimal() else None
+
+
+@torch.no_grad()
+def agree_with_torchvision(model: nn.Module, x: Tensor, every: int = 1) -> int:
+    modules = {name for name, _ in model.named_modules() if name}
+    names = get_graph_node_names(copy.deepcopy(model))[1]
+    nodes = {node: key for node in names if (key := key_of(node, modules)) is not None}
+    found = node_outputs(model, x)
+    assert set(found) == set(nodes.values())
+    for node, key in list(nodes.items())[::every]:
+        assert torch.equal(found[key], slow_reference(model, node, x)), node
+    return len(nodes)
+
+
+def test_nodes_are_those_of_torchvisions_feature_extractor() -> None:
+    model = Reused().eval()
+    assert agree_with_torchvision(model, torch.randn(1, 3, 8, 8)) == 6
+
+
+@pytest.mark.parametrize(("name", "every"), [("squeezenet1_1", 5), ("resnet18", 11)])
+def test_nodes_of_models_are_those_of_torchvisions_feature_extractor(name: str, every: int) -> None:
+    model = load_model(name, weights="none", device="cpu").model
+    assert agree_with_torchvision(model, torch.randn(1, 3, 64, 64), every) > 50
+
+
+def test_torchvisions_own_blocks_are_looked_into() -> None:
+    model = nn.Sequential(torchvision.ops.Conv2dNormActivation(3, 4)).eval()
+    assert list(node_outputs(model, torch.randn(1, 3, 8, 8))) == ["0.0", "0.1", "0.2"]
+
+
+def test_edges_say_what_feeds_what() -> None:
+    edges = run_node_by_node(Reused().eval(), (torch.randn(1, 3, 8, 8),), lambda key, output: None)
+    expected = [("conv1", "bn1", 0), ("bn1", "relu", 0), ("relu", "conv2", "input")]
+    assert list(edges.edges) == [Edge(*edge) for edge in expected]
+
+
+def test_the_model_is_not_touched_by_a_graph_that_does_not_run() -> None:
+    model = Reused().eval()
+    state = State(model)
+    with pytest.raises(ModelError, match="its graph does not run: "):
+        run_node_by_node(model, (torch.ones(1, 5, 8, 8),), lambda key, output: None)
+    assert state.changes() == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), 0.5),
+        (torch.tensor([math.nan, math.inf]), torch.tensor([math.nan, math.inf]), 0.0),
+        (torch.tensor([math.nan, 1.0]), torch.tensor([math.nan, 3.0]), 2.0),
+        (torch.tensor([math.inf]), torch.tensor([-math.inf]), math.inf),
+        (torch.tensor([math.nan]), torch.tensor([0.0]), math.inf),
+        (torch.zeros(2), torch.zeros(3), math.inf),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), math.inf),
+        ([torch.zeros(2)], torch.zeros(2), math.inf),
+        ({"a": torch.tensor(1)}, {"a": torch.tensor(4)}, 3.0),
+        (torch.tensor([True]), torch.tensor([False]), 1.0),
+        (torch.tensor([3 + 4j]), torch.tensor([0j]), 5.0),
+        (torch.zeros(0), torch.zeros(0), 0.0),
+        (None, None, 0.0),
+    ],
+)
+def test_largest_difference(one: Any, other: Any, expected: float) -> None:
+    assert largest_difference(one, other) == largest_difference(other, one) == expected
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_same_bits() -> None:
+    nan = torch.tensor([math.nan, 1.0])
+    assert same_bits({"a": nan}, {"a": nan.clone()})
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert not same_bits(torch.zeros(2), torch.zeros(1, 2))
+    assert same_bits(torch.tensor(True), torch.tensor(True))
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
+    assert same_bits(quantized, quantized.clone())
+
+
+def test_state_names_what_changed() -> None:
+    model = Reused()
+    state = State(model)
+    assert state.changes() == []
+    with torch.no_grad():
+        model.bn1.running_var.mul_(3)
+        model.conv1.weight.add_(0)
+    model.fc.register_buffer("new", torch.zeros(1))
+    with random_states_kept():
+        torch.rand(1)
+        random.random()
+        np.random.rand()
+        found = state.changes()
+    assert found == [
+        Change("conv1", "parameter 'weight'"),
+        Change("bn1", "buffer 'running_var'", 2.0),
+        Change("", "random state of torch"),
+        Change("", "random state of Python"),
+        Change("", "random state of numpy"),
+        Change("fc", "buffer 'new' that was not there"),
+    ]
+    assert [change.layer for change in state.changes()] == ["conv1", "bn1", "fc"]
+
+
+FAMILIES = {
+    "fcn_resnet50": 64,
+    "ssdlite320_mobilenet_v3_large": 64,
+    "raft_small": 128,
+    "r3d_18": 32,
+    "quantized_mobilenet_v2": 64,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_holds(name: str) -> None:
+    holds(name, FAMILIES[name])
+
+
+def sizes() -> Iterator[tuple[str, int | None]]:
+    smallest = {"alexnet": 64, "inception_v3": 96}
+    fixed = ("vit_", "maxvit")
+    for name in torchvision.models.list_models(module=torchvision.models):
+        yield name, None if name.startswith(fixed) else smallest.get(name, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "side"), list(sizes()))
+def test_every_classification_model_holds(name: str, side: int | None) -> None:
+    holds(name, side)
+
+
+@pytest.mark.filterwarnings("ignore")
+def holds(name: str, side: int | None) -> None:
+    net = load_model(name, weights="none", device="cpu", input_size=(side, side) if side else None)
+    found = list(verify(net, noise_pictures(net)))
+    assert [check.name for check in found] == NAMES
+    assert [check for check in found if check.holds is False] == []
+    assert hooks_on(net.model) == 0
