@@ -17,49 +17,70 @@ if TYPE_CHECKING:
     from hookscope.activations import Activations, SaveOutput, capture
     from hookscope.catalogue import ModelInfo, find_models
     from hookscope.errors import HookscopeError
+    from hookscope.findings import Finding
     from hookscope.grids import channel_grid
+    from hookscope.health import diagnose
     from hookscope.images import open_image
     from hookscope.layers import Call, LayerCall
     from hookscope.models import Net, load_model
+    from hookscope.parameters import parameter_statistics
     from hookscope.readback import read_sheet
     from hookscope.registry import VERSION
+    from hookscope.statistics import LayerStatistics
+    from hookscope.survey import Survey
+    from hookscope.tally import Tally
     from hookscope.trace import list_layers
+    from hookscope.verification import verify
 
     __version__ = VERSION
 
 _HOMES = {
     "Activations": "activations",
     "Call": "layers",
+    "Finding": "findings",
     "HookscopeError": "errors",
     "LayerCall": "layers",
+    "LayerStatistics": "statistics",
     "ModelInfo": "catalogue",
     "Net": "models",
     "SaveOutput": "activations",
+    "Survey": "survey",
+    "Tally": "tally",
     "capture": "activations",
     "channel_grid": "grids",
+    "diagnose": "health",
     "find_models": "catalogue",
     "list_layers": "trace",
     "load_model": "models",
     "open_image": "images",
+    "parameter_statistics": "parameters",
     "read_sheet": "readback",
+    "verify": "verification",
 }
 
 __all__ = [
     "Activations",
     "Call",
+    "Finding",
     "HookscopeError",
     "LayerCall",
+    "LayerStatistics",
     "ModelInfo",
     "Net",
     "SaveOutput",
+    "Survey",
+    "Tally",
     "__version__",
     "capture",
     "channel_grid",
+    "diagnose",
     "find_models",
     "list_layers",
     "load_model",
     "open_image",
+    "parameter_statistics",
     "read_sheet",
+    "verify",
 ]
 
 

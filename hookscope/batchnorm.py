@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hookscope.maps import as_float
 from hookscope.moments import ChannelMoments, sums_of_maps
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class BatchNormAccumulator:
     def update(self, inputs: Tensor) -> None:
         """Add a batch ``(N, C, *positions)``."""
         if inputs.numel():
-            flat = inputs.detach().reshape(inputs.shape[0], inputs.shape[1], -1)
-            self.moments.update(sums_of_maps(flat if flat.element_size() >= 4 else flat.float()))
+            values = as_float(inputs)
+            self.moments.update(sums_of_maps(values.reshape(values.shape[0], values.shape[1], -1)))
 
     def empty(self) -> BatchNormAccumulator:
         """One for the same layer that has seen nothing yet."""
@@ -98,7 +99,8 @@ class BatchNormAccumulator:
 
 
 def _as_array(tensor: Any) -> NDArray[np.float64]:
-    array: NDArray[np.float64] = tensor.detach().double().cpu().numpy()
+    # a copy: a buffer of doubles goes on changing in training
+    array: NDArray[np.float64] = tensor.detach().double().cpu().numpy().copy()
     return array
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hookscope.differences import largest_difference, largest_value
 
-__all__ = ["Check", "Tally"]
+__all__ = ["Check", "Comparison"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Check:
     note: str = ""
 
 
-class Tally:
+class Comparison:
     """Counts comparisons, and remembers the largest difference and the first that is too large.
 
     Args:
@@ -41,10 +41,10 @@ class Tally:
 
     Example:
         >>> import torch
-        >>> tally = Tally("re-computation")
-        >>> tally.compare("conv1", torch.ones(2), torch.ones(2)), tally.compare("fc", torch.ones(2), torch.zeros(2))
+        >>> comparison = Comparison("re-computation")
+        >>> comparison.compare("conv1", torch.ones(2), torch.ones(2)), comparison.compare("fc", torch.ones(2), torch.zeros(2))
         (True, False)
-        >>> found = tally.check("nothing to compare")
+        >>> found = comparison.check("nothing to compare")
         >>> found.holds, found.largest_difference, found.layer, found.note
         (False, 1.0, 'fc', '1 of 2 differ')
     """

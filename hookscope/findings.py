@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "listed", "percent"]
+__all__ = ["Finding", "counted", "listed", "percent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,16 @@ def listed(items: Sequence[Any], most: int = 8) -> str:
     """
     shown = ", ".join(map(str, items[:most]))
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
+
+
+def counted(number: int, what: str) -> str:
+    """So many of something.
+
+    Example:
+        >>> counted(1, "image"), counted(20_000, "image")
+        ('1 image', '20,000 images')
+    """
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def percent(share: float) -> str:

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hookscope.findings import Finding, listed, percent
+from hookscope.findings import Finding, counted, listed, percent
 from hookscope.layers import ACTIVATION_FUNCTIONS
+from hookscope.limits import highest_rank
 
 if TYPE_CHECKING:
     from hookscope.batchnorm import BatchNormDrift
-    from hookscope.statistics import LayerStatistics
+    from hookscope.statistics import LayerStatistics, Place
     from hookscope.tally import Tally
+
+    Judge = Callable[["LayerStatistics", "Thresholds"], Finding | None]
 
 __all__ = ["MEANINGS", "Thresholds", "diagnose", "find_problems"]
 
 MEANINGS = {
-    "non-finite": "NaN or Inf spread to everything after them: look at this layer's weights and its input's range,"
-    " and at the loss scale or learning rate of the training.",
-    "exploding-activations": "Half precision ends at 65504 and turns larger values into Inf: normalise before this"
-    " layer, lower the learning rate or scale its initialisation down.",
-    "vanishing-activations": "Signals this small carry almost no gradient: add normalisation or residual connections,"
-    " or scale the initialisation up.",
-    "constant-output": "Nothing of the picture gets through this layer: look for zeroed weights, a wrong input range"
-    " or a layer before it that has died.",
+    "non-finite": "Whatever this layer feeds is spoiled too, so begin here: look for NaN in its weights, for inputs out"
+    " of range, and in training at the learning rate and the loss scale.",
+    "exploding-activations": "Half precision ends at 65504 and makes Inf of larger values: normalise before this layer,"
+    " lower the learning rate or scale the initialisation down.",
+    "vanishing-activations": "Signals this small carry next to no gradient, and half precision rounds them away: add"
+    " normalisation or residual connections, or scale the initialisation up.",
+    "constant-output": "Nothing of the picture gets through: look for zeroed weights, a dead layer or a wrong input"
+    " range before it, or pictures that are all the same.",
     "saturated": "At its bounds a function passes no gradient: normalise its input, scale down the weights before it,"
     " or use an unbounded function.",
-    "dead-channels": "They give the same value whatever the picture and learn no more: prune them, or train with a"
-    " lower learning rate, a smaller bias or a leaky ReLU.",
-    "duplicate-channels": "They say the same thing twice: prune all but one, or train with more regularisation"
-    " (DropBlock, weight decay).",
+    "dead-channels": "They say the same of every picture, and behind a ReLU no gradient wakes them: prune them, or"
+    " train with a lower learning rate, a warm-up or a leaky ReLU, and look at the bias before them.",
+    "duplicate-channels": "They say the same thing more than once: prune all but one of each group, or look for filters"
+    " that were copied or began with equal values.",
     "low-rank": "The channels move together in few directions: the layer can be made narrower, or its features have"
-    " collapsed.",
-    "batchnorm-drift": "The pictures are not what the running statistics were made on: check preprocessing and"
+    " collapsed (too high a learning rate or weight decay).",
+    "batchnorm-drift": "These pictures are not what the running statistics were made on: check preprocessing and"
     " normalisation, or update the statistics on data like these.",
     "few-images": "What is dead on a few pictures may wake on others: measure at least a few dozen, of every kind.",
 }
@@ -51,8 +55,8 @@ class Thresholds:
             precision.
         largest: Absolute value above which it explodes; the default is the largest number of half precision.
         correlation: Pearson correlation from which on channels are duplicates, 0 to 1.
-        rank: Effective rank below this share of what it can be (the channels, or the positions where these are
-            fewer), 0 to 1.
+        rank: Share of what the effective rank can be (the channels, or the values of each where these are fewer) below
+            which it is low, 0 to 1; but for 0 a single direction is low too.
         shift: Distance of a BatchNorm's inputs from its running mean, in running standard deviations (median over
             the channels).
         ratio: How many times the running variance theirs is, or the other way round (median over the channels).
@@ -68,6 +72,10 @@ class Thresholds:
     shift: float = 1.0
     ratio: float = 4.0
     images: int = 16
+
+
+_ONE_DIRECTION = 1.0 + 1e-6  # an effective rank below it
+_THE_SAME = 1e-5  # of a layer's spread: by so much pictures differ through rounding
 
 
 def diagnose(tally: Tally, thresholds: Thresholds | None = None) -> list[Finding]:
@@ -94,13 +102,15 @@ def find_problems(
 ) -> list[Finding]:
     """As `diagnose`, on statistics that are at hand."""
     found = list(_non_finite(layers))
-    for kind in (_exploding, _vanishing, _constant, _saturated):
-        found += [one for layer in layers if (one := kind(layer, thresholds)) is not None]
-    constant = {one.layer for one in found if one.finding == "constant-output"}
+    chains = [_chains(layers, thresholds, judge) for judge in (_exploding, _vanishing, _constant)]
+    found += [_source_of(chain) for kind in chains for chain in kind]
+    found += _each(layers, thresholds, _saturated)
+    constant = {one.layer for chain in chains[-1] for one in chain}
     alive = [layer for layer in layers if layer.key not in constant]
-    found += _new_in_each(alive, lambda layer, before: _dead(layer, before, thresholds))
-    found += _new_in_each(alive, _duplicates)
-    found += [one for layer in alive if (one := _low_rank(layer, thresholds)) is not None]
+    after = {layer.key: before for before, layer in pairwise(layers) if before.key not in constant}
+    found += [one for layer in alive if (one := _dead(layer, after.get(layer.key), thresholds)) is not None]
+    found += [one for layer in alive if (one := _duplicates(layer, after.get(layer.key))) is not None]
+    found += _each(alive, thresholds, _low_rank)
     found += [one for drift in drifts if (one := _drift(drift, thresholds)) is not None]
     return found + list(_few_images(found, images, thresholds))
 
@@ -109,30 +119,62 @@ def _finding(name: str, layer: str, evidence: str, **more: object) -> Finding:
     return Finding(name, layer, evidence, MEANINGS[name], **more)  # type: ignore[arg-type]
 
 
+def _each(layers: Sequence[LayerStatistics], thresholds: Thresholds, judge: Judge) -> Iterator[Finding]:
+    return (one for layer in layers if (one := judge(layer, thresholds)) is not None)
+
+
+def _chains(layers: Sequence[LayerStatistics], thresholds: Thresholds, judge: Judge) -> list[list[Finding]]:
+    """Findings of calls that follow one another: what the first has, the others have from it.
+
+    A bounded function, such as the gate beside a layer, neither carries it on nor ends it.
+    """
+    chains: list[list[Finding]] = []
+    unbroken = False
+    for layer in layers:
+        one = judge(layer, thresholds)
+        if one is not None and unbroken:
+            chains[-1].append(one)
+        elif one is not None:
+            chains.append([one])
+        unbroken = one is not None or (unbroken and layer.saturated is not None)
+    return chains
+
+
+def _source_of(chain: Sequence[Finding]) -> Finding:
+    """The first of a chain, which says how far it goes."""
+    first, *after = chain
+    numbers = {**first.numbers, "layers": len(chain)}
+    if not after:
+        return replace(first, numbers=numbers)
+    text = f"{first.evidence}; {counted(len(after), 'call')} after it too, up to {after[-1].layer}"
+    return replace(first, evidence=text, numbers=numbers)
+
+
 def _non_finite(layers: Sequence[LayerStatistics]) -> Iterator[Finding]:
     """One finding at the first layer: what comes after it has them from there."""
     bad = [layer for layer in layers if layer.nan or layer.inf]
     if not bad:
         return
-    first, place = bad[0], bad[0].nonfinite_at
-    where = ""
-    if place is not None:
-        image = f" of {place.image}" if place.image is not None else ""
-        where = f", the first in channel {place.channel} at {'x'.join(map(str, place.position)) or 0}{image}"
-    after = f"; {len(bad) - 1} later calls have some too" if len(bad) > 1 else ""
-    yield _finding(
-        "non-finite",
-        first.key,
-        f"{first.nan:,} NaN and {first.inf:,} Inf of {first.values:,} values{where}{after}",
-        numbers={"nan": first.nan, "inf": first.inf, "values": first.values, "layers": len(bad)},
-    )
+    first = bad[0]
+    counts = [f"{count:,} {name}" for count, name in ((first.nan, "NaN"), (first.inf, "Inf")) if count]
+    text = f"{' and '.join(counts)} of {first.values:,} values{_where(first.nonfinite_at)}"
+    if len(bad) > 1:
+        text += f"; {len(bad) - 1} later {'call has' if len(bad) == 2 else 'calls have'} some too"
+    numbers = {"nan": first.nan, "inf": first.inf, "values": first.values, "layers": len(bad)}
+    yield _finding("non-finite", first.key, text, numbers=numbers)
+
+
+def _where(place: Place | None) -> str:
+    if place is None:
+        return ""
+    axes = {0: "", 1: " at {}", 2: " at row {}, column {}"}.get(len(place.position), " at {}")
+    at = place.position if len(place.position) == 2 else ["x".join(map(str, place.position))]
+    image = "" if place.image is None else f" of {place.image}"
+    return f", the first in channel {place.channel}{axes.format(*at)}{image}"
 
 
 def _exploding(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
-    if layer.min is None or layer.max is None:
-        return None
-    largest = max(-layer.min, layer.max)
-    if largest <= thresholds.largest:
+    if layer.min is None or layer.max is None or max(-layer.min, layer.max) <= thresholds.largest:
         return None
     text = f"values from {layer.min:.4g} to {layer.max:.4g}, beyond {thresholds.largest:g}"
     return _finding("exploding-activations", layer.key, text, numbers={"min": layer.min, "max": layer.max})
@@ -149,7 +191,7 @@ def _constant(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
     if layer.channels and len(layer.dead_channels) == layer.channels:
         value = f"the value {layer.min:.4g}" if layer.min == layer.max else "one value each"
         text = f"all {layer.channels} channels have {value} throughout"
-    elif layer.between_images is not None and layer.std and layer.between_images < 1e-7 * layer.std:
+    elif layer.between_images is not None and layer.std and layer.between_images < _THE_SAME * layer.std:
         text = f"the same for all {layer.items} images"
     else:
         return None
@@ -159,68 +201,68 @@ def _constant(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
 def _saturated(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
     if layer.saturated is None or layer.saturated <= thresholds.saturated:
         return None
+    stuck = len(_stuck(layer))
     text = f"{percent(layer.saturated)} of values within 1 % of a bound"
-    return _finding("saturated", layer.key, text, numbers={"saturated": layer.saturated})
+    text += f"; {stuck} of {layer.channels} channels never leave one" if stuck else ""
+    return _finding("saturated", layer.key, text, numbers={"saturated": layer.saturated, "stuck": stuck})
 
 
-def _new_in_each(
-    layers: Sequence[LayerStatistics], find: Callable[[LayerStatistics, LayerStatistics | None], Finding | None]
-) -> Iterator[Finding]:
-    """What ``find(layer, before)`` says of each; ``before`` is the layer that an activation function is applied to."""
-    before: LayerStatistics | None = None
-    for layer in layers:
-        follows = layer.call.type in ACTIVATION_FUNCTIONS and before is not None and before.channels == layer.channels
-        one = find(layer, before if follows else None)
-        if one is not None:
-            yield one
-        before = layer
+def _stuck(layer: LayerStatistics) -> set[int]:
+    """The channels that are constant because they are at a bound throughout."""
+    shares = layer.saturated_by_channel
+    return set() if shares is None else {at for at in layer.dead_channels if shares[at] == 1}
+
+
+def _applied_to(before: LayerStatistics | None, layer: LayerStatistics) -> bool:
+    """Whether ``layer`` is an activation function on what ``before``, measured just before it, has put out."""
+    if before is None or layer.call.type not in ACTIVATION_FUNCTIONS or before.call.type in ACTIVATION_FUNCTIONS:
+        return False
+    return before.channels == layer.channels
 
 
 def _dead(layer: LayerStatistics, before: LayerStatistics | None, thresholds: Thresholds) -> Finding | None:
-    known = set(before.dead_channels) if before is not None else set()
-    dead = tuple(at for at in layer.dead_channels if at not in known)
-    if not dead or len(layer.dead_channels) <= thresholds.dead * layer.channels:
+    if len(layer.dead_channels) / max(layer.channels, 1) <= thresholds.dead:
+        return None
+    known = set(before.dead_channels) if before is not None and before.channels == layer.channels else set()
+    told = set(known) if _applied_to(before, layer) else set()
+    inherited = len(told.intersection(layer.dead_channels))
+    if _saturated(layer, thresholds) is not None:
+        told |= _stuck(layer)
+    dead = tuple(at for at in layer.dead_channels if at not in told)
+    if not dead:
         return None
     lows = {float(layer.by_channel.low[at]) for at in dead}
-    value = f"never leave {lows.pop():.4g}" if len(lows) == 1 else "never leave their value"
-    already = f" ({len(known & set(layer.dead_channels))} more were constant before it)" if known else ""
-    text = f"{len(dead)} of {layer.channels} channels {value}{already}: {listed(dead)}"
-    return _finding(
-        "dead-channels",
-        layer.key,
-        text,
-        channels=dead,
-        numbers={"dead": len(dead), "channels": layer.channels, "images": layer.items},
-    )
+    value = f"{lows.pop():.4g}" if len(lows) == 1 else "their value"
+    text = f"{len(dead)} of {layer.channels} channels never {'leaves' if len(dead) == 1 else 'leave'} {value}"
+    text += f": {listed(dead)}"
+    if inherited:
+        text += f" ({inherited} more {'was' if inherited == 1 else 'were'} constant before it)"
+    elif before is not None and known.issuperset(dead):  # as in a depthwise convolution
+        text += f" (constant in {before.key} before it too)"
+    numbers = {"dead": len(dead), "channels": layer.channels, "images": layer.items}
+    return _finding("dead-channels", layer.key, text, channels=dead, numbers=numbers)
 
 
 def _duplicates(layer: LayerStatistics, before: LayerStatistics | None) -> Finding | None:
-    known = {frozenset(group) for group in before.duplicate_channels} if before is not None else set()
-    groups = tuple(g for g in layer.duplicate_channels if not any(frozenset(g) <= one for one in known))
+    known = [set(group) for group in before.duplicate_channels] if before and _applied_to(before, layer) else []
+    groups = tuple(group for group in layer.duplicate_channels if not any(one.issuperset(group) for one in known))
     if not groups:
         return None
     channels = tuple(sorted(at for group in groups for at in group))
-    text = f"{len(channels)} of {layer.channels} channels are the same: " + listed(
-        [" = ".join(map(str, group)) for group in groups], 4
-    )
-    return _finding(
-        "duplicate-channels",
-        layer.key,
-        text,
-        channels=channels,
-        groups=groups,
-        numbers={"duplicate": len(channels), "channels": layer.channels},
-    )
+    same = listed([" = ".join(map(str, group)) for group in groups], 4)
+    text = f"{len(channels)} of {layer.channels} channels are the same as another: {same}"
+    numbers = {"duplicate": len(channels), "channels": layer.channels}
+    return _finding("duplicate-channels", layer.key, text, channels=channels, groups=groups, numbers=numbers)
 
 
 def _low_rank(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
-    if layer.rank is None or layer.channels < 2:
+    if layer.rank is None or not thresholds.rank or layer.nan or layer.inf:
         return None
-    most = min(layer.channels, layer.values // layer.channels - 1)
-    if not layer.rank < max(thresholds.rank * most, 1.0 + 1e-6):
+    most = highest_rank(layer)
+    if most < 2 or layer.rank >= max(thresholds.rank * most, _ONE_DIRECTION):
         return None
     text = f"effective rank {layer.rank:.3g} of at most {most}"
-    return _finding("low-rank", layer.key, text, numbers={"rank": layer.rank, "channels": layer.channels})
+    return _finding("low-rank", layer.key, text, numbers={"rank": layer.rank, "channels": layer.channels, "most": most})
 
 
 def _drift(drift: BatchNormDrift, thresholds: Thresholds) -> Finding | None:
@@ -232,13 +274,13 @@ def _drift(drift: BatchNormDrift, thresholds: Thresholds) -> Finding | None:
     ratio = float(np.exp(np.median(np.abs(np.log(drift.ratio.clip(min=1e-30))))))
     if not (shift > thresholds.shift or ratio > thresholds.ratio):
         return None
-    text = f"in the median channel the mean is {shift:.3g} standard deviations off, the variance {ratio:.3g} times"
-    return _finding("batchnorm-drift", drift.layer, text, numbers={"shift": shift, "ratio": ratio})
+    text = f"in the median channel the mean is off by {shift:.3g} standard deviations, the variance by a factor"
+    return _finding("batchnorm-drift", drift.layer, f"{text} {ratio:.3g}", numbers={"shift": shift, "ratio": ratio})
 
 
 def _few_images(found: Sequence[Finding], images: int, thresholds: Thresholds) -> Iterator[Finding]:
-    claims = [one for one in found if one.finding in ("dead-channels", "constant-output")]
-    if claims and images < thresholds.images:
-        pictures = "1 image" if images == 1 else f"{images} images"
-        text = f"{len(claims)} findings of dead or constant channels rest on {pictures}"
-        yield _finding("few-images", "", text, numbers={"images": images})
+    claims = sum(one.finding in ("dead-channels", "constant-output") for one in found)
+    if not claims or images >= thresholds.images:
+        return
+    text = f"{counted(claims, 'claim')} of dead or constant channels, made on {counted(images, 'image')} only"
+    yield _finding("few-images", "", text, numbers={"images": images})

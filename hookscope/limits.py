@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from hookscope.layers import Selection
 if TYPE_CHECKING:
     from hookscope.statistics import LayerStatistics
 
-__all__ = ["Limits", "Offence", "broken_limits"]
+__all__ = ["Limits", "Offence", "broken_limits", "highest_rank"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Limits:
         no_nan: Whether NaN and Inf are forbidden.
         max_abs: Largest absolute value.
         min_rank: Effective rank, in directions.
-        min_rank_share: Effective rank, as a share of the channels, 0 to 1.
+        min_rank_share: Effective rank, as a share of what it can be, see `highest_rank`, 0 to 1.
     """
 
     max_dead: float | None = None
@@ -77,10 +78,11 @@ def broken_limits(layers: Sequence[LayerStatistics], limits: Limits, allow: Sequ
     Args:
         layers: Statistics of a survey.
         limits: What is allowed.
-        allow: Selections of layers to which no limit applies, see `hookscope.layers.Selection`.
+        allow: Selections of layers to which no limit applies, see `hookscope.layers.Selection`; what was not measured
+            is allowed in vain.
 
     Raises:
-        LayerError: no layer has a name in ``allow``.
+        SelectionError: a term of ``allow`` cannot be read.
 
     Example:
         >>> import torch
@@ -94,8 +96,6 @@ def broken_limits(layers: Sequence[LayerStatistics], limits: Limits, allow: Sequ
         [('max-dead', '1', 0.25)]
     """
     allowed = Selection(allow) if allow else None
-    if allowed is not None:
-        allowed.check_names([layer.call.name for layer in layers], "what was measured")
     total = sum(layer.call.index is not None for layer in layers)
     found: list[Offence] = []
     for layer in layers:
@@ -117,17 +117,29 @@ def _offences(layer: LayerStatistics, limits: Limits) -> Iterator[Offence]:
     if limits.no_nan and (bad := layer.nan + layer.inf):
         text = f"{layer.nan:,} NaN and {layer.inf:,} Inf of {layer.values:,} values"
         yield Offence("no-nan", key, index, bad, 0, text)
-    if limits.max_abs is not None and layer.min is not None and layer.max is not None:
-        largest = max(-layer.min, layer.max)
-        if largest > limits.max_abs:
-            yield Offence("max-abs", key, index, largest, limits.max_abs, f"from {layer.min:.6g} to {layer.max:.6g}")
+    if limits.max_abs is not None:
+        yield from _of_size(layer, limits.max_abs)
     yield from _of_rank(layer, limits)
+
+
+def _of_size(layer: LayerStatistics, most: float) -> Iterator[Offence]:
+    largest = max(-(layer.min or 0.0), layer.max or 0.0)
+    text = "no finite value" if layer.min is None else f"from {layer.min:.6g} to {layer.max:.6g}"
+    if layer.inf:  # beyond any limit; the extremes are of the finite values
+        largest, text = math.inf, f"{layer.inf:,} Inf, else {text}"
+    if largest > most:
+        yield Offence("max-abs", layer.key, layer.call.index, largest, most, text)
+
+
+def highest_rank(layer: LayerStatistics) -> int:
+    """What the effective rank can be at most: the channels, or one less than the values of each where these are few."""
+    return min(layer.channels, layer.values // max(layer.channels, 1) - 1)
 
 
 def _of_rank(layer: LayerStatistics, limits: Limits) -> Iterator[Offence]:
     least = limits.min_rank
     if limits.min_rank_share is not None:
-        least = limits.min_rank_share * layer.channels
+        least = limits.min_rank_share * highest_rank(layer)
     if least is not None and layer.rank is not None and layer.rank < least:
-        text = f"effective rank {layer.rank:.4g} of {layer.channels} channels"
+        text = f"effective rank {layer.rank:.4g} of at most {highest_rank(layer)} in {layer.channels} channels"
         yield Offence("min-rank", layer.key, layer.call.index, layer.rank, least, text)

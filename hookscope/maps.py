@@ -20,11 +20,19 @@ MOST_ITEMS = 2
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the network was shown: ``height`` and ``width`` in pixels, ``frames`` of a clip (1 for a still)."""
+    """What the network was shown.
+
+    Attributes:
+        height: In pixels.
+        width: In pixels.
+        frames: Of a clip; 1 for a still.
+        batched: Whether it came in a batch; a picture of its own has maps ``(C, H, W)``.
+    """
 
     height: int
     width: int
     frames: int = 1
+    batched: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,8 @@ def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: Shown | N
         return tensor.reshape(1, -1)
     if tensor.dim() in (4, 5):
         return tensor.movedim(-1, 1) if channels_last(module, tensor, shown) else tensor
-    if tensor.dim() == 3 and _channels_by_class(module) == "first":
+    kind = _channels_by_class(module)
+    if tensor.dim() == 3 and (kind == "first" or (kind is None and shown is not None and not shown.batched)):
         return tensor if type(module).__name__.endswith("1d") else tensor[None]
     return tensor.movedim(-1, 1)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["ChannelMoments", "MapSums", "sums_of_maps"]
 
 _AT_ONCE = 1 << 18  # values: they stay in a processor's cache while all is counted
+_CANCELLED = 1e-5  # the share of its squares below which a variance has lost digits that are wanted
 
 Visit = Callable[[slice, "Tensor", "Tensor"], None]
 
@@ -52,36 +53,57 @@ class MapSums:
 def sums_of_maps(values: Tensor, visit: Visit | None = None) -> MapSums:
     """Look at each map of ``values`` ``(N, C, P)``, float32 or float64, with no empty axis.
 
-    Sums are taken in float64, where the square of a float32 is exact; float64 values are measured from the mean of
-    their channel, or a large mean would drown a small variance.
+    Sums are taken in float64, where the square of a float32 is exact. A channel whose mean is more than 300 times its
+    standard deviation is looked at once more, from its mean, or the mean would drown the variance.
 
     Args:
         values: On any device.
         visit: ``(part, values, finite)`` is called for each part of the batch while it is in the processor's cache;
             ``finite`` has 0 in place of NaN and Inf.
     """
+    import numpy as np
     import torch
 
     items, channels, positions = values.shape
     floats = torch.empty(4, items, channels, dtype=torch.float64, device=values.device)
     counts = torch.zeros(4, items, channels, dtype=torch.int64, device=values.device)
     counts[0] = positions
-    centre = floats.new_zeros(channels)
-    if values.dtype == torch.float64:
-        centre = values.nanmean((0, 2)).nan_to_num(0.0, 0.0, 0.0)
     step = max(1, _AT_ONCE // (channels * positions))
     for start in range(0, items, step):
         part = slice(start, start + step)
         piece = values[part].contiguous()
-        finite = _fill(floats[:, part], counts[:, part], piece, centre)
+        finite = _fill(floats[:, part], counts[:, part], piece)
         if visit is not None:
             visit(part, piece, finite)
     low, high, total, squares = floats.cpu().numpy()
     count, zeros, nan, inf = counts.cpu().numpy()
-    return MapSums(count, total, squares, centre.cpu().numpy(), low, high, zeros, nan, inf)
+    sums = MapSums(count, total, squares, np.zeros(channels), low, high, zeros, nan, inf)
+    _measure_from_the_mean(sums, values, step)
+    return sums
 
 
-def _fill(floats: Tensor, counts: Tensor, values: Tensor, centre: Tensor) -> Tensor:
+def _measure_from_the_mean(sums: MapSums, values: Tensor, step: int) -> None:
+    """Take the squares of those channels anew whose variance is the small difference of large numbers."""
+    import numpy as np
+    import torch
+
+    count = sums.count.sum(0).clip(min=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, squares = sums.total.sum(0) / count, sums.squares.sum(0)
+        kept = squares - mean * mean * count >= _CANCELLED * squares
+    chosen = np.flatnonzero(~kept & (sums.low.min(0) < sums.high.max(0)) & np.isfinite(mean))
+    if not chosen.size:
+        return
+    sums.centre[chosen] = mean[chosen]
+    channels = torch.from_numpy(chosen).to(values.device)
+    centre = torch.from_numpy(mean[chosen]).to(values.device)[:, None]
+    for start in range(0, len(values), step):
+        part = slice(start, start + step)
+        away = values[part].index_select(1, channels).double() - centre
+        sums.squares[part, chosen] = away.masked_fill_(~away.isfinite(), 0.0).square_().sum(2).cpu().numpy()
+
+
+def _fill(floats: Tensor, counts: Tensor, values: Tensor) -> Tensor:
     """Write low, high, total, squares and count, zeros, nan, inf of each map; returns the values 0 for NaN and Inf."""
     import torch
 
@@ -98,11 +120,7 @@ def _fill(floats: Tensor, counts: Tensor, values: Tensor, centre: Tensor) -> Ten
     values = values if finite is None else values.masked_fill(~finite, 0.0)
     floats[0], floats[1] = low, high
     torch.sum(values, 2, dtype=torch.float64, out=floats[2])
-    if values.dtype == torch.float64:
-        away = values - centre[:, None]
-        floats[3] = (away if finite is None else away.masked_fill(~finite, 0.0)).square_().sum(2)
-    else:
-        floats[3] = torch.linalg.vector_norm(values, dim=2, dtype=torch.float64).square_()
+    floats[3] = torch.linalg.vector_norm(values, dim=2, dtype=torch.float64).square_()
     return values
 
 
@@ -121,7 +139,8 @@ class ChannelMoments:
 
     Each batch is reduced to float64 sums; batches, and accumulators made apart, are joined by the pairwise formula of
     Chan, Golub, LeVeque 1979 (Welford's for blocks): ``M2 = M2a + M2b + d² na nb / n`` with ``d`` the difference of
-    the means, which stays exact where the mean is large and the variance small.
+    the means, which stays exact where the mean is large and the variance small: means and standard deviations agree
+    with those of all values at once to nine digits.
 
     Attributes:
         count: ``(C,)`` finite values seen.
@@ -163,13 +182,16 @@ class ChannelMoments:
 
     def update(self, sums: MapSums) -> ChannelMoments:
         """Add a batch; returns what the batch alone was."""
+        import numpy as np
+
         batch = ChannelMoments(len(self.count))
         batch.count = sums.count.sum(0)
         some = batch.count.clip(min=1)
         total = sums.total.sum(0)
         batch.mean = total / some
-        off = batch.mean - sums.centre
-        batch.m2 = (sums.squares.sum(0) - off * off * batch.count).clip(min=0)
+        with np.errstate(over="ignore", invalid="ignore"):  # squares of doubles beyond 1e154
+            off = batch.mean - sums.centre
+            batch.m2 = (sums.squares.sum(0) - off * off * batch.count).clip(min=0)
         batch.low, batch.high = sums.low.min(0), sums.high.max(0)
         batch.m2[batch.low >= batch.high] = 0  # constant: no rounding shall say otherwise
         batch.zeros, batch.nan, batch.inf = sums.zeros.sum(0), sums.nan.sum(0), sums.inf.sum(0)
@@ -177,14 +199,20 @@ class ChannelMoments:
         return batch
 
     @classmethod
-    def of_rows(cls, rows: Floats) -> Self:
-        """The moments of finite ``rows`` ``(N, C)``, N at least 1: one value of each channel a row."""
-        moments = cls(rows.shape[1])
-        moments.count += rows.shape[0]
-        moments.mean = rows.mean(0)
-        moments.m2 = ((rows - moments.mean) ** 2).sum(0)
-        moments.low, moments.high = rows.min(0), rows.max(0)
-        moments.zeros = (rows == 0).sum(0)
+    def of_map_means(cls, sums: MapSums) -> Self:
+        """The moments of the maps' means, of maps that have a finite value."""
+        import numpy as np
+
+        some = sums.count > 0
+        means = sums.total / sums.count.clip(min=1)
+        moments = cls(sums.count.shape[1])
+        moments.count = some.sum(0)
+        moments.mean = means.sum(0) / moments.count.clip(min=1)
+        with np.errstate(over="ignore"):
+            moments.m2 = ((means - moments.mean) ** 2).sum(0, where=some)
+        moments.low = means.min(0, where=some, initial=np.inf)
+        moments.high = means.max(0, where=some, initial=-np.inf)
+        moments.zeros = ((means == 0) & some).sum(0)
         return moments
 
     def merge(self, other: ChannelMoments) -> None:
@@ -192,10 +220,11 @@ class ChannelMoments:
         import numpy as np
 
         count = self.count + other.count
-        some = count.clip(min=1)
-        apart = other.mean - self.mean
-        self.m2 = self.m2 + other.m2 + apart * apart * (self.count * (other.count / some))
-        self.mean = self.mean + apart * (other.count / some)
+        share = other.count / count.clip(min=1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = other.mean - self.mean
+            self.m2 = self.m2 + other.m2 + apart * (apart * (self.count * share))
+            self.mean = self.mean + apart * share
         self.count = count
         self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
         self.zeros, self.nan, self.inf = self.zeros + other.zeros, self.nan + other.nan, self.inf + other.inf

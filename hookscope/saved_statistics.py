@@ -16,6 +16,7 @@ from hookscope.errors import InputError, printable
 from hookscope.files import StrPath, write_atomically
 from hookscope.registry import VERSION
 from hookscope.tally import Tally
+from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,10 +90,10 @@ def fingerprint_of(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         digest.update(f"{name}\0".encode())
-        if isinstance(value, torch.Tensor):
-            value = value.dequantize() if value.is_quantized else value
-            digest.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for tensor in tensors_in(value).values():  # a quantised layer packs weight and bias
+            values = tensor.dequantize() if tensor.is_quantized else tensor
+            digest.update(f"{values.dtype} {tuple(values.shape)}\0".encode())
+            digest.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -135,17 +136,17 @@ def load_tally(path: StrPath) -> SavedTally:
     if whole.get("format") != FORMAT:
         found = f"it has format {whole.get('format')}, this version reads {FORMAT}"
         raise InputError(f"'{name}' was saved by hookscope {whole['hookscope']}", found, "measure again")
-    if whole.get("sha256") != _digest(whole["content"]):
-        raise InputError(f"'{name}' is damaged: its content is not what was saved", do="measure again")
-    content = whole["content"]
     try:
+        if whole.get("sha256") != _digest(whole["content"]):
+            raise InputError(f"'{name}' is damaged: its content is not what was saved", do="measure again")
+        content = whole["content"]
         progress = content["progress"]
         return SavedTally(
             Source(**content["source"]),
             Tally.from_state(_decoded(content["tally"])),
             None if progress is None else Progress(**progress),
         )
-    except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, zlib.error) as error:
         raise InputError(f"'{name}' is damaged: {error}", do="measure again") from error
 
 

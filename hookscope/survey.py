@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from hookscope.accumulator import LayerAccumulator
 from hookscope.batchnorm import BATCH_NORMS, BatchNormAccumulator
 from hookscope.errors import InputError
 from hookscope.layers import ACTIVATION_FUNCTIONS, Call, Layers, matches_type, select_types, usual_types
 from hookscope.maps import Shown, as_float, by_channel
 from hookscope.moments import ChannelMoments
 from hookscope.observe import Observer, class_names, is_leaf
-from hookscope.patterns import signs_of
-from hookscope.statistics import LayerAccumulator, bounds_of
+from hookscope.patterns import rotations_of
+from hookscope.saturation import bounds_of
 from hookscope.tally import Tally
 from hookscope.tensors import tensors_in
 from hookscope.threads import one_thread
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 __all__ = ["Survey"]
+
+MOST_CHANNELS_FOR_RANK = 2048
+"""A wider layer has no effective rank: its covariance would take 130 MB, and minutes to take apart."""
 
 
 class Survey:
@@ -37,7 +41,7 @@ class Survey:
         model: Any eager module.
         layers: A selection, as `capture` takes it; None for every convolution and every activation function.
         types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
-        rank: Whether to keep the covariance of the channels for their effective rank.
+        rank: Whether to keep the covariance of the channels for their effective rank, of layers of up to 2048.
 
     Raises:
         LayerError: on entry for a name or type the model does not have.
@@ -66,6 +70,7 @@ class Survey:
         self.rank = rank
         self.tally = Tally()
         self._names: Sequence[str] | None = None
+        self._convolves = any(matches_type(class_names(m), ("Conv2d",), is_leaf(m)) for m in model.modules())
         self._pass = _Pass()
         self._stack = ExitStack()
 
@@ -89,7 +94,7 @@ class Survey:
         return bool(self._stack.__exit__(kind, error, trace))
 
     def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._pass = _Pass.of([*args, *kwargs.values()], self._names, self.tally.images)
+        self._pass = _Pass.of([*args, *kwargs.values()], self._names, self.tally.images, self._convolves)
         self._names = None
 
     def _end(self) -> None:
@@ -101,28 +106,30 @@ class Survey:
         with one_thread():
             for part, tensor in tensors_in(output).items():
                 if tensor.is_floating_point() or tensor.is_quantized or tensor.is_complex():
-                    values = by_channel(as_float(tensor), module, self._pass.shown)
+                    whole = as_float(tensor)
+                    values = by_channel(whole, module, self._pass.shown)
                     moments = self._add(call, part, module, values)
-                    self._pass.latest = (tensor, moments)
+                    self._pass.latest = _Latest(tensor, _writes(tensor), moments) if values.is_set_to(whole) else None
 
     def _add(self, call: Call, part: str, module: nn.Module, values: Tensor) -> ChannelMoments:
-        found = LayerAccumulator(call, values.shape[1], bounds_of(module), self.rank, part)
+        rank = self.rank and values.shape[1] <= MOST_CHANNELS_FOR_RANK
+        found = LayerAccumulator(call, values.shape[1], bounds_of(module), rank, part)
         if (known := self.tally.layers.get(found.key)) is not None and known.channels != found.channels:
             raise InputError(
                 f"{found.key} put out {found.channels} channels after {known.channels}", do="measure one size at a time"
             )
         self._pass.tally.layers[found.key] = found
-        images = self._pass.images_of(len(values))
-        return found.update(values, images, self._pass.signs_of(images))
+        items = len(values)
+        return found.update(values, self._pass.images_of(items), self._pass.rotations_of(items))
 
     def _on_batch_norm(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         given = args[0] if args else kwargs.get("input")
         if given is None or getattr(module, "running_mean", None) is None:
             return
         watched = self._pass.tally.batch_norms.setdefault(call.name, BatchNormAccumulator(module))
-        latest, moments = self._pass.latest
-        if latest is given and len(moments.count) == len(watched.moments.count):
-            watched.moments.merge(moments)  # measured already, as what the layer before put out
+        latest = self._pass.latest
+        if latest is not None and latest.is_still(given) and len(latest.moments.count) == len(watched.moments.count):
+            watched.moments.merge(latest.moments)  # measured already, as what the layer before put out
             return
         with one_thread():
             watched.update(given)
@@ -144,24 +151,24 @@ class _Pass:
     names: Sequence[str] = ()
     shown: Shown | None = None
     tally: Tally = field(default_factory=Tally)
-    latest: tuple[Any, ChannelMoments] = field(default_factory=lambda: (None, ChannelMoments(0)))
-    signs: Tensor | None = None
+    latest: _Latest | None = None
+    rotations: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, inputs: Sequence[Any], names: Sequence[str] | None, first: int) -> Self:
+    def of(cls, inputs: Sequence[Any], names: Sequence[str] | None, first: int, convolves: bool) -> Self:
         """The pass that begins with ``inputs``; images without names are numbered from ``first``."""
-        pictures = list(tensors_in(list(inputs)).values())
+        # targets of a detector in training hold tensors too
+        pictures = next((found for value in inputs if (found := list(tensors_in(value).values()))), None)
         if not pictures:
             return cls(names or (str(first),))
         shape = pictures[0].shape
         count = len(pictures) if len(shape) == 3 else int(shape[0]) if len(shape) else 1
         frames = int(shape[2]) if len(shape) == 5 else 1
-        shown = Shown(int(shape[-2]), int(shape[-1]), frames) if len(shape) > 2 else None
+        batched = not (convolves and len(shape) == 3 and pictures[0] is inputs[0])
+        shown = Shown(int(shape[-2]), int(shape[-1]), frames, batched) if len(shape) > 2 else None
         if names is None or len(names) != count:
             names = [str(first + at) for at in range(count)]
-        found = cls(names, shown, Tally(images=count))
-        found.signs = signs_of(names)
-        return found
+        return cls(names, shown, Tally(images=count))
 
     def images_of(self, items: int) -> Sequence[str | None]:
         """Which image each of so many items is; None where items are no images, such as a head's proposals."""
@@ -169,6 +176,28 @@ class _Pass:
             return self.names
         return [self.names[0]] * items if len(self.names) == 1 else [None] * items
 
-    def signs_of(self, images: Sequence[str | None]) -> Tensor | None:
-        """The signs of the images, where items are images."""
-        return self.signs if images is self.names else None
+    def rotations_of(self, items: int) -> Tensor:
+        """A rotation for each item; several of an image, such as windows, are numbered within it."""
+        if items not in self.rotations:
+            each = -(-items // max(len(self.names), 1))
+            names = self.names if each == 1 else [f"{self.names[at // each]} {at % each}" for at in range(items)]
+            self.rotations[items] = rotations_of(names[:items])
+        return self.rotations[items]
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """What was measured last: a BatchNorm that is given just this need not be measured again."""
+
+    tensor: Tensor
+    writes: int | None
+    moments: ChannelMoments
+
+    def is_still(self, given: Any) -> bool:
+        """Whether ``given`` is that tensor, and no layer has worked in place on it since."""
+        return given is self.tensor and self.writes is not None and _writes(given) == self.writes
+
+
+def _writes(tensor: Tensor) -> int | None:
+    """How often ``tensor`` was written to; None where nobody counts."""
+    return None if tensor.is_inference() else tensor._version

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
+from hookscope.accumulator import LayerAccumulator
 from hookscope.batchnorm import BatchNormAccumulator, BatchNormDrift
 from hookscope.errors import InputError
-from hookscope.statistics import LayerAccumulator, LayerStatistics
+from hookscope.statistics import LayerStatistics
 
 __all__ = ["Tally"]
 
@@ -62,22 +63,45 @@ class Tally:
                     do="merge what was counted of one model",
                 )
         self.images += other.images
+        self.layers = _with_places_for(self.layers, other.layers)
         for key, found in other.layers.items():
-            self.layers.setdefault(key, found.empty()).merge(found)
+            self.layers[key].merge(found)
+        self.batch_norms = _with_places_for(self.batch_norms, other.batch_norms)
         for name, norm in other.batch_norms.items():
-            self.batch_norms.setdefault(name, norm.empty()).merge(norm)
+            self.batch_norms[name].merge(norm)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything counted: numbers, texts, arrays, lists and dictionaries of these; `from_state` takes it back."""
         return {
             "images": self.images,
             "layers": [found.state_dict() for found in self.layers.values()],
-            "batch_norms": {name: found.state_dict() for name, found in self.batch_norms.items()},
+            "batch_norms": [[name, found.state_dict()] for name, found in self.batch_norms.items()],
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The tally that `state_dict` told of."""
         layers = [LayerAccumulator.from_state(one) for one in state["layers"]]
-        norms = {name: BatchNormAccumulator.from_state(one) for name, one in state["batch_norms"].items()}
+        norms = {name: BatchNormAccumulator.from_state(one) for name, one in state["batch_norms"]}
         return cls(int(state["images"]), {found.key: found for found in layers}, norms)
+
+
+class _CanBeEmpty(Protocol):
+    def empty(self) -> Any: ...
+
+
+_Found = TypeVar("_Found", bound=_CanBeEmpty)
+
+
+def _with_places_for(mine: dict[str, _Found], theirs: Mapping[str, _Found]) -> dict[str, _Found]:
+    """``mine`` and, empty, what only ``theirs`` has: a head that ran for no picture of mine keeps its place."""
+    if theirs.keys() <= mine.keys():
+        return mine
+    order, at = list(mine), 0
+    for key in theirs:
+        if key in mine:
+            at = order.index(key) + 1
+        else:
+            order.insert(at, key)
+            at += 1
+    return {key: mine[key] if key in mine else theirs[key].empty() for key in order}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hookscope.checks import Check, Tally
+from hookscope.checks import Check, Comparison
 from hookscope.differences import largest_difference, same_bits
 from hookscope.errors import HookscopeError, LayerError, ModelError
 from hookscope.layers import Call, Layers, call_key
@@ -87,36 +87,36 @@ def _tolerance(seen: Witness) -> float:
 
 
 def _feature_extractor(seen: Witness) -> Check:
-    tally = Tally("feature-extractor", _tolerance(seen))
+    comparison = Comparison("feature-extractor", _tolerance(seen))
 
     def compare(key: str, output: Any) -> None:
         if key in seen.forms:
-            tally.compare(key, seen.kept.get(key), output)
+            comparison.compare(key, seen.kept.get(key), output)
 
     try:
         seen.edges = run_node_by_node(seen.model, seen.inputs(), compare)
     except ModelError as error:
-        if not tally.offences:
-            return Check(tally.name, None, 0, None, note=error.asked)
-    idle = len(seen.calls) - tally.compared
-    if tally.compared and idle:
-        tally.notes.append(f"{idle} of {len(seen.calls)} calls are no node of the graph")
-    return tally.check("no wanted call is a node of the graph")
+        if not comparison.offences:
+            return Check(comparison.name, None, 0, None, note=error.asked)
+    idle = len(seen.calls) - comparison.compared
+    if comparison.compared and idle:
+        comparison.notes.append(f"{idle} of {len(seen.calls)} calls are no node of the graph")
+    return comparison.check("no wanted call is a node of the graph")
 
 
 def _recomputation(seen: Witness) -> Check:
-    tally = Tally("re-computation", _tolerance(seen))
+    comparison = Comparison("re-computation", _tolerance(seen))
     layers = dict(seen.model.named_modules())
     uncopied = 0
     for call in seen.calls:
         layer = _copied(layers[call.name])
         if layer is None:
             uncopied += 1
-        elif not _compare_again(tally, seen, call.key, layer) and len(tally.offences) == 1:
-            tally.notes += _why_not(seen, call.key, layers[call.name])
+        elif not _compare_again(comparison, seen, call.key, layer) and len(comparison.offences) == 1:
+            comparison.notes += _why_not(seen, call.key, layers[call.name])
     if uncopied:
-        tally.notes.append(f"{uncopied} of {len(seen.calls)} calls are of layers that cannot be copied")
-    return tally.check("nothing can be computed again" if uncopied else "no wanted layer ran")
+        comparison.notes.append(f"{uncopied} of {len(seen.calls)} calls are of layers that cannot be copied")
+    return comparison.check("nothing can be computed again" if uncopied else "no wanted layer ran")
 
 
 def _copied(layer: nn.Module) -> nn.Module | None:
@@ -129,13 +129,13 @@ def _copied(layer: nn.Module) -> nn.Module | None:
         return None
 
 
-def _compare_again(tally: Tally, seen: Witness, key: str, layer: nn.Module) -> bool:
+def _compare_again(comparison: Comparison, seen: Witness, key: str, layer: nn.Module) -> bool:
     """Compare what ``layer`` makes of the recorded input with the recorded output; whether they agree."""
     if key not in seen.kept:
-        tally.add(key, math.inf, False)
+        comparison.add(key, math.inf, False)
         return False
     args, kwargs = seen.forms[key].copied(seen.recorded(key))
-    return tally.compare(key, seen.kept[key], layer(*args, **kwargs))
+    return comparison.compare(key, seen.kept[key], layer(*args, **kwargs))
 
 
 def _why_not(seen: Witness, key: str, layer: nn.Module) -> list[str]:
@@ -149,29 +149,29 @@ def _why_not(seen: Witness, key: str, layer: nn.Module) -> list[str]:
 
 
 def _model_output(seen: Witness) -> Check:
-    tally = Tally("model-output")
+    comparison = Comparison("model-output")
     plain, hooked = tensors_in(seen.plain), tensors_in(seen.hooked)
     for part in dict.fromkeys([*plain, *hooked]):
         one, other = plain.get(part), hooked.get(part)
         same = same_bits(one, other)
-        tally.add("", largest_difference(one, other), same)
+        comparison.add("", largest_difference(one, other), same)
         if not same and part:
-            tally.notes.append(f"part '{part}' of the output")
-    if tally.offences and not same_bits(seen.plain, seen.run()):
-        tally.notes.append("two passes without hooks differ too: the model is random or keeps a state")
+            comparison.notes.append(f"part '{part}' of the output")
+    if comparison.offences and not same_bits(seen.plain, seen.run()):
+        comparison.notes.append("two passes without hooks differ too: the model is random or keeps a state")
     seen.plain = seen.hooked = None
-    return tally.check("the model puts out no tensor")
+    return comparison.check("the model puts out no tensor")
 
 
 def _inputs(seen: Witness) -> Check:
-    tally = Tally("inputs")
+    comparison = Comparison("inputs")
     for edge in seen.edges.edges if seen.edges is not None else ():
         if edge.source in seen.kept and edge.target in seen.kept:
-            tally.compare(edge.target, _input_part(seen, edge.target, edge.argument), seen.kept[edge.source])
+            comparison.compare(edge.target, _input_part(seen, edge.target, edge.argument), seen.kept[edge.source])
     if seen.edges is not None and seen.edges.overwritten:
-        tally.notes.append(f"{seen.edges.overwritten} inputs were overwritten on the way, and are not compared")
+        comparison.notes.append(f"{seen.edges.overwritten} inputs were overwritten on the way, and are not compared")
     seen.kept.clear()
-    return tally.check("there is no graph" if seen.edges is None else "no wanted call feeds another")
+    return comparison.check("there is no graph" if seen.edges is None else "no wanted call feeds another")
 
 
 def _input_part(seen: Witness, key: str, argument: int | str) -> Any:
@@ -186,16 +186,16 @@ def _untouched(seen: Witness) -> Check:
     with random_states_kept():
         seen.leave_early()
         left = state.changes()
-    tally = Tally("untouched")
-    tally.compared = seen.facts + len(state)
+    comparison = Comparison("untouched")
+    comparison.compared = seen.facts + len(state)
     changes = [*seen.changes, *left]
-    tally.largest = max((change.difference for change in changes if change.difference is not None), default=0.0)
+    comparison.largest = max((change.difference for change in changes if change.difference is not None), default=0.0)
     for change in changes:
         drawn = change.what.startswith("random state")
-        tally.offences.append(_who_draws(seen) if drawn else change.layer)
+        comparison.offences.append(_who_draws(seen) if drawn else change.layer)
     if changes:
-        tally.notes.append(_about(changes[0], seen))
-    return tally.check("")
+        comparison.notes.append(_about(changes[0], seen))
+    return comparison.check("")
 
 
 def _about(change: Change, seen: Witness) -> str:
@@ -219,22 +219,22 @@ def _who_draws(seen: Witness) -> str:
 
 
 def _shapes(seen: Witness) -> Check:
-    tally = Tally("shapes")
+    comparison = Comparison("shapes")
     try:
         found = trace(seen.model, seen.inputs())
     except HookscopeError as error:
-        return Check(tally.name, None, 0, None, note=str(error)[:160])
-    tally.notes += ["traced by a real pass: the model wants values"] if found.real else []
+        return Check(comparison.name, None, 0, None, note=str(error)[:160])
+    comparison.notes += ["traced by a real pass: the model wants values"] if found.real else []
     told, indices = _calls_of(found), _indices(seen, found)
     for call in seen.calls:
         row, real = told.get((call.name, call.call)), seen.shapes[call.key]
         shapes = (*_flat(row.input_shape), *_flat(row.output_shape)) if row is not None else ()
         known = row is not None and indices.get((call.name, call.call)) == call.index
-        tally.add(call.key, _apart(real, shapes), known and real == shapes)
+        comparison.add(call.key, _apart(real, shapes), known and real == shapes)
     if seen.total != len(indices):
-        tally.notes.append(f"the trace has {len(indices)} calls, the pass {seen.total}")
-        tally.add(tally.offences[0] if tally.offences else _first_lost(seen, indices), None, False)
-    return tally.check("no wanted layer ran")
+        comparison.notes.append(f"the trace has {len(indices)} calls, the pass {seen.total}")
+        comparison.add(comparison.offences[0] if comparison.offences else _first_lost(seen, indices), None, False)
+    return comparison.check("no wanted layer ran")
 
 
 def _first_lost(seen: Witness, indices: dict[tuple[str, int], int]) -> str:

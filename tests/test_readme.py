@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def examples(language):
 
 def test_help_blocks_are_the_real_help():
     text = README.read_text()
-    assert len(HELP.findall(text)) == 5
+    assert len(HELP.findall(text)) == 9
     assert text == with_real_help(text), "run: python tests/test_readme.py"
 
 
@@ -97,11 +98,15 @@ def test_python_examples_run(number, newcomer):
 
 
 def test_the_fields_are_those_of_the_commands():
-    from hookscope.cli import list_layers, list_models, visualize
+    from hookscope.cli.main import COMMANDS
 
     text = README.read_text()
-    for name, module in (("list-layers", list_layers), ("visualize", visualize), ("list-models", list_models)):
-        assert f"| `{name}` | `{' '.join(module.FIELDS)}` |" in text
+    for name, module in COMMANDS.items():
+        fields = getattr(import_module(module), "FIELDS", None)
+        if fields is not None:
+            assert f"| `{name}` | `{' '.join(fields)}` |" in text
+    channels = import_module(COMMANDS["stats"]).CHANNEL_FIELDS
+    assert f"| `stats --per-channel` | `{' '.join(channels)}` |" in text
 
 
 if __name__ == "__main__":

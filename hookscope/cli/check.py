@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hookscope.cli import output, process
-from hookscope.cli.image_options import images_argument
-from hookscope.cli.measuring import Job, Share, images_of, measure, measuring_options
+from hookscope.cli.image_options import image_list, images_argument
+from hookscope.cli.measuring import Job, measure, measuring_options
 from hookscope.cli.options import chosen_format, complete_layers, format_option, model_argument
+from hookscope.cli.thresholds import Number, Rank, Share
 from hookscope.errors import UsageError
+from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
     from hookscope.limits import Limits, Offence
@@ -21,52 +24,14 @@ if TYPE_CHECKING:
 FIELDS = ("limit", "index", "layer", "value", "allowed", "evidence", "weights")
 
 
-class Rank(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
-    """A number of directions, or ``5%`` of the channels, to ``(number, share)``, one of them None."""
-
-    name = "RANK"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float | None, float | None]:
-        """``"8"`` to ``(8.0, None)``, ``"5%"`` to ``(None, 0.05)``."""
-        if isinstance(value, tuple):
-            return value[0], value[1]
-        if value.strip().endswith("%"):
-            return None, Share().convert(value, param, ctx)
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < float("inf"):
-            self.fail(f"'{value}' is no rank; write a number of directions, or 5% of the channels", param, ctx)
-        return number, None
-
-
-class Positive(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A finite number of at least 0."""
-
-    name = "NUMBER"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """``"1e4"`` to 10000.0."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < float("inf"):
-            self.fail(f"'{value}' is no number of at least 0", param, ctx)
-        return number
-
-
 @click.command("check")
 @model_argument()
 @images_argument
 @click.option("--max-dead", type=Share(), help="Largest share of dead channels in a layer: 5% or 0.05.")
 @click.option("--max-saturated", type=Share(), help="Largest share of values within 1 % of a bound.")
 @click.option("--no-nan", is_flag=True, help="No NaN and no Inf anywhere.")
-@click.option("--max-abs", type=Positive(), help="Largest absolute value: 1e4.")
-@click.option("--min-rank", type=Rank(), help="Least effective rank of a layer: directions, or 5% of its channels.")
+@click.option("--max-abs", type=Number(), help="Largest absolute value: 1e4.")
+@click.option("--min-rank", type=Rank(), help="Least effective rank of a layer: directions, or 5% of what it can be.")
 @click.option(
     "--allow",
     metavar="LAYER",
@@ -103,6 +68,7 @@ def command(
       hookscope check my.py:model photos/ --weights my.pth --no-nan --junit report.xml
       hookscope check vgg16 photos/ --max-dead 0 --allow 'classifier.*' --format json
     """
+    from hookscope.destinations import refuse_input
     from hookscope.files import check_writable
     from hookscope.layers import Selection
     from hookscope.limits import Limits, broken_limits
@@ -113,20 +79,30 @@ def command(
         raise UsageError("no limit was given", do="give --max-dead, --max-saturated, --no-nan, --max-abs or --min-rank")
     if allow:
         Selection(allow)
+    paths = image_list(images, files0_from, limit)
     if junit is not None:
         check_writable(junit)
-    paths = images_of(images, files0_from, limit)
-    job = Job(model, paths, rank="min-rank" in limits.names, **options)
-    saved, lost = measure(job)
+        refuse_input(junit, paths)
+    saved, lost = measure(Job(model, paths, rank="min-rank" in limits.names, allow=allow, **options))
     layers = saved.tally.statistics()
     offences = broken_limits(layers, limits, allow)
-    if junit is not None:
-        _write_junit(junit, model, limits, layers, offences)
-    _report(saved, layers, limits, offences, chosen_format(format))
+    if not limits.no_nan:
+        _tell_of_nan(layers)
+    with ExitStack() as stack:  # a full disk is no reason to lose the rows
+        stack.callback(_report, saved, layers, limits, offences, chosen_format(format))
+        if junit is not None:
+            _write_junit(junit, model, limits, layers, offences)
     if offences:
         raise click.exceptions.Exit(3)
     if lost:
         raise click.exceptions.Exit(1)
+
+
+def _tell_of_nan(layers: Sequence[LayerStatistics]) -> None:
+    """No limit but --no-nan sees a NaN, and a model of nothing else would pass for healthy."""
+    bad = [layer.key for layer in layers if layer.nan or layer.inf]
+    if bad:
+        output.note(f"Note: NaN or Inf in {listed(bad, 3)}; --no-nan forbids them")
 
 
 def _write_junit(
@@ -155,11 +131,8 @@ def _report(
         }
         for offence in offences
     ]
-    layer_count = len({offence.layer for offence in offences})
-    verdict = (
-        f"{layer_count} of {len(layers)} calls break a limit" if offences else f"all {len(layers)} calls are within"
-    )
-    images = "1 image" if saved.tally.images == 1 else f"{saved.tally.images:,} images"
-    totals = [f"{saved.source.model} on {images}: {verdict} ({', '.join(limits.names)})"]
+    broken = len({offence.layer for offence in offences})
+    verdict = f"{broken} of {len(layers)} calls break a limit" if broken else f"all {len(layers)} calls are within"
+    totals = [f"{saved.source.model} on {counted(saved.tally.images, 'image')}: {verdict} ({', '.join(limits.names)})"]
     fields = (*FIELDS, "channels") if format in ("json", "ndjson") else FIELDS
     output.write_rows(rows, fields, format, process.standard_output(), totals)

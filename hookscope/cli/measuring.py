@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from hookscope.cli.image_options import (
     Losses,
     batch_size_option,
     files0_option,
-    image_list,
     limit_option,
     strict_option,
     workers_option,
@@ -30,18 +30,19 @@ from hookscope.cli.options import (
     weights_option,
 )
 from hookscope.cli.progress import download_progress, image_progress
-from hookscope.errors import InputError, UsageError
-from hookscope.files import check_writable
+from hookscope.errors import HookscopeError, InputError, UsageError
 
 if TYPE_CHECKING:
     from hookscope.loading import Batch
     from hookscope.models import Net
     from hookscope.saved_statistics import SavedTally, Source
     from hookscope.survey import Survey
+    from hookscope.tally import Tally
 
-__all__ = ["Job", "Share", "images_of", "measure", "measuring_options"]
+__all__ = ["Job", "measure", "measuring_options"]
 
 _SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
+_SAVE_SHARE = 20.0  # times as long as it takes to save, to save again: a covariance of every layer is large
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -77,25 +78,6 @@ def measuring_options(command: Command) -> Command:
     return command
 
 
-class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
-    """``5%`` or ``0.05`` to a share from 0 to 1."""
-
-    name = "SHARE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """``"5%"`` to 0.05."""
-        if isinstance(value, float):
-            return value
-        text = value.strip()
-        try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share <= 1:
-            self.fail(f"'{value}' is no share; write 5% or 0.05", param, ctx)
-        return share
-
-
 @dataclass(frozen=True)
 class Job:
     """What is to be measured, the same for every image."""
@@ -115,11 +97,7 @@ class Job:
     rank: bool = False
     save: str | None = None
     resume: bool = False
-
-
-def images_of(images: Sequence[str], files0_from: str | None, limit: int | None) -> list[str]:
-    """The list of images, before anything that costs time."""
-    return image_list(images, files0_from, limit)
+    allow: tuple[str, ...] = ()
 
 
 def measure(job: Job) -> tuple[SavedTally, int]:
@@ -132,8 +110,6 @@ def measure(job: Job) -> tuple[SavedTally, int]:
 
     if job.layers:
         Selection(job.layers)
-    if job.save is not None:
-        check_writable(job.save)
     if ":" not in job.model:
         check_model_name(job.model)
     process.import_torch()
@@ -160,24 +136,31 @@ def _load(job: Job) -> Net:
 
 @dataclass
 class _Run:
-    """One run over the images: the survey, how far it is, and what it has lost."""
+    """One run over the images: what it has counted, how far it is, and what it has lost."""
 
     job: Job
     net: Net
-    done: int = 0
-    losses: Losses = field(init=False)
+    tally: Tally = field(init=False)
     survey: Survey = field(init=False)
+    losses: Losses = field(init=False)
     source: Source = field(init=False)
-    saved_at: float = field(init=False)
+    done: int = 0
+    lost: list[int] = field(default_factory=list)
+    next_save: float = 0.0
 
     def __post_init__(self) -> None:
+        from hookscope.layers import Selection
         from hookscope.survey import Survey
+        from hookscope.tally import Tally
 
-        job = self.job
-        self.losses = Losses(job.strict)
-        self.survey = Survey(self.net.model, job.layers or None, job.types or None, rank=job.rank)
+        job, model = self.job, self.net.model
+        if job.allow:
+            Selection(job.allow).check_names([name for name, _ in model.named_modules()], self.net.name)
+        self.tally = Tally()
+        self.survey = Survey(model, job.layers or None, job.types or None, rank=job.rank)
+        self.losses = Losses(job.strict or len(job.paths) == 1)  # the error of a single image is that of the run
         self.source = self._source()
-        self.saved_at = time.monotonic()
+        self.next_save = time.monotonic() + _SAVE_EVERY
 
     def _source(self) -> Source:
         from hookscope.saved_statistics import Source, fingerprint_of
@@ -199,89 +182,105 @@ class _Run:
             self._take_up()
         try:
             self._measure()
-        except BaseException:
+        finally:
             self._save()
-            raise
-        self._save()
-        if not self.survey.tally.images:
-            raise InputError("no image could be used", f"{self.losses.count} were tried", "see the errors above")
-        return self._state(), self.losses.count
+        if not self.tally.images:
+            raise InputError("no image could be used", f"all {len(self.lost)} were tried", "see the errors above")
+        return self._state(), len(self.lost)
 
     def _measure(self) -> None:
         import torch
 
         from hookscope.loading import load_batches
 
-        job, paths = self.job, self.job.paths
-        left = paths[self.done :]
-        first = self.done
+        job, first = self.job, self.done
+        left = job.paths[first:]
 
         def lost(position: int, name: str, error: Any) -> None:
-            self.losses.lost(position, name, error)
+            self._lose(first + position, name, error)
             advance(1)
 
-        # the hooks stay on for all passes; a pass that is refused is told by the picture that caused it
         with (
             image_progress(len(left)) as advance,
             contextlib.closing(
                 load_batches(self.net, left, job.batch_size, job.workers, lost, self.losses.note)
             ) as batches,
         ):
+            # the hooks stay on for all passes
             with process.prints_to_standard_error(), torch.no_grad(), self.survey:
                 for batch in batches:
-                    self._pass(batch)
-                    self.done = first + batch.positions[-1] + 1
+                    self._pass(batch, first)
                     advance(batch.count)
-                    if job.save is not None and time.monotonic() - self.saved_at > _SAVE_EVERY:
+                    if time.monotonic() > self.next_save:
                         self._save()
-            self.done = len(paths)
+            self.done = len(job.paths)
         self.losses.finish()
 
-    def _pass(self, batch: Batch) -> None:
+    def _pass(self, batch: Batch, first: int) -> None:
+        from hookscope.tally import Tally
         from hookscope.visualize import refusal
 
+        positions = [first + position for position in batch.positions]
+        self.survey.tally = Tally()
         self.survey.name_images(batch.names)
         try:
             with refusal(self.net.name, batch.inputs):
                 self.net.model(*batch.inputs)
+            with process.signals_held():  # a tally added up in part, or added and not marked as done, counts twice
+                self.tally.merge(self.survey.tally)
+                self.done = positions[-1] + 1
         except InputError as error:
-            if not self.survey.tally.images:  # the first is refused: so will be the others
-                raise
-            for position, name in zip(batch.positions, batch.names, strict=True):
-                self.losses.lost(position, name, InputError(f"{name}: {error.asked}", error.exists, error.do))
+            if not self.tally.images and self._sees_one_size:
+                raise  # so will be all the others
+            for position, name in zip(positions, batch.names, strict=True):
+                self._lose(position, name, InputError(f"{name}: {error.asked}", error.exists, error.do))
+            self.done = positions[-1] + 1
+
+    @property
+    def _sees_one_size(self) -> bool:
+        return self.net.preprocess.mode != "none" and self.net.family != "detection"
+
+    def _lose(self, position: int, name: str, error: HookscopeError) -> None:
+        self.losses.lost(position, name, error)
+        self.lost.append(position)
 
     def _state(self) -> SavedTally:
         from hookscope.saved_statistics import Progress, SavedTally
 
-        progress = Progress.after(self.job.paths, self.done, self.losses.count)
-        return SavedTally(self.source, self.survey.tally, progress)
+        # what was lost ahead of the last batch will be met again
+        lost = sum(position < self.done for position in self.lost)
+        return SavedTally(self.source, self.tally, Progress.after(self.job.paths, self.done, lost))
 
     def _save(self) -> None:
+        """Write what was counted; nothing at all is no reason to write over what an earlier run has counted."""
         from hookscope.saved_statistics import save_tally
 
-        if self.job.save is not None and (self.survey.tally.images or not self.job.resume):
-            save_tally(self.job.save, self._state())
-            self.saved_at = time.monotonic()
+        if self.job.save is None or not self.tally.images:
+            return
+        began = time.monotonic()
+        save_tally(self.job.save, self._state())
+        now = time.monotonic()
+        self.next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))
 
     def _take_up(self) -> None:
         """Go on where the run that wrote the file was cut short; without a file begin."""
-        import os
-
         from hookscope.saved_statistics import Progress, check_same_source, load_tally
 
-        assert self.job.save is not None
-        if not os.path.exists(self.job.save):
+        job = self.job
+        assert job.save is not None
+        if not os.path.exists(job.save):
             return
-        saved = load_tally(self.job.save)
-        check_same_source(saved.source, self.source, self.job.save, "this run")
+        saved = load_tally(job.save)
+        check_same_source(saved.source, self.source, job.save, "this run")
         progress = saved.progress
         if progress is None:
-            raise UsageError(f"'{self.job.save}' was merged from several runs", do="measure the rest and merge again")
-        if Progress.after(self.job.paths, progress.done, progress.lost) != progress:
+            raise UsageError(f"'{job.save}' was merged from several runs", do="measure the rest and merge again")
+        if Progress.after(job.paths, progress.done, progress.lost) != progress:
             raise InputError(
-                f"'{self.job.save}' was made from other images",
+                f"'{job.save}' was made from other images",
                 f"its first {progress.done} are not those of this run",
                 "name the same images in the same order",
             )
-        self.survey.tally, self.done, self.losses.count = saved.tally, progress.done, progress.lost
-        output.note(f"Note: {self.job.save} holds {progress.done} of {len(self.job.paths)} images")
+        self.tally, self.done = saved.tally, progress.done
+        self.lost = [-1] * progress.lost  # where is not known, but that they are done
+        output.note(f"Note: {job.save} holds {progress.done} of {len(job.paths)} images")

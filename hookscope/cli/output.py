@@ -193,8 +193,8 @@ def _text(value: Plain, number: Callable[[int | float], str] = repr) -> str:
 
 
 def _joined(items: list[Plain]) -> str:
-    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-        return "x".join(map(_text, items))
+    if all(item is None or (isinstance(item, int) and not isinstance(item, bool)) for item in items):
+        return "x".join("?" if item is None else _text(item) for item in items)
     between = " " if any(isinstance(item, list | dict) for item in items) else ","
     return between.join(map(_text, items))
 

@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from hookscope.cli import process
-from hookscope.cli.image_options import images_argument
-from hookscope.cli.measuring import Job, Share, images_of, measure, measuring_options
+from hookscope.cli import output, process
+from hookscope.cli.image_options import image_list, images_argument
+from hookscope.cli.measuring import Job, measure, measuring_options
 from hookscope.cli.options import chosen_format, format_option, model_argument
 from hookscope.cli.report import write_report
+from hookscope.cli.stats_rows import CHANNEL_FIELDS, FIELDS, TABLE_FIELDS, channel_rows, layer_rows
+from hookscope.cli.thresholds import threshold_options, thresholds_of
 from hookscope.errors import UsageError
+from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
     from hookscope.findings import Finding
-    from hookscope.health import Thresholds
     from hookscope.saved_statistics import SavedTally
-    from hookscope.statistics import LayerStatistics, Place
+    from hookscope.statistics import LayerStatistics
 
-FIELDS = (
-    "index", "name", "type", "call", "calls", "shape", "images", "mean", "std", "min", "max", "min_at", "max_at", "rms",
-    "zeros", "p1", "p5", "p25", "p50", "p75", "p95", "p99", "nan", "inf", "channels", "dead", "saturated", "duplicate",
-    "rank", "findings", "weights",
-)  # fmt: skip
-TABLE_FIELDS = (
-    "index", "name", "type", "call", "shape", "mean", "std", "min", "max", "zeros", "dead", "saturated", "duplicate",
-    "findings",
-)  # fmt: skip
-CHANNEL_FIELDS = (
-    "index", "name", "call", "channel", "mean", "std", "min", "max", "zeros", "nan", "inf", "dead", "saturated",
-    "duplicate_of", "weights",
-)  # fmt: skip
+_BEGINNING = b'{"hookscope": '  # of what `hookscope.saved_statistics` writes
 
 
 @click.command("stats")
 @model_argument()
 @images_argument
 @measuring_options
-@click.option("--rank", is_flag=True, help="Measure the effective rank of each layer's channels too; takes longer.")
+@click.option(
+    "--rank", is_flag=True, help="Measure the effective rank of each layer's channels too, up to 2048; takes longer."
+)
 @click.option("--per-channel", is_flag=True, help="A row for each channel.")
 @click.option("--save", metavar="FILE", type=click.Path(), help="Keep what was counted, to merge or to resume.")
 @click.option("--resume", is_flag=True, help="Go on where the run that wrote the --save file was cut short.")
@@ -51,68 +46,9 @@ CHANNEL_FIELDS = (
 @click.option(
     "--tensorboard", metavar="DIR", type=click.Path(), help="Write scalars and histograms for TensorBoard to DIR."
 )
-@click.option(
-    "--dead-share", type=Share(), default=0.0, help="Dead channels are a finding above this share.  [default: 0%]"
-)
-@click.option(
-    "--saturated-share", type=Share(), default=0.5, help="Saturation is a finding above this share.  [default: 50%]"
-)
-@click.option(
-    "--vanishing",
-    metavar="RMS",
-    type=click.FloatRange(0),
-    default=2.0**-14,
-    show_default=True,
-    help="Root mean square below which activations vanish; half precision's smallest normal number.",
-)
-@click.option(
-    "--exploding",
-    metavar="ABS",
-    type=click.FloatRange(0),
-    default=65504.0,
-    show_default=True,
-    help="Absolute value above which activations explode; half precision's largest number.",
-)
-@click.option(
-    "--duplicate-correlation",
-    metavar="R",
-    type=click.FloatRange(0, 1),
-    default=0.999,
-    show_default=True,
-    help="Pearson correlation from which channels are duplicates.",
-)
-@click.option(
-    "--low-rank",
-    type=Share(),
-    default=0.01,
-    help="With --rank: an effective rank below this share of the channels is a finding.  [default: 1%]",
-)
-@click.option(
-    "--drift-shift",
-    metavar="STD",
-    type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="How many running standard deviations a BatchNorm's inputs may be off.",
-)
-@click.option(
-    "--drift-ratio",
-    metavar="TIMES",
-    type=click.FloatRange(1),
-    default=4.0,
-    show_default=True,
-    help="How many times the running variance theirs may be, or the other way round.",
-)
-@click.option(
-    "--few-images",
-    metavar="N",
-    type=click.IntRange(0),
-    default=16,
-    show_default=True,
-    help="With fewer images, a claim of death is marked as one on few.",
-)
+@threshold_options
 @format_option
-def command(model: str, images: tuple[str, ...], limit: int | None, files0_from: str | None, **options: Any) -> None:
+def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     """Measure every layer of MODEL on images, and say what is wrong.
 
     IMAGE is a file, a folder, or - for standard input. One forward pass a batch counts every convolution and every
@@ -128,31 +64,23 @@ def command(model: str, images: tuple[str, ...], limit: int | None, files0_from:
       hookscope stats resnet34 photos/ --limit 1000 --save a.json
       hookscope stats --merge a.json b.json
     """
-    from hookscope.health import Thresholds, find_problems
+    from hookscope.health import find_problems
 
-    thresholds = Thresholds(
-        dead=options["dead_share"],
-        saturated=options["saturated_share"],
-        smallest=options["vanishing"],
-        largest=options["exploding"],
-        correlation=options["duplicate_correlation"],
-        rank=options["low_rank"],
-        shift=options["drift_shift"],
-        ratio=options["drift_ratio"],
-        images=options["few_images"],
-    )
-    _check_targets(options["plot"], options["tensorboard"], options["save"])
-    if options["resume"] and options["save"] is None:
-        raise UsageError("--resume without --save", do="name the file of the run to go on with: --save FILE --resume")
+    thresholds = thresholds_of(options)
     if options["merge"]:
-        saved, lost = _merged([model, *images], files0_from, options["save"]), 0
+        _check_targets(options, [])
+        saved, lost = _merged([model, *images], options["save"]), 0
     else:
-        saved, lost = measure(_job(model, images_of(images, files0_from, limit), options))
+        _check_resume_and_rank(options)
+        paths = image_list(images, options["files0_from"], options["limit"])
+        _check_targets(options, paths)
+        saved, lost = measure(_job(model, paths, options))
     layers = saved.tally.statistics(thresholds.correlation)
     findings = find_problems(layers, saved.tally.drifts(), saved.tally.images, thresholds)
-    _draw(options["plot"], saved, layers, findings, thresholds)
-    _log(options["tensorboard"], saved, layers)
-    _report(saved, layers, findings, chosen_format(options["format"]), options["per_channel"])
+    with ExitStack() as stack:  # a full disk is no reason to lose the rows
+        stack.callback(_report, saved, layers, findings, chosen_format(options["format"]), options["per_channel"])
+        _draw(options["plot"], saved, layers, findings)
+        _log(options["tensorboard"], saved, layers)
     if lost:
         raise click.exceptions.Exit(1)
 
@@ -162,15 +90,32 @@ def _job(model: str, paths: Sequence[str], options: Mapping[str, Any]) -> Job:
     return Job(model, paths, **{name: options[name] for name in names})
 
 
-def _check_targets(plot: str | None, tensorboard: str | None, save: str | None) -> None:
+def _given(names: Iterable[str]) -> list[str]:
+    """Which of the options stand on the command line."""
+    context = click.get_current_context()
+    found = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    return [param.opts[0] for param in context.command.params if param.name in found]
+
+
+def _check_resume_and_rank(options: Mapping[str, Any]) -> None:
+    if options["resume"] and options["save"] is None:
+        raise UsageError("--resume without --save", do="name the file of the run to go on with: --save FILE --resume")
+    if _given(["low_rank"]) and not options["rank"]:
+        raise UsageError("--low-rank without --rank", do="add --rank, which measures it")
+
+
+def _check_targets(options: Mapping[str, Any], paths: Sequence[str]) -> None:
     """Whatever can be known to fail after minutes of work is told before."""
+    from hookscope.destinations import refuse_input
     from hookscope.files import check_folder, check_writable
 
+    plot, tensorboard, save = options["plot"], options["tensorboard"], options["save"]
     if plot is not None:
         from hookscope.figures import plot_suffix
 
         plot_suffix(plot)
         check_writable(plot)
+        refuse_input(plot, paths)
     if tensorboard is not None:
         from hookscope.tensorboard import check_installed
 
@@ -178,115 +123,74 @@ def _check_targets(plot: str | None, tensorboard: str | None, save: str | None) 
         check_folder(tensorboard)
     if save is not None:
         check_writable(save)
-    if plot is not None and plot == save:
+        _refuse_foreign(save, options["resume"])
+    if plot is not None and save is not None and os.path.realpath(plot) == os.path.realpath(save):
         raise UsageError(f"--plot and --save name the same file '{plot}'")
 
 
-def _merged(paths: Sequence[str], files0_from: str | None, save: str | None) -> SavedTally:
+def _refuse_foreign(save: str, resume: bool) -> None:
+    """Refuse to write over what no run has saved: a photograph, the weights. What is resumed is judged when read."""
+    if resume or not os.path.isfile(save) or not os.path.getsize(save):
+        return
+    with open(save, "rb") as stream:
+        beginning = stream.read(len(_BEGINNING))
+    if beginning != _BEGINNING:
+        raise UsageError(f"--save {save} would write over what is no saved statistics", do="name another file")
+
+
+_OF_A_RUN = ("layers", "types", "files0_from", "batch_size", "workers", "limit", "strict", "weights", "seed", "device",
+    "preprocess", "input_size", "rank", "resume")  # fmt: skip
+
+
+def _merged(paths: Sequence[str], save: str | None) -> SavedTally:
     from hookscope.saved_statistics import merge_tallies, save_tally
 
-    if files0_from is not None:
-        raise UsageError("--merge takes saved statistics, and --files0-from names images", do="leave one out")
+    if wrong := _given(_OF_A_RUN):
+        raise UsageError(f"--merge measures nothing, and {wrong[0]} says what to measure", do="leave one out")
+    _refuse_twice(paths)
     merged = merge_tallies(paths)
     if save is not None:
         save_tally(save, merged)
     return merged
 
 
+def _refuse_twice(paths: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for path in paths:
+        first = seen.setdefault(os.path.realpath(path), path)
+        if first is not path:
+            raise UsageError(f"'{path}' is named twice", "its images would count twice", "name each file once")
+
+
 def _report(
     saved: SavedTally, layers: Sequence[LayerStatistics], findings: Sequence[Finding], format: str, per_channel: bool
 ) -> None:
     stream = process.standard_output()
-    rows = list(layer_rows(layers, findings, saved.source.weights))
+    weights, totals = saved.source.weights, _totals(saved, layers)
+    rows = list(layer_rows(layers, findings, weights))
     if per_channel:
-        channels = channel_rows(layers, saved.source.weights)
-        about = {"layers": rows}
-        write_report(channels, CHANNEL_FIELDS, findings, format, stream, kind="channel", about=about)
-        return
-    fields = TABLE_FIELDS if format == "table" else FIELDS
-    write_report(rows, fields, findings, format, stream, _totals(saved, layers))
+        channels = channel_rows(layers, weights)
+        write_report(channels, CHANNEL_FIELDS, findings, format, stream, totals, "channel", {"layers": rows})
+    else:
+        shown = TABLE_FIELDS if format == "table" else FIELDS
+        write_report(rows, shown, findings, format, stream, totals)
+    if format in ("tsv", "csv"):
+        _tell_the_rest(findings, () if per_channel else [layer.key for layer in layers])
 
 
-def layer_rows(
-    layers: Sequence[LayerStatistics], findings: Sequence[Finding], weights: str
-) -> Iterator[dict[str, Any]]:
-    """A row for each layer call; what is too long for a column has a field that only JSON shows."""
-    named: dict[str, list[str]] = {}
-    for found in findings:
-        named.setdefault(found.layer, []).append(found.finding)
-    for layer in layers:
-        quantiles = {f"p{100 * share:g}": value for share, value in layer.quantiles.items()}
-        yield {
-            "index": layer.call.index,
-            "name": f"{layer.call.name} {layer.part}" if layer.part else layer.call.name,
-            "type": layer.call.type,
-            "call": layer.call.call,
-            "calls": layer.calls,
-            "shape": list(layer.shape),
-            "images": layer.items,
-            "mean": layer.mean,
-            "std": layer.std,
-            "min": layer.min,
-            "max": layer.max,
-            "min_at": _place(layer.low_at),
-            "max_at": _place(layer.high_at),
-            "rms": layer.rms,
-            "zeros": layer.zeros,
-            **quantiles,
-            "nan": layer.nan,
-            "inf": layer.inf,
-            "channels": layer.channels,
-            "dead": len(layer.dead_channels),
-            "saturated": layer.saturated,
-            "duplicate": sum(len(group) - 1 for group in layer.duplicate_channels),
-            "rank": layer.rank,
-            "findings": ",".join(named.get(layer.key, ())) or None,
-            "weights": weights,
-            "dead_channels": list(layer.dead_channels),
-            "duplicate_channels": [list(group) for group in layer.duplicate_channels],
-            "nonfinite_at": _place(layer.nonfinite_at),
-        }
-
-
-def _place(place: Place | None) -> dict[str, Any] | None:
-    if place is None:
-        return None
-    return {"image": place.image, "channel": place.channel, "position": list(place.position)}
-
-
-def channel_rows(layers: Sequence[LayerStatistics], weights: str) -> Iterator[dict[str, Any]]:
-    """A row for each channel of each layer call."""
-    for layer in layers:
-        m, dead = layer.by_channel, set(layer.dead_channels)
-        first = {at: group[0] for group in layer.duplicate_channels for at in group[1:]}
-        for at in range(layer.channels):
-            some = int(m.count[at]) > 0
-            yield {
-                "index": layer.call.index,
-                "name": f"{layer.call.name} {layer.part}" if layer.part else layer.call.name,
-                "call": layer.call.call,
-                "channel": at,
-                "mean": float(m.mean[at]) if some else None,
-                "std": float(m.variance[at]) ** 0.5 if some else None,
-                "min": float(m.low[at]) if some else None,
-                "max": float(m.high[at]) if some else None,
-                "zeros": float(m.zeros[at] / max(1, m.count[at] + m.nan[at] + m.inf[at])),
-                "nan": int(m.nan[at]),
-                "inf": int(m.inf[at]),
-                "dead": at in dead,
-                "saturated": None if layer.saturated_by_channel is None else float(layer.saturated_by_channel[at]),
-                "duplicate_of": first.get(at),
-                "weights": weights,
-            }
+def _tell_the_rest(findings: Sequence[Finding], keys: Iterable[str]) -> None:
+    """Findings that no row of tsv or csv can name, such as those of a BatchNorm, in one line."""
+    rest = [f"{found.finding} {found.layer}".strip() for found in findings if found.layer not in set(keys)]
+    if rest:
+        output.note(f"Note: found and in no row: {listed(rest, 4)}; see --format table or json")
 
 
 def _totals(saved: SavedTally, layers: Sequence[LayerStatistics]) -> list[str]:
-    images = saved.tally.images
-    pictures = "1 image" if images == 1 else f"{images:,} images"
-    values = sum(layer.values for layer in layers)
+    images, values = counted(saved.tally.images, "image"), sum(layer.values for layer in layers)
     return [
-        f"{saved.source.model} on {pictures}, weights {saved.source.weights}",
-        f"{len(layers)} calls, {values:,} values; zeros and saturated are shares, dead and duplicate count channels",
+        f"{saved.source.model} on {images}, weights {saved.source.weights}",
+        f"{counted(len(layers), 'call')}, {counted(values, 'value')}; zeros and saturated are shares, dead and"
+        " duplicate count channels",
     ]
 
 
@@ -295,7 +199,6 @@ def _draw(
     saved: SavedTally,
     layers: Sequence[LayerStatistics],
     findings: Sequence[Finding],
-    thresholds: Thresholds,
 ) -> None:
     if path is None:
         return
@@ -303,7 +206,7 @@ def _draw(
     from hookscope.files import write_atomically
     from hookscope.stats_figure import draw_statistics
 
-    about = f"{saved.source.model}, {saved.tally.images} images, weights {saved.source.weights}"
+    about = f"{saved.source.model}, {counted(saved.tally.images, 'image')}, weights {saved.source.weights}"
     figure = draw_statistics(layers, findings, about)
     write_atomically(path, figure_bytes(figure, plot_suffix(path)))
 
