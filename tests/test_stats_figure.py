@@ -1,0 +1,241 @@
+"""The page of statistics: where its bands are, what it says, and that it holds up with oddities."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from hookscope.accumulator import LayerAccumulator
+from hookscope.figures import SUFFIXES, figure_bytes
+from hookscope.findings import Finding
+from hookscope.health import diagnose
+from hookscope.layers import Call
+from hookscope.statistics import LayerStatistics
+from hookscope.stats_figure import draw_statistics
+from hookscope.survey import Survey
+
+
+def layer_of(values: Any, name: str = "conv", kind: str = "Conv2d", bounds: Any = (None, None)) -> LayerStatistics:
+    values = torch.as_tensor(values, dtype=torch.float32)
+    values = values if values.ndim > 1 else values[None, None]
+    accumulator = LayerAccumulator(Call(name, kind, 0, 0), values.shape[1], bounds)
+    accumulator.update(values, ["a.jpg"] * len(values))
+    return accumulator.statistics()
+
+
+def found(name: str, layer: str, **more: Any) -> Finding:
+    return Finding(name, layer, f"evidence of {name} in {layer}", "what to do", **more)
+
+
+def dead(layer: str, count: int, channels: int) -> Finding:
+    return found("dead-channels", layer, channels=tuple(range(count)), numbers={"dead": count, "channels": channels})
+
+
+def panels(figure: Any) -> dict[str, Any]:
+    return {axes.texts[0].get_text(): axes for axes in figure.axes}
+
+
+def texts(axes: Any) -> list[str]:
+    return [text.get_text() for text in axes.texts[1:]]
+
+
+def words(figure: Any) -> list[str]:
+    return [text.get_text() for text in figure.texts]
+
+
+def segments(collection: Any) -> list[list[float]]:
+    return [[float(x) for x, _ in segment] for segment in collection.get_segments()]
+
+
+def pixels(figure: Any) -> np.ndarray:
+    with Image.open(io.BytesIO(figure_bytes(figure, ".png"))) as image:
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+RAMP = [layer_of(torch.linspace(-1, 3, 401), "a"), layer_of(torch.linspace(0, 2, 101), "b", "ReLU")]
+
+
+def test_bands_are_the_statistics() -> None:
+    axes = panels(draw_statistics(RAMP, [], "a net"))["values"]
+    thin, *bands = axes.collections
+    assert segments(thin) == [[-1, 3], [0, 2]]
+    for band, (low, high) in zip(bands, [(0.01, 0.99), (0.05, 0.95), (0.25, 0.75)], strict=True):
+        assert segments(band) == [[layer.quantiles[low], layer.quantiles[high]] for layer in RAMP]
+        assert [segment[0][1] for segment in band.get_segments()] == [0, 1]
+    assert segments(bands[0])[0] == pytest.approx([-0.96, 2.96], rel=1e-2)
+    widths = [band.get_linewidth()[0] for band in (thin, *bands)]
+    assert widths[0] < widths[1] == widths[2] == widths[3]
+    medians, means = axes.lines[:2]
+    assert list(medians.get_xdata()) == [layer.quantiles[0.5] for layer in RAMP]
+    assert list(means.get_xdata()) == [layer.mean for layer in RAMP]
+    assert list(means.get_ydata()) == [0, 1]
+
+
+def test_layers_of_very_different_size_are_drawn_in_units_of_their_own() -> None:
+    layers = [layer_of(torch.linspace(-1, 3, 401), "a"), layer_of(torch.linspace(-1e-7, 3e-7, 401), "b")]
+    shown = panels(draw_statistics([*layers, layer_of([0.0, 0.0], "c")], [], "a net"))
+    assert list(shown) == ["values / rms", "rms", "zeros (%)", "dead channels (%)"]
+    first, second, nothing = segments(shown["values / rms"].collections[3])
+    assert first == [layers[0].quantiles[0.25] / layers[0].rms, layers[0].quantiles[0.75] / layers[0].rms]
+    assert second == pytest.approx(first, abs=1e-2)
+    assert nothing == [0, 0]
+    sizes = shown["rms"]
+    assert sizes.get_xscale() == "log"
+    assert list(sizes.lines[0].get_xdata()) == [layers[0].rms, layers[1].rms]
+    assert segments(sizes.collections[0]) == [[layer.rms, layer.max] for layer in layers]
+    (half_precision,) = (line.get_xdata()[0] for line in sizes.lines[1:])
+    assert half_precision == 2.0**-14
+    low, high = shown["values / rms"].get_xlim()
+    assert low < second[0] < second[1] < high
+
+
+def test_shares_are_bars() -> None:
+    values = torch.zeros(2, 4, 1, 5)
+    values[:, 0] = torch.linspace(-9, 9, 5)
+    values[:, 1, :, 0] = torch.tensor([[1.0], [0.5]])
+    layers = [layer_of(values, "a", "Sigmoid", (0.0, 1.0)), layer_of(values, "b")]
+    shown = panels(draw_statistics(layers, [], "a net"))
+    assert segments(shown["zeros (%)"].collections[0]) == [[0, 100 * layers[0].zeros]] * 2
+    assert segments(shown["dead channels (%)"].collections[0]) == [[0, 50]] * 2
+    assert texts(shown["dead channels (%)"]) == ["2 of 4"] * 2
+    (bar,) = segments(shown["saturated (%)"].collections[0])
+    assert bar == [0, 100 * (layers[0].saturated or 0)] and bar[1] > 50
+    assert list(shown["saturated (%)"].lines[0].get_ydata()) == [0]
+    assert "saturated (%)" not in panels(draw_statistics(RAMP, [], "a net"))
+
+
+def test_nan_and_inf_are_counted_and_a_layer_without_values_says_so() -> None:
+    layers = [
+        layer_of([1.0, 2.0, math.nan, math.inf, math.nan], "a"),
+        layer_of([math.nan, math.nan], "b"),
+        layer_of(torch.zeros(1, 3, 0), "c"),
+        layer_of([1.0, 2.0], "d"),
+    ]
+    figure = draw_statistics(layers, [], "a net")
+    shown = panels(figure)
+    assert texts(shown["NaN, Inf"]) == ["2 NaN, 1 Inf", "2 NaN"]
+    assert [text.get_position()[1] for text in shown["NaN, Inf"].texts[1:]] == [0, 1]
+    said = {text.get_text(): text.get_position()[1] for text in shown["values"].texts if "value" in text.get_text()}
+    assert (said["no finite value"], said["no value"]) == (1, 2)
+    assert segments(shown["values"].collections[0]) == [[1, 2], [1, 2]]
+    assert pixels(figure).std() > 5
+
+
+def test_rows_are_named_as_they_are() -> None:
+    names = ["$x$", "a_{b}^2", "layer1.0.conv\n1", "漢字"]
+    figure = draw_statistics([layer_of([0.0, 1.0], name) for name in names], [], "$about$")
+    labels = [text for text in figure.axes[0].texts if "Conv2d" in text.get_text()]
+    expected = ["$x$  Conv2d", "a_{b}^2  Conv2d", "layer1.0.conv\\n1  Conv2d", "漢字  Conv2d"]
+    assert [text.get_text() for text in labels] == expected
+    assert words(figure)[0] == "$about$"
+    assert not any(text.get_parse_math() for text in [*labels, *figure.texts])
+    assert [text.get_position()[1] for text in labels] == [0, 1, 2, 3]
+
+
+def test_long_names_neither_stretch_the_page_nor_lose_their_ends() -> None:
+    figure = draw_statistics([layer_of([0.0, 1.0], "start." + "long." * 90 + "conv")], [], "a net")
+    (label,) = (text.get_text() for text in figure.axes[0].texts if "Conv2d" in text.get_text())
+    assert label.startswith("start.long") and label.endswith("long.conv  Conv2d") and "…" in label
+    assert figure.get_size_inches()[0] < 16
+
+
+def test_findings_stand_above_and_beside_their_rows() -> None:
+    layers = [layer_of([0.0, 1.0], name) for name in "abcd"]
+    findings = [found("non-finite", "c"), dead("b", 1, 9), dead("c", 5, 9), dead("d", 2, 9), found("few-images", "")]
+    figure = draw_statistics(layers, findings, "a net")
+    assert words(figure)[1:4] == [
+        "non-finite:  c: evidence of non-finite in c",
+        "dead-channels:  3 times, the worst c: evidence of dead-channels in c",
+        "few-images:  evidence of few-images in ",
+    ]
+    beside = {text.get_position()[1]: text.get_text() for text in figure.axes[-1].texts[1:]}
+    assert beside == {1: "dead-channels", 2: "◄ look here first: non-finite, dead-channels", 3: "dead-channels"}
+
+
+def test_of_shares_the_worst_comes_first_else_the_first() -> None:
+    layers = [layer_of([0.0, 1.0], name) for name in "abc"]
+
+    def first(*findings: Finding) -> list[str]:
+        texts_beside = texts(draw_statistics(layers, findings, "a net").axes[-1])
+        return [chr(97 + at) for at, text in enumerate(texts_beside) if "look here first" in text]
+
+    assert first(dead("a", 1, 9), dead("b", 5, 9), dead("c", 2, 9)) == ["b"]
+    assert first(found("vanishing-activations", "a"), found("vanishing-activations", "b")) == ["a"]
+    shares = {"a": 0.6, "b": 0.7, "c": 0.9}
+    assert first(*[found("saturated", name, numbers={"saturated": share}) for name, share in shares.items()]) == ["c"]
+    assert first(dead("b", 1, 9)) == [], "there is nothing to choose from"
+
+
+def test_findings_of_layers_that_have_no_row_are_told() -> None:
+    figure = draw_statistics(RAMP, [found("batchnorm-drift", "bn1"), found("few-images", "")], "a net")
+    assert words(figure)[1] == "batchnorm-drift:  bn1: evidence of batchnorm-drift in bn1"
+    assert texts(figure.axes[-1]) == []
+    nameless = draw_statistics([layer_of([0.0, 1.0], "")], [found("few-images", "")], "a net")
+    assert texts(nameless.axes[-1]) == []
+
+
+def test_many_kinds_are_cut_with_a_word_and_none_says_so() -> None:
+    lines = words(draw_statistics(RAMP, [found(f"kind{at}", "a") for at in range(13)], "a net"))
+    assert lines[10].startswith("kind9:") and lines[11] == "... and 3 more kinds of findings, beside the rows"
+    assert words(draw_statistics(RAMP, [], "a net"))[1] == "no findings"
+
+
+def planted() -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Sigmoid(), nn.Conv2d(8, 16, 1), nn.ReLU())
+    with torch.no_grad():
+        net[0].bias[2] = net[0].bias[5] = -9
+        net[2].weight.mul_(100)
+        net[4].weight[3, 0] = math.nan
+    return net
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_planted_faults_are_all_on_the_page(suffix: str) -> None:
+    net = planted()
+    with torch.no_grad(), Survey(net) as survey:
+        net(torch.randn(20, 3, 9, 9))
+    findings = diagnose(survey.tally)
+    figure = draw_statistics(survey.tally.statistics(), findings, "planted")
+    kinds = list(dict.fromkeys(one.finding for one in findings))
+    assert {"non-finite", "saturated", "dead-channels"} <= set(kinds)
+    assert [line.split(":")[0] for line in words(figure)[1 : 1 + len(kinds)]] == kinds
+    beside = {text.get_position()[1]: text.get_text() for text in figure.axes[-1].texts[1:]}
+    assert (beside[1], beside[3]) == ("dead-channels", "saturated")
+    assert beside[4].startswith("\N{BLACK LEFT-POINTING POINTER} look here first: non-finite")
+    assert len(figure_bytes(figure, suffix)) > 5000
+
+
+def test_the_first_row_to_look_at_stands_out() -> None:
+    layers = [layer_of([0.0, 1.0], name) for name in "abcd"]
+    strong = np.array([0xF9, 0xC4, 0xA4]) == pixels(draw_statistics(layers, [dead("b", 1, 2), dead("c", 2, 2)], "x"))
+    rows = np.flatnonzero(strong.all(axis=2).sum(axis=1) > 200)
+    assert 5 < len(rows) < 25
+    assert not (np.array([0xF9, 0xC4, 0xA4]) == pixels(draw_statistics(layers, [], "x"))).all(axis=2).any()
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 400])
+def test_any_number_of_rows(count: int) -> None:
+    layers = [layer_of(torch.linspace(-1, 1 + at % 5, 50), f"features.{at}.conv") for at in range(count)]
+    findings = [dead(layer.key, 1, 2) for layer in layers[::3]]
+    figure = draw_statistics(layers, findings, "a net")
+    found_pixels = pixels(figure)
+    high, wide = found_pixels.shape[:2]
+    assert wide < 2000 and high < 200 + 17 * max(count, 8)
+    assert found_pixels.std() > 5
+    assert sum("Conv2d" in text.get_text() for text in figure.axes[0].texts) == count
+
+
+def test_extreme_numbers() -> None:
+    huge = replace(layer_of([1.0, -1.0], "huge"), min=-1e300, max=1e200, rms=math.inf)  # as of float64
+    layers = [huge, layer_of([1e-44, -1e-44], "tiny"), layer_of([3e38, 3e38], "flat")]
+    assert pixels(draw_statistics(layers, [], "a net")).std() > 5
+    assert pixels(draw_statistics([huge], [], "a net")).std() > 5

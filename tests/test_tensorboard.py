@@ -1,0 +1,230 @@
+"""Event files, read back with TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hookscope import tensorboard
+from hookscope.accumulator import LayerAccumulator
+from hookscope.errors import InstallationError, WriteError
+from hookscope.layers import Call
+from hookscope.quantiles import ValueHistogram
+from hookscope.statistics import LayerStatistics
+from hookscope.survey import Survey
+from hookscope.tensorboard import buckets, check_installed, write_events
+
+SCALARS = ("mean", "std", "min", "max", "rms", "zeros", "nan", "inf", "saturated", "rank")
+
+
+def layer_of(values: Any, name: str = "conv") -> LayerStatistics:
+    values = torch.as_tensor(values, dtype=torch.float32)
+    values = values if values.ndim > 1 else values[None, None]
+    accumulator = LayerAccumulator(Call(name, "Conv2d", 0, 0), values.shape[1])
+    accumulator.update(values, ["a.jpg"] * len(values))
+    return accumulator.statistics()
+
+
+def read(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the reader's, not ours
+        events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 0, "tensors": 0})
+        events.Reload()
+    return events
+
+
+def measured() -> list[LayerStatistics]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 1), nn.Sigmoid())
+    with torch.no_grad(), Survey(net, rank=True) as survey:
+        net[0].bias[1] = -9
+        net(torch.randn(3, 3, 12, 12))
+    return survey.tally.statistics()
+
+
+def test_scalars_are_the_statistics(tmp_path: Path) -> None:
+    layers = measured()
+    write_events(tmp_path, layers, 7, {"model": "a net"})
+    events = read(tmp_path)
+    found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    expected = {}
+    for layer in layers:
+        expected |= {f"{layer.key}/{name}": getattr(layer, name) for name in SCALARS}
+        expected[f"{layer.key}/dead"] = len(layer.dead_channels)
+    assert set(found) == {tag for tag, value in expected.items() if value is not None}
+    assert {"1/saturated", "3/saturated", "1/dead", "1/rank"} & set(found) == {"3/saturated", "1/dead", "1/rank"}
+    for tag, ((point),) in found.items():
+        assert (point.step, point.value) == (7, pytest.approx(expected[tag], rel=1e-6))
+    assert found["1/dead"][0].value == 1
+
+
+def test_histograms_are_the_values(tmp_path: Path) -> None:
+    layers = measured()
+    write_events(tmp_path, layers, 2)
+    events = read(tmp_path)
+    assert events.Tags()["histograms"] == [f"{layer.key}/values" for layer in layers]
+    for layer in layers:
+        (point,) = events.Histograms(f"{layer.key}/values")
+        found, count = point.histogram_value, layer.values
+        assert (point.step, found.num, found.min, found.max) == (2, count, layer.min, layer.max)
+        assert found.sum == pytest.approx(layer.mean * count)
+        assert found.sum_squares == pytest.approx(layer.rms**2 * count)
+        assert sum(found.bucket) == count
+        assert len(found.bucket) == len(found.bucket_limit) <= 100
+        assert list(found.bucket_limit) == sorted(set(found.bucket_limit))
+        assert found.bucket_limit[-1] == layer.max
+
+
+def histogram_of(values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    histogram = ValueHistogram()
+    histogram.update(values.float())
+    return buckets(histogram, float(values.min()), float(values.max()))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.randn(20_000),
+        torch.randn(20_000).relu(),
+        torch.randn(20_000).exp() * 1e-6,
+        torch.cat([torch.randn(20_000), torch.tensor([1e4])]),
+        torch.cat([torch.randn(20_000), torch.tensor([-1e30])]),
+        100 + torch.rand(5000),
+        -torch.rand(100),
+        torch.tensor([-2.0, 0.0, 0.0, 5.0]),
+        torch.zeros(3),
+        torch.full((3,), -7.0),
+        torch.tensor([3e38, -3e38]),
+    ],
+    ids=["normal", "relu", "small", "outlier", "far", "offset", "negative", "few", "zero", "constant", "huge"],
+)
+def test_buckets_hold_what_lies_in_them(values: torch.Tensor) -> None:
+    limits, counts = histogram_of(values)
+    assert counts.sum() == len(values) and counts.min() >= 0 and len(limits) <= 100
+    assert (np.diff(limits) > 0).all() and limits[-1] == values.max()
+    exact = np.sort(values.double().numpy())
+    # an end is that of a bin, whose upper bound belongs to the next one
+    least, most = (np.searchsorted(exact, limits, side) for side in ("left", "right"))
+    assert (least <= counts.cumsum()).all() and (counts.cumsum() <= most).all()
+
+
+def test_an_outlier_leaves_the_other_values_their_buckets() -> None:
+    values = torch.cat([torch.randn(20_000), torch.tensor([1e4])])
+    limits, counts = histogram_of(values)
+    assert (abs(limits) < 3).sum() > 40
+    assert counts.max() < 20_000 / 20
+    middle = np.interp(0.5, counts.cumsum() / counts.sum(), limits)
+    assert middle == pytest.approx(float(values.median()), abs=0.02)
+
+
+def test_tags_keep_names_and_escape_what_cannot_be_shown(tmp_path: Path) -> None:
+    names = ["layer1.0.conv1", "a b/c#$", "漢字", "x\n\x1b[2J", "\udcff", ""]
+    write_events(tmp_path, [layer_of([0.0, 1.0], name) for name in names])
+    found = [tag.removesuffix("/mean") for tag in read(tmp_path).Tags()["scalars"] if tag.endswith("/mean")]
+    assert found == ["layer1.0.conv1", "a b/c#$", "漢字", "x\\n\\x1b[2J", "\\udcff", "(model)"]
+
+
+def test_nan_inf_and_layers_without_values(tmp_path: Path) -> None:
+    write_events(tmp_path, [layer_of([1.0, math.nan, math.inf, 3.0], "a"), layer_of([math.nan], "b")])
+    events = read(tmp_path)
+    assert events.Tags()["histograms"] == ["a/values"]
+    assert {"b/nan", "b/inf", "b/zeros", "b/dead"} == {tag for tag in events.Tags()["scalars"] if tag.startswith("b/")}
+    assert [events.Scalars(tag)[0].value for tag in ("a/nan", "a/inf", "b/nan", "a/mean")] == [1, 1, 1, 2]
+    found = events.Histograms("a/values")[0].histogram_value
+    assert (found.num, sum(found.bucket)) == (2, 2)
+    assert (found.sum, found.sum_squares) == pytest.approx((4, 10))
+
+
+def test_about_is_a_text_that_is_no_markdown(tmp_path: Path) -> None:
+    write_events(tmp_path, [], about={"model": "__init__:make", "weights": "random\n# (seed 0)"})
+    (point,) = read(tmp_path).Tensors("about/text_summary")
+    text = point.tensor_proto.string_val[0].decode()
+    assert text == "    model: __init__:make\n    weights: random\\n# (seed 0)"
+
+
+def test_runs_in_one_folder_add_up(tmp_path: Path) -> None:
+    for step in range(12):
+        write_events(tmp_path, [layer_of([float(step)])], step)
+    assert len(os.listdir(tmp_path)) == 12
+    points = read(tmp_path).Scalars("conv/mean")
+    assert [(point.step, point.value) for point in points] == [(step, step) for step in range(12)]
+
+
+def test_files_stay_small(tmp_path: Path) -> None:
+    layers = [layer_of(torch.randn(1, 2, 4000), f"layer{at}") for at in range(50)]
+    write_events(tmp_path, layers)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size < 50 * 2600
+
+
+def test_it_neither_speaks_nor_leaves_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = threading.active_count()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_events(tmp_path / "new" / "folder", measured(), about={"model": "a"})
+    assert capfd.readouterr() == ("", "")
+    assert threading.active_count() == before
+    assert len(os.listdir(tmp_path / "new" / "folder")) == 1
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", "/proc/nothing", "a\0b"):
+        with pytest.raises(WriteError, match="cannot write") as raised:
+            write_events(folder, [layer_of([1.0])])
+        assert "\n" not in str(raised.value)
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(WriteError, match="free some space"):
+        write_events(tmp_path, [layer_of([1.0])])
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_tensorboard_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    for call in (check_installed, lambda: write_events(tmp_path / "new", [])):
+        with pytest.raises(InstallationError, match="package tensorboard is not installed") as raised:
+            call()
+        assert str(raised.value).endswith("; pip install 'hookscope[tensorboard]'")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_tensorboard_that_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "packages" / "tensorboard" / "__init__.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("raise TypeError('Descriptors cannot be created directly.\\nIf this call came from')")
+    code = (
+        "import sys; from hookscope.errors import HookscopeError; from hookscope.tensorboard import write_events\n"
+        "try: write_events(sys.argv[1], [], about={'a': 'b'})\n"
+        "except HookscopeError as error: print(error)"
+    )
+    path = os.pathsep.join([str(file.parents[1]), str(Path(tensorboard.__file__).parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "events"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    cure = "pip install 'hookscope[tensorboard]'"
+    expected = f"cannot import tensorboard: Descriptors cannot be created directly.; {cure}"
+    assert (done.stdout, done.stderr) == (f"{expected}\n", "")
