@@ -47,7 +47,12 @@ class BatchNormAccumulator:
         self.running_var: NDArray[np.float64] = _as_array(module.running_var)
         self.eps = float(getattr(module, "eps", 0.0))
         self.updated = was_updated(module)
-        self.moments = ChannelMoments(len(self.running_mean))
+        self.moments = ChannelMoments(self.channels)
+
+    @property
+    def channels(self) -> int:
+        """How many channels it has."""
+        return len(self.running_mean)
 
     def update(self, inputs: Tensor) -> None:
         """Add a batch ``(N, C, *positions)``."""
@@ -57,7 +62,7 @@ class BatchNormAccumulator:
 
     def empty(self) -> BatchNormAccumulator:
         """One for the same layer that has seen nothing yet."""
-        state = self.state_dict() | {"moments": ChannelMoments(len(self.running_mean)).state_dict()}
+        state = self.state_dict() | {"moments": ChannelMoments(self.channels).state_dict()}
         return self.from_state(state)
 
     def merge(self, other: BatchNormAccumulator) -> None:

@@ -42,7 +42,8 @@ class Comparison:
     Example:
         >>> import torch
         >>> comparison = Comparison("re-computation")
-        >>> comparison.compare("conv1", torch.ones(2), torch.ones(2)), comparison.compare("fc", torch.ones(2), torch.zeros(2))
+        >>> ones, zeros = torch.ones(2), torch.zeros(2)
+        >>> comparison.compare("conv1", ones, ones), comparison.compare("fc", ones, zeros)
         (True, False)
         >>> found = comparison.check("nothing to compare")
         >>> found.holds, found.largest_difference, found.layer, found.note

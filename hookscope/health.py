@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hookscope.findings import Finding, counted, listed, percent
 from hookscope.layers import ACTIVATION_FUNCTIONS
-from hookscope.limits import highest_rank
+from hookscope.limits import highest_rank, nonfinite_words
 
 if TYPE_CHECKING:
     from hookscope.batchnorm import BatchNormDrift
@@ -39,7 +39,8 @@ MEANINGS = {
     " collapsed (too high a learning rate or weight decay).",
     "batchnorm-drift": "These pictures are not what the running statistics were made on: check preprocessing and"
     " normalisation, or update the statistics on data like these.",
-    "few-images": "What is dead on a few pictures may wake on others: measure at least a few dozen, of every kind.",
+    "few-images": "What is dead or off on a few pictures may be fine on others: measure a few dozen at least, of every"
+    " kind.",
 }
 """What each finding means, and what people do about it."""
 
@@ -60,7 +61,7 @@ class Thresholds:
         shift: Distance of a BatchNorm's inputs from its running mean, in running standard deviations (median over
             the channels).
         ratio: How many times the running variance theirs is, or the other way round (median over the channels).
-        images: With fewer, a claim of death is one on few images.
+        images: With fewer, a claim of death, constancy or drift is one on few images.
     """
 
     dead: float = 0.0
@@ -102,7 +103,10 @@ def find_problems(
 ) -> list[Finding]:
     """As `diagnose`, on statistics that are at hand."""
     found = list(_non_finite(layers))
-    chains = [_chains(layers, thresholds, judge) for judge in (_exploding, _vanishing, _constant)]
+    chains = [
+        _chains((judge(layer, thresholds), layer.saturated is None) for layer in layers)
+        for judge in (_exploding, _vanishing, _constant)
+    ]
     found += [_source_of(chain) for kind in chains for chain in kind]
     found += _each(layers, thresholds, _saturated)
     constant = {one.layer for chain in chains[-1] for one in chain}
@@ -111,7 +115,7 @@ def find_problems(
     found += [one for layer in alive if (one := _dead(layer, after.get(layer.key), thresholds)) is not None]
     found += [one for layer in alive if (one := _duplicates(layer, after.get(layer.key))) is not None]
     found += _each(alive, thresholds, _low_rank)
-    found += [one for drift in drifts if (one := _drift(drift, thresholds)) is not None]
+    found += [_source_of(chain) for chain in _chains((_drift(drift, thresholds), True) for drift in drifts)]
     return found + list(_few_images(found, images, thresholds))
 
 
@@ -123,20 +127,21 @@ def _each(layers: Sequence[LayerStatistics], thresholds: Thresholds, judge: Judg
     return (one for layer in layers if (one := judge(layer, thresholds)) is not None)
 
 
-def _chains(layers: Sequence[LayerStatistics], thresholds: Thresholds, judge: Judge) -> list[list[Finding]]:
+def _chains(judged: Iterable[tuple[Finding | None, bool]]) -> list[list[Finding]]:
     """Findings of calls that follow one another: what the first has, the others have from it.
 
-    A bounded function, such as the gate beside a layer, neither carries it on nor ends it.
+    Args:
+        judged: The finding of each call, and whether a call without one ends a chain: a bounded function, such as the
+            gate beside a layer, does not.
     """
     chains: list[list[Finding]] = []
     unbroken = False
-    for layer in layers:
-        one = judge(layer, thresholds)
+    for one, ends in judged:
         if one is not None and unbroken:
             chains[-1].append(one)
         elif one is not None:
             chains.append([one])
-        unbroken = one is not None or (unbroken and layer.saturated is not None)
+        unbroken = one is not None or (unbroken and not ends)
     return chains
 
 
@@ -156,8 +161,7 @@ def _non_finite(layers: Sequence[LayerStatistics]) -> Iterator[Finding]:
     if not bad:
         return
     first = bad[0]
-    counts = [f"{count:,} {name}" for count, name in ((first.nan, "NaN"), (first.inf, "Inf")) if count]
-    text = f"{' and '.join(counts)} of {first.values:,} values{_where(first.nonfinite_at)}"
+    text = f"{nonfinite_words(first)} of {first.values:,} values{_where(first.nonfinite_at)}"
     if len(bad) > 1:
         text += f"; {len(bad) - 1} later {'call has' if len(bad) == 2 else 'calls have'} some too"
     numbers = {"nan": first.nan, "inf": first.inf, "values": first.values, "layers": len(bad)}
@@ -203,7 +207,7 @@ def _saturated(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None
         return None
     stuck = len(_stuck(layer))
     text = f"{percent(layer.saturated)} of values within 1 % of a bound"
-    text += f"; {stuck} of {layer.channels} channels never leave one" if stuck else ""
+    text += f"; {stuck} of {layer.channels} channels never {'leaves' if stuck == 1 else 'leave'} one" if stuck else ""
     return _finding("saturated", layer.key, text, numbers={"saturated": layer.saturated, "stuck": stuck})
 
 
@@ -279,8 +283,9 @@ def _drift(drift: BatchNormDrift, thresholds: Thresholds) -> Finding | None:
 
 
 def _few_images(found: Sequence[Finding], images: int, thresholds: Thresholds) -> Iterator[Finding]:
-    claims = sum(one.finding in ("dead-channels", "constant-output") for one in found)
+    claims = sum(one.finding in ("dead-channels", "constant-output", "batchnorm-drift") for one in found)
     if not claims or images >= thresholds.images:
         return
-    text = f"{counted(claims, 'claim')} of dead or constant channels, made on {counted(images, 'image')} only"
+    rest = "rests" if claims == 1 else "rest"
+    text = f"{counted(claims, 'claim')} of death, constancy or drift {rest} on {counted(images, 'image')}"
     yield _finding("few-images", "", text, numbers={"images": images})

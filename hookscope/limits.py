@@ -13,7 +13,7 @@ from hookscope.layers import Selection
 if TYPE_CHECKING:
     from hookscope.statistics import LayerStatistics
 
-__all__ = ["Limits", "Offence", "broken_limits", "highest_rank"]
+__all__ = ["Limits", "Offence", "broken_limits", "held_layers", "highest_rank", "nonfinite_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,24 @@ class Offence:
     channels: tuple[int, ...] | None = None
 
 
-def broken_limits(layers: Sequence[LayerStatistics], limits: Limits, allow: Sequence[str] = ()) -> list[Offence]:
-    """Every limit that a layer breaks, in order of execution.
+def held_layers(layers: Sequence[LayerStatistics], allow: Sequence[str] = ()) -> list[LayerStatistics]:
+    """Those of ``layers`` to which limits apply: all but those that ``allow`` selects.
 
     Args:
         layers: Statistics of a survey.
-        limits: What is allowed.
-        allow: Selections of layers to which no limit applies, see `hookscope.layers.Selection`; what was not measured
-            is allowed in vain.
+        allow: Selections, see `hookscope.layers.Selection`; what was not measured is allowed in vain.
 
     Raises:
         SelectionError: a term of ``allow`` cannot be read.
+    """
+    if not allow:
+        return list(layers)
+    allowed, total = Selection(allow), sum(layer.call.index is not None for layer in layers)
+    return [one for one in layers if not allowed.wants_of(one.call.name, one.call.call, one.call.index, total)]
+
+
+def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[Offence]:
+    """Every limit that a layer breaks, in order of execution.
 
     Example:
         >>> import torch
@@ -95,14 +102,7 @@ def broken_limits(layers: Sequence[LayerStatistics], limits: Limits, allow: Sequ
         >>> [(o.limit, o.layer, o.value) for o in broken_limits(survey.tally.statistics(), Limits(max_dead=0.05))]
         [('max-dead', '1', 0.25)]
     """
-    allowed = Selection(allow) if allow else None
-    total = sum(layer.call.index is not None for layer in layers)
-    found: list[Offence] = []
-    for layer in layers:
-        call = layer.call
-        if allowed is None or not allowed.wants_of(call.name, call.call, call.index, total):
-            found += _offences(layer, limits)
-    return found
+    return [offence for layer in layers for offence in _offences(layer, limits)]
 
 
 def _offences(layer: LayerStatistics, limits: Limits) -> Iterator[Offence]:
@@ -115,11 +115,16 @@ def _offences(layer: LayerStatistics, limits: Limits) -> Iterator[Offence]:
         text = f"{percent(layer.saturated)} of values are within 1 % of a bound"
         yield Offence("max-saturated", key, index, layer.saturated, limits.max_saturated, text)
     if limits.no_nan and (bad := layer.nan + layer.inf):
-        text = f"{layer.nan:,} NaN and {layer.inf:,} Inf of {layer.values:,} values"
+        text = f"{nonfinite_words(layer)} of {layer.values:,} values"
         yield Offence("no-nan", key, index, bad, 0, text)
     if limits.max_abs is not None:
         yield from _of_size(layer, limits.max_abs)
     yield from _of_rank(layer, limits)
+
+
+def nonfinite_words(layer: LayerStatistics) -> str:
+    """``5 NaN and 3 Inf``: how many there are, of which there are some."""
+    return " and ".join(f"{count:,} {name}" for count, name in ((layer.nan, "NaN"), (layer.inf, "Inf")) if count)
 
 
 def _of_size(layer: LayerStatistics, most: float) -> Iterator[Offence]:

@@ -226,7 +226,7 @@ def channels_last(module: nn.Module | None, tensor: Tensor, shown: Shown | None 
 def _like(height: int, width: int, shown: Shown | None) -> bool:
     """Whether a map has the proportions of what the network was shown."""
     shown = shown or Shown(1, 1)
-    return abs(height * shown.width / (width * shown.height) - 1) < 0.15
+    return abs(height * shown.width / max(width * shown.height, 1) - 1) < 0.15
 
 
 _PERMUTED = {(0, 2, 3, 1): "last", (0, 2, 3, 4, 1): "last", (0, 3, 1, 2): "first", (0, 4, 1, 2, 3): "first"}

@@ -49,10 +49,11 @@ class PatternSketch:
         import torch
 
         vectors, ones = _vectors(values.shape[2])
-        products = (values @ vectors.to(values.device, values.dtype)).double()
+        products = values @ vectors.to(values.device, values.dtype)
         if not math.isfinite(float(products.sum())):  # near the end of float32
             products = values.double() @ vectors.to(values.device).double()
-        self.products += torch.einsum("nck,nkj->cj", products, rotations.to(values.device)).cpu().numpy()
+        turned = products @ rotations.to(products.device, products.dtype)
+        self.products += turned.sum(0, dtype=torch.float64).cpu().numpy()
         self.ones += (ones @ rotations.sum(0)).numpy()
 
     def merge(self, other: PatternSketch) -> None:
@@ -64,7 +65,8 @@ class PatternSketch:
         """Channels whose correlation with each other is at least ``least``.
 
         Of such a pair the extremes too lie equally far from the mean, in standard deviations: that is known exactly,
-        and tells apart channels that fire at few positions.
+        and tells apart channels that fire at few positions. Such channels, divided by their standard deviations, differ
+        by ``sqrt(2 (1 - correlation))`` in the root mean square; at an extreme by more, the farther away it lies.
 
         Args:
             moments: Of each channel.
@@ -80,10 +82,11 @@ class PatternSketch:
         unit = own[chosen] / length[chosen, None]
         pairs = np.argwhere(np.triu(unit @ unit.T >= least - _ROUNDING, 1))
         spread = np.sqrt(moments.variance[chosen])
+        slack = max(0.01, (2.5 * (1 - least)) ** 0.5)
         for extreme in (moments.low[chosen], moments.high[chosen]):
             far = (extreme - moments.mean[chosen]) / spread
             apart = np.abs(far[pairs[:, 0]] - far[pairs[:, 1]])
-            pairs = pairs[apart <= 0.05 * (1 + np.abs(far[pairs[:, 0]]))]
+            pairs = pairs[apart <= slack * (1 + np.abs(far[pairs[:, 0]]))]
         return _joined(chosen, pairs)
 
     def state_dict(self) -> dict[str, Any]:

@@ -123,12 +123,12 @@ class Survey:
         return found.update(values, self._pass.images_of(items), self._pass.rotations_of(items))
 
     def _on_batch_norm(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        given = args[0] if args else kwargs.get("input")
+        given = next(iter([*args, *kwargs.values()]), None)
         if given is None or getattr(module, "running_mean", None) is None:
             return
         watched = self._pass.tally.batch_norms.setdefault(call.name, BatchNormAccumulator(module))
         latest = self._pass.latest
-        if latest is not None and latest.is_still(given) and len(latest.moments.count) == len(watched.moments.count):
+        if latest is not None and latest.is_still(given) and len(latest.moments.count) == watched.channels:
             watched.moments.merge(latest.moments)  # measured already, as what the layer before put out
             return
         with one_thread():
@@ -157,15 +157,20 @@ class _Pass:
     @classmethod
     def of(cls, inputs: Sequence[Any], names: Sequence[str] | None, first: int, convolves: bool) -> Self:
         """The pass that begins with ``inputs``; images without names are numbered from ``first``."""
-        # targets of a detector in training hold tensors too
-        pictures = next((found for value in inputs if (found := list(tensors_in(value).values()))), None)
-        if not pictures:
+        # the first argument alone: targets of a detector in training hold tensors too
+        given = next((value for value in inputs if tensors_in(value)), None)
+        if given is None:
             return cls(names or (str(first),))
+        pictures = list(tensors_in(given).values())
         shape = pictures[0].shape
-        count = len(pictures) if len(shape) == 3 else int(shape[0]) if len(shape) else 1
+        listed = pictures[0] is not given
+        # (3, H, W) is a picture in a detector's list or where convolutions take it; else three axes are tokens
+        single = len(shape) == 3 and (listed or convolves)
+        count = len(pictures) if single else int(shape[0]) if len(shape) else 1
         frames = int(shape[2]) if len(shape) == 5 else 1
-        batched = not (convolves and len(shape) == 3 and pictures[0] is inputs[0])
-        shown = Shown(int(shape[-2]), int(shape[-1]), frames, batched) if len(shape) > 2 else None
+        shown = (
+            Shown(int(shape[-2]), int(shape[-1]), frames, listed or not single) if single or len(shape) > 3 else None
+        )
         if names is None or len(names) != count:
             names = [str(first + at) for at in range(count)]
         return cls(names, shown, Tally(images=count))

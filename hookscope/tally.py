@@ -62,6 +62,12 @@ class Tally:
                     f"{key} has {mine.channels} channels of {mine.call.type} and {found.channels} of {found.call.type}",
                     do="merge what was counted of one model",
                 )
+        for name, norm in other.batch_norms.items():
+            if name in self.batch_norms and self.batch_norms[name].channels != norm.channels:
+                raise InputError(
+                    f"{name} has {self.batch_norms[name].channels} channels and {norm.channels}",
+                    do="merge what was counted of one model",
+                )
         self.images += other.images
         self.layers = _with_places_for(self.layers, other.layers)
         for key, found in other.layers.items():

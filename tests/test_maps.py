@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import PatchMerging, SwinTransformerBlock
 
 from hookscope.errors import NoMapError
-from hookscope.maps import Maps, Shown, channels_last, feature_maps, token_grid
+from hookscope.maps import Maps, Shown, by_channel, channels_last, feature_maps, token_grid
 
 SQUARE = Shown(224, 224)
 
@@ -251,3 +251,47 @@ def test_the_pyramid_of_a_detector_and_its_heads() -> None:
     images, _ = sizes([torch.rand(3, 40, 50)])
     (maps,) = feature_maps((images, None), sizes)
     assert torch.equal(maps.values, images.tensors[0])
+
+
+# -- channels for statistics -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "module", "channels", "positions"),
+    [
+        ((), None, 1, 1),
+        ((7,), nn.Linear(1, 7), 7, 1),
+        ((5, 7), nn.Linear(1, 7), 7, 1),
+        ((2, 197, 768), nn.LayerNorm(768), 768, 197),
+        ((2, 197, 768), nn.GELU(), 768, 197),
+        ((2, 5, 40), nn.Conv1d(1, 5, 1), 5, 40),
+        ((8, 5, 9), nn.Conv2d(1, 8, 1), 8, 45),
+        ((2, 8, 5, 9), nn.Conv2d(1, 8, 1), 8, 45),
+        ((2, 8, 1, 1), nn.ReLU(), 8, 1),
+        ((2, 14, 14, 8), nn.GELU(), 8, 196),
+        ((2, 14, 14, 8), nn.LayerNorm(8), 8, 196),
+        ((2, 8, 3, 5, 9), nn.Conv3d(1, 8, 1), 8, 135),
+        ((2, 3, 14, 14, 8), nn.LayerNorm(8), 8, 588),
+        ((2, 4, 3, 7, 7, 8), None, 8, 588),
+        ((0, 8, 5, 9), nn.Conv2d(1, 8, 1), 8, 45),
+        ((2, 8, 0, 9), nn.Conv2d(1, 8, 1), 8, 0),
+    ],
+)
+def test_channels_come_second(shape: tuple[int, ...], module: nn.Module, channels: int, positions: int) -> None:
+    found = by_channel(numbered(*shape), module, SQUARE)
+    assert (found.shape[1], found[0, 0].numel() if len(found) else positions) == (channels, positions)
+    assert found.numel() == numbered(*shape).numel()
+
+
+def test_each_channel_keeps_its_values() -> None:
+    tokens, maps = numbered(2, 6, 4), numbered(2, 4, 4, 3)
+    assert torch.equal(by_channel(tokens)[1, 2], tokens[1, :, 2])
+    assert torch.equal(by_channel(maps, nn.LayerNorm(3))[1, 2], maps[1, :, :, 2])
+    assert by_channel(maps, nn.Conv2d(1, 1, 1)) is maps
+
+
+def test_a_picture_without_a_batch_has_maps_without_one() -> None:
+    maps = numbered(8, 5, 9)
+    assert by_channel(maps, nn.ReLU(), Shown(5, 9, batched=False)).shape == (1, 8, 5, 9)
+    assert by_channel(maps, nn.ReLU(), Shown(5, 9)).shape == (8, 9, 5)
+    assert by_channel(maps, nn.LayerNorm(9), Shown(5, 9, batched=False)).shape == (8, 9, 5)

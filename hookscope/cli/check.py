@@ -71,7 +71,7 @@ def command(
     from hookscope.destinations import refuse_input
     from hookscope.files import check_writable
     from hookscope.layers import Selection
-    from hookscope.limits import Limits, broken_limits
+    from hookscope.limits import Limits, broken_limits, held_layers
 
     directions, share = min_rank or (None, None)
     limits = Limits(max_dead, max_saturated, no_nan, max_abs, directions, share)
@@ -84,8 +84,8 @@ def command(
         check_writable(junit)
         refuse_input(junit, paths)
     saved, lost = measure(Job(model, paths, rank="min-rank" in limits.names, allow=allow, **options))
-    layers = saved.tally.statistics()
-    offences = broken_limits(layers, limits, allow)
+    layers = held_layers(saved.tally.statistics(), allow)
+    offences = broken_limits(layers, limits)
     if not limits.no_nan:
         _tell_of_nan(layers)
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
@@ -133,6 +133,8 @@ def _report(
     ]
     broken = len({offence.layer for offence in offences})
     verdict = f"{broken} of {len(layers)} calls break a limit" if broken else f"all {len(layers)} calls are within"
+    verdict = verdict if layers else "no call is left to hold against a limit"
     totals = [f"{saved.source.model} on {counted(saved.tally.images, 'image')}: {verdict} ({', '.join(limits.names)})"]
     fields = (*FIELDS, "channels") if format in ("json", "ndjson") else FIELDS
-    output.write_rows(rows, fields, format, process.standard_output(), totals)
+    with process.reader_may_leave():  # the status is the result, whoever reads the rows
+        output.write_rows(rows, fields, format, process.standard_output(), totals)

@@ -31,6 +31,7 @@ from hookscope.cli.options import (
 )
 from hookscope.cli.progress import download_progress, image_progress
 from hookscope.errors import HookscopeError, InputError, UsageError
+from hookscope.findings import counted
 
 if TYPE_CHECKING:
     from hookscope.loading import Batch
@@ -182,10 +183,14 @@ class _Run:
             self._take_up()
         try:
             self._measure()
-        finally:
+        except BaseException:
             self._save()
+            if self.job.save is not None and self.tally.images:
+                output.note(f"Note: {self.job.save} holds {self._progress}; add --resume to go on")
+            raise
+        self._save()
         if not self.tally.images:
-            raise InputError("no image could be used", f"all {len(self.lost)} were tried", "see the errors above")
+            raise InputError("no image could be used", f"{len(self.lost)} were tried", "see the errors above")
         return self._state(), len(self.lost)
 
     def _measure(self) -> None:
@@ -283,4 +288,8 @@ class _Run:
             )
         self.tally, self.done = saved.tally, progress.done
         self.lost = [-1] * progress.lost  # where is not known, but that they are done
-        output.note(f"Note: {job.save} holds {progress.done} of {len(job.paths)} images")
+        output.note(f"Note: {job.save} holds {self._progress}")
+
+    @property
+    def _progress(self) -> str:
+        return f"{self.done} of {counted(len(self.job.paths), 'image')}"

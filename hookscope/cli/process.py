@@ -24,6 +24,7 @@ __all__ = [
     "leave",
     "prints_to_standard_error",
     "reader_is_gone",
+    "reader_may_leave",
     "settle_output",
     "signals_as_exits",
     "signals_held",
@@ -57,6 +58,17 @@ def reader_is_gone() -> bool:
     poll = select.poll()
     poll.register(number, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """A reader of standard output that has seen enough ends what is written, not the run and its exit status."""
+    try:
+        yield
+    except BrokenPipeError:
+        if not reader_is_gone():
+            raise
+        drop_output()
 
 
 def drop_output(stream: TextIO | None = None) -> None:

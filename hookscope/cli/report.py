@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -11,6 +14,9 @@ from hookscope.errors import printable
 from hookscope.findings import Finding
 
 __all__ = ["write_report"]
+
+_MOST_COLUMNS, _LEAST_COLUMNS = 100, 60
+_WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def write_report(
@@ -49,7 +55,7 @@ def write_report(
         <BLANKLINE>
         1 finding
           dead-channels  conv1: 1 of 8 channels never leaves 0
-            It is wasted.
+                         It is wasted.
     """
     whole = [dict(row) for row in rows]
     if format == "json":
@@ -69,7 +75,7 @@ def write_report(
         writer.write({name: value for name, value in row.items() if name in fields})
     writer.finish(totals)
     if format == "table":
-        stream.write("".join(f"{line}\n" for line in _in_words(findings)))
+        stream.write("".join(f"{line}\n" for line in _in_words(findings, _columns(stream))))
         stream.flush()
 
 
@@ -90,14 +96,27 @@ def _object(value: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _in_words(findings: Sequence[Finding]) -> list[str]:
+def _columns(stream: TextIO) -> int:
+    """How long a line of words may be: what can be read at a glance, and no longer than the terminal is wide."""
+    with contextlib.suppress(OSError, ValueError):
+        return max(_LEAST_COLUMNS, min(_MOST_COLUMNS, os.get_terminal_size(stream.fileno()).columns or _MOST_COLUMNS))
+    return _MOST_COLUMNS
+
+
+def _in_words(findings: Sequence[Finding], columns: int) -> list[str]:
     lines = ["", f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}"]
     width = max((len(found.finding) for found in findings), default=0)
     told: set[str] = set()
     for found in findings:
         where = f"{found.layer}: " if found.layer else ""
-        lines.append(printable(f"  {found.finding:<{width}}  {where}{found.evidence}"))
+        lines += _wrapped(f"  {found.finding:<{width}}  ", f"{where}{found.evidence}", columns)
         if found.meaning not in told:  # of many findings of one name, the first says what it means
-            lines.append(printable(f"    {found.meaning}"))
+            lines += _wrapped(" " * (width + 4), found.meaning, columns)
             told.add(found.meaning)
     return lines
+
+
+def _wrapped(begin: str, text: str, columns: int) -> list[str]:
+    """``text`` beside ``begin`` in lines of at most so many columns; a name is never parted."""
+    below = " " * len(begin)
+    return textwrap.wrap(printable(text), columns, initial_indent=begin, subsequent_indent=below, **_WHOLE_WORDS)

@@ -1,0 +1,278 @@
+"""Streaming, mergeable statistics of what one layer call puts out: nothing is kept but accumulators."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from hookscope.layers import Call
+from hookscope.moments import ChannelMoments, MapSums, sums_of_maps
+from hookscope.patterns import ChannelCovariance, PatternSketch, effective_rank, rotations_of
+from hookscope.quantiles import ValueHistogram
+from hookscope.saturation import Bounds, margins
+from hookscope.statistics import QUANTILES, LayerStatistics, Place
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+__all__ = ["LayerAccumulator"]
+
+_LEAST_PATTERN = 16  # with fewer values away from 0 two channels are alike by chance
+
+
+@dataclass
+class LayerAccumulator:
+    """Everything that is counted of one layer call, over all images; `update` adds a batch, `merge` another's count.
+
+    The accumulators are float64 and independent of the batch size; of the order of images only places depend, where
+    the same extreme was seen twice. See `ChannelMoments` (mean, variance, extremes: Chan's formula), `ValueHistogram`
+    (quantiles), `PatternSketch` (duplicates) and `ChannelCovariance` (effective rank) for how each is computed.
+
+    Args:
+        call: Which call it is.
+        channels: C.
+        bounds: Where it saturates, see `bounds_of`.
+        with_rank: Whether to keep the covariance of the channels, which costs as much as a 1x1 convolution.
+        part: Which tensor of an output that has several.
+
+    Example:
+        >>> import torch
+        >>> accumulator = LayerAccumulator(Call("relu", "ReLU", 0, None), channels=2)
+        >>> _ = accumulator.update(torch.tensor([[[[0.0, 4.0]], [[0.0, 0.0]]]]), ["cat.jpg"])
+        >>> found = accumulator.statistics()
+        >>> found.mean, found.high_at, found.dead_channels
+        (1.0, Place(image='cat.jpg', channel=0, position=(0, 1)), (1,))
+    """
+
+    call: Call
+    channels: int
+    bounds: Bounds = (None, None)
+    with_rank: bool = False
+    part: str = ""
+    items: int = 0
+    shape: tuple[int | None, ...] = ()
+    low: float = math.inf
+    high: float = -math.inf
+    low_at: Place | None = None
+    high_at: Place | None = None
+    nonfinite_at: Place | None = None
+
+    def __post_init__(self) -> None:
+        import numpy as np
+
+        self.moments = ChannelMoments(self.channels)
+        self.image_means = ChannelMoments(self.channels)
+        self.histogram = ValueHistogram()
+        self.patterns = PatternSketch(self.channels)
+        self.covariance = ChannelCovariance(self.channels) if self.with_rank else None
+        self.saturated: NDArray[np.int64] = np.zeros(self.channels, np.int64)
+
+    def update(self, values: Tensor, images: Sequence[str | None], rotations: Tensor | None = None) -> ChannelMoments:
+        """Add ``values`` ``(N, C, *positions)``, float32 or float64; returns the moments of this batch alone.
+
+        Args:
+            values: What the layer put out, channels on the second axis.
+            images: For each of N where it comes from, None where that is not known.
+            rotations: `rotations_of` N names, the same name for the same item in any batch, where it is at hand.
+        """
+        import torch
+
+        batch = ChannelMoments(self.channels)
+        grid = tuple(values.shape[2:])
+        flat = values.detach().reshape(values.shape[0], self.channels, math.prod(grid))
+        self.shape = _common(self.shape, tuple(values.shape[1:]))
+        if not flat.numel():
+            return batch
+        turns = rotations_of(_names_of_their_own(images)) if rotations is None else rotations
+        with torch.autocast(flat.device.type, enabled=False):  # half precision is for the network, not for its numbers
+            sums = sums_of_maps(flat, lambda part, piece, finite: self._visit(piece, finite, turns[part]))
+        self._find_places(flat, sums, images, grid)
+        batch.update(sums)
+        self.items += len(flat)
+        self.moments.merge(batch)
+        self.image_means.merge(ChannelMoments.of_map_means(sums))
+        return batch
+
+    def _visit(self, values: Tensor, finite: Tensor, rotations: Tensor) -> None:
+        self.histogram.update(_as_float32(values))
+        self.patterns.update(finite, rotations)
+        if self.covariance is not None:
+            self.covariance.update(finite)
+        below, above = margins(self.bounds)
+        if below > -math.inf or above < math.inf:
+            self.saturated = self.saturated + ((values <= below) | (values >= above)).sum((0, 2)).cpu().numpy()
+
+    def _find_places(self, flat: Tensor, sums: MapSums, images: Sequence[str | None], grid: tuple[int, ...]) -> None:
+        import numpy as np
+
+        def first(at: tuple[int, int], found: Tensor) -> Place:
+            position = np.unravel_index(int(found.int().argmax()), grid) if grid else ()
+            return Place(images[at[0]], at[1], tuple(int(axis) for axis in position))
+
+        low, high = float(sums.low.min()), float(sums.high.max())
+        if low < self.low:
+            at = _where(sums.low == low)
+            self.low, self.low_at = low, first(at, flat[at] == low)
+        if high > self.high:
+            at = _where(sums.high == high)
+            self.high, self.high_at = high, first(at, flat[at] == high)
+        if self.nonfinite_at is None and (bad := sums.nan + sums.inf).any():
+            at = _where(bad > 0)
+            self.nonfinite_at = first(at, ~flat[at].isfinite())
+
+    def empty(self) -> LayerAccumulator:
+        """One for the same call that has counted nothing yet."""
+        return LayerAccumulator(self.call, self.channels, self.bounds, self.with_rank, self.part)
+
+    def merge(self, other: LayerAccumulator) -> None:
+        """Add what ``other`` has counted of the same call."""
+        self.items += other.items
+        self.shape = _common(self.shape, other.shape)
+        if other.low < self.low:
+            self.low, self.low_at = other.low, other.low_at
+        if other.high > self.high:
+            self.high, self.high_at = other.high, other.high_at
+        self.nonfinite_at = self.nonfinite_at or other.nonfinite_at
+        self.moments.merge(other.moments)
+        self.image_means.merge(other.image_means)
+        self.histogram.merge(other.histogram)
+        self.patterns.merge(other.patterns)
+        if self.covariance is not None and other.covariance is not None:
+            self.covariance.merge(other.covariance)
+        else:
+            self.covariance = None
+        self.saturated = self.saturated + other.saturated
+
+    def statistics(self, calls: int = 1, duplicate_correlation: float = 0.999) -> LayerStatistics:
+        """What has been counted so far, as numbers.
+
+        Args:
+            calls: How often the layer runs in a pass.
+            duplicate_correlation: From this Pearson correlation on two channels are duplicates.
+        """
+        import numpy as np
+
+        m = self.moments
+        count, nan, inf = int(m.count.sum()), int(m.nan.sum()), int(m.inf.sum())
+        values, some = count + nan + inf, count > 0
+        mean = float((m.mean * m.count).sum() / count) if some else None
+        with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
+            variance = float((m.m2 + m.count * (m.mean - (mean or 0.0)) ** 2).sum() / count) if some else None
+        bounded = self.bounds != (None, None)
+        totals = (m.count + m.nan + m.inf).clip(min=1)
+        constant = (m.low == m.high) & (m.nan + m.inf == 0) & (m.count > 1)
+        patterned = (m.count - m.zeros >= _LEAST_PATTERN) & ~constant
+        quantiles = [min(max(value, self.low), self.high) for value in self.histogram.quantiles(QUANTILES)]
+        return LayerStatistics(
+            call=self.call,
+            part=self.part,
+            calls=calls,
+            items=self.items,
+            shape=self.shape,
+            values=values,
+            mean=mean,
+            std=None if variance is None else math.sqrt(variance),
+            min=self.low if some else None,
+            max=self.high if some else None,
+            rms=None if variance is None or mean is None else math.hypot(math.sqrt(variance), mean),
+            low_at=self.low_at,
+            high_at=self.high_at,
+            nonfinite_at=self.nonfinite_at,
+            zeros=float(m.zeros.sum() / max(values, 1)),
+            nan=nan,
+            inf=inf,
+            quantiles=dict(zip(QUANTILES, quantiles, strict=True)) if some else {},
+            channels=self.channels,
+            dead_channels=tuple(int(at) for at in np.flatnonzero(constant)),
+            saturated=float(self.saturated.sum() / max(values, 1)) if bounded else None,
+            duplicate_channels=tuple(self.patterns.groups(m, patterned, duplicate_correlation)),
+            rank=effective_rank(self.covariance.covariance) if self.covariance is not None else None,
+            between_images=float(np.sqrt(self.image_means.variance.mean())) if self.items > 1 else None,
+            by_channel=copy.copy(m),
+            saturated_by_channel=self.saturated / totals if bounded else None,
+            histogram=copy.deepcopy(self.histogram),
+        )
+
+    @property
+    def key(self) -> str:
+        """``name``, ``name#call``, and the part where there are several."""
+        return f"{self.call.key} {self.part}" if self.part else self.call.key
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything counted so far: numbers, texts, arrays and dictionaries of these; `from_state` takes it back."""
+        state: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        state["call"] = [self.call.name, self.call.type, self.call.call, self.call.index]
+        for name in _PLACES:
+            place = getattr(self, name)
+            state[name] = None if place is None else [place.image, place.channel, list(place.position)]
+        state["saturated"] = self.saturated
+        for name in _PARTS:
+            part = getattr(self, name)
+            state[name] = None if part is None else part.state_dict()
+        return state
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The accumulator that `state_dict` told of."""
+        import numpy as np
+
+        found = cls(Call(*state["call"]), int(state["channels"]), tuple(state["bounds"]), bool(state["with_rank"]))
+        found.part, found.items = state["part"], int(state["items"])
+        found.shape = tuple(state["shape"])
+        found.low, found.high = float(state["low"]), float(state["high"])
+        for name in _PLACES:
+            place = state[name]
+            setattr(found, name, None if place is None else Place(place[0], place[1], tuple(place[2])))
+        found.saturated = np.array(state["saturated"], np.int64)
+        found.moments = ChannelMoments.from_state(state["moments"])
+        found.image_means = ChannelMoments.from_state(state["image_means"])
+        found.histogram = ValueHistogram.from_state(state["histogram"])
+        found.patterns = PatternSketch.from_state(state["patterns"])
+        covariance = state["covariance"]
+        found.covariance = None if covariance is None else ChannelCovariance.from_state(covariance)
+        return found
+
+
+_PLAIN = ("channels", "bounds", "with_rank", "part", "items", "shape", "low", "high")
+_PLACES = ("low_at", "high_at", "nonfinite_at")
+_PARTS = ("moments", "image_means", "histogram", "patterns", "covariance")
+
+
+def _common(old: tuple[int | None, ...], new: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """What two shapes have in common: None on an axis on which they differ."""
+    if not old or not new or len(old) != len(new):
+        return old or new
+    return tuple(a if a == b else None for a, b in zip(old, new, strict=True))
+
+
+def _where(mask: NDArray[np.bool_]) -> tuple[int, int]:
+    """Item and channel of the first True in ``(N, C)``."""
+    item, channel = divmod(int(mask.argmax()), mask.shape[1])
+    return item, channel
+
+
+def _as_float32(values: Tensor) -> Tensor:
+    """``values`` in float32; doubles beyond its range go to its ends, so that no finite value becomes infinite."""
+    import torch
+
+    if values.dtype == torch.float32:
+        return values
+    largest = torch.finfo(torch.float32).max
+    return torch.where(values.isfinite(), values.clamp(-largest, largest), values).float()
+
+
+def _names_of_their_own(images: Sequence[str | None]) -> list[str]:
+    """A name for each item: several of one image are numbered."""
+    seen: Counter[str] = Counter()
+    names = []
+    for image in images:
+        name = image or ""
+        names.append(f"{name} {seen[name]}" if seen[name] or not name else name)
+        seen[name] += 1
+    return names

@@ -1,0 +1,59 @@
+"""Where activation functions saturate: the bounds of each, and what counts as near one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from hookscope.observe import class_names
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Bounds", "bounds_of", "margins"]
+
+NEAR_A_BOUND = 0.01
+"""A value is saturated within this share of the distance between the bounds, or of the only bound from 0."""
+
+Bounds = tuple[float | None, float | None]
+
+_BOUNDS: dict[str, Bounds] = {
+    "Hardsigmoid": (0.0, 1.0),
+    "ReLU6": (None, 6.0),
+    "SELU": (-1.0507009873554805 * 1.6732632423543772, None),  # its scale times its alpha
+    "Sigmoid": (0.0, 1.0),
+    "Softsign": (-1.0, 1.0),
+    "Tanh": (-1.0, 1.0),
+}
+
+
+def bounds_of(module: nn.Module) -> Bounds:
+    """The bounds at which an activation function saturates; None on a side where it does not.
+
+    A ReLU6 saturates at 6: 0 is where it rests, which the share of zeros tells.
+
+    Example:
+        >>> import torch
+        >>> bounds_of(torch.nn.Sigmoid()), bounds_of(torch.nn.ReLU6()), bounds_of(torch.nn.ReLU())
+        ((0.0, 1.0), (None, 6.0), (None, None))
+    """
+    for name in class_names(module):
+        if name in _BOUNDS:
+            return _BOUNDS[name]
+        if name == "Hardtanh":
+            return _unless_zero(module, "min_val", -1.0), _unless_zero(module, "max_val", 1.0)
+        if name in ("ELU", "CELU"):
+            alpha = _unless_zero(module, "alpha", 1.0)
+            return alpha and -alpha, None
+    return None, None
+
+
+def _unless_zero(module: nn.Module, name: str, usual: float) -> float | None:
+    return float(getattr(module, name, usual)) or None
+
+
+def margins(bounds: Bounds) -> tuple[float, float]:
+    """A value is saturated up to the first and from the second on."""
+    low, high = bounds
+    margin = NEAR_A_BOUND * ((high or 0.0) - (low or 0.0))
+    return -math.inf if low is None else low + margin, math.inf if high is None else high - margin

@@ -1,0 +1,122 @@
+"""What BatchNorms are given against what they expect: NumPy on their inputs, running statistics set by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.ops import FrozenBatchNorm2d
+
+from hookscope.batchnorm import BatchNormAccumulator, was_updated
+
+
+def inputs(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(4)) * 3 + 5
+
+
+def set_to(norm: Any, values: Tensor) -> Any:
+    """``norm`` with the running statistics of ``values`` ``(N, C, *positions)``."""
+    axes = [axis for axis in range(values.dim()) if axis != 1]
+    norm.running_mean.copy_(values.double().mean(axes))
+    norm.running_var.copy_(values.double().var(axes, correction=0))
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [
+        (nn.BatchNorm1d(4), (9, 4)),
+        (nn.BatchNorm1d(4), (9, 4, 7)),
+        (nn.BatchNorm2d(4), (9, 4, 3, 5)),
+        (nn.BatchNorm3d(4), (9, 4, 2, 3, 5)),
+        (nn.SyncBatchNorm(4), (9, 4, 3, 5)),
+        (FrozenBatchNorm2d(4), (9, 4, 3, 5)),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, nn.Module) else "x".join(map(str, one)),
+)
+def test_against_numpy_and_nought_where_running_statistics_are_the_data_s_own(
+    norm: Any, shape: tuple[int, ...]
+) -> None:
+    values = inputs(*shape)
+    norm.running_mean.copy_(torch.tensor([1.0, 2, 3, 4]))
+    norm.running_var.copy_(torch.tensor([1.0, 4, 9, 0.25]))
+    found = BatchNormAccumulator(norm)
+    for batch in values.split([2, 7]):
+        found.update(batch)
+    drift = found.drift("bn1")
+    stored = values.double().numpy().swapaxes(0, 1).reshape(4, -1)
+    variance = np.array([1.0, 4, 9, 0.25]) + norm.eps
+    np.testing.assert_allclose(drift.shift, (stored.mean(1) - [1, 2, 3, 4]) / np.sqrt(variance), rtol=1e-9)
+    np.testing.assert_allclose(drift.ratio, (stored.var(1) + norm.eps) / variance, rtol=1e-9)
+    assert (drift.layer, drift.items, drift.updated) == ("bn1", stored.shape[1], True)
+
+    own = BatchNormAccumulator(set_to(norm, values))
+    own.update(values)
+    np.testing.assert_allclose(own.drift("bn1").shift, 0, atol=1e-6)  # running statistics are float32
+    np.testing.assert_allclose(own.drift("bn1").ratio, 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_kinds_of_numbers(dtype: torch.dtype) -> None:
+    values = inputs(6, 3, 4, 4).to(dtype)
+    found = BatchNormAccumulator(nn.BatchNorm2d(3))
+    found.update(values.permute(0, 1, 3, 2).requires_grad_())
+    np.testing.assert_allclose(found.moments.mean, values.double().mean((0, 2, 3)), rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # torch says it once, to whoever comes first
+def test_quantised_inputs() -> None:
+    values = torch.quantize_per_tensor(inputs(2, 3, 4, 4), 0.1, 3, torch.quint8)
+    found = BatchNormAccumulator(nn.BatchNorm2d(3))
+    found.update(values)
+    np.testing.assert_allclose(found.moments.mean, values.dequantize().double().mean((0, 2, 3)), rtol=1e-12)
+
+
+def test_nothing_and_nan() -> None:
+    found = BatchNormAccumulator(nn.BatchNorm2d(3))
+    found.update(torch.zeros(0, 3, 2, 2))
+    assert found.drift("bn").items == 0
+    values = inputs(2, 3, 2, 2)
+    values[0, 1] = torch.nan
+    found.update(values)
+    assert found.moments.nan.tolist() == [0, 4, 0] and np.isfinite(found.drift("bn").shift).all()
+
+
+def test_shards_and_states() -> None:
+    values, norm = inputs(9, 3, 4, 4), nn.BatchNorm2d(3, eps=0.5)
+    whole, first, second = (BatchNormAccumulator(norm) for _ in range(3))
+    whole.update(values)
+    first.update(values[:2])
+    second.update(values[2:])
+    joined = first.empty()
+    for shard in (second, first.empty(), BatchNormAccumulator.from_state(first.state_dict())):
+        joined.merge(shard)
+    np.testing.assert_allclose(joined.drift("bn").shift, whole.drift("bn").shift, rtol=1e-12)
+    np.testing.assert_allclose(joined.drift("bn").ratio, whole.drift("bn").ratio, rtol=1e-9)
+    assert (joined.eps, joined.updated, joined.drift("bn").items) == (0.5, False, 144)
+    assert first.drift("bn").items == 32
+
+
+def test_the_running_statistics_are_those_of_the_beginning() -> None:
+    norm = nn.BatchNorm2d(3).double()
+    found = BatchNormAccumulator(norm)
+    norm(inputs(4, 3, 5, 5).double())
+    assert found.running_mean.tolist() == [0, 0, 0] and norm.running_mean is not None and norm.running_mean.all()
+
+
+def test_whether_statistics_were_ever_updated() -> None:
+    fresh = nn.BatchNorm2d(3)
+    assert not was_updated(fresh) and not was_updated(FrozenBatchNorm2d(3))
+    fresh.train()(inputs(2, 3, 4, 4))
+    assert was_updated(fresh)
+    uncounted: Any = nn.BatchNorm2d(3)
+    uncounted.num_batches_tracked = None
+    assert not was_updated(uncounted)
+    uncounted.running_var[1] = 2
+    assert was_updated(uncounted)
+    frozen: Any = FrozenBatchNorm2d(3)
+    frozen.running_mean[0] = 0.1
+    assert was_updated(frozen)

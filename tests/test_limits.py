@@ -1,0 +1,154 @@
+"""Limits: each just met and just broken, on a net whose numbers are known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookscope.errors import SelectionError
+from hookscope.limits import Limits, Offence, broken_limits, held_layers, highest_rank, nonfinite_words
+from hookscope.statistics import LayerStatistics
+from hookscope.survey import Survey
+
+
+def measured(net: nn.Module, inputs: Tensor, **options: Any) -> list[LayerStatistics]:
+    with Survey(net, **options) as survey, torch.no_grad():
+        net(inputs)
+    return survey.tally.statistics()
+
+
+@pytest.fixture
+def layers() -> list[LayerStatistics]:
+    """A convolution that hands on its 20 channels, and a ReLU6: 1 channel dead, 3 at their bound throughout."""
+    net = nn.Sequential(nn.Conv2d(20, 20, 1, bias=False), nn.ReLU6())
+    net[0].weight.data = torch.eye(20)[:, :, None, None]
+    inputs = 1 + torch.rand(10, 20, 4, 4, generator=torch.Generator().manual_seed(0))
+    inputs[:, 0] -= 9
+    inputs[:, 1:4] += 9
+    inputs[0, 1, 0, 0] = 100.0
+    return measured(net, inputs, rank=True)
+
+
+def offences(layers: list[LayerStatistics], **limits: Any) -> list[tuple[str, str, int | None]]:
+    return [(one.limit, one.layer, one.index) for one in broken_limits(layers, Limits(**limits))]
+
+
+def test_no_limit_is_never_broken(layers: list[LayerStatistics]) -> None:
+    assert offences(layers) == []
+    assert Limits().names == ()
+
+
+def test_dead(layers: list[LayerStatistics]) -> None:
+    assert layers[1].dead_channels == (0, 1, 2, 3)
+    assert offences(layers, max_dead=0.2) == []
+    (found,) = broken_limits(layers, Limits(max_dead=math.nextafter(0.2, 0)))
+    assert found == Offence(
+        "max-dead", "1", None, 0.2, math.nextafter(0.2, 0), "4 of 20 channels are dead: 0, 1, 2, 3", (0, 1, 2, 3)
+    )
+    assert offences(layers, max_dead=0.0) == [("max-dead", "1", None)]
+
+
+def test_saturated(layers: list[LayerStatistics]) -> None:
+    share = layers[1].saturated
+    assert share == 3 / 20
+    assert offences(layers, max_saturated=share) == []
+    (found,) = broken_limits(layers, Limits(max_saturated=math.nextafter(share, 0)))
+    assert (found.layer, found.evidence) == ("1", "15 % of values are within 1 % of a bound")
+
+
+def test_size(layers: list[LayerStatistics]) -> None:
+    assert offences(layers, max_abs=100.0) == []
+    (found,) = broken_limits(layers, Limits(max_abs=math.nextafter(100.0, 0)))
+    assert (found.layer, found.index, found.value) == ("0", 0, 100.0)
+    assert found.evidence == f"from {layers[0].min:.6g} to 100"
+    low = measured(nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Tanh()), -5 * torch.ones(1, 1, 3, 3), layers="0")
+    assert offences(low, max_abs=abs(low[0].min or 0)) == []
+    assert len(offences(low, max_abs=abs(low[0].min or 0) * 0.999)) == 1
+
+
+def test_rank(layers: list[LayerStatistics]) -> None:
+    for layer in layers:
+        assert layer.rank
+        assert highest_rank(layer) == 20
+        assert offences([layer], min_rank=layer.rank) == []
+        assert len(offences([layer], min_rank=math.nextafter(layer.rank, 99))) == 1
+        assert offences([layer], min_rank_share=layer.rank / 20 - 1e-9) == []
+        (found,) = broken_limits([layer], Limits(min_rank_share=layer.rank / 20 + 1e-9))
+        assert found.evidence == f"effective rank {layer.rank:.4g} of at most 20 in 20 channels"
+
+
+def test_a_share_of_the_rank_is_of_what_it_can_be() -> None:
+    """8 channels of 1 x 1 maps on 3 images lie in a plane."""
+    (layer,) = measured(nn.Conv2d(3, 8, 1), torch.randn(3, 3, 1, 1), rank=True, layers="all")
+    assert highest_rank(layer) == 2
+    assert offences([layer], min_rank_share=0.5) == []
+    assert len(offences([layer], min_rank=3.0)) == 1
+
+
+def test_nan_and_inf() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.ReLU())
+    net[0].weight.data.fill_(1.0)
+    inputs = torch.tensor([1.0, 2.0, math.nan, math.inf, -math.inf, 3.0]).view(1, 1, 2, 3)
+    convolution, function = measured(net, inputs)
+    assert nonfinite_words(convolution) == "1 NaN and 2 Inf"
+    assert nonfinite_words(function) == "1 NaN and 1 Inf"
+    found = broken_limits([convolution, function], Limits(no_nan=True))
+    assert [(one.layer, one.value, one.allowed) for one in found] == [("0", 3, 0), ("1", 2, 0)]
+    assert found[1].evidence == "1 NaN and 1 Inf of 6 values"
+    # an Inf is beyond any limit, though the extremes are those of the finite values
+    (one, two) = broken_limits([convolution, function], Limits(max_abs=1e30))
+    assert (one.value, two.evidence) == (math.inf, "1 Inf, else from 0 to 3")
+    only = measured(nn.Sequential(nn.ReLU()), torch.full((1, 1, 2, 2), math.inf))
+    assert broken_limits(only, Limits(max_abs=1.0))[0].evidence == "4 Inf, else no finite value"
+
+
+def test_a_clean_net_breaks_nothing(layers: list[LayerStatistics]) -> None:
+    limits = Limits(0.2, 0.15, True, 100.0, 1.0)
+    assert limits.names == ("max-dead", "max-saturated", "no-nan", "max-abs", "min-rank")
+    assert broken_limits(layers, limits) == []
+
+
+def test_several_limits_come_in_order_of_execution(layers: list[LayerStatistics]) -> None:
+    assert offences(layers, max_abs=1.0, max_dead=0.0, max_saturated=0.0) == [
+        ("max-abs", "0", 0),
+        ("max-dead", "1", None),
+        ("max-saturated", "1", None),
+        ("max-abs", "1", None),
+    ]
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(3, 3, 1), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.conv(self.relu(self.conv(x))))
+
+
+@pytest.mark.parametrize(
+    ("allow", "left"),
+    [
+        ([], ["conv", "relu", "conv#1", "relu#1"]),
+        (["conv"], ["relu", "relu#1"]),
+        (["conv#1"], ["conv", "relu", "relu#1"]),
+        (["c*", "relu#0"], ["relu#1"]),
+        (["re:^r"], ["conv", "conv#1"]),
+        (["0"], ["relu", "conv#1", "relu#1"]),
+        (["-1,relu"], ["conv"]),
+        (["all"], ["relu", "relu#1"]),
+        (["fc", "99"], ["conv", "relu", "conv#1", "relu#1"]),
+    ],
+)
+def test_layers_that_are_allowed(allow: list[str], left: list[str]) -> None:
+    found = held_layers(measured(Twice(), torch.randn(2, 3, 4, 4)), allow)
+    assert [layer.key for layer in found] == left
+
+
+def test_what_cannot_be_read_is_refused() -> None:
+    with pytest.raises(SelectionError, match="bad regular expression"):
+        held_layers([], ["re:("])

@@ -1,0 +1,147 @@
+"""Counts, means, variances, extremes of channels: NumPy in float64 is the judge, whatever the split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hookscope.moments import ChannelMoments, sums_of_maps
+
+# Nine digits hold for any mean up to 1e8 standard deviations; float32 itself has lost the rest beyond.
+CLOSE = {"rtol": 1e-9, "atol": 0}
+
+
+def moments_of(values: Tensor, *sizes: int) -> ChannelMoments:
+    """The moments of ``values`` ``(N, C, P)``, added in batches of these sizes."""
+    found = ChannelMoments(values.shape[1])
+    for batch in values.split(list(sizes) or len(values)):
+        found.update(sums_of_maps(batch))
+    return found
+
+
+def check(found: ChannelMoments, values: Tensor, close: dict[str, Any] = CLOSE) -> None:
+    """Against NumPy, channel by channel."""
+    for channel, stored in enumerate(values.double().numpy().swapaxes(0, 1).reshape(values.shape[1], -1)):
+        finite = stored[np.isfinite(stored)]
+        assert found.count[channel] == finite.size
+        assert found.zeros[channel] == (stored == 0).sum()
+        assert found.nan[channel] == np.isnan(stored).sum()
+        assert found.inf[channel] == np.isinf(stored).sum()
+        assert found.low[channel] == finite.min(initial=np.inf)
+        assert found.high[channel] == finite.max(initial=-np.inf)
+        if finite.size:
+            scale = np.abs(finite).mean()
+            np.testing.assert_allclose(found.mean[channel], finite.mean(), rtol=1e-12, atol=1e-12 * scale)
+            np.testing.assert_allclose(found.variance[channel] ** 0.5, finite.std(), **close)
+
+
+def normal(*shape: int, mean: float = 0.0, std: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return (torch.randn(shape, generator=generator, dtype=torch.float64) * std + mean).to(dtype)
+
+
+@pytest.mark.parametrize("sizes", [(), (1,) * 7, (3, 3, 1), (2, 5)])
+@pytest.mark.parametrize(
+    ("mean", "std", "dtype"),
+    [
+        (0, 1, torch.float32),
+        (5, 1e-3, torch.float32),
+        (1e4, 1, torch.float32),
+        (-1e6, 1, torch.float32),
+        (1e8, 1, torch.float64),
+        (0, 1e-30, torch.float32),
+        (0, 1e37, torch.float32),
+        (1e300, 1e140, torch.float64),
+        (3, 1, torch.float64),
+    ],
+)
+def test_mean_and_spread(mean: float, std: float, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+    values = normal(7, 3, 40, mean=mean, std=std, dtype=dtype)
+    check(moments_of(values, *sizes), values)
+
+
+def test_a_batch_longer_than_is_looked_at_at_once() -> None:
+    values = normal(5, 2, 70_000, mean=2000)  # two parts of it fit a cache
+    check(moments_of(values), values)
+
+
+def test_only_one_channel_has_a_large_mean() -> None:
+    values = normal(4, 3, 50)
+    values[:, 1] += 1e5
+    values[2, 1, 3], values[0, 1, 0] = torch.inf, torch.nan
+    check(moments_of(values, 1, 3), values)
+
+
+@pytest.mark.parametrize("value", [0.1, 1e5 + 0.1, -3e38, 1e-40])
+def test_a_constant_has_no_spread_at_all(value: float) -> None:
+    found = moments_of(torch.full((5, 2, 33), value), 2, 3)
+    assert found.low.tolist() == found.high.tolist() == [float(torch.tensor(value))] * 2
+    np.testing.assert_allclose(found.variance**0.5, 0, atol=1e-15 * abs(value))
+
+
+BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_not_finite_is_counted_apart(bad: float, dtype: torch.dtype) -> None:
+    for where in ((slice(None), 1), (0,), (3, 2, 5), (slice(None),)):
+        values = normal(6, 3, 20, mean=1e4, dtype=dtype)
+        values[where] = bad
+        check(moments_of(values, 1, 2, 3), values)
+
+
+def test_the_ends_of_float32_and_of_float64() -> None:
+    single = torch.tensor([[[3.4e38, -3.4e38, 1.0], [1e-45, 0.0, -0.0]]])
+    check(moments_of(single), single)
+    assert moments_of(single).zeros.tolist() == [0, 2]
+    double = torch.tensor([[[1e150, -1e150, 3.0], [5e-324, 0.0, -0.0]]], dtype=torch.float64)
+    check(moments_of(double), double)
+    assert moments_of(double).zeros.tolist() == [0, 2]
+
+
+def test_what_has_no_square_is_infinite_as_numpy_has_it_and_never_not_a_number() -> None:
+    huge = torch.tensor([[[1e300, -1e300]], [[2e300, 0.0]]], dtype=torch.float64)
+    found = moments_of(huge, 1, 1)
+    with np.errstate(over="ignore"):
+        assert found.variance[0] == huge.numpy().var() == np.inf
+    assert found.mean[0] == pytest.approx(5e299)
+    constant = moments_of(torch.full((2, 1, 4), 1e300, dtype=torch.float64), 1, 1)
+    assert (constant.mean[0], constant.m2[0]) == (1e300, 0)
+
+
+@pytest.mark.parametrize("cuts", [(4, 3), (1, 6), (0, 7), (2, 1, 4)])
+def test_shards_merged_in_either_order_are_the_whole(cuts: tuple[int, ...]) -> None:
+    values = normal(7, 3, 30, mean=1e4)
+    values[1, 0, 2], values[6, 2] = torch.nan, torch.inf
+    shards = [moments_of(part) if len(part) else ChannelMoments(3) for part in values.split(list(cuts))]
+    for ordered in (shards, shards[::-1]):
+        whole = ChannelMoments(3)
+        for shard in ordered:
+            whole.merge(ChannelMoments.from_state(shard.state_dict()))
+        check(whole, values)
+
+
+def test_a_state_is_a_moment_not_a_window() -> None:
+    found = moments_of(normal(2, 3, 4))
+    state = found.state_dict()
+    kept = {name: array.copy() for name, array in state.items()}
+    found.update(sums_of_maps(normal(3, 3, 5)))
+    assert all(np.array_equal(state[name], kept[name]) for name in ChannelMoments.FIELDS)
+
+
+def test_means_of_maps_leave_out_maps_with_nothing_finite() -> None:
+    values = normal(5, 2, 9)
+    values[1, 0], values[2, 1, :4] = torch.nan, torch.inf
+    found = ChannelMoments.of_map_means(sums_of_maps(values))
+    stored = np.where(np.isfinite(values.numpy()), values.double().numpy(), np.nan)
+    for channel in range(2):
+        means = [np.nanmean(one) for one in stored[:, channel] if np.isfinite(one).any()]
+        assert found.count[channel] == len(means)
+        np.testing.assert_allclose(found.mean[channel], np.mean(means), rtol=1e-12)
+        np.testing.assert_allclose(found.variance[channel], np.var(means), rtol=1e-9)
+        assert (found.low[channel], found.high[channel]) == pytest.approx((min(means), max(means)))

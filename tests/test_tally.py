@@ -1,0 +1,112 @@
+"""Tallies of whole models: joined in any way they are the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookscope.accumulator import LayerAccumulator
+from hookscope.batchnorm import BatchNormAccumulator
+from hookscope.errors import InputError
+from hookscope.layers import Call
+from hookscope.tally import Tally
+
+
+def random(*shape: int, seed: int = 3) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def counted(values: Tensor, *keys: str) -> Tally:
+    """A tally of ``values`` as what each layer put out; ``name#1`` is a second call."""
+    tally = Tally(len(values))
+    for key in keys:
+        name, _, number = key.partition("#")
+        found = LayerAccumulator(Call(name, "Conv2d", int(number or 0), None), values.shape[1])
+        found.update(values, [f"{at}.jpg" for at in range(len(values))])
+        tally.layers[key] = found
+    norm = BatchNormAccumulator(nn.BatchNorm2d(values.shape[1]))
+    norm.update(values)
+    tally.batch_norms["bn"] = norm
+    return tally
+
+
+def test_two_halves_are_the_whole() -> None:
+    values = random(6, 3, 4, 4)
+    whole, joined = counted(values, "a", "b"), Tally()
+    for part in (values[:1], values[1:]):
+        joined.merge(counted(part, "a", "b"))
+    assert joined.images == 6
+    for one, other in zip(joined.statistics(), whole.statistics(), strict=True):
+        assert (one.call, one.items, one.min, one.quantiles) == (other.call, other.items, other.min, other.quantiles)
+        assert (one.mean, one.std) == pytest.approx((other.mean, other.std), rel=1e-12)
+    np.testing.assert_allclose(joined.drifts()[0].shift, whole.drifts()[0].shift, rtol=1e-12)
+
+
+def test_calls_are_counted_by_name() -> None:
+    found = counted(random(2, 3, 4, 4), "stem", "head", "head#1", "head#2").statistics()
+    assert [(one.key, one.calls) for one in found] == [("stem", 1), ("head", 3), ("head#1", 3), ("head#2", 3)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [
+        (["stem", "rpn"], ["stem", "roi", "mask", "rpn"], ["stem", "roi", "mask", "rpn"]),
+        (["stem", "roi", "rpn"], ["stem", "rpn"], ["stem", "roi", "rpn"]),
+        (["b"], ["a", "b", "c"], ["a", "b", "c"]),
+        (["a", "c"], ["a", "b"], ["a", "b", "c"]),
+        ([], ["a", "b"], ["a", "b"]),
+        (["a"], [], ["a"]),
+    ],
+)
+def test_what_ran_only_in_one_keeps_its_place(first: list[str], second: list[str], both: list[str]) -> None:
+    values = random(2, 3, 4, 4)
+    joined = counted(values, *first)
+    joined.merge(counted(values, *second))
+    assert [found.key for found in joined.statistics()] == both
+    assert [found.items for found in joined.statistics()] == [2 * ((k in first) + (k in second)) for k in both]
+
+
+def test_merging_shares_nothing_that_changes() -> None:
+    values = random(4, 3, 4, 4)
+    joined, other = Tally(), counted(values, "a")
+    joined.merge(other)
+    joined.merge(counted(values, "a"))
+    joined.layers["a"].update(values, ["w", "x", "y", "z"])
+    assert (other.images, other.statistics()[0].items, other.drifts()[0].items) == (4, 4, 64)
+
+
+def test_other_layers_are_refused_before_anything_is_added() -> None:
+    tally = counted(random(2, 3, 4, 4), "a", "b")
+    wider, norms = counted(random(2, 3, 4, 4), "a"), counted(random(2, 3, 4, 4), "a", "b")
+    wider.layers |= counted(random(2, 5, 4, 4), "b").layers
+    norms.batch_norms = counted(random(2, 5, 4, 4)).batch_norms
+    with pytest.raises(InputError, match="b has 3 channels of Conv2d and 5 of Conv2d; merge what was counted of one"):
+        tally.merge(wider)
+    with pytest.raises(InputError, match="bn has 3 channels and 5; merge what was counted of one model"):
+        tally.merge(norms)
+    assert tally.images == 2 and [found.items for found in tally.statistics()] == [2, 2]
+
+
+def test_a_state_gives_the_tally_back_and_goes_on() -> None:
+    values = random(5, 3, 4, 4)
+    again = Tally.from_state(counted(values[:2], "a", "b#1").state_dict())
+    again.merge(counted(values[2:], "a", "b#1"))
+    assert (again.images, list(again.layers), list(again.batch_norms)) == (5, ["a", "b#1"], ["bn"])
+    stored = values.double().numpy()
+    assert again.statistics()[0].std == pytest.approx(stored.std(), rel=1e-9)
+
+
+def test_the_threshold_of_duplicates() -> None:
+    values = random(4, 3, 8, 8)
+    values[:, 2] = values[:, 0] + 0.1 * values[:, 1]
+    tally = counted(values, "a")
+    assert tally.statistics()[0].duplicate_channels == ()
+    assert tally.statistics(0.9)[0].duplicate_channels == ((0, 2),)
+
+
+def test_nothing_counted() -> None:
+    empty = Tally()
+    empty.merge(Tally.from_state(Tally().state_dict()))
+    assert (empty.images, empty.statistics(), empty.drifts()) == (0, [], [])
