@@ -149,7 +149,7 @@ class LayerAccumulator:
             self.covariance = None
         self.saturated = self.saturated + other.saturated
 
-    def statistics(self, calls: int = 1, duplicate_correlation: float = 0.999) -> LayerStatistics:
+    def statistics(self, calls: int = 1, duplicate_correlation: float = 0.9999) -> LayerStatistics:
         """What has been counted so far, as numbers.
 
         Args:

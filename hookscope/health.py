@@ -68,7 +68,7 @@ class Thresholds:
     saturated: float = 0.5
     smallest: float = 2.0**-14
     largest: float = 65504.0
-    correlation: float = 0.999
+    correlation: float = 0.9999
     rank: float = 0.01
     shift: float = 1.0
     ratio: float = 4.0

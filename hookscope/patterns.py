@@ -30,7 +30,7 @@ class PatternSketch:
     channels (Johnson and Lindenstrauss 1984); a random rotation for each image, which plays the part of the signs of
     Alon, Matias, Szegedy 1996, keeps images from cancelling. For channels that are the same up to a positive factor
     and an offset it is 1, whatever the vectors; elsewhere ``1 - correlation`` is known to within a third, so that
-    channels of 0.99 pass for 0.999 once in 25,000 pairs, of 0.98 once in five million. Sketches add up: two halves
+    channels of 0.999 pass for 0.9999 once in 25,000 pairs, of 0.998 once in five million. Sketches add up: two halves
     merged are the whole, in any order of images. NaN and Inf count as 0.
 
     Attributes:

@@ -38,7 +38,7 @@ class Tally:
     layers: dict[str, LayerAccumulator] = field(default_factory=dict)
     batch_norms: dict[str, BatchNormAccumulator] = field(default_factory=dict)
 
-    def statistics(self, duplicate_correlation: float = 0.999) -> list[LayerStatistics]:
+    def statistics(self, duplicate_correlation: float = 0.9999) -> list[LayerStatistics]:
         """What is known of each call so far, in order of execution.
 
         Args:

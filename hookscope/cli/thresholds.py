@@ -117,7 +117,7 @@ _OPTIONS = [
         "--duplicate-correlation",
         metavar="R",
         type=Number(most=1.0),
-        default=0.999,
+        default=0.9999,
         show_default=True,
         help="Pearson correlation from which channels are duplicates.",
     ),

@@ -21,16 +21,16 @@ def test_shares(text: str, share: float) -> None:
     assert Share().convert(text, None, None) == share
 
 
-@pytest.mark.parametrize("tenths", range(1001))
-def test_a_share_is_the_nearest_number_to_what_is_written(tenths: int) -> None:
-    assert Share().convert(f"{tenths / 10:.1f}%", None, None) == float(Fraction(tenths, 1000))
+def test_a_share_is_the_nearest_number_to_what_is_written() -> None:
+    for tenths in range(1001):
+        assert Share().convert(f"{tenths / 10:.1f}%", None, None) == float(Fraction(tenths, 1000))
 
 
 @pytest.mark.parametrize(
     "text", ["x", "nan", "inf", "-1", "-0.1%", "150%", "100.1%", "", "%", "5%%", "5", "1e400", "5,0%"]
 )
 def test_what_is_no_share(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no share; write 5% or 0.05"):
+    with pytest.raises(click.BadParameter, match=r"is no share; write 5% or 0\.05"):
         Share().convert(text, None, None)
 
 
@@ -49,7 +49,7 @@ def test_numbers() -> None:
     assert Number().convert("1e4", None, None) == 10000.0
     assert Number(endless=True).convert("inf", None, None) == float("inf")
     assert Number(1.0).convert("1", None, None) == 1.0
-    with pytest.raises(click.BadParameter, match="'0.9' is no number of at least 1"):
+    with pytest.raises(click.BadParameter, match=r"'0\.9' is no number of at least 1"):
         Number(1.0).convert("0.9", None, None)
     with pytest.raises(click.BadParameter, match=r"'1\.1' is no number of 0 to 1"):
         Number(most=1.0).convert("1.1", None, None)
