@@ -155,11 +155,11 @@ def _merged(paths: Sequence[str], save: str | None) -> SavedTally:
 
 
 def _refuse_twice(paths: Sequence[str]) -> None:
-    seen: dict[str, str] = {}
+    seen: set[str] = set()
     for path in paths:
-        first = seen.setdefault(os.path.realpath(path), path)
-        if first is not path:
+        if os.path.realpath(path) in seen:
             raise UsageError(f"'{path}' is named twice", "its images would count twice", "name each file once")
+        seen.add(os.path.realpath(path))
 
 
 def _report(
