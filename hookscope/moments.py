@@ -119,8 +119,9 @@ def _fill(floats: Tensor, counts: Tensor, values: Tensor) -> Tensor:
     counts[1] = _zeros(values)
     values = values if finite is None else values.masked_fill(~finite, 0.0)
     floats[0], floats[1] = low, high
-    torch.sum(values, 2, dtype=torch.float64, out=floats[2])
-    floats[3] = torch.linalg.vector_norm(values, dim=2, dtype=torch.float64).square_()
+    doubles = values.double()
+    torch.sum(doubles, 2, out=floats[2])
+    floats[3] = torch.linalg.vector_norm(doubles, dim=2).square_()
     return values
 
 
@@ -129,6 +130,8 @@ def _zeros(values: Tensor) -> Tensor:
     import numpy as np
     import torch
 
+    if float(values.abs().amin()) > 0:  # no zero at all, as of most convolutions, is found out faster still
+        return values.new_zeros(values.shape[:2], dtype=torch.int64)
     if values.device.type == "cpu":
         return values.shape[2] - torch.from_numpy(np.count_nonzero(values.numpy(), axis=2))
     return (values == 0).sum(2)

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["ChannelCovariance", "PatternSketch", "effective_rank", "rotations_of"]
 
 _LENGTH = 16
+_MOST_POSITIONS = 1024  # of a map
 _ROUNDING = 1e-6  # of float32 products
 
 
 class PatternSketch:
     """A short vector for each channel whose angles are those of the whole maps: a random projection.
 
-    All that a channel put out, over all images and positions, is one long vector; its scalar products with 16 random
-    ones are kept. With the mean taken off, the cosine of two such sketches estimates Pearson's correlation of the two
-    channels (Johnson and Lindenstrauss 1984); a random rotation for each image, which plays the part of the signs of
-    Alon, Matias, Szegedy 1996, keeps images from cancelling. For channels that are the same up to a positive factor
-    and an offset it is 1, whatever the vectors; elsewhere ``1 - correlation`` is known to within a third, so that
-    channels of 0.999 pass for 0.9999 once in 25,000 pairs, of 0.998 once in five million. Sketches add up: two halves
-    merged are the whole, in any order of images. NaN and Inf count as 0.
+    All that a channel put out, over all images and up to 1024 positions of a map, is one long vector; its scalar
+    products with 16 random ones are kept. With the mean taken off, the cosine of two such sketches estimates Pearson's
+    correlation of the two channels (Johnson and Lindenstrauss 1984); a random rotation for each image, which plays the
+    part of the signs of Alon, Matias, Szegedy 1996, keeps images from cancelling. For channels that are the same up to
+    a positive factor and an offset it is 1, whatever the vectors; elsewhere ``1 - correlation`` is known to within a
+    third, so that channels of 0.999 pass for 0.9999 once in 25,000 pairs, of 0.998 once in five million. Sketches add
+    up: two halves merged are the whole, in any order of images. NaN and Inf count as 0.
 
     Attributes:
         products: ``(C, 16)`` scalar products of the channels.
@@ -48,6 +49,7 @@ class PatternSketch:
         """Add finite ``values`` ``(N, C, P)`` of images with these `rotations_of` their names ``(N, 16, 16)``."""
         import torch
 
+        values = values[:, :, :: _stride(values.shape[2])]
         vectors, ones = _vectors(values.shape[2])
         products = values @ vectors.to(values.device, values.dtype)
         if not math.isfinite(float(products.sum())):  # near the end of float32
@@ -102,6 +104,15 @@ class PatternSketch:
         sketch.products = np.array(state["products"], np.float64)
         sketch.ones = np.array(state["ones"], np.float64)
         return sketch
+
+
+@lru_cache(maxsize=16)
+def _stride(positions: int) -> int:
+    """Every how many positions one is looked at; it has no divisor in common with them, or it would keep to columns."""
+    stride = -(-positions // _MOST_POSITIONS)
+    while stride > 1 and math.gcd(stride, positions) > 1:
+        stride += 1
+    return stride
 
 
 @lru_cache(maxsize=16)

@@ -33,6 +33,11 @@ __all__ = [
 ]
 
 
+# Torch's threads (GNU's OpenMP) wait for work by spinning, for milliseconds beside all that one thread does alone. A
+# thousand turns last from one parallel part of a network to the next: passes take as long, and less processor time.
+_SPIN_COUNT = "1000"
+
+
 def standard_output() -> TextIO:
     """Standard output, ready for any name; also a standard error that is always there."""
     if sys.stderr is None:  # `2>&-`: without this the next file opened is number 2, and libraries write into it
@@ -97,6 +102,8 @@ def import_torch() -> None:
     """
     if "torchvision" in sys.modules:
         return
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     paused = gc.isenabled()
     gc.disable()
     try:
