@@ -21,6 +21,7 @@ __all__ = ["ChannelCovariance", "PatternSketch", "effective_rank", "rotations_of
 _LENGTH = 16
 _MOST_POSITIONS = 1024  # of a map
 _ROUNDING = 1e-6  # of float32 products
+_SEEN = 0.05  # of the variance a channel must have at the positions looked at, or nothing is known of its pattern
 
 
 class PatternSketch:
@@ -37,6 +38,7 @@ class PatternSketch:
     Attributes:
         products: ``(C, 16)`` scalar products of the channels.
         ones: ``(16,)`` scalar products of a channel that is 1 everywhere.
+        positions: How many positions were looked at, of all images.
     """
 
     def __init__(self, channels: int) -> None:
@@ -44,6 +46,7 @@ class PatternSketch:
 
         self.products: Floats = np.zeros((channels, _LENGTH))
         self.ones: Floats = np.zeros(_LENGTH)
+        self.positions = 0
 
     def update(self, values: Tensor, rotations: Tensor) -> None:
         """Add finite ``values`` ``(N, C, P)`` of images with these `rotations_of` their names ``(N, 16, 16)``."""
@@ -57,11 +60,13 @@ class PatternSketch:
         turned = products @ rotations.to(products.device, products.dtype)
         self.products += turned.sum(0, dtype=torch.float64).cpu().numpy()
         self.ones += (ones @ rotations.sum(0)).numpy()
+        self.positions += values.shape[0] * values.shape[2]
 
     def merge(self, other: PatternSketch) -> None:
         """Add what ``other`` has seen."""
         self.products += other.products
         self.ones += other.ones
+        self.positions += other.positions
 
     def groups(self, moments: ChannelMoments, candidates: NDArray[np.bool_], least: float) -> list[tuple[int, ...]]:
         """Channels whose correlation with each other is at least ``least``.
@@ -80,7 +85,10 @@ class PatternSketch:
         with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
             own = self.products - moments.mean[:, None] * self.ones
             length = np.linalg.norm(own, axis=1)
-        chosen = np.flatnonzero(candidates & (length > 0) & np.isfinite(length) & (moments.m2 > 0))
+            looked_at = self.positions / (moments.count + moments.nan + moments.inf).clip(min=1)
+            # a channel that fired nowhere there has no pattern but its mean, as any other such channel
+            seen = length > np.sqrt(_SEEN * _LENGTH * looked_at) * np.sqrt(moments.m2)
+        chosen = np.flatnonzero(candidates & seen & np.isfinite(length) & (moments.m2 > 0))
         unit = own[chosen] / length[chosen, None]
         pairs = np.argwhere(np.triu(unit @ unit.T >= least - _ROUNDING, 1))
         spread = np.sqrt(moments.variance[chosen])
@@ -93,7 +101,7 @@ class PatternSketch:
 
     def state_dict(self) -> dict[str, Any]:
         """What `from_state` takes back."""
-        return {"products": self.products.copy(), "ones": self.ones.copy()}
+        return {"products": self.products.copy(), "ones": self.ones.copy(), "positions": self.positions}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -103,6 +111,7 @@ class PatternSketch:
         sketch = cls(len(state["products"]))
         sketch.products = np.array(state["products"], np.float64)
         sketch.ones = np.array(state["ones"], np.float64)
+        sketch.positions = int(state["positions"])
         return sketch
 
 

@@ -82,8 +82,9 @@ class Survey:
         with ExitStack() as stack:
             watch = Observer(self.model, self.layers, self.types, self._on_call, on_start=self._start, on_end=self._end)
             stack.enter_context(watch)
-            if any(matches_type(class_names(m), BATCH_NORMS, is_leaf(m)) for m in self.model.modules()):
-                stack.enter_context(Observer(self.model, "all", BATCH_NORMS, self._on_batch_norm))
+            # by their names: `all` wants that one of them ran, and they may be there for training alone
+            if batch_norms := _names_of(self.model, BATCH_NORMS):
+                stack.enter_context(Observer(self.model, _exactly(batch_norms), BATCH_NORMS, self._on_batch_norm))
             self._stack = stack.pop_all()
         return self
 
@@ -137,11 +138,19 @@ class Survey:
 
 def usual_layers(model: nn.Module, types: Sequence[str]) -> list[str]:
     """A selection of every layer of ``types``, which indices count, and every activation function, by its name."""
-    kinds = [(name, class_names(module), is_leaf(module)) for name, module in model.named_modules()]
-    functions = [re.escape(name) for name, kind, leaf in kinds if matches_type(kind, ACTIVATION_FUNCTIONS, leaf)]
-    counted = any(matches_type(kind, types, leaf) for _, kind, leaf in kinds)
-    found = ["all"] if counted or not functions else []
-    return found + ([f"re:^(?:{'|'.join(functions)})$"] if functions else [])
+    functions = _names_of(model, ACTIVATION_FUNCTIONS)
+    found = ["all"] if _names_of(model, types) or not functions else []
+    return found + ([_exactly(functions)] if functions else [])
+
+
+def _names_of(model: nn.Module, types: Sequence[str]) -> list[str]:
+    """The layers of ``types``, whether they run or not."""
+    return [name for name, module in model.named_modules() if matches_type(class_names(module), types, is_leaf(module))]
+
+
+def _exactly(names: Sequence[str]) -> str:
+    r"""The selection of all calls of just these layers; ``\Z``, for ``$`` fits before a newline too."""
+    return rf"re:\A(?:{'|'.join(map(re.escape, names))})\Z"
 
 
 @dataclass

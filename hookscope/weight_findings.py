@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.findings import Finding, listed
+from hookscope.findings import Finding, counted, listed
 from hookscope.parameters import Thresholds
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _non_finite(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
     return Finding(
         "non-finite",
         row.name,
-        f"{' and '.join(kinds)} among {_count(row.count, 'value')}{first}",
+        f"{' and '.join(kinds)} among {counted(row.count, 'value')}{first}",
         _MEANINGS["non-finite"],
         numbers={"nan": row.nan, "inf": row.inf, "values": row.count, "first": f"[{place}]"},
     )
@@ -102,7 +102,7 @@ def _dead(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
     return Finding(
         "dead-filters",
         row.name,
-        f"{len(dead)} of {_count(row.filters or 0, 'filter')} {have} {below}: {listed(dead)}",
+        f"{len(dead)} of {counted(row.filters or 0, 'filter')} {have} {below}: {listed(dead)}",
         _MEANINGS["dead-filters"],
         channels=dead,
         numbers={"dead": len(dead), "filters": row.filters, "dead_norm": thresholds.dead_norm},
@@ -113,7 +113,7 @@ def _duplicates(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
     groups = row.duplicate_filters or ()
     same = listed(["=".join(map(str, group[:8])) + ("=..." if len(group) > 8 else "") for group in groups])
     spare = sum(len(group) - 1 for group in groups)
-    what = f"{spare} of {_count(row.filters or 0, 'filter')} {'is a duplicate' if spare == 1 else 'are duplicates'}"
+    what = f"{spare} of {counted(row.filters or 0, 'filter')} {'is a duplicate' if spare == 1 else 'are duplicates'}"
     return Finding(
         "duplicate-filters",
         row.name,
@@ -132,7 +132,7 @@ def _collapsed(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
     return Finding(
         "collapsed-variance",
         row.name,
-        f"{len(collapsed)} of {_count(row.count, 'channel')} {have} a running variance below {least:g}"
+        f"{len(collapsed)} of {counted(row.count, 'channel')} {have} a running variance below {least:g}"
         f" ({thresholds.collapsed:g} of eps): {listed(collapsed)}",
         _MEANINGS["collapsed-variance"],
         channels=collapsed,
@@ -152,7 +152,3 @@ def _never_updated(rows: Sequence[ParameterStatistics]) -> list[Finding]:
         return [Finding("never-updated", layer, evidence, _ALL_NEVER, numbers=numbers)]
     evidence = f"its running statistics {still}; {len(never)} of {len(updated)} BatchNorms are like this"
     return [Finding("never-updated", layer, evidence, _ONE_NEVER, numbers=numbers) for layer in never]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -133,6 +133,14 @@ def test_batches_order_and_shards_change_nothing() -> None:
     np.testing.assert_allclose(joined.ones, whole.ones, atol=1e-9)
 
 
+def test_channels_that_fire_only_where_nobody_looks_are_no_duplicates() -> None:
+    values = torch.zeros(1, 4, 112 * 112)  # of which every 13th position is looked at
+    values[0, 0, 1:391:13] = values[0, 1, 2:392:13] = 1.0
+    values[0, 2] = values[0, 3] = random(112 * 112)
+    assert alike_by_numpy(values) == {(2, 3)}
+    assert groups_of(values) == [(2, 3)]
+
+
 def test_candidates_and_a_threshold_of_one() -> None:
     values = random(2, 4, 50)
     values[:, 3] = values[:, 1] = values[:, 0]

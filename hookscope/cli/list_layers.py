@@ -10,6 +10,7 @@ import click
 
 from hookscope.cli import process
 from hookscope.cli.options import chosen_format, format_option, model_argument, size_option, type_option
+from hookscope.findings import counted
 
 if TYPE_CHECKING:
     from hookscope.layers import LayerCall
@@ -78,12 +79,8 @@ def _totals(
     params = sum({row.name: row.params for row in rows}.values())
     of_type = "/".join(types)
     return [
-        _count(len(ran), f"{of_type} call") + (f", {_count(idle, 'layer')} did not run" if idle else ""),
+        counted(len(ran), f"{of_type} call") + (f", {counted(idle, 'layer')} did not run" if idle else ""),
         f"{of_type}: {params:,} parameters, {sum(row.macs for row in ran):,} MACs",
         f"{model} at {size[0]}x{size[1]}: {found.params:,} parameters, {found.macs:,} MACs"
         + (" (by a real pass)" if found.real else ""),
     ]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

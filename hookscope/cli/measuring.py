@@ -20,6 +20,7 @@ from hookscope.cli.image_options import (
     strict_option,
     workers_option,
 )
+from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     complete_layers,
     device_option,
@@ -29,7 +30,7 @@ from hookscope.cli.options import (
     type_option,
     weights_option,
 )
-from hookscope.cli.progress import download_progress, image_progress
+from hookscope.cli.progress import image_progress
 from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.findings import counted
 
@@ -107,32 +108,11 @@ def measure(job: Job) -> tuple[SavedTally, int]:
     With ``save`` the file is written every ten seconds and on every way out, so that nothing counted is lost.
     """
     from hookscope.layers import Selection
-    from hookscope.registry import check_model_name
 
     if job.layers:
         Selection(job.layers)
-    if ":" not in job.model:
-        check_model_name(job.model)
-    process.import_torch()
-    return _Run(job, _load(job)).go()
-
-
-def _load(job: Job) -> Net:
-    from hookscope.models import load_model
-
-    with process.prints_to_standard_error(), download_progress() as progress:
-        net = load_model(
-            job.model,
-            job.weights,
-            job.seed,
-            job.device,
-            preprocess=job.preprocess,
-            input_size=job.input_size,
-            progress=progress,
-        )
-    for text in net.notes:
-        output.note(f"Note: {text}")
-    return net
+    net = load_net(job.model, job.weights, job.seed, job.device, job.preprocess, job.input_size)
+    return _Run(job, net).go()
 
 
 @dataclass

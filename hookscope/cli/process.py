@@ -102,8 +102,9 @@ def import_torch() -> None:
     """
     if "torchvision" in sys.modules:
         return
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    spins = "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
+    if spins:
+        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
     paused = gc.isenabled()
     gc.disable()
     try:
@@ -111,6 +112,8 @@ def import_torch() -> None:
     finally:
         if paused:
             gc.enable()
+        if spins:  # read when torch's library was loaded; what a person's model starts need not inherit it
+            del os.environ["GOMP_SPINCOUNT"]
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookscope.cli import output, process
+from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,
     complete_layers,
@@ -22,7 +23,6 @@ from hookscope.cli.options import (
     weights_option,
 )
 from hookscope.cli.photographs import Photographs
-from hookscope.cli.progress import download_progress
 from hookscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,28 +104,13 @@ def command(
         raise UsageError("verify takes one image, or two for optical flow", f"there are {len(images)}")
     photographs = Photographs(images)
     photographs.read_first()
-    net = _load(model, weights, seed, device, preprocess, input_size)
+    net = load_net(model, weights, seed, device, preprocess, input_size)
     failed: list[Check] = []
     checks = _checks(net, _pictures(net, photographs, seed), layers, types or ("all",))
     output.write_rows(_rows(checks, failed), FIELDS, chosen_format(format), process.standard_output())
     if failed:
         output.note(f"Difference: {_told(failed[0])}")
         raise click.exceptions.Exit(3)
-
-
-def _load(model: str, weights: str, seed: int, device: str, preprocess: str, input_size: tuple[int, int] | None) -> Net:
-    from hookscope.registry import check_model_name
-
-    if ":" not in model:
-        check_model_name(model)
-    process.import_torch()
-    from hookscope.models import load_model
-
-    with process.prints_to_standard_error(), download_progress() as progress:
-        net = load_model(model, weights, seed, device, preprocess=preprocess, input_size=input_size, progress=progress)
-    for text in net.notes:
-        output.note(f"Note: {text}")
-    return net
 
 
 def _pictures(net: Net, photographs: Photographs, seed: int) -> list[Tensor]:

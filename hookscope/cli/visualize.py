@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookscope.cli import output, process
+from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,
     complete_channels,
@@ -26,7 +27,6 @@ from hookscope.cli.options import (
     weights_option,
 )
 from hookscope.cli.photographs import Photographs
-from hookscope.cli.progress import download_progress
 from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def command(
     )
     pictures = Photographs(images)
     pictures.read_first()
-    net = _load(model, weights, seed, device, preprocess, input_size)
+    net = load_net(model, weights, seed, device, preprocess, input_size)
     rows = _rows(job, net, pictures)
     if destination.kind == "stdout":
         list(rows)
@@ -177,21 +177,6 @@ class _Job:
     style: Style
     overlay: bool
     destination: Destination
-
-
-def _load(model: str, weights: str, seed: int, device: str, preprocess: str, input_size: tuple[int, int] | None) -> Net:
-    from hookscope.registry import check_model_name
-
-    if ":" not in model:
-        check_model_name(model)
-    process.import_torch()
-    from hookscope.models import load_model
-
-    with process.prints_to_standard_error(), download_progress() as progress:
-        net = load_model(model, weights, seed, device, preprocess=preprocess, input_size=input_size, progress=progress)
-    for text in net.notes:
-        output.note(f"Note: {text}")
-    return net
 
 
 def _rows(job: _Job, net: Net, pictures: Photographs) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookscope.cli import output, process
+from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,
     complete_channels,
@@ -19,8 +20,8 @@ from hookscope.cli.options import (
     seed_option,
     weights_option,
 )
-from hookscope.cli.progress import download_progress
 from hookscope.errors import UsageError
+from hookscope.findings import counted
 
 if TYPE_CHECKING:
     from hookscope.findings import Finding
@@ -145,7 +146,7 @@ def command(
     choice, style = _look_of_kernels(channels, columns, cell, cmap)
     _check_names(layers)
     _check_files(plot, kernels, weights, model)
-    net = _load(model, weights, seed)
+    net = load_net(model, weights, seed)
 
     from hookscope.parameters import parameter_statistics
     from hookscope.weight_findings import parameter_findings
@@ -210,21 +211,6 @@ def _same(one: str, other: str) -> bool:
     if os.path.exists(one) and os.path.exists(other):
         return os.path.samefile(one, other)
     return os.path.realpath(one) == os.path.realpath(other)
-
-
-def _load(model: str, weights: str, seed: int) -> Net:
-    from hookscope.registry import check_model_name
-
-    if ":" not in model:
-        check_model_name(model)
-    process.import_torch()
-    from hookscope.models import load_model
-
-    with process.prints_to_standard_error(), download_progress() as progress:
-        net = load_model(model, weights, seed, device="cpu", progress=progress)
-    for text in net.notes:
-        output.note(f"Note: {text}")
-    return net
 
 
 def _write_plot(
@@ -295,15 +281,11 @@ def _totals(rows: Sequence[ParameterStatistics]) -> list[str]:
     share = f", {100 * zeros / values:.3g} % of them 0" if values else ""
     bad = sum(row.nan + row.inf for row in rows)
     lines = [
-        f"{_count(len(own), 'parameter')} of {_count(len({row.layer for row in own}), 'layer')},"
-        f" {_count(values, 'value')}{share}",
-        f"NaN or Inf: {_count(bad, 'value')}" if bad else "all values are finite",
+        f"{counted(len(own), 'parameter')} of {counted(len({row.layer for row in own}), 'layer')},"
+        f" {counted(values, 'value')}{share}",
+        f"NaN or Inf: {counted(bad, 'value')}" if bad else "all values are finite",
     ]
     updated = {row.layer: row.updated for row in rows if row.updated is not None}
     if updated:
-        lines.append(f"{_count(len(updated), 'BatchNorm')}: statistics updated in {sum(map(bool, updated.values()))}")
+        lines.append(f"{counted(len(updated), 'BatchNorm')}: statistics updated in {sum(map(bool, updated.values()))}")
     return lines
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
