@@ -11,7 +11,9 @@ from hookscope.limits import Offence
 __all__ = ["junit_xml"]
 
 
-def junit_xml(suite: str, limits: Sequence[str], layers: Sequence[str], offences: Sequence[Offence]) -> bytes:
+def junit_xml(
+    suite: str, limits: Sequence[str], layers: Sequence[str], offences: Sequence[Offence], lost: int = 0
+) -> bytes:
     """A test suite with a case for each limit and layer; an offence is a failure.
 
     Args:
@@ -19,6 +21,7 @@ def junit_xml(suite: str, limits: Sequence[str], layers: Sequence[str], offences
         limits: Which limits were held against the layers.
         layers: The layers that were measured, by their keys.
         offences: What `hookscope.limits.broken_limits` found.
+        lost: How many images could not be used, which is an error of a case of its own.
 
     Example:
         >>> junit_xml("check", ["no-nan"], ["conv1"], []).decode().splitlines()[1][:50]
@@ -26,9 +29,13 @@ def junit_xml(suite: str, limits: Sequence[str], layers: Sequence[str], offences
     """
     broken = {(offence.limit, offence.layer): offence for offence in offences}
     root = ElementTree.Element("testsuites")
-    counts = {"tests": len(limits) * len(layers), "failures": len(broken), "errors": 0, "skipped": 0}
+    tests, errors = len(limits) * len(layers) + bool(lost), int(bool(lost))
+    counts = {"tests": tests, "failures": len(broken), "errors": errors, "skipped": 0}
     attributes = {name: str(count) for name, count in counts.items()}
     cases = ElementTree.SubElement(root, "testsuite", {"name": printable(suite), **attributes})
+    if lost:
+        case = ElementTree.SubElement(cases, "testcase", {"classname": "images", "name": "all could be used"})
+        ElementTree.SubElement(case, "error", {"message": f"{lost} could not be used", "type": "images"})
     for limit in limits:
         for layer in layers:
             case = ElementTree.SubElement(cases, "testcase", {"classname": limit, "name": printable(layer)})

@@ -11,6 +11,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -284,7 +285,8 @@ def _prepared(
     workers = min(workers, len(paths))
     iterator: Any = None
     try:
-        iterator = _iterator(dataclasses.replace(preprocess, device="cpu"), paths, batch_size, workers)
+        with _deaths_told_in_turn():
+            iterator = _iterator(dataclasses.replace(preprocess, device="cpu"), paths, batch_size, workers)
         yield from iterator
     except RuntimeError as error:
         # whatever the reader raises comes back with a traceback's text; this one is of DataLoader itself
@@ -297,6 +299,23 @@ def _prepared(
         end = getattr(iterator, "_shutdown_workers", None)
         if end is not None:
             end()
+
+
+@contextlib.contextmanager
+def _deaths_told_in_turn() -> Iterator[None]:
+    """Without the handler by which torch tells at once that a worker has died: in the midst of a pass or of a sum.
+
+    Whoever waits for the next picture is told of it all the same, within seconds.
+    """
+    number = getattr(signal, "SIGCHLD", None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)
 
 
 def _iterator(preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int) -> Iterator[_Result]:

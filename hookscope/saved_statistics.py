@@ -154,14 +154,19 @@ def merge_tallies(paths: Sequence[StrPath]) -> SavedTally:
     """The tallies of all ``paths``, made apart, as one.
 
     Raises:
-        InputError: they are not of the same model, weights, preprocessing and layers, or one cannot be read.
+        InputError: they are not of the same model, weights, preprocessing and layers, or of the same images, or one
+            cannot be read.
     """
     if not paths:
         raise InputError("no saved statistics to merge", do=_GIVE)
     whole = load_tally(paths[0])
+    seen = {whole.progress: paths[0]}
     for path in paths[1:]:
         one = load_tally(path)
         check_same_source(whole.source, one.source, str(paths[0]), str(path))
+        if one.progress is not None and one.progress in seen:
+            raise InputError(f"'{seen[one.progress]}' and '{path}' hold the same images", do="leave one of them out")
+        seen[one.progress] = path
         whole.tally.merge(one.tally)
     return whole if len(paths) == 1 else replace(whole, progress=None)
 

@@ -37,16 +37,19 @@ class _Held:
 
     tensor: Tensor | None
     version: int | None
+    checksum: int | None = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and other.tensor is self.tensor and other.version == self.version
+        if not isinstance(other, _Held) or other.tensor is not self.tensor:
+            return False
+        return (other.version, other.checksum) == (self.version, self.checksum)
 
 
 class State:
     """Everything about ``model``, and about random numbers, that a pass with hooks must leave as it was.
 
     That is, for each layer: its hooks, its train or eval mode, of each parameter the object, the number of writes to
-    it, ``requires_grad`` and ``.grad``, and the values of each buffer; and the random states of torch, its devices,
+    it and a checksum of its values, ``requires_grad`` and ``.grad``, and the values of each buffer; and the random states of torch, its devices,
     Python and numpy.
 
     Example:
@@ -81,7 +84,7 @@ def _facts(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
         yield (name, "train/eval mode"), module.training
         for own, parameter in module._parameters.items():
             if parameter is not None:
-                yield (name, f"parameter '{own}'"), _Held(parameter, _version(parameter))
+                yield (name, f"parameter '{own}'"), _Held(parameter, _version(parameter), _checksum(parameter))
                 yield (name, f"requires_grad of '{own}'"), parameter.requires_grad
                 yield (name, f".grad of '{own}'"), _Held(parameter.grad, _version(parameter.grad))
         for own, buffer in module._buffers.items():
@@ -97,6 +100,16 @@ def _is_hook_table(name: str, value: Any) -> bool:
 
 def _version(tensor: Tensor | None) -> int | None:
     return None if tensor is None or tensor.is_inference() else tensor._version
+
+
+def _checksum(tensor: Tensor) -> int | None:
+    """The sum of all bits: a write through ``.data`` leaves no version."""
+    import torch
+
+    if tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
+        return None
+    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}.get(tensor.element_size(), torch.uint8)
+    return int(tensor.detach().contiguous().reshape(-1).view(whole).sum(dtype=torch.int64))
 
 
 def _change(layer: str, what: str, before: Any, now: Any) -> Change | None:

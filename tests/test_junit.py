@@ -39,3 +39,9 @@ def test_any_name_makes_valid_xml(name: str) -> None:
     suite = ElementTree.fromstring(text)[0]
     assert suite.attrib["name"].isprintable()
     assert suite[0][0].get("message") == suite[0].get("name")
+
+
+def test_lost_images_are_an_error_of_their_own() -> None:
+    suite = ElementTree.fromstring(junit_xml("check", ["no-nan"], ["conv1"], [], lost=2))[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "1")
+    assert [case.get("name") for case in suite if case.find("error") is not None] == ["all could be used"]

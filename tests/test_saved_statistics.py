@@ -261,3 +261,11 @@ def test_a_fingerprint_sees_into_packed_weights() -> None:
     before = fingerprint_of(linear)
     linear.set_weight_bias(torch.quantize_per_tensor(torch.ones(2, 3), 0.5, 0, torch.qint8), None)
     assert fingerprint_of(linear) != before
+
+
+def test_the_same_images_are_not_counted_twice(tmp_path: Path) -> None:
+    saved = SavedTally(SOURCE, Tally(), Progress.after(["a.jpg"], 1))
+    for name in ("a.json", "copy.json"):
+        save_tally(tmp_path / name, saved)
+    with pytest.raises(InputError, match="hold the same images"):
+        merge_tallies([tmp_path / "a.json", tmp_path / "copy.json"])

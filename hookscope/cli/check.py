@@ -91,7 +91,7 @@ def command(
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(_report, saved, layers, limits, offences, chosen_format(format))
         if junit is not None:
-            _write_junit(junit, model, limits, layers, offences)
+            _write_junit(junit, model, limits, layers, offences, lost)
     if offences:
         raise click.exceptions.Exit(3)
     if lost:
@@ -106,13 +106,13 @@ def _tell_of_nan(layers: Sequence[LayerStatistics]) -> None:
 
 
 def _write_junit(
-    path: str, model: str, limits: Limits, layers: Sequence[LayerStatistics], offences: Sequence[Offence]
+    path: str, model: str, limits: Limits, layers: Sequence[LayerStatistics], offences: Sequence[Offence], lost: int
 ) -> None:
     from hookscope.files import write_atomically
     from hookscope.junit import junit_xml
 
     suite = f"hookscope check {model}"
-    write_atomically(path, junit_xml(suite, limits.names, [layer.key for layer in layers], offences))
+    write_atomically(path, junit_xml(suite, limits.names, [layer.key for layer in layers], offences, lost))
 
 
 def _report(

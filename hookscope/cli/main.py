@@ -121,12 +121,18 @@ def _status(error: BaseException, run: _Run) -> int:
     if run.traceback:
         _show_traceback(error)
     if isinstance(error, click.ClickException):
-        with contextlib.suppress(OSError):  # nobody reads standard error: the status still says it
-            error.show()
+        note(f"Error: {_in_one_line(error)}")
         return error.exit_code
     told = _told(error, run)
     note(f"Error: {told}")
     return told.exit_code
+
+
+def _in_one_line(error: click.ClickException) -> str:
+    """What click says in four lines: what is wrong, and where the help is."""
+    text = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    return text if context is None else f"{text}; see `{context.command_path} --help`"
 
 
 def _flushed(status: int, run: _Run) -> int:

@@ -174,7 +174,7 @@ def test_traceback_option_is_added_once(run: Any) -> None:
     ("words", "hint"),
     [
         (["fak"], "No such command 'fak'. Did you mean fake?"),
-        (["zzz"], "No such command 'zzz'.\n"),
+        (["zzz"], "No such command 'zzz'; see `hookscope --help`\n"),
         (["fake", "--tracebak"], "--traceback"),
         (["fake", "extra"], "Got unexpected extra argument"),
     ],
@@ -182,7 +182,7 @@ def test_traceback_option_is_added_once(run: Any) -> None:
 def test_wrong_usage_says_what_is_near(run: Any, words: list[str], hint: str) -> None:
     status, output, errors = run(nothing, *words)
     assert (status, output) == (2, "")
-    assert hint in errors
+    assert hint in errors and errors.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
