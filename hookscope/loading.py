@@ -285,9 +285,10 @@ def _prepared(
     workers = min(workers, len(paths))
     iterator: Any = None
     try:
-        with _deaths_told_in_turn():
+        with _deaths_untold():
             iterator = _iterator(dataclasses.replace(preprocess, device="cpu"), paths, batch_size, workers)
-        yield from iterator
+        while (result := _next(iterator)) is not None:
+            yield result
     except RuntimeError as error:
         # whatever the reader raises comes back with a traceback's text; this one is of DataLoader itself
         if "DataLoader worker (pid" not in str(error):
@@ -302,20 +303,42 @@ def _prepared(
 
 
 @contextlib.contextmanager
-def _deaths_told_in_turn() -> Iterator[None]:
-    """Without the handler by which torch tells at once that a worker has died: in the midst of a pass or of a sum.
-
-    Whoever waits for the next picture is told of it all the same, within seconds.
-    """
-    number = getattr(signal, "SIGCHLD", None)
-    if number is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(number)
+def _deaths_untold() -> Iterator[None]:
+    """Put torch's handler aside, which raises wherever it is when a worker dies: in the midst of a pass or of a sum."""
+    number = _child_signal()
+    before = None if number is None else signal.getsignal(number)
     try:
         yield
     finally:
-        signal.signal(number, handler)
+        if number is not None:
+            if signal.getsignal(number) is not before:  # torch sets it but once
+                _torchs_handler.append(signal.getsignal(number))
+            signal.signal(number, before)
+
+
+_torchs_handler: list[Any] = []
+
+
+def _child_signal() -> int | None:
+    """The signal of a dead child; None where there is none, or in a thread that may set no handler."""
+    main = threading.current_thread() is threading.main_thread()
+    return getattr(signal, "SIGCHLD", None) if main else None
+
+
+def _next(iterator: Iterator[_Result]) -> _Result | None:
+    """The next result, None at the end. A worker that dies meanwhile, half a result in the pipe, ends the wait."""
+    number = _child_signal()
+    workers = getattr(iterator, "_workers", [])
+    if number is None or not workers or not _torchs_handler:
+        return next(iterator, None)
+    before = signal.signal(number, _torchs_handler[-1])
+    try:
+        for worker in workers:  # who has died before this is told by no signal any more
+            if worker.exitcode:
+                raise RuntimeError(f"DataLoader worker (pid {worker.pid}) has died")
+        return next(iterator, None)
+    finally:
+        signal.signal(number, before)
 
 
 def _iterator(preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int) -> Iterator[_Result]:
