@@ -137,10 +137,12 @@ class Survey:
 
 
 def usual_layers(model: nn.Module, types: Sequence[str]) -> list[str]:
-    """A selection of every layer of ``types``, which indices count, and every activation function, by its name."""
-    functions = _names_of(model, ACTIVATION_FUNCTIONS)
-    found = ["all"] if _names_of(model, types) or not functions else []
-    return found + ([_exactly(functions)] if functions else [])
+    """A selection by name of every layer of ``types``, every convolution and every activation function.
+
+    By name, so that a convolution that never runs is no error where others do.
+    """
+    chosen = _names_of(model, (*types, "_ConvNd", *ACTIVATION_FUNCTIONS))
+    return [_exactly(chosen)] if chosen else ["all"]
 
 
 def _names_of(model: nn.Module, types: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,6 +110,10 @@ def _run(net: Net, pictures: list[Tensor], observer: Observer) -> None:
         net.model(*inputs)
 
 
+# by a signal, which the commands turn into an exit
+_TOLD_TO_END = {128 + int(getattr(signal, name)) for name in ("SIGHUP", "SIGTERM") if hasattr(signal, name)}
+
+
 @contextmanager
 def refusal(model: str, inputs: Any) -> Iterator[None]:
     """Whatever a model raises on ``inputs``, tensors in any container, as an InputError that gives their size.
@@ -121,6 +126,10 @@ def refusal(model: str, inputs: Any) -> Iterator[None]:
         yield
     except HookscopeError:
         raise
+    except SystemExit as error:
+        if error.code in _TOLD_TO_END:  # not the model: the command was
+            raise
+        raise InputError(f"{model} ends the program in its forward pass, by sys.exit({error.code!r})") from error
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
             raise

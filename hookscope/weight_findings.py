@@ -150,5 +150,10 @@ def _never_updated(rows: Sequence[ParameterStatistics]) -> list[Finding]:
         layer = never[0] if len(never) == 1 else ""
         evidence = f"the running statistics of {whose} {still}"
         return [Finding("never-updated", layer, evidence, _ALL_NEVER, numbers=numbers)]
-    evidence = f"its running statistics {still}; {len(never)} of {len(updated)} BatchNorms are like this"
-    return [Finding("never-updated", layer, evidence, _ONE_NEVER, numbers=numbers) for layer in never]
+    if not never:
+        return []
+    if len(never) == 1:
+        evidence = f"its running statistics {still}; 1 of {len(updated)} BatchNorms are like this"
+        return [Finding("never-updated", never[0], evidence, _ONE_NEVER, numbers=numbers)]
+    evidence = f"the running statistics of {len(never)} of {len(updated)} BatchNorms {still}: {listed(never)}"
+    return [Finding("never-updated", "", evidence, _ONE_NEVER, numbers=numbers)]

@@ -534,3 +534,11 @@ def test_the_whole_of_resnet() -> None:
     assert len(stored) == 37 and len(survey.tally.drifts()) == 20
     for found in survey.tally.statistics():
         judged(found, stored[found.key])
+
+
+def test_a_convolution_that_never_runs_and_one_of_another_kind_are_no_error() -> None:
+    idle = nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), nn.Identity())
+    idle[2].layer = nn.Conv2d(3, 4, 3)
+    with Survey(idle) as survey, torch.no_grad():
+        idle(torch.rand(2, 3, 9))
+    assert [found.key for found in survey.tally.statistics()] == ["0", "1"]

@@ -16,7 +16,7 @@ from hookscope.inputs import family_of
 from hookscope.levels import ChannelChoice, Scale
 from hookscope.models import Net, load_model
 from hookscope.preprocess import Preprocess
-from hookscope.visualize import look, seen_pictures
+from hookscope.visualize import look, refusal, seen_pictures
 
 
 class Small(nn.Module):
@@ -213,3 +213,10 @@ def test_every_family_runs(name: str, types: tuple[str, ...], count: int) -> Non
     seen = look(loaded, pictures, "all", types)
     assert len(seen.activities) >= count
     assert hooks(loaded.model) == 0
+
+
+def test_a_model_that_ends_the_program_is_told() -> None:
+    with pytest.raises(InputError, match="ends the program"), refusal("net", []):
+        raise SystemExit(0)
+    with pytest.raises(SystemExit), refusal("net", []):  # as the command turns SIGTERM into an exit
+        raise SystemExit(143)
