@@ -171,6 +171,8 @@ class _Run:
         self._save()
         if not self.tally.images:
             raise InputError("no image could be used", f"{len(self.lost)} were tried", "see the errors above")
+        if self.lost:
+            output.note(f"Note: {len(self.lost)} of {counted(len(self.job.paths), 'image')} skipped")
         return self._state(), len(self.lost)
 
     def _measure(self) -> None:

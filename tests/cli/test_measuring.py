@@ -61,8 +61,9 @@ def test_every_image_is_counted() -> None:
 def test_a_file_that_cannot_be_read_is_counted_and_named(capsys: pytest.CaptureFixture[str]) -> None:
     saved, lost = measure(job("0.png", "bad.png", "1.png", "missing.png"))
     assert (saved.tally.images, lost) == (2, 2)
-    lines = capsys.readouterr().err.splitlines()
+    *lines, skipped = capsys.readouterr().err.splitlines()
     assert [line.split("'")[1] for line in lines] == ["bad.png", "missing.png"]
+    assert skipped == "Note: 2 of 4 images skipped"
 
 
 def test_strict_stops_at_the_first() -> None:
@@ -86,7 +87,7 @@ def test_nothing_readable() -> None:
 def test_a_picture_that_the_model_refuses_is_lost_alone(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     saved, lost = measure(job(*paths, batch_size=16))
     assert (saved.tally.images, lost) == (2, 1)
-    (line,) = capsys.readouterr().err.splitlines()
+    (line, _) = capsys.readouterr().err.splitlines()
     assert line.startswith("Error: tiny.png: nets.py:net refuses a picture of 1x3x5x5: ")
     assert counts(saved) == counts(measure(job("0.png", "1.png"))[0])
 

@@ -337,7 +337,8 @@ def test_lost_images_are_named_and_the_rows_still_come(run: Run, here: Path) -> 
     (here / "evil\x1b]0;x\n.png").write_bytes(b"")
     status, out, errors = run("bad.jpg", "pics", "evil\x1b]0;x\n.png", "--format", "ndjson")
     assert (status, images_in(out)) == (1, 7)
-    first, second = errors.splitlines()
+    first, second, skipped = errors.splitlines()
+    assert skipped == "Note: 2 of 9 images skipped"
     assert first.startswith("Error: 'bad.jpg' is no picture")
     assert second.startswith("Error: 'evil\\x1b]0;x\\n.png' is empty")
 
