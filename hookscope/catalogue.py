@@ -1,6 +1,7 @@
-"""torchvision's models as a table of facts: task, size, cost, and how good the default weights are.
+"""The models that have names as a table of facts: task, size, cost, and how good the default weights are.
 
-Everything comes from the metadata that torchvision keeps beside its weights; nothing is downloaded and no model built.
+Everything comes from the metadata that torchvision keeps beside its weights, and from the files of the weights that
+ship; nothing is downloaded and no model built.
 """
 
 from __future__ import annotations
@@ -8,14 +9,17 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hookscope import cache
-from hookscope.errors import ModelError, SelectionError, nearest
+from hookscope.descriptions import Description, count_parameters, read_description, read_header
+from hookscope.errors import ModelError, SelectionError, WeightsError, nearest
 from hookscope.registry import package_versions
+from hookscope.shipped import SHIPPED, Shipped, weights_path
 
 __all__ = ["ModelInfo", "catalogue", "find_models"]
 
@@ -31,7 +35,7 @@ _TASKS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What torchvision says about one of its models, with its default weights.
+    """What torchvision says about one of its models with its default weights, or the file of a model that ships.
 
     Args:
         name: The registered name, as ``MODEL`` of a command takes it.
@@ -43,13 +47,14 @@ class ModelInfo:
         file_size: Size of the file of the default weights, in MB of 2**20 bytes.
         gflops: Billions of multiply-adds of one pass, at the size that the default weights are made for.
         accuracy: The headline number of the default weights: the first metric of the first data set that
-            torchvision states. For optical flow it is an end-point error in pixels, where less is better.
+            torchvision states. For optical flow it is an end-point error in pixels, where less is better. Of a
+            model that ships, percent of the held-out pictures that its training wrote into the file.
         metric: What ``accuracy`` measures: data set and metric, such as ``"ImageNet-1K acc@1"``.
         weights: Names of the weights, the default first. A quantized model's are for its 8-bit form.
         float_weights: Names of the float weights that the quantized ones were made from, in the same order, each once;
             empty for a model that is not quantized.
 
-    A fact that torchvision does not state is ``None``, or an empty text.
+    A fact that nobody states is ``None``, or an empty text.
 
     Example:
         >>> ModelInfo("resnet34", "classification", params=21797672).gflops is None
@@ -68,10 +73,10 @@ class ModelInfo:
 
 
 def catalogue() -> tuple[ModelInfo, ...]:
-    """Every model that torchvision registers itself, sorted by name.
+    """Every model that torchvision registers itself, and those that ship, sorted by name.
 
-    The first call imports torchvision (seconds). Later ones, in other processes too, read the table from the cache as
-    long as the versions are the same.
+    The first call imports torchvision (seconds). Later ones, in other processes too, read its table from the cache as
+    long as the versions are the same; the files that ship are read each time.
 
     Raises:
         ImportError: torchvision is not installed, or does not fit the installed torch.
@@ -81,6 +86,11 @@ def catalogue() -> tuple[ModelInfo, ...]:
         >>> resnet34.params, resnet34.gflops, resnet34.accuracy, resnet34.metric
         (21797672, 3.664, 73.314, 'ImageNet-1K acc@1')
     """
+    models = [*_cached(), *map(_describe_shipped, SHIPPED.values())]
+    return tuple(sorted(models, key=lambda model: model.name))
+
+
+def _cached() -> tuple[ModelInfo, ...]:
     key = {**package_versions(), "fields": [field.name for field in dataclasses.fields(ModelInfo)]}
     kept = _from_rows(cache.load("catalogue", key))
     if kept is not None:
@@ -112,7 +122,7 @@ def find_models(pattern: str | None = None) -> tuple[ModelInfo, ...]:
     found = tuple(model for model in models if matches(model.name))
     if not found:
         word = re.sub(r"^re:|\[.*?\]|[^\w]", "", pattern)
-        exists = nearest(word, [model.name for model in models]) or f"torchvision has {len(models)} models"
+        exists = nearest(word, [model.name for model in models]) or f"there are {len(models)} models"
         raise ModelError(f"no model matches '{pattern}'", exists, "see `hookscope list-models`")
     return found
 
@@ -169,6 +179,25 @@ def _describe(name: str, models: Any) -> ModelInfo:
         metric=metric,
         weights=tuple(each.name for each in weights),
         float_weights=_float_weights(each.meta.get("unquantized") for each in weights),
+    )
+
+
+def _describe_shipped(shipped: Shipped) -> ModelInfo:
+    """What the file of the weights says; a file that is not there, or is damaged, states nothing."""
+    try:
+        path = weights_path(shipped)
+        size = os.path.getsize(path)
+        said = read_description(path) or Description()
+    except (WeightsError, OSError):
+        return ModelInfo(shipped.name, "classification")
+    return ModelInfo(
+        name=shipped.name,
+        task="classification",
+        params=count_parameters(read_header(path)),
+        file_size=round(size / 2**20, 3),
+        accuracy=None if said.accuracy is None else round(100 * said.accuracy, 3),
+        metric="" if said.accuracy is None else f"{shipped.name} acc@1",
+        weights=(shipped.file,),
     )
 
 

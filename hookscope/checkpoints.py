@@ -103,7 +103,7 @@ def _load_safetensors(path: str | os.PathLike[str]) -> Any:
         from safetensors.torch import load_file as load
     except ImportError:
         raise WeightsError(
-            f"{path} is a safetensors file and the package is missing", do="pip install 'hookscope[safetensors]'"
+            f"{path} is a safetensors file and the package is missing", do="pip install safetensors"
         ) from None
     try:
         return load(path)

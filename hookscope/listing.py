@@ -1,4 +1,4 @@
-"""The trace of a torchvision model by its name, kept in the user's cache: the second answer needs no torch."""
+"""The trace of a model by its name, kept in the user's cache: the second answer needs no torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Listing = tuple[tuple[int, int], Trace]
 
 
 def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
-    """The input size and the trace of the torchvision model ``name``, from the cache where it is there.
+    """The input size and the trace of the model ``name``, from the cache where it is there.
 
     Args:
-        name: One of torchvision's names.
+        name: One of `hookscope.registry.model_names`.
         input_size: ``(H, W)``; None for what the model is made for.
 
     Raises:

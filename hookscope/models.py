@@ -61,10 +61,12 @@ def load_model(
     """Build a model, give it weights and eval mode, and find the preprocessing and class names that go with them.
 
     Args:
-        model: A torchvision name, ``package.module:factory``, ``path/to/file.py:factory`` or ``timm:NAME``.
+        model: A torchvision name, ``shapes`` (which ships, trained), ``package.module:factory``,
+            ``path/to/file.py:factory`` or ``timm:NAME``.
         weights: ``auto`` (torchvision's default weights, or seeded random ones where neither cache nor network has
             them, which ``notes`` says), ``default`` or a weights name (these or none), ``none``, or a checkpoint;
-            torchvision's own None and ``ResNet34_Weights.DEFAULT`` are understood too.
+            torchvision's own None and ``ResNet34_Weights.DEFAULT`` are understood too. A safetensors checkpoint can
+            bring class names and transforms of its own, see `hookscope.descriptions`.
         seed: Seed of random weights; the global random state is left as it was.
         device: ``auto``, ``cpu``, ``cuda`` (``cuda:1``) or ``mps``.
         preprocess: ``weights``, ``stretch`` or ``none``, see `hookscope.preprocess.Preprocess`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import os
@@ -9,8 +10,9 @@ import re
 from collections.abc import Iterator
 
 from hookscope.errors import InstallationError, ModelError, nearest
+from hookscope.shipped import SHIPPED
 
-__all__ = ["VERSION", "check_model_name", "model_names", "package_versions"]
+__all__ = ["VERSION", "check_model_name", "class_names_of", "model_names", "package_versions", "torchvision_names"]
 
 VERSION = "0.1.0"
 
@@ -20,10 +22,30 @@ _REGISTRATION = re.compile(
     r"""^@register_model\( \s* (?:(?:name\s*=\s*)? ["'](?P<name>\w+)["'])? [\s,]* \) .*? ^def\s+(?P<function>\w+)""",
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
+# Folder of a model's source and the list in `_meta.py` that its classes are in; detectors have no score for each.
+_CLASS_LISTS = {
+    ".": "_IMAGENET_CATEGORIES",
+    "quantization": "_IMAGENET_CATEGORIES",
+    "segmentation": "_VOC_CATEGORIES",
+    "video": "_KINETICS400_CATEGORIES",
+}
 _VERSION_LINE = re.compile(r"""^__version__\s*(?::\s*\w+\s*)?=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
 def model_names() -> tuple[str, ...]:
+    """Every name that MODEL can be, sorted: torchvision's models and those that ship with hookscope.
+
+    Raises:
+        InstallationError: torchvision is not installed, or without its source files.
+
+    Example:
+        >>> {"resnet34", "shapes"} <= set(model_names())
+        True
+    """
+    return tuple(sorted({*torchvision_names(), *SHIPPED}))
+
+
+def torchvision_names() -> tuple[str, ...]:
     """The names of torchvision's models, sorted, without importing torchvision.
 
     The same names as ``torchvision.models.list_models()`` in a fresh process, read from the ``@register_model``
@@ -33,31 +55,59 @@ def model_names() -> tuple[str, ...]:
         InstallationError: torchvision is not installed, or without its source files.
 
     Example:
-        >>> "resnet34" in model_names()
+        >>> "resnet34" in torchvision_names()
         True
     """
     folder = _package_folder("torchvision")
     if folder is None:
         raise InstallationError("torchvision is not installed", do="pip install torch torchvision")
-    return _scan(os.path.join(folder, "models"))
+    return tuple(sorted(_scan(os.path.join(folder, "models"))))
 
 
 @functools.cache
-def _scan(folder: str) -> tuple[str, ...]:
-    names = {found["name"] or found["function"] for text in _sources(folder) for found in _REGISTRATION.finditer(text)}
+def _scan(folder: str) -> dict[str, str]:
+    """The name of each model and the folder it is defined in, as seen from ``folder``."""
+    names = {
+        found["name"] or found["function"]: place
+        for place, text in _sources(folder)
+        for found in _REGISTRATION.finditer(text)
+    }
     if not names:
         raise InstallationError(
             "the names of torchvision's models cannot be read", f"no model in {folder}", "reinstall torchvision"
         )
-    return tuple(sorted(names))
+    return names
 
 
-def _sources(folder: str) -> Iterator[str]:
+def _sources(folder: str) -> Iterator[tuple[str, str]]:
     for place, _, files in os.walk(folder):
         for file in files:
             if file.endswith(".py"):
                 with open(os.path.join(place, file), encoding="utf-8", errors="replace") as source:
-                    yield source.read()
+                    yield os.path.relpath(place, folder), source.read()
+
+
+def class_names_of(name: str) -> tuple[str, ...]:
+    """The class names of the default weights of the torchvision model ``name``, for completion: without torchvision.
+
+    Read from the lists in its source that its weights refer to; empty where none are known, or no longer there.
+
+    Example:
+        >>> class_names_of("resnet34")[:2], class_names_of("raft_small")
+        (('tench', 'goldfish'), ())
+    """
+    folder = _package_folder("torchvision")
+    try:
+        place = _scan(os.path.join(folder or "", "models")).get(name)
+        with open(os.path.join(folder or "", "models", "_meta.py"), encoding="utf-8", errors="replace") as source:
+            code = ast.parse(source.read())
+        wanted = _CLASS_LISTS.get(place or "")
+        for node in code.body:
+            if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [wanted]:
+                return tuple(map(str, ast.literal_eval(node.value)))
+    except (InstallationError, OSError, SyntaxError, ValueError):
+        pass
+    return ()
 
 
 def package_versions() -> dict[str, str]:
@@ -94,7 +144,7 @@ def _package_folder(package: str) -> str | None:
 
 
 def check_model_name(name: str) -> None:
-    """Refuse what is no name of a torchvision model, before anything heavy is imported.
+    """Refuse what is no name of a model, before anything heavy is imported.
 
     Raises:
         ModelError: with the nearest names.

@@ -1,4 +1,4 @@
-"""torchvision's models by name: built as it builds them, with its weights or a checkpoint; the one that knows them."""
+"""Models by name: built as torchvision builds them, with its weights or a checkpoint; the one that knows its models."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,16 @@ from hookscope.checkpoints import (
     mismatches,
     read_state_dict,
 )
+from hookscope.descriptions import read_description
+from hookscope.directions import Directions, directions_in
 from hookscope.dry import build_dry
 from hookscope.errors import InstallationError, ModelError, WeightsError
 from hookscope.factories import Loaded
 from hookscope.inputs import family_of, native_size
 from hookscope.installation import broken_pair
-from hookscope.preprocess import made_for, usual_transforms
-from hookscope.registry import check_model_name, model_names
+from hookscope.preprocess import imagenet_transforms, made_for, usual_transforms
+from hookscope.registry import check_model_name, torchvision_names
+from hookscope.shipped import SHIPPED, Shipped, weights_path
 from hookscope.weights import Progress, fetch
 
 if TYPE_CHECKING:
@@ -55,7 +59,9 @@ def torchvision_models() -> Any:
 
 
 def build_kwargs(name: str, quantize: bool = False) -> dict[str, Any]:
-    """What a torchvision builder must be told so that it downloads no backbone and warns of nothing."""
+    """What a builder must be told: the classes of a model that ships; to download no backbone and warn of nothing."""
+    if name in SHIPPED:
+        return {"num_classes": SHIPPED[name].classes}
     builder = torchvision_models().get_model_builder(name)
     kwargs: dict[str, Any] = {}
     if "weights_backbone" in inspect.signature(builder).parameters:
@@ -68,15 +74,16 @@ def build_kwargs(name: str, quantize: bool = False) -> dict[str, Any]:
 
 
 def _build(name: str, **kwargs: Any) -> nn.Module:
+    architecture = SHIPPED[name].architecture if name in SHIPPED else name
     try:
-        model: nn.Module = torchvision_models().get_model(name, weights=None, **(build_kwargs(name) | kwargs))
+        model: nn.Module = torchvision_models().get_model(architecture, weights=None, **(build_kwargs(name) | kwargs))
     except (RuntimeError, ImportError, ValueError, TypeError) as error:
         raise ModelError(f"cannot build {name}: {error}") from error
     return model
 
 
 def build_listed(name: str) -> nn.Module:
-    """The torchvision model ``name`` without values, on the meta device; with values where its builder needs them.
+    """The model ``name`` without values, on the meta device; with values where its builder needs them.
 
     Raises:
         ModelError: no such model.
@@ -94,13 +101,15 @@ def _skeleton(name: str, **kwargs: Any) -> nn.Module:
 
 
 def build_real(name: str) -> nn.Module:
-    """The torchvision model ``name`` with seeded random weights, for the pass that needs values."""
+    """The model ``name`` with seeded random weights, for the pass that needs values."""
     with quiet_and_seeded(0):
         return _build(name).eval()
 
 
 def listing_size(name: str, model: nn.Module) -> tuple[int, int]:
-    """``(H, W)`` of the input that the torchvision model ``name`` is made for."""
+    """``(H, W)`` of the input that the model ``name`` is made for."""
+    if name in SHIPPED:
+        return SHIPPED[name].side, SHIPPED[name].side
     if native := native_size(model):
         return native
     family = family_of(model)
@@ -136,27 +145,51 @@ def load_from_torchvision(name: str, weights: str, seed: int, progress: Progress
         WeightsError: no such weights, or they cannot be had, trusted or fitted.
     """
     check_model_name(name)
+    if name in SHIPPED:
+        return _load_shipped(SHIPPED[name], weights, seed)
     default = _default_entry(name)
     if weights == "none":
-        return _random(name, seed, default)
+        return _random(name, seed, _directions_of(default))
     if is_weights_file(weights):
-        return _from_file(name, weights, default)
+        return _from_file(name, weights, _directions_of(default))
     entry = default if weights in ("auto", "default") else _named_entry(name, weights)
     if entry is None:
         if weights == "default":
             raise WeightsError(f"torchvision has no weights for {name}", do="use --weights none, or a checkpoint file")
-        return _random(name, seed, None, "torchvision has no weights for this model")
+        return _random(name, seed, Directions(), "torchvision has no weights for this model")
     try:
         model = _build_with(name, entry, progress)
     except WeightsError as error:
         if weights != "auto":
             raise WeightsError(f"no weights {entry.name} for {name}: {error.asked}", error.exists, error.do) from error
-        return _random(name, seed, default, f"weights of {name} are random (seed {seed}): {error.asked}")
+        note = f"weights of {name} are random (seed {seed}): {error.asked}"
+        return _random(name, seed, _directions_of(default), note)
     return Loaded(model, entry.name, _transforms_of(entry), _categories(entry))
 
 
-def _random(name: str, seed: int, default: Any, *notes: str) -> Loaded:
-    return Loaded(_build(name), f"random (seed {seed})", _transforms_of(default), _categories(default), list(notes))
+def _load_shipped(shipped: Shipped, weights: str, seed: int) -> Loaded:
+    """A model that ships: its weights lie beside the program, and nothing else is put in their place."""
+    usual = Directions(imagenet_transforms(shipped.side, shipped.side))
+    if weights in ("auto", "default") or (weights == shipped.file and not Path(weights).exists()):
+        return _from_file(shipped.name, weights_path(shipped), usual)
+    try:
+        usual = directions_in(weights_path(shipped), shipped.classes, usual)
+    except WeightsError as error:
+        usual = Directions(usual.transforms, None, (f"{error.asked}, nor are its class names",))
+    if weights == "none":
+        return _random(shipped.name, seed, usual)
+    if is_weights_file(weights):
+        return _from_file(shipped.name, weights, usual)
+    do = "or auto, default, none, a file"
+    raise WeightsError(f"no weights '{weights}' for {shipped.name}", f"there is {shipped.file}", do)
+
+
+def _random(name: str, seed: int, usual: Directions, *notes: str) -> Loaded:
+    return Loaded(_build(name), f"random (seed {seed})", usual.transforms, usual.categories, [*usual.notes, *notes])
+
+
+def _directions_of(entry: Any) -> Directions:
+    return Directions(_transforms_of(entry), _categories(entry))
 
 
 def _categories(entry: Any) -> tuple[str, ...] | None:
@@ -196,16 +229,18 @@ def _with_weights(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if key != "init_weights"}
 
 
-def _from_file(name: str, path: str, default: Any) -> Loaded:
+def _from_file(name: str, path: str, usual: Directions) -> Loaded:
     state = read_state_dict(path)
     kwargs = fitting_kwargs(lambda **kwargs: _skeleton(name, **kwargs), _tries(name, state), state)
     if kwargs is None:
-        raise fitting_error(path, name, _skeleton(name), state, _model_that_fits(state))
+        raise fitting_error(path, name, _skeleton(name), state, _model_that_fits(path, state))
     no_values = {"init_weights": False} if "init_weights" in build_kwargs(name) else {}
     model = _build(name, **no_values, **kwargs)
     notes = load_into(model, state, path)
-    known = None if "num_classes" in kwargs else _categories(default)
-    return Loaded(model, Path(path).name, _transforms_of(default), known, notes)
+    classes = (build_kwargs(name) | kwargs).get("num_classes") or len(usual.categories or ()) or None
+    known = None if "num_classes" in kwargs else usual.categories
+    found = directions_in(path, classes, replace(usual, categories=known), family_of(model))
+    return Loaded(model, Path(path).name, found.transforms, found.categories, [*notes, *found.notes])
 
 
 def _tries(name: str, state: Mapping[str, Tensor]) -> list[dict[str, Any]]:
@@ -216,13 +251,21 @@ def _tries(name: str, state: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     return [{}, {"aux_logits": False}] if aux_is_optional else [{}]
 
 
-def _model_that_fits(state: Mapping[str, Tensor]) -> str | None:
-    """The torchvision model a state dict belongs to, found by the number of parameters its metadata states."""
+def _model_that_fits(path: str, state: Mapping[str, Tensor]) -> str | None:
+    """The torchvision model a state dict belongs to, by what its file says or by the number of its parameters."""
     count = sum(v.numel() for key, v in state.items() if "running_" not in key and "num_batches" not in key)
-    for name in model_names():
+    with suppress(WeightsError):
+        said = read_description(path)
+        if said is not None and said.model in torchvision_names() and _fits(said.model, state):
+            return said.model
+    for name in torchvision_names():
         entry = _default_entry(name)
         if entry is not None and abs(entry.meta.get("num_params", 0) - count) <= 0.01 * count:
             with suppress(ModelError):
                 if not mismatches(_skeleton(name), state):
                     return name
     return None
+
+
+def _fits(name: str, state: Mapping[str, Tensor]) -> bool:
+    return fitting_kwargs(lambda **kwargs: _skeleton(name, **kwargs), _tries(name, state), state) is not None

@@ -1,5 +1,6 @@
-"""What every test needs: a cache folder of its own, no network but this machine's."""
+"""What every test needs: a cache folder of its own, no network but this machine's; and a stand-in for `shapes`."""
 
+import json
 import os
 import tempfile
 
@@ -21,3 +22,32 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     config.stash[_FOLDER].cleanup()
+
+
+SHAPES = {
+    "model": "squeezenet1_1",
+    "categories": [f"shape {number}" for number in range(10)],
+    "resize_size": 144,
+    "crop_size": 128,
+    "mean": [0.25, 0.5, 0.75],
+    "std": [0.5, 0.25, 0.125],
+    "accuracy": 0.9375,
+    "held_out": 160,
+}
+
+
+@pytest.fixture
+def shapes_file(tmp_path_factory, monkeypatch):
+    """Random weights of another seed than any test has, where the program looks for those of ``shapes``."""
+    import torch
+    from safetensors.torch import save_file
+    from torchvision.models import squeezenet1_1
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(77)
+        state = squeezenet1_1(num_classes=10).state_dict()
+    folder = tmp_path_factory.mktemp("package")
+    path = folder / "shapes.safetensors"
+    save_file({key: value.half() for key, value in state.items()}, path, {"hookscope": json.dumps(SHAPES)})
+    monkeypatch.setattr("hookscope.shipped._PACKAGE", str(folder))
+    return path

@@ -14,14 +14,18 @@ ROOT = Path(__file__).parents[1]
 # A file imports only from the lines above its own. A new file needs a place here before it passes.
 TIERS = [
     "errors",
-    "cache files findings installation registry signatures tensors threads",
-    "catalogue checkpoints deep_greys dry factories folders hooks images inputs layers models observe preprocess"
-    " torchvision_models weights",
+    "cache categories descriptions files findings installation registry shipped signatures tensors threads",
+    "catalogue checkpoints deep_greys directions dry factories folders hooks images inputs layers models observe"
+    " preprocess torchvision_models weights",
     "activations activity colours destinations figures grids lettering levels maps pictures readback sheets"
     " loading accumulator batchnorm moments parameters patterns quantiles recorder saturation statistics survey tally"
-    " trace filters values",
-    "cam gradients health interventions junit limits listing monitor saved_statistics stats_figure tensorboard"
-    " verification visualize checks differences node_by_node untouched witness kernels weight_findings weights_figure",
+    " trace filters values by_call captured_gradients gradient_hooks targets scores losses cam_methods crops overlays"
+    " subjects array_file",
+    "cam cam_layers cam_passes gradients health interventions junit limits listing monitor saved_statistics"
+    " stats_figure tensorboard"
+    " verification visualize checks differences node_by_node untouched witness kernels weight_findings weights_figure"
+    " differentiable saliency prediction gradient_sizes gradient_stops gradient_findings gradient_changes"
+    " gradient_figure anomaly flow cam_pages saliency_page",
     "cli",
     "__init__ __main__",
 ]
@@ -30,10 +34,20 @@ NEIGHBOURS = {
     "folders": {"images"},
     "images": {"deep_greys"},
     "installation": {"registry"},
+    "registry": {"shipped"},
+    "directions": {"preprocess"},
     "factories": {"checkpoints", "preprocess"},
-    "torchvision_models": {"checkpoints", "dry", "factories", "inputs", "preprocess", "weights"},
+    "torchvision_models": {"checkpoints", "directions", "dry", "factories", "inputs", "preprocess", "weights"},
     "models": {"factories", "inputs", "preprocess", "torchvision_models", "weights"},
     "observe": {"hooks", "layers"},
+    "scores": {"targets"},
+    "losses": {"scores", "targets"},
+    "activations": {"by_call", "captured_gradients"},
+    "captured_gradients": {"by_call"},
+    "gradient_hooks": {"activations"},
+    "differentiable": {"untouched"},
+    "prediction": {"visualize"},
+    "saliency": {"differentiable"},
     "lettering": {"colours"},
     "levels": {"colours"},
     "activity": {"levels", "maps"},
@@ -53,7 +67,18 @@ NEIGHBOURS = {
     "untouched": {"differences"},
     "verification": {"checks", "differences", "node_by_node", "untouched", "witness"},
     "witness": {"node_by_node", "untouched"},
-    "cam": {"gradients"},
+    "cam": {"cam_layers", "cam_passes", "differentiable"},
+    "cam_passes": {"cam_layers"},
+    "cam_pages": {"cam"},
+    "saliency_page": {"saliency"},
+    "overlays": {"colours", "lettering"},
+    "subjects": {"scores", "sheets"},
+    "array_file": {"destinations"},
+    "gradients": {"differentiable", "gradient_sizes", "gradient_stops"},
+    "gradient_stops": {"differentiable", "flow"},
+    "gradient_findings": {"anomaly", "gradient_sizes", "gradient_stops", "gradients"},
+    "gradient_figure": {"gradient_findings", "gradient_sizes", "gradients"},
+    "anomaly": {"differentiable", "flow"},
     "filters": {"maps"},
     "parameters": {"filters", "maps", "values"},
     "figures": {"colours"},

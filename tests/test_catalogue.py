@@ -12,20 +12,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torchvision
+from safetensors.torch import save_file
 
 from hookscope import cache, registry
 from hookscope import catalogue as module
 from hookscope.catalogue import ModelInfo, catalogue, find_models
 from hookscope.errors import ModelError, SelectionError
+from hookscope.shipped import SHIPPED
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache for each test."""
+    """An empty cache for each test, and torchvision's models alone."""
     monkeypatch.setattr(cache, "folder", lambda: str(tmp_path))
+    monkeypatch.setattr(module, "SHIPPED", {})
     return tmp_path
 
 
@@ -33,13 +37,15 @@ def by_name() -> dict[str, ModelInfo]:
     return {model.name: model for model in catalogue()}
 
 
-def test_has_every_model_once_sorted() -> None:
+def test_has_every_model_once_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tuple(model.name for model in catalogue()) == registry.torchvision_names()
+    monkeypatch.setattr(module, "SHIPPED", SHIPPED)
     assert tuple(model.name for model in catalogue()) == registry.model_names()
 
 
 def test_numbers_are_those_of_the_default_weights() -> None:
     models = by_name()
-    for name in registry.model_names():
+    for name in registry.torchvision_names():
         default = torchvision.models.get_model_weights(name)["DEFAULT"]
         meta, model = default.meta, models[name]
         assert (model.params, model.file_size, model.gflops) == (meta["num_params"], meta["_file_size"], meta["_ops"])
@@ -188,6 +194,64 @@ def test_headline_is_the_first_finite_number() -> None:
 
 
 @pytest.fixture
+def shapes(shapes_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in for the file that ships, and no other model."""
+    monkeypatch.setattr(module, "SHIPPED", SHIPPED)
+    monkeypatch.setattr(module, "_from_torchvision", lambda: (ModelInfo("a", "video"), ModelInfo("z", "video")))
+    return shapes_file
+
+
+def test_a_model_that_ships_is_described_by_its_file(shapes: Path) -> None:
+    built = torchvision.models.squeezenet1_1(num_classes=10)
+    assert by_name()["shapes"] == ModelInfo(
+        name="shapes",
+        task="classification",
+        params=sum(parameter.numel() for parameter in built.parameters()),
+        file_size=round(shapes.stat().st_size / 1024 / 1024, 3),
+        gflops=None,
+        accuracy=93.75,
+        metric="shapes acc@1",
+        weights=("shapes.safetensors",),
+    )
+    assert [model.name for model in catalogue()] == ["a", "shapes", "z"]
+
+
+def test_another_file_that_ships_is_read_though_torchvisions_table_is_cached(shapes: Path) -> None:
+    assert by_name()["shapes"].accuracy == 93.75
+    save_file({"a": torch.zeros(2, 3)}, shapes, {"hookscope": json.dumps({"accuracy": 0.5})})
+    assert (by_name()["shapes"].accuracy, by_name()["shapes"].params) == (50.0, 6)
+
+
+def test_what_the_file_does_not_say_is_none(shapes: Path) -> None:
+    save_file({"a": torch.zeros(2, 3)}, shapes)
+    model = by_name()["shapes"]
+    assert (model.accuracy, model.metric, model.params, model.weights) == (None, "", 6, ("shapes.safetensors",))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no such thing"])
+def test_a_file_that_is_missing_or_damaged_states_nothing(
+    shapes: Path, content: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes.unlink()
+    if content is not None:
+        shapes.write_bytes(content)
+    model = by_name()["shapes"]
+    assert (model.name, model.task) == ("shapes", "classification")
+    assert (model.params, model.gflops, model.accuracy, model.metric) == (None, None, None, "")
+
+
+def test_a_senseless_description_states_nothing(shapes: Path) -> None:
+    save_file({"a": torch.zeros(2, 3)}, shapes, {"hookscope": json.dumps({"accuracy": 98.15})})
+    assert by_name()["shapes"] == ModelInfo("shapes", "classification")
+
+
+def test_a_model_that_ships_is_found() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SHIPPED", SHIPPED)
+        assert [model.name for model in find_models("shap*")] == ["shapes"]
+
+
+@pytest.fixture
 def five(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("alexnet", "quantized_resnet18", "resnet18", "resnet34", "vgg16_bn")
     monkeypatch.setattr(module, "_from_torchvision", lambda: tuple(ModelInfo(name, "video") for name in names))
@@ -218,7 +282,7 @@ def test_patterns(pattern: str | None, expected: list[str]) -> None:
         ("resnet35", "nearest: resnet34, resnet18"),
         ("alexnt*", "nearest: alexnet"),
         ("re:^AlexNot$", "nearest: alexnet"),
-        ("@@@", "torchvision has 5 models"),
+        ("@@@", "there are 5 models"),
     ],
 )
 def test_no_match_says_what_is_near(pattern: str, exists: str) -> None:

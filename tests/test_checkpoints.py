@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import struct
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.checkpoints import is_weights_file, load_into, mismatches, read_state_dict
@@ -94,6 +96,77 @@ def test_safetensors_by_content(squeezenet: State, tmp_path: Path) -> None:
         save_file(squeezenet, tmp_path / name)
         net = load_model("squeezenet1_1", weights=str(tmp_path / name))
         assert torch.equal(net.model.features[0].weight, squeezenet["features.0.weight"])
+
+
+def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "own.safetensors")
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    assert refused(tmp_path / "own.safetensors").endswith("the package is missing; pip install safetensors")
+
+
+DESCRIPTION = {
+    "model": "squeezenet1_1",
+    "categories": [f"kind {number}" for number in range(10)],
+    "resize_size": 40,
+    "crop_size": 32,
+    "mean": [0.5, 0.25, 0.75],
+    "std": [1.0, 2.0, 4.0],
+}
+
+
+@pytest.fixture
+def described(squeezenet: State, tmp_path: Path) -> Callable[..., str]:
+    """Ten classes in half precision, in a safetensors file with this description."""
+
+    def write(said: Any) -> str:
+        from safetensors.torch import save_file
+
+        head = {"classifier.1.weight": torch.rand(10, 512, 1, 1), "classifier.1.bias": torch.rand(10)}
+        state = {key: value.half() for key, value in (squeezenet | head).items()}
+        save_file(state, tmp_path / "own.safetensors", {"hookscope": json.dumps(said)})
+        return str(tmp_path / "own.safetensors")
+
+    return write
+
+
+def test_a_file_that_describes_itself_brings_its_classes_and_its_transforms(
+    squeezenet: State, described: Callable[..., str]
+) -> None:
+    net = load_model("squeezenet1_1", weights=described(DESCRIPTION), device="cpu")
+    assert (net.weights, net.notes) == ("own.safetensors", ())
+    assert net.categories == tuple(DESCRIPTION["categories"])
+    assert net.preprocess.describe() == "ImageClassification resize 40 crop 32"
+    seen = net.preprocess(Image.new("RGB", (60, 50), (255, 0, 51)))
+    assert seen.shape == (3, 32, 32)
+    assert seen[:, 5, 5].tolist() == pytest.approx([0.5, -0.125, (0.2 - 0.75) / 4])
+    weight = net.model.features[0].weight
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, squeezenet["features.0.weight"].half().float())
+
+
+@pytest.mark.parametrize(
+    ("said", "note"),
+    [
+        (DESCRIPTION | {"categories": ["one", "two"]}, "has 2 class names for 10 outputs"),
+        (DESCRIPTION | {"std": [1, 1, 0]}, "makes no sense: std is not three numbers above 0"),
+    ],
+)
+def test_a_description_that_does_not_fit_is_noted_and_the_usual_is_taken(
+    described: Callable[..., str], said: Any, note: str
+) -> None:
+    net = load_model("squeezenet1_1", weights=described(said))
+    assert net.categories is None
+    assert net.preprocess.describe() == "ImageClassification resize 256 crop 224"
+    (text,) = net.notes
+    assert note in text and text.endswith("; its description is left aside")
+
+
+def test_another_architecture_says_what_the_file_says_it_is(described: Callable[..., str]) -> None:
+    assert refused(described(DESCRIPTION), "resnet18").endswith("it would fit squeezenet1_1")
+    assert "it would fit" not in refused(described(DESCRIPTION | {"model": "alexnet"}), "resnet18")
+    assert "it would fit" not in refused(described(DESCRIPTION | {"model": "no such model"}), "resnet18")
 
 
 def test_a_head_tuned_to_ten_classes(save: Callable[..., str], squeezenet: State) -> None:

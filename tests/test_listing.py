@@ -147,6 +147,7 @@ def test_a_size_that_is_too_small_builds_no_real_model(monkeypatch: pytest.Monke
         ("regnet_y_400mf", (224, 224), 85, False),
         ("fcn_resnet50", (520, 520), 55, False),
         ("fasterrcnn_mobilenet_v3_large_320_fpn", (320, 320), 75, True),
+        ("shapes", (128, 128), 26, False),
     ],
 )
 def test_each_family_at_its_own_size(name: str, size: tuple[int, int], convolutions: int, real: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torchvision import models as zoo
 
@@ -128,6 +129,94 @@ def _serve(monkeypatch: pytest.MonkeyPatch, folder: Path, state: Any) -> list[st
 
     monkeypatch.setattr("hookscope.torchvision_models.fetch", fetch)
     return asked
+
+
+# --- the model that ships ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", ["auto", "default", "shapes.safetensors"])
+def test_shapes_has_the_weights_that_ship(
+    shapes_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    net = load_model("shapes", weights=weights, device="cpu")
+    assert (net.name, net.weights, net.notes) == ("shapes", "shapes.safetensors", ())
+    assert (net.family, net.device) == ("classification", "cpu")
+    assert net.categories == tuple(f"shape {number}" for number in range(10))
+    assert net.preprocess.describe() == "ImageClassification resize 144 crop 128"
+    written = load_file(shapes_file)
+    assert list(written) == sorted(net.model.state_dict())
+    assert all(torch.equal(value, written[key].float()) for key, value in net.model.state_dict().items())
+    assert not any(module.training for module in net.model.modules())
+
+
+def test_the_file_that_ships_is_the_same_by_its_path(shapes_file: Path) -> None:
+    by_name, by_path = load_model("shapes"), load_model("squeezenet1_1", weights=str(shapes_file))
+    assert equal(by_name.model, by_path.model)
+    assert (by_name.categories, by_name.weights) == (by_path.categories, by_path.weights)
+    photograph = Image.effect_noise((150, 170), 80).convert("RGB")
+    assert torch.equal(by_name.preprocess(photograph), by_path.preprocess(photograph))
+    assert by_name.preprocess(photograph).shape == (3, 128, 128)
+
+
+@pytest.mark.usefixtures("shapes_file")
+def test_shapes_without_its_weights_is_random_and_keeps_its_classes() -> None:
+    net = load_model("shapes", weights="none", seed=4)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        assert equal(net.model, zoo.squeezenet1_1(num_classes=10))
+    assert (net.weights, net.notes) == ("random (seed 4)", ())
+    assert net.categories == tuple(f"shape {number}" for number in range(10))
+    assert net.preprocess.describe() == "ImageClassification resize 144 crop 128"
+
+
+@pytest.mark.usefixtures("shapes_file")
+@pytest.mark.parametrize("classes", [10, 7])
+def test_shapes_with_a_file_of_ones_own(tmp_path: Path, classes: int) -> None:
+    own = zoo.squeezenet1_1(num_classes=classes)
+    torch.save(own.state_dict(), tmp_path / "own.pth")
+    net = load_model("shapes", weights=str(tmp_path / "own.pth"))
+    assert equal(net.model, own)
+    assert (net.weights, net.notes) == ("own.pth", ())
+    assert (net.categories is None) == (classes == 7)  # the names are those of ten classes
+    assert net.preprocess.describe() == "ImageClassification resize 144 crop 128"
+
+
+@pytest.mark.usefixtures("shapes_file")
+def test_a_file_here_of_the_shipped_ones_name_is_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = zoo.squeezenet1_1(num_classes=10)
+    save_file(own.state_dict(), tmp_path / "shapes.safetensors")
+    assert equal(load_model("shapes", weights="shapes.safetensors").model, own)
+
+
+@pytest.mark.usefixtures("shapes_file")
+def test_shapes_has_no_weights_of_torchvision() -> None:
+    with pytest.raises(WeightsError) as caught:
+        load_model("shapes", weights="IMAGENET1K_V1")
+    assert str(caught.value) == (
+        "no weights 'IMAGENET1K_V1' for shapes; there is shapes.safetensors; or auto, default, none, a file"
+    )
+    with pytest.raises(WeightsError, match="no weights 'IMAGENET1K_V1' for shapes"):
+        load_model("shapes", weights=zoo.SqueezeNet1_1_Weights.DEFAULT)
+
+
+@pytest.mark.parametrize("weights", ["auto", "default"])
+def test_shapes_is_never_random_because_its_file_is_missing(shapes_file: Path, weights: str) -> None:
+    shapes_file.unlink()
+    with pytest.raises(WeightsError, match=r"^the weights of shapes are not where hookscope is installed; no shapes"):
+        load_model("shapes", weights=weights)
+    net = load_model("shapes", weights="none")
+    assert net.notes == ("the weights of shapes are not where hookscope is installed, nor are its class names",)
+    assert (net.categories, net.weights) == (None, "random (seed 0)")
+    assert net.preprocess.describe() == "ImageClassification resize 128 crop 128"
+    assert net.model(torch.zeros(1, 3, 128, 128)).shape == (1, 10)
+
+
+def test_a_damaged_file_that_ships_is_one_line(shapes_file: Path) -> None:
+    shapes_file.write_bytes(shapes_file.read_bytes()[:50_000])
+    with pytest.raises(WeightsError, match="damaged or cut short"):
+        load_model("shapes")
 
 
 # --- what there is not ------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hookscope import registry
-from hookscope.errors import InstallationError
+from hookscope.errors import InstallationError, ModelError
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,7 +28,14 @@ def test_names_are_those_of_torchvision() -> None:
     # Asked in a fresh process: a test of this session may have registered a model of its own.
     code = "import json, torchvision.models as m; print(json.dumps(m.list_models()))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert list(registry.model_names()) == json.loads(answer.stdout)
+    assert list(registry.torchvision_names()) == json.loads(answer.stdout)
+
+
+def test_the_names_of_models_are_those_and_the_ones_that_ship() -> None:
+    names = registry.model_names()
+    assert set(names) == {*registry.torchvision_names(), "shapes"}
+    assert "shapes" not in registry.torchvision_names()
+    assert list(names) == sorted(names)
 
 
 def test_versions_are_those_of_the_packages() -> None:
@@ -44,7 +51,7 @@ def test_versions_are_those_of_the_packages() -> None:
 
 def test_neither_imports_torch_nor_importlib_metadata() -> None:
     code = (
-        "import sys; from hookscope import registry; assert registry.model_names(); registry.package_versions();"
+        "import sys; from hookscope import registry; assert registry.torchvision_names(); registry.package_versions();"
         "print([m for m in ('torch', 'torchvision', 'importlib.metadata') if m in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
@@ -55,7 +62,7 @@ def test_names_come_within_thirty_milliseconds() -> None:
     def once() -> float:
         registry._scan.cache_clear()
         start = time.process_time()
-        registry.model_names()
+        registry.torchvision_names()
         return time.process_time() - start
 
     assert min(once() for _ in range(5)) < 0.03
@@ -78,20 +85,52 @@ def not_registered(): ...
         package, {"__init__.py": "", "models/a.py": source, "models/sub/b.py": "@register_model()\ndef b(): ..."}
     )
     monkeypatch.setattr(registry, "_package_folder", {"torchvision": str(package)}.get)
-    assert registry.model_names() == ("b", "plain", "quantized_x", "y2")
+    assert registry.torchvision_names() == ("b", "plain", "quantized_x", "y2")
+
+
+def test_class_names_are_those_of_torchvisions_weights() -> None:
+    from torchvision import models
+
+    compared = 0
+    for name in registry.torchvision_names():
+        known = [entry.meta["categories"] for entry in models.get_model_weights(name) if entry.meta.get("categories")]
+        found = registry.class_names_of(name)
+        if found:
+            assert all(list(found) == list(names) for names in known), name
+            compared += len(known)
+        else:
+            assert models.get_model_builder(name).__module__.split(".")[2] in ("detection", "optical_flow"), name
+    assert compared > 100
+    assert registry.class_names_of("no_such_model") == ()
+
+
+def test_class_names_where_torchvision_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_package_folder", lambda package: str(tmp_path))
+    assert registry.class_names_of("resnet18") == ()
+    source = "@register_model()\ndef resnet18(): ..."
+    write_package(tmp_path, {"__init__.py": "", "models/a.py": source})
+    registry._scan.cache_clear()
+    assert registry.class_names_of("resnet18") == ()
+    for meta in ("_OTHER = ['a']", "_IMAGENET_CATEGORIES = [", "_IMAGENET_CATEGORIES = read()"):
+        write_package(tmp_path, {"models/_meta.py": meta})
+        assert registry.class_names_of("resnet18") == ()
+    write_package(tmp_path, {"models/_meta.py": "import os\n_IMAGENET_CATEGORIES = ['a', 'b']"})
+    assert registry.class_names_of("resnet18") == ("a", "b")
+    monkeypatch.setattr(registry, "_package_folder", lambda package: None)
+    assert registry.class_names_of("resnet18") == ()
 
 
 def test_without_torchvision_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_package_folder", lambda package: None)
     with pytest.raises(InstallationError, match="torchvision is not installed; pip install torch torchvision"):
-        registry.model_names()
+        registry.torchvision_names()
     assert registry.package_versions()["torch"] == "missing"
 
 
 def test_without_sources_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_package_folder", lambda package: str(tmp_path))
     with pytest.raises(InstallationError, match="cannot be read"):
-        registry.model_names()
+        registry.torchvision_names()
     assert registry.package_versions()["torchvision"] == "unknown"
 
 
@@ -103,6 +142,12 @@ def test_the_package_is_built_with_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "version" in project["project"]["dynamic"]
     assert project["tool"]["hatch"]["version"]["path"] == "hookscope/registry.py"
+
+
+def test_a_name_that_ships_is_known_and_near() -> None:
+    registry.check_model_name("shapes")
+    with pytest.raises(ModelError, match="no model 'shape'; nearest: shapes; see `hookscope list-models`"):
+        registry.check_model_name("shape")
 
 
 def test_a_wrong_name_is_told_without_importing_torch():

@@ -17,7 +17,7 @@ from hookscope.hooks import Door
 from hookscope.inputs import example_inputs
 from hookscope.observe import is_leaf
 from hookscope.recorder import count_macs
-from hookscope.registry import model_names
+from hookscope.registry import torchvision_names
 from hookscope.tensors import shape_of
 from hookscope.torchvision_models import build_listed, build_real, listing_size
 from hookscope.trace import Trace, list_layers, rows_of_type, trace
@@ -117,7 +117,7 @@ def test_macs_of_larger_families(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in model_names() if is_classification(name)])
+@pytest.mark.parametrize("name", [name for name in torchvision_names() if is_classification(name)])
 def test_macs_of_every_classification_model(name: str) -> None:
     model = build_listed(name)
     size = listing_size(name, model)
@@ -127,7 +127,7 @@ def test_macs_of_every_classification_model(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", torchvision_names())
 def test_the_real_pass_of_every_model(name: str) -> None:
     if sum(parameter.numel() for parameter in build_listed(name).parameters()) > 150e6:
         pytest.skip("gigabytes")

@@ -1,4 +1,4 @@
-"""``hookscope list-models``: what torchvision has, and which model to take."""
+"""``hookscope list-models``: the models that have names, and which to take."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ FIELDS = [field.name for field in dataclasses.fields(catalogue.ModelInfo)]
 @click.argument("pattern", required=False)
 @format_option
 def command(pattern: str | None, format: str | None) -> None:
-    """List torchvision's models with task, size, cost and accuracy.
+    """List torchvision's models, and the one that ships, with task, size, cost and accuracy.
 
     PATTERN is a glob that fits the whole name (quote it), a part of the name, or re: and a regular expression. Without
-    it every model is listed. Nothing is downloaded.
+    it every model is listed. Nothing is downloaded. `shapes` ships with hookscope, trained; its numbers are those in
+    the file of its weights.
 
     \b
       hookscope list-models
@@ -45,7 +46,7 @@ def command(pattern: str | None, format: str | None) -> None:
     weights        names of the weights, the default first
     float_weights  of a quantized model: the float weights it was made from
 
-    A number that torchvision does not state is "-" in a table, empty in tsv and csv, and null in JSON.
+    A number that is not stated is "-" in a table, empty in tsv and csv, and null in JSON.
     """
     models = catalogue.find_models(pattern)
     total = f"{len(models)} model{'' if len(models) == 1 else 's'}"

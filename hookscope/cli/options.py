@@ -1,7 +1,7 @@
 """Options that several commands share, as named values.
 
 =================  ============================================================
-``model_argument``  MODEL: torchvision name, factory or ``timm:NAME``
+``model_argument``  MODEL: torchvision name, ``shapes``, factory, ``timm:NAME``
 ``type_option``     ``--type``: class names that indices count
 ``size_option``     ``--input-size HxW``
 ``format_option``   ``--format``: how rows go to standard output
@@ -52,7 +52,7 @@ class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
 
 
 def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of torchvision's models, without importing torch."""
+    """Names of torchvision's models and of those that ship, without importing torch."""
     from hookscope.registry import model_names
 
     return [CompletionItem(name) for name in model_names() if name.startswith(incomplete)]

@@ -130,6 +130,22 @@ def test_shapes_of_several_tensors(net: str) -> None:
     assert row["output_shape"] == {"one": [1, 2, 4, 5], "two": [1, 3, 4, 5]}
 
 
+def test_the_model_that_ships_is_listed_without_its_weights_and_again_without_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hookscope.shipped._PACKAGE", "/nowhere/hookscope")
+    first = run("shapes", "--format", "table").stdout
+    lines = first.splitlines()
+    assert lines[-3:] == [
+        "26 Conv2d calls",
+        "Conv2d: 727,626 parameters, 81,102,378 MACs",
+        "shapes at 128x128: 727,626 parameters, 81,102,378 MACs",
+    ]
+    assert " ".join(lines[26].split()[:7]) == "25 classifier.1 Conv2d 0 1x512x7x7 1x10x7x7 5130"
+    monkeypatch.setattr("hookscope.listing._traced", lambda *words: pytest.fail("traced again"))
+    assert run("shapes", "--format", "table").stdout == first
+
+
 def test_types(net: str) -> None:
     def names(*words: str) -> list[str]:
         return [row["name"] for row in json.loads(run(net, "--format", "json", *words).stdout)]

@@ -18,6 +18,7 @@ from hookscope import cache, catalogue
 from hookscope.catalogue import ModelInfo
 from hookscope.cli.list_models import FIELDS, command
 from hookscope.errors import ModelError, SelectionError
+from hookscope.shipped import SHIPPED
 
 ROOT = Path(__file__).parents[2]
 MODELS = (
@@ -34,6 +35,7 @@ MODELS = (
 def three_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "folder", lambda: str(tmp_path))
     monkeypatch.setattr(catalogue, "_from_torchvision", lambda: MODELS)
+    monkeypatch.setattr(catalogue, "SHIPPED", {})
 
 
 def run(*arguments: str) -> Result:
@@ -55,6 +57,22 @@ resnet18            classification  11,689,512      44.66   1.814     69.76  Ima
 
 def test_table() -> None:
     assert run("--format", "table").stdout == TABLE
+
+
+def test_the_model_that_ships_has_a_row(shapes_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "SHIPPED", SHIPPED)
+    (row,) = json.loads(run("shapes", "--format", "json").stdout)
+    assert row == {
+        "name": "shapes",
+        "task": "classification",
+        "params": 727626,
+        "file_size": round(shapes_file.stat().st_size / 2**20, 3),
+        "gflops": None,
+        "accuracy": 93.75,
+        "metric": "shapes acc@1",
+        "weights": ["shapes.safetensors"],
+        "float_weights": [],
+    }
 
 
 def test_one_model_is_no_models() -> None:

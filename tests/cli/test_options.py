@@ -52,6 +52,7 @@ def offered(complete: Any, incomplete: str, **params: Any) -> list[str]:
 
 def test_models() -> None:
     assert offered(options.complete_models, "squeezenet") == ["squeezenet1_0", "squeezenet1_1"]
+    assert offered(options.complete_models, "shap") == ["shapes"]
     assert len(offered(options.complete_models, "")) > 100
     assert offered(options.complete_models, "nope") == []
 

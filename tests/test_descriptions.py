@@ -1,0 +1,161 @@
+"""What safetensors files say of themselves: read as the package reads it, and believed only where it can be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from hookscope.descriptions import Description, count_parameters, read_description, read_header
+from hookscope.errors import WeightsError
+
+ROOT = Path(__file__).parents[1]
+WHOLE: dict[str, Any] = {
+    "model": "squeezenet1_1",
+    "categories": ["circle", "five-pointed star"],
+    "resize_size": 128,
+    "crop_size": 112,
+    "mean": [0.5, 0, -0.25],
+    "std": [1, 2.5, 0.25],
+    "accuracy": 0.75,
+    "held_out": 2000,
+}
+
+
+def write(folder: Path, said: Any, name: str = "own.safetensors") -> Path:
+    text = said if isinstance(said, str) else json.dumps(said)
+    save_file({"weight": torch.zeros(2, 3), "scale": torch.zeros(())}, folder / name, {"hookscope": text})
+    return folder / name
+
+
+def test_the_header_is_that_of_the_package(tmp_path: Path) -> None:
+    path = write(tmp_path, WHOLE)
+    header = read_header(path)
+    with safe_open(path, "pt") as judge:
+        assert set(header) == {*judge.keys(), "__metadata__"}
+        assert header["__metadata__"] == judge.metadata()
+        assert header["weight"]["shape"] == judge.get_slice("weight").get_shape() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x02",
+        b"\x02\0\0\0\0\0\0\0[]",
+        b'\x09\0\0\0\0\0\0\0{"a": 1',
+        b"\xff" * 64,
+        b"\x03\0\0\0\0\0\0\0\xff\xfe\xfd",
+        b"\xa0\x86\x01\0\0\0\0\0" + b"[" * 100_000,
+    ],
+    ids=["empty", "one byte", "a list", "cut short", "ones", "no text", "deep"],
+)
+def test_other_files_have_no_header_and_no_description(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "own").write_bytes(content)
+    assert read_header(tmp_path / "own") == {}
+    assert read_description(tmp_path / "own") is None
+
+
+def test_what_is_no_file_has_no_header(tmp_path: Path) -> None:
+    assert read_header(tmp_path) == read_header(tmp_path / "nothing") == {}
+
+
+def test_parameters_are_counted_without_running_statistics(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 5), torch.nn.BatchNorm2d(4))
+    save_file(net.state_dict(), tmp_path / "own.safetensors", {"by": "me"})
+    count = count_parameters(read_header(tmp_path / "own.safetensors"))
+    assert count == sum(parameter.numel() for parameter in net.parameters()) == 312
+
+
+@pytest.mark.parametrize(
+    "header", [{}, {"__metadata__": {}}, {"a": 3}, {"a": {"shape": None}}, {"a": {"shape": ["x"]}}]
+)
+def test_a_header_of_nonsense_counts_nothing(header: dict[str, Any]) -> None:
+    assert count_parameters(header) is None
+
+
+def test_a_whole_description(tmp_path: Path) -> None:
+    assert read_description(write(tmp_path, WHOLE)) == Description(
+        model="squeezenet1_1",
+        categories=("circle", "five-pointed star"),
+        resize_size=128,
+        crop_size=112,
+        mean=(0.5, 0, -0.25),
+        std=(1, 2.5, 0.25),
+        accuracy=0.75,
+        held_out=2000,
+    )
+
+
+def test_every_part_can_be_left_out_but_those_of_the_transforms(tmp_path: Path) -> None:
+    assert read_description(write(tmp_path, {})) == Description()
+    assert read_description(write(tmp_path, {"categories": ["a"], "of a later day": 3})) == Description(
+        categories=("a",)
+    )
+    for name in ("resize_size", "crop_size", "mean", "std"):
+        part = {key: value for key, value in WHOLE.items() if key != name}
+        with pytest.raises(WeightsError, match=f"mean, std go together and it lacks {name}$"):
+            read_description(write(tmp_path, part))
+
+
+def test_a_file_that_says_nothing(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "bare.safetensors")
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors", {"format": "pt"})
+    torch.save({"a": torch.zeros(1)}, tmp_path / "own.pth")
+    assert [read_description(path) for path in tmp_path.iterdir()] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("", "it is no JSON object"),
+        ("{", "it is no JSON object"),
+        ("[" * 100_000, "it is no JSON object"),
+        ("9" * 10_000, "it is no JSON object"),
+        ([], "it is no JSON object"),
+        ("null", "it is no JSON object"),
+        ({"model": 3}, "model is not a name"),
+        ({"categories": []}, "categories is not a list of names"),
+        ({"categories": "ab"}, "categories is not a list of names"),
+        ({"categories": ["a", 3]}, "categories is not a list of names"),
+        ({"categories": ["a", " "]}, "categories is not a list of names"),
+        ({"categories": ["a", "b\nc"]}, "categories is not a list of names"),
+        ({"categories": ["\ud83d"]}, "categories is not a list of names"),
+        (WHOLE | {"resize_size": 0}, "resize_size is not a number of pixels"),
+        (WHOLE | {"resize_size": [128]}, "resize_size is not a number of pixels"),
+        (WHOLE | {"crop_size": 128.0}, "crop_size is not a number of pixels"),
+        (WHOLE | {"crop_size": True}, "crop_size is not a number of pixels"),
+        (WHOLE | {"crop_size": 10**9}, "crop_size is not a number of pixels"),
+        (WHOLE | {"mean": [0.5, 0.5]}, "mean is not three numbers"),
+        (WHOLE | {"mean": 0.5}, "mean is not three numbers"),
+        (WHOLE | {"mean": [0.5, 0.5, float("nan")]}, "mean is not three numbers"),
+        (WHOLE | {"mean": [0.5, 0.5, 10**400]}, "mean is not three numbers"),
+        (WHOLE | {"std": [1, 1, 0]}, "std is not three numbers above 0"),
+        (WHOLE | {"std": [1, 1, float("inf")]}, "std is not three numbers above 0"),
+        (WHOLE | {"std": [True] * 3}, "std is not three numbers above 0"),
+        (WHOLE | {"accuracy": 98.15}, "accuracy is not a share between 0 and 1"),
+        (WHOLE | {"accuracy": None}, "accuracy is not a share between 0 and 1"),
+        (WHOLE | {"held_out": 0.5}, "held_out is not a number of pictures"),
+    ],
+)
+def test_a_description_that_makes_no_sense(tmp_path: Path, said: Any, reason: str) -> None:
+    path = write(tmp_path, said)
+    with pytest.raises(WeightsError) as caught:
+        read_description(path)
+    assert str(caught.value) == f"{path} describes its model in a way that makes no sense: {reason}"
+
+
+def test_it_is_read_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from hookscope.descriptions import read_description\n"
+        f"print(read_description({str(write(tmp_path, WHOLE))!r}).held_out, 'torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
+    assert answer.stdout == "2000 False\n"

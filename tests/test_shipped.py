@@ -1,0 +1,180 @@
+"""The models that ship: where their files are looked for, what they are, and that every command takes their names."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import load_file
+
+import hookscope
+from hookscope import shipped
+from hookscope.cli import process
+from hookscope.cli.main import main
+from hookscope.descriptions import count_parameters, read_description, read_header
+from hookscope.errors import WeightsError
+from hookscope.shipped import SHIPPED, weights_path
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "samples" / "shapes" / "shapes.safetensors"
+SHAPES = SHIPPED["shapes"]
+
+
+# --- where ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Where an installation has the file, and where a checkout has it."""
+    monkeypatch.setattr(shipped, "_PACKAGE", str(tmp_path / "hookscope"))
+    installed, checkout = tmp_path / "hookscope", tmp_path / "samples" / "shapes"
+    for folder in (installed, checkout):
+        folder.mkdir(parents=True)
+    return installed / SHAPES.file, checkout / SHAPES.file
+
+
+def test_the_package_comes_before_the_checkout(places: tuple[Path, Path]) -> None:
+    installed, checkout = places
+    checkout.write_text("")
+    assert weights_path(SHAPES) == str(checkout)
+    installed.write_text("")
+    assert weights_path(SHAPES) == str(installed)
+
+
+def test_nowhere_is_one_line_that_says_what_to_do(places: tuple[Path, Path]) -> None:
+    installed, checkout = places
+    installed.mkdir()  # no file
+    with pytest.raises(WeightsError) as caught:
+        weights_path(SHAPES)
+    assert str(caught.value) == (
+        "the weights of shapes are not where hookscope is installed;"
+        f" no shapes.safetensors in {installed.parent} or {checkout.parent};"
+        " install hookscope anew, or use --weights none"
+    )
+
+
+def test_a_wheel_has_the_file_where_it_is_looked_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    into = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert into == {f"{made.folder}/{made.file}": f"hookscope/{made.file}" for made in SHIPPED.values()}
+    assert Path(shipped._PACKAGE) == ROOT / "hookscope"
+    assert any(line.startswith("safetensors>=") for line in project["project"]["dependencies"])
+
+
+# --- what -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", SHIPPED.values(), ids=lambda made: made.name)
+def test_the_facts_make_a_model_of_torchvision(made: shipped.Shipped) -> None:
+    assert SHIPPED[made.name] is made
+    assert made.name not in torchvision.models.list_models()
+    model = torchvision.models.get_model(made.architecture, num_classes=made.classes).eval()
+    assert model(torch.zeros(1, 3, made.side, made.side)).shape == (1, made.classes)
+
+
+def test_they_are_told_without_torch() -> None:
+    code = "import sys; from hookscope.shipped import SHIPPED; print(*SHIPPED, 'torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
+    assert answer.stdout == "shapes False\n"
+
+
+# --- every command takes the name -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
+    Image.effect_noise((128, 128), 80).convert("RGB").save("noise.png")
+    return "noise.png"
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], picture: str) -> Callable[..., list[dict[str, object]]]:
+    def run(*words: str) -> list[dict[str, object]]:
+        with pytest.raises(SystemExit) as caught:
+            main([*words, "--format", "ndjson"])
+        out, err = capfd.readouterr()
+        assert caught.value.code in (0, None), err
+        assert "Note:" not in err and "random" not in out
+        return [json.loads(line) for line in out.splitlines()]
+
+    return run
+
+
+Run = Callable[..., list[dict[str, object]]]
+
+
+@pytest.mark.usefixtures("shapes_file")
+@pytest.mark.parametrize("command", ["stats", "visualize"])
+def test_commands_of_pictures_say_which_weights(run: Run, picture: str, command: str) -> None:
+    rows = run(command, "shapes", picture, "--layer", "0", *(["-o", "out.png"] if command == "visualize" else []))
+    assert {row["weights"] for row in rows if row.get("name") == "features.0"} == {"shapes.safetensors"}
+    (shape,) = {tuple(row["shape"]) for row in rows if row.get("name") == "features.0"}  # type: ignore[arg-type]
+    assert shape[-3:] == (64, 63, 63)  # of 128 x 128
+
+
+@pytest.mark.usefixtures("shapes_file")
+def test_the_command_weights_measures_those_that_ship(run: Run) -> None:
+    rows = [row for row in run("weights", "shapes") if "shape" in row]
+    assert sum(math.prod(row["shape"]) for row in rows) == 727_626  # type: ignore[arg-type]
+    assert {row["weights"] for row in rows} == {"shapes.safetensors"}
+
+
+@pytest.mark.usefixtures("shapes_file")
+def test_verify_proves_it(run: Run, picture: str) -> None:
+    rows = run("verify", "shapes", picture)
+    assert len(rows) == 6
+    assert all(row["holds"] for row in rows)
+
+
+# --- the real file ----------------------------------------------------------------------------------------------------
+
+
+def test_the_real_file_is_the_one_that_is_found() -> None:
+    assert Path(weights_path(SHAPES)) == FILE
+    assert FILE.stat().st_size < 2_000_000
+
+
+def test_the_real_file_is_what_shipped_says_it_is() -> None:
+    said = read_description(FILE)
+    assert said is not None
+    assert said.model == SHAPES.architecture
+    assert len(said.categories) == len(set(said.categories)) == SHAPES.classes
+    assert (said.resize_size, said.crop_size) == (SHAPES.side, SHAPES.side)
+    assert said.held_out is not None and said.held_out >= 1000
+    assert said.accuracy is not None and said.accuracy > 0.9
+    model = torchvision.models.get_model(SHAPES.architecture, num_classes=SHAPES.classes)
+    assert count_parameters(read_header(FILE)) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_real_file_loads_whole_and_finite() -> None:
+    net = hookscope.load_model("shapes", device="cpu")
+    assert (net.weights, net.notes) == ("shapes.safetensors", ())
+    written = load_file(FILE)
+    assert {value.dtype for value in written.values()} == {torch.float16}
+    assert all(torch.equal(value, written[key].float()) for key, value in net.model.state_dict().items())
+    assert net.preprocess.describe() == "ImageClassification resize 128 crop 128"
+
+
+def test_the_real_weights_know_the_shapes_they_were_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of another stream than training and held-out ones, drawn anew: nine of ten are known."""
+    monkeypatch.syspath_prepend(str(FILE.parent))
+    import draw
+
+    net = hookscope.load_model("shapes", device="cpu")
+    assert net.categories == tuple(draw.CLASSES)
+    drawn = [draw.draw(2000, number) for number in range(100)]
+    with torch.inference_mode():
+        scores = net.model(torch.stack([net.preprocess(each.image) for each in drawn]))
+    right = (scores.argmax(1) == torch.tensor([each.label for each in drawn])).float().mean()
+    assert right >= 0.9
