@@ -15,17 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookscope.activations import Activations, SaveOutput, capture
+    from hookscope.cam import ClassActivationMap, class_activation_maps
     from hookscope.catalogue import ModelInfo, find_models
     from hookscope.errors import HookscopeError
     from hookscope.findings import Finding
+    from hookscope.gradient_hooks import ClampSign, ClipNorm, ClipValue, Scale, Zero, change_gradients
+    from hookscope.gradients import layer_gradients
     from hookscope.grids import channel_grid
     from hookscope.health import diagnose
     from hookscope.images import open_image
     from hookscope.layers import Call, LayerCall
+    from hookscope.losses import Loss
     from hookscope.models import Net, load_model
     from hookscope.parameters import parameter_statistics
     from hookscope.readback import read_sheet
     from hookscope.registry import VERSION
+    from hookscope.saliency import saliency_maps
+    from hookscope.scores import Prediction
     from hookscope.statistics import LayerStatistics
     from hookscope.survey import Survey
     from hookscope.tally import Tally
@@ -37,49 +43,73 @@ if TYPE_CHECKING:
 _HOMES = {
     "Activations": "activations",
     "Call": "layers",
+    "ClampSign": "gradient_hooks",
+    "ClassActivationMap": "cam",
+    "ClipNorm": "gradient_hooks",
+    "ClipValue": "gradient_hooks",
     "Finding": "findings",
     "HookscopeError": "errors",
     "LayerCall": "layers",
     "LayerStatistics": "statistics",
+    "Loss": "losses",
     "ModelInfo": "catalogue",
     "Net": "models",
+    "Prediction": "scores",
     "SaveOutput": "activations",
+    "Scale": "gradient_hooks",
     "Survey": "survey",
     "Tally": "tally",
+    "Zero": "gradient_hooks",
     "capture": "activations",
+    "change_gradients": "gradient_hooks",
     "channel_grid": "grids",
+    "class_activation_maps": "cam",
     "diagnose": "health",
     "find_models": "catalogue",
+    "layer_gradients": "gradients",
     "list_layers": "trace",
     "load_model": "models",
     "open_image": "images",
     "parameter_statistics": "parameters",
     "read_sheet": "readback",
+    "saliency_maps": "saliency",
     "verify": "verification",
 }
 
 __all__ = [
     "Activations",
     "Call",
+    "ClampSign",
+    "ClassActivationMap",
+    "ClipNorm",
+    "ClipValue",
     "Finding",
     "HookscopeError",
     "LayerCall",
     "LayerStatistics",
+    "Loss",
     "ModelInfo",
     "Net",
+    "Prediction",
     "SaveOutput",
+    "Scale",
     "Survey",
     "Tally",
+    "Zero",
     "__version__",
     "capture",
+    "change_gradients",
     "channel_grid",
+    "class_activation_maps",
     "diagnose",
     "find_models",
+    "layer_gradients",
     "list_layers",
     "load_model",
     "open_image",
     "parameter_statistics",
     "read_sheet",
+    "saliency_maps",
     "verify",
 ]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable
 from functools import cache
-from operator import index as as_index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hookscope.errors import LayerError, nearest
+from hookscope.by_call import ByCall
+from hookscope.captured_gradients import Gradients
 from hookscope.layers import Call, Layers
 from hookscope.observe import Course, Observer
 from hookscope.tensors import map_tensors, shares_storage, storage_keys, tensors_in
@@ -87,76 +87,7 @@ class SaveOutput:
         self.outputs.clear()
 
 
-class _ByCall(Mapping[str, Any]):
-    """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution."""
-
-    def __init__(self, progress: Course) -> None:
-        self._values: dict[str, Any] = {}
-        self._calls: dict[str, Call] = {}
-        self._names: dict[str, str] = {}
-        self._progress = progress
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """The calls that are kept, in order of execution."""
-        return tuple(self._calls.values())
-
-    def __getitem__(self, key: str | int) -> Any:
-        """What is kept of a call; an index counts calls of the chosen types, also from the end of the pass."""
-        return self._values[self._find_name(key) if isinstance(key, str) else self._find_index(as_index(key))]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: object) -> bool:
-        try:
-            self[key]  # type: ignore[index]
-        except (LayerError, TypeError):
-            return False
-        return True
-
-    def get(self, key: str | int, default: Any = None) -> Any:
-        """What is kept of a call, or ``default``."""
-        return self[key] if key in self else default
-
-    def _add(self, call: Call, value: Any) -> None:
-        key = call.key
-        self._values[key] = value
-        self._calls[key] = call
-
-    def _drop(self, key: str) -> None:
-        self._values.pop(key, None)
-        self._calls.pop(key, None)
-
-    def _find_name(self, key: str) -> str:
-        if key in self._values:
-            return key
-        name, _, call = key.partition("#")
-        name = self._names.get(name, name)
-        exact = f"{name}#{call}" if call not in ("", "0") else name
-        if exact not in self._values:
-            raise LayerError(f"nothing kept of '{key}'", nearest(key, list(self._values)) or self._what_is())
-        return exact
-
-    def _find_index(self, index: int) -> str:
-        wanted = index + self._progress.total if index < 0 else index
-        for key, call in self._calls.items():
-            if call.index == wanted:
-                return key
-        raise LayerError(f"nothing kept at index {index}", self._what_is())
-
-    def _what_is(self) -> str:
-        indices = [call.index for call in self._calls.values() if call.index is not None]
-        if not self._values:
-            return "nothing was kept: no forward pass reached a wanted layer"
-        span = f" (indices {min(indices)} to {max(indices)})" if indices else ""
-        return f"kept are {len(self._values)} calls{span}: {', '.join(list(self._values)[:3])}, ..."
-
-
-class Activations(_ByCall):
+class Activations(ByCall):
     """What a pass put out, by call, in order of execution: a read-only mapping.
 
     ``activations[30]`` takes the index among the calls of the chosen types, ``activations["layer4.0.conv2"]`` the
@@ -165,6 +96,8 @@ class Activations(_ByCall):
     Attributes:
         inputs: The same mapping of what went in, with ``inputs=True``: the tensor of a call with one positional
             input, the tuple of one with several, the dictionary of one with keywords only, ``(args, kwargs)`` else.
+        grad: The same mapping of gradients, with ``gradients=True``: what the last backward pass brought to each kept
+            activation, in containers as the output had them, None for a tensor it did not reach.
         calls: The kept calls, each with name, type, call and index.
         did_not_run: Registered layers that the last pass did not reach.
         complete: Whether the last pass came to its end: False after an exception and after an early stop.
@@ -172,7 +105,8 @@ class Activations(_ByCall):
 
     def __init__(self, progress: Course) -> None:
         super().__init__(progress)
-        self.inputs = _ByCall(progress)
+        self.inputs = ByCall(progress)
+        self.grad = Gradients(progress)
 
     @property
     def did_not_run(self) -> tuple[str, ...]:
@@ -192,6 +126,7 @@ class Activations(_ByCall):
         for by_call in (self, self.inputs):
             for key in list(by_call._values):
                 by_call._drop(key)
+        self.grad._forget()
 
 
 class capture:  # a `with` word, named as one reads it
@@ -208,6 +143,9 @@ class capture:  # a `with` word, named as one reads it
         layers: A selection such as ``"all"``, ``30``, ``"0:10"``, ``"layer4.*"``, ``["conv1", "fc"]``.
         types: Class names (or classes) that indices count; ``("all",)`` for every leaf.
         inputs: Keep copies of the inputs too, in ``activations.inputs``, as they were before the layer ran.
+        gradients: Keep the gradients too, in ``activations.grad``, once a backward pass has run, inside the block or
+            after it; nobody need call ``retain_grad``. They are those of what the layers returned, whatever
+            ``transform`` and ``dtype`` make of it, on ``device``.
         stop: End the pass after the last wanted call; the ``with`` block ends there too. A name then stands for its
             first call (a pass cannot know of a second): ask for ``name#1``. In train mode BatchNorm statistics up
             to the stop are updated, as in any pass.
@@ -240,6 +178,7 @@ class capture:  # a `with` word, named as one reads it
         types: Iterable[Any] = ("Conv2d",),
         *,
         inputs: bool = False,
+        gradients: bool = False,
         stop: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -257,6 +196,7 @@ class capture:  # a `with` word, named as one reads it
         if stop:
             self._observer.stop_early()
         self._device, self._dtype, self._transform, self._inputs = device, dtype, transform, inputs
+        self._gradients = gradients
         self._from_the_end = self._observer.selection.from_the_end
         self._plain = transform is None and device is None and dtype is None
         self._activations = Activations(self._observer.progress)
@@ -265,7 +205,8 @@ class capture:  # a `with` word, named as one reads it
     def __enter__(self) -> Activations:
         self._observer.__enter__()
         self._activations = Activations(self._observer.progress)
-        self._activations._names = self._activations.inputs._names = self._observer.first_names
+        names = self._observer.first_names
+        self._activations._names = self._activations.inputs._names = self._activations.grad._names = names
         return self._activations
 
     def __exit__(
@@ -291,11 +232,16 @@ class capture:  # a `with` word, named as one reads it
         return self._own(map_tensors(value, self._place), storage_keys(args, kwargs))
 
     def _keep(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        keep = keep_and_hand_on if self._plain else self._reduced
-        kept, handed_on = keep(module, args, kwargs, output)
+        if self._plain:
+            own, handed_on = keep_and_hand_on(module, args, kwargs, output)
+            kept = own
+        else:
+            own, kept, handed_on = self._reduced(module, args, kwargs, output)
         self._activations._add(call, kept)
         if self._inputs:
             self._activations.inputs._add(call, self._observer.input)
+        if self._gradients:
+            self._activations.grad._wait_for(call, own, self._device)
         if not self._from_the_end:
             return handed_on
         if not self._observer.wants(call):
@@ -305,16 +251,18 @@ class capture:  # a `with` word, named as one reads it
             self._drop(self._undecided.popleft())
         return handed_on
 
-    def _reduced(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
-        """What to keep of an output, and what goes on in its place."""
-        handed_on = None
-        if self._transform is not None and _in_graph(output):
-            # what the transform saves for its backward pass must not be overwritten by the next layer
-            output, handed_on = keep_and_hand_on(module, args, kwargs, output)
-        reduced = output if self._transform is None else self._transform(output)
-        live = storage_keys(output, args, kwargs)
-        spare = () if handed_on is None else tensors_in(output).values()
-        return self._own(map_tensors(reduced, self._place), live, {id(tensor) for tensor in spare}), handed_on
+    def _reduced(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any, Any]:
+        """What the layer returned, what to keep of it, and what goes on in its place."""
+        own, handed_on = output, None
+        if (self._transform is not None or self._gradients) and _in_graph(output):
+            # what the transform saves for its backward pass must not be overwritten by the next layer; and a gradient
+            # is that of what the layer returned, not of what is kept of it
+            own, handed_on = keep_and_hand_on(module, args, kwargs, output)
+        reduced = own if self._transform is None else self._transform(own)
+        live = storage_keys(own, args, kwargs)
+        spare = () if handed_on is None else tensors_in(own).values()
+        kept = self._own(map_tensors(reduced, self._place), live, {id(tensor) for tensor in spare})
+        return own, kept, handed_on
 
     def _own(self, value: Any, live: set[int | None], spare: Container[int] = ()) -> Any:
         """``value`` with copies of the tensors in memory that others hold, but for the ``spare`` ones."""
@@ -333,5 +281,5 @@ class capture:  # a `with` word, named as one reads it
             self._undecided.clear()
 
     def _drop(self, call: Call) -> None:
-        for by_call in (self._activations, self._activations.inputs):
+        for by_call in (self._activations, self._activations.inputs, self._activations.grad):
             by_call._drop(call.key)

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "CategoriesError",
     "HookscopeError",
     "ImageError",
     "InputError",
@@ -14,6 +15,7 @@ __all__ = [
     "ModelError",
     "NoMapError",
     "SelectionError",
+    "TargetError",
     "UsageError",
     "WeightsError",
     "WriteError",
@@ -65,6 +67,14 @@ class LayerError(HookscopeError, LookupError):
 
 class NoMapError(HookscopeError):
     """An activation that is no feature map, such as the vector of a classifier."""
+
+
+class TargetError(HookscopeError, LookupError):
+    """A class that the model does not have, or a name that fits several."""
+
+
+class CategoriesError(HookscopeError):
+    """A file of class names that cannot be read, or that is of another model."""
 
 
 class ModelError(HookscopeError):

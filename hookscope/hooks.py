@@ -13,7 +13,7 @@ from hookscope.errors import ModelError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Door", "StopForward", "check_hookable", "other_hooks_set_aside"]
+__all__ = ["Door", "StopForward", "check_hookable", "hook_tensor", "other_hooks_set_aside"]
 
 _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -62,9 +62,22 @@ class Door:
         """Call ``hook(module, grad_input, grad_output)`` in backward; never where an in-place operation may follow."""
         self._stack.callback(module.register_full_backward_hook(hook).remove)
 
+    def node(self, node: Any, hook: Callable[[Any, Any], Any]) -> None:
+        """Call ``hook(grad_inputs, grad_outputs)`` after ``node`` of the autograd graph has run in backward."""
+        self._stack.callback(node.register_hook(hook).remove)
+
     def tensor(self, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
         """Call ``hook(gradient)`` when the gradient of ``tensor`` is computed; a tensor returned replaces it."""
         self._stack.callback(tensor.register_hook(hook).remove)
+
+
+def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
+    """Call ``hook(gradient)`` as `Door.tensor` does, for as long as the tensor lives.
+
+    For tensors of one pass, which come by the thousand in a training loop and go with their graph. What shall end
+    with a ``with`` block must end in the hook itself.
+    """
+    tensor.register_hook(hook)
 
 
 def check_hookable(model: nn.Module, named: Iterable[tuple[str, nn.Module]] | None = None) -> None:

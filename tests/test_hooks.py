@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import ModelError
-from hookscope.hooks import Door, StopForward, check_hookable, other_hooks_set_aside
+from hookscope.hooks import Door, StopForward, check_hookable, hook_tensor, other_hooks_set_aside
 
 TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
 
@@ -75,6 +75,27 @@ def test_a_tensor_hook_may_replace_the_gradient() -> None:
         door.tensor(y, lambda gradient: gradient * 5)
         assert torch.autograd.grad(y * 2, x, retain_graph=True)[0] == 10
     assert torch.autograd.grad(y * 2, x)[0] == 2
+
+
+def test_a_tensor_hook_without_a_door_lives_as_long_as_the_tensor() -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    y, seen = x * 1, []
+    hook_tensor(y, lambda gradient: seen.append(gradient.item()))
+    hook_tensor(y, lambda gradient: gradient * 5)
+    assert torch.autograd.grad(y * 2, x, retain_graph=True)[0] == 10
+    assert torch.autograd.grad(y * 3, x)[0] == 15
+    assert seen == [2, 3]
+
+
+def test_a_hook_on_a_node_sees_what_goes_in_and_out_of_it_and_comes_off() -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    y, seen = x * 4, []
+    with Door() as door:
+        door.node(y.grad_fn, lambda inputs, outputs: seen.append((inputs[0].item(), outputs[0].item())))
+        torch.autograd.grad(y * 2, x, retain_graph=True)
+        assert seen == [(8, 2)]
+    torch.autograd.grad(y * 2, x)
+    assert seen == [(8, 2)]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopForward])

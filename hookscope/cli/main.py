@@ -32,6 +32,10 @@ __all__ = ["COMMANDS", "CommandGroup", "cli", "main"]
 # Each module holds a click command named `command`; it is imported when it is run or its help is shown.
 COMMANDS = {
     "visualize": "hookscope.cli.visualize",
+    "predict": "hookscope.cli.predict",
+    "cam": "hookscope.cli.cam",
+    "saliency": "hookscope.cli.saliency",
+    "gradients": "hookscope.cli.gradients",
     "stats": "hookscope.cli.stats",
     "check": "hookscope.cli.check",
     "weights": "hookscope.cli.weights",

@@ -1,0 +1,616 @@
+"""The gradient of a kept activation is that of what the layer returned, against autograd and numbers from paper."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.errors import LayerError
+from hookscope.hooks import Door
+from hookscope.tensors import tensors_in
+
+HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def hooks_on(model: nn.Module) -> int:
+    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in HOOK_TABLES)
+
+
+def conv(weight: float, bias: float = 0.0) -> nn.Conv2d:
+    made = nn.Conv2d(1, 1, 1)
+    nn.init.constant_(made.weight, weight)
+    nn.init.constant_(made.bias, bias)
+    return made
+
+
+def row(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).reshape(1, 1, 1, -1)
+
+
+def numbers(tensor: Tensor) -> list[float]:
+    return tensor.detach().flatten().tolist()
+
+
+def chain(inplace: bool = True) -> nn.Sequential:
+    """On (1, -2): (2, -4), ReLU (2, 0), (-5, 1), ReLU (0, 1), (3, 4)."""
+    relus = nn.ReLU(inplace=inplace), nn.ReLU(inplace=inplace)
+    return nn.Sequential(conv(2), relus[0], conv(-3, 1), relus[1], conv(5, 3))
+
+
+X = row(1, -2)
+
+
+# -- from paper and against autograd -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_gradients_from_paper_inside_and_after_the_block(inplace: bool, inside: bool) -> None:
+    net = chain(inplace)
+    with hookscope.capture(net, gradients=True) as activations:
+        loss = (net(X) * row(1, 10)).sum()
+        if inside:
+            loss.backward()
+            assert len(activations.grad) == 3
+    if not inside:
+        assert len(activations.grad) == 0
+        loss.backward()
+    # (1, 10) at the end, times 5, through a ReLU that is open on the right, times -3, through one open on the left
+    found = {key: numbers(gradient) for key, gradient in activations.grad.items()}
+    assert found == {"0": [0, 0], "2": [0, 50], "4": [1, 10]}
+    assert [numbers(kept) for kept in activations.values()] == [[2, -4], [-5, 1], [5 * 0 + 3, 5 * 1 + 3]]
+    assert hooks_on(net) == 0
+    assert not any(gradient.requires_grad for gradient in activations.grad.values())
+
+
+def test_the_order_is_that_of_execution_although_gradients_come_the_other_way_round() -> None:
+    net = chain()
+    with hookscope.capture(net, types=("all",), gradients=True) as activations:
+        net(X).sum().backward()
+    keys = ["0", "1", "2", "3", "4"]
+    assert list(activations.grad) == list(activations.grad.keys()) == keys
+    assert [call.key for call in activations.grad.calls] == keys
+    assert [call.index for call in activations.grad.calls] == [0, 1, 2, 3, 4]
+    assert [numbers(gradient) for gradient in activations.grad.values()] == [
+        numbers(activations.grad[index]) for index in range(5)
+    ]
+    assert numbers(activations.grad[-1]) == numbers(activations.grad["4#0"]) == [1, 1]
+
+
+def by_tensor_hooks(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The plain way, which is right where nothing works in place."""
+    found: dict[str, Tensor] = {}
+    kept: dict[str, Tensor] = {}
+    with Door() as door:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Conv2d):
+                door.forward(module, lambda _, args, kwargs, output, name=name: kept.__setitem__(name, output))
+        loss = model(x)[0, 3]
+    for name, gradient in zip(kept, torch.autograd.grad(loss, list(kept.values())), strict=True):
+        found[name] = gradient
+    return found
+
+
+def small_head(name: str) -> nn.Module:
+    """The model ``name`` with five classes; the heads of alexnet and vgg are as large as a hundred of these tests."""
+    with torch.device("meta"):
+        net = torchvision.models.get_model(name, weights=None, num_classes=5)
+        if name in ("alexnet", "vgg11"):
+            width = net.classifier[1 if name == "alexnet" else 0].in_features
+            net.classifier = nn.Linear(width, 5)
+    net = net.to_empty(device="cpu").eval()
+    for key, tensor in net.state_dict().items():
+        if tensor.dim() > 1:
+            nn.init.kaiming_normal_(tensor)
+        else:
+            tensor.fill_(1 if key.endswith(("running_var", "weight")) else 0)
+    return net
+
+
+def not_in_place(model: nn.Module) -> nn.Module:
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    return twin
+
+
+@pytest.mark.parametrize(
+    ("name", "side"), [("alexnet", 64), ("vgg11", 32), ("squeezenet1_1", 32), ("densenet121", 32), ("resnet18", 32)]
+)
+def test_every_convolution_of_torchvisions_models_against_autograd(name: str, side: int) -> None:
+    net = small_head(name)
+    x = torch.rand(1, 3, side, side)
+    expected = by_tensor_hooks(not_in_place(net), x)
+    with hookscope.capture(net, gradients=True) as activations:
+        net(x)[0, 3].backward()
+    assert list(activations.grad) == list(activations) == list(expected)
+    for key, gradient in expected.items():
+        assert torch.allclose(activations.grad[key], gradient, rtol=1e-4, atol=1e-7 * float(gradient.abs().max())), key
+    # the kept activations are in the graph, and autograd tells the same of them
+    with hookscope.capture(net, gradients=True) as again:
+        (own,) = torch.autograd.grad(net(x)[0, 3], again[0])
+    assert torch.equal(own, activations.grad[0])
+
+
+def test_it_is_what_retain_grad_gives_where_nothing_works_in_place() -> None:
+    net = chain(inplace=False)
+    with hookscope.capture(net, gradients=True) as activations:
+        loss = net(X).square().sum()
+    for kept in activations.values():
+        kept.retain_grad()
+    loss.backward()
+    for key, kept in activations.items():
+        assert torch.equal(activations.grad[key], kept.grad)
+
+
+def test_parameters_get_the_gradients_they_get_without() -> None:
+    net, plain = chain(), chain()
+    plain(X).square().sum().backward()
+    with hookscope.capture(net, types=("all",), gradients=True):
+        net(X).square().sum().backward()
+    for one, other in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_a_loss_on_an_activation_itself() -> None:
+    net = chain()
+    with hookscope.capture(net, gradients=True) as activations:
+        net(X)
+    (activations["2"] * row(7, 8)).sum().backward()
+    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {"0": [-21, 0], "2": [7, 8]}
+
+
+# -- calls, containers, passes -----------------------------------------------------------------------------------------
+
+
+class Twice(nn.Module):
+    """3 * (3 * x), by one layer with two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = conv(3)
+        self.twin = self.layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.twin(self.layer(x))
+
+
+def test_a_layer_that_runs_twice() -> None:
+    net = Twice()
+    with hookscope.capture(net, gradients=True) as activations:
+        net(row(1)).sum().backward()
+    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {"layer": [3], "layer#1": [1]}
+    assert numbers(activations.grad["twin#1"]) == numbers(activations.grad[-1]) == [1]
+    with hookscope.capture(net, "layer#1", gradients=True) as one:
+        net(row(1)).sum().backward()
+    assert list(one.grad) == ["layer#1"]
+
+
+class Splits(nn.Module):
+    """A tuple with a dictionary: 2x, 3x, 5x, a word, numbers without a gradient."""
+
+    def forward(self, x: Tensor) -> Any:
+        return 2 * x, {"three": [3 * x], "five": 5 * x}, "word", x.argmax(), x.detach() * 9
+
+
+class Joins(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.splits = Splits()
+
+    def forward(self, x: Tensor) -> Tensor:
+        two, rest, *_ = self.splits(x)
+        return two.relu_() * rest["three"][0]
+
+
+def test_containers_of_tensors() -> None:
+    net = Joins()
+    x = row(1, 4).requires_grad_()
+    with hookscope.capture(net, "splits", gradients=True) as activations:
+        net(x).sum().backward()
+    two, rest, word, *without = activations.grad["splits"]
+    assert (numbers(two), numbers(rest["three"][0])) == ([3, 12], [2, 8])
+    assert (rest["five"], word, without) == (None, "word", [None, None])
+
+
+class Pair(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
+@dataclasses.dataclass
+class Found:
+    kept: Tensor
+    more: list[Tensor]
+
+
+class Returns(nn.Module):
+    def __init__(self, made: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.made = made
+
+    def forward(self, x: Tensor) -> Any:
+        return self.made(x)
+
+
+@pytest.mark.parametrize(
+    ("made", "used"),
+    [
+        (lambda x: Pair(2 * x, 3 * x), lambda found: found.b),
+        (lambda x: Found(2 * x, [5 * x, 3 * x]), lambda found: found.more[1]),
+        (lambda x: OrderedDict(a=[(2 * x,)], b=3 * x), lambda found: found["b"]),
+        (lambda x: [2 * x, {"b": 3 * x}], lambda found: found[1]["b"]),
+    ],
+)
+def test_gradients_come_in_containers_of_the_same_kind(
+    made: Callable[[Tensor], Any], used: Callable[[Any], Tensor]
+) -> None:
+    net = nn.Sequential(Returns(made))
+    with hookscope.capture(net, types=("all",), gradients=True) as activations:
+        (used(net(row(1).requires_grad_())) * 7).sum().backward()
+    found = activations.grad[0]
+    assert type(found) is type(activations[0])
+    assert numbers(used(found)) == [7]
+    assert list(tensors_in(found).values()) == [used(found)]  # all else is None
+
+
+class Doubles(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y
+
+
+def test_a_tensor_that_is_there_twice() -> None:
+    net = nn.Sequential(Doubles())
+    with hookscope.capture(net, types=("all",), gradients=True) as activations:
+        one, other = net(row(1).requires_grad_())
+        (one * 3 + other * 4).sum().backward()
+    first, second = activations.grad[0]
+    assert numbers(first) == numbers(second) == [7]
+
+
+def test_a_second_pass_starts_anew() -> None:
+    net = chain()
+    with hookscope.capture(net, gradients=True) as activations:
+        first = net(X).sum()
+        first.backward(retain_graph=True)
+        assert len(activations.grad) == 3
+        second = net(row(10, 10)).sum()
+        assert len(activations.grad) == 0
+        first.backward()  # of a pass that is no longer kept
+        assert len(activations.grad) == 0
+        second.backward()
+    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {
+        "0": [0, 0], "2": [0, 0], "4": [1, 1]
+    }  # fmt: skip
+
+
+def test_a_second_backward_pass_replaces_what_the_first_brought() -> None:
+    net = chain()
+    with hookscope.capture(net, gradients=True) as activations:
+        output = net(X)
+        output.sum().backward(retain_graph=True)
+        (3 * output).sum().backward()
+    assert numbers(activations.grad["4"]) == [3, 3]
+
+
+def test_a_second_backward_pass_that_reaches_another_part_of_a_container() -> None:
+    net = nn.Sequential(Splits())
+    with hookscope.capture(net, types=("all",), gradients=True) as activations:
+        two, rest, *_ = net(row(1).requires_grad_())
+    two.sum().backward(retain_graph=True)
+    rest["five"].sum().backward()
+    two, rest, *_ = activations.grad[0]
+    assert two is None and numbers(rest["five"]) == [1]
+
+
+def test_double_backward() -> None:
+    net = nn.Sequential(conv(3))
+    with hookscope.capture(net, gradients=True) as activations:
+        x = row(1).requires_grad_()
+        (slope,) = torch.autograd.grad(net(x).pow(3).sum(), x, create_graph=True)  # y = 3x: 9 y^2
+    assert numbers(activations.grad[0]) == [27] and not activations.grad[0].requires_grad
+    slope.sum().backward()
+    assert numbers(x.grad) == [162]
+    assert numbers(activations.grad[0]) == [54]  # d slope / d y = 18 y
+
+
+class AddsItsBias(nn.Module):
+    """Autograd hands the gradient of the sum on as the parameter's: both would be one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(1, 1, 1, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+def test_what_is_kept_does_not_change_with_the_gradient_of_a_parameter() -> None:
+    net = nn.Sequential(AddsItsBias())
+    with hookscope.capture(net, types=("all",), gradients=True) as activations:
+        net(row(1, 2)).square().sum().backward()
+    net[0].bias.grad.zero_()
+    assert numbers(activations.grad[0]) == [4, 6]
+    activations.grad[0].fill_(9)
+    assert numbers(net[0].bias.grad) == [0, 0]
+
+
+def test_indices_from_the_end_wait_for_no_more_than_is_wanted() -> None:
+    net = chain()
+    with hookscope.capture(net, -1, types=("all",), gradients=True) as activations:
+        net(X).sum().backward()
+    assert list(activations.grad) == list(activations) == ["4"]
+    with pytest.raises(LayerError, match="no gradient of '2'"):
+        activations.grad["2"]
+
+
+def test_an_early_stop() -> None:
+    net = chain()
+    with hookscope.capture(net, "2", types=("all",), gradients=True, stop=True) as activations:
+        net(X)
+        raise AssertionError("the pass went on")
+    (activations[2] * row(4, 5)).sum().backward()
+    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {"2": [4, 5]}
+    assert net[4].weight.grad is None
+
+
+# -- what is kept need not be what the layer returned ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": torch.float64},
+        {"dtype": torch.float16},
+        {"transform": lambda output: output.mean()},
+        {"transform": lambda output: None},
+        {"transform": lambda output: output},
+        {"transform": lambda output: output[..., :1], "dtype": torch.float64, "inputs": True},
+        {"device": "cpu"},
+        {"inputs": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_gradients_are_those_of_what_the_layer_returned(options: dict[str, Any], inplace: bool) -> None:
+    net = chain(inplace)
+    with hookscope.capture(net, gradients=True, **options) as activations:
+        output = net(X)
+        (output * row(1, 10)).sum().backward()
+    assert numbers(output) == [3, 8]
+    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {
+        "0": [0, 0], "2": [0, 50], "4": [1, 10]
+    }  # fmt: skip
+    assert {gradient.dtype for gradient in activations.grad.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.float64}, {"device": "cpu"}], ids=str)
+def test_a_view_that_the_next_layer_overwrites(options: dict[str, Any]) -> None:
+    # a hook on the view itself would never fire: autograd makes it anew after the write
+    net = nn.Sequential(conv(2), Returns(lambda x: x[..., :1]), Returns(lambda x: x.mul_(3)))
+    with hookscope.capture(net, types=("all",), gradients=True, **options) as activations:
+        (net(X) * 7).sum().backward()
+    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {"0": [21, 0], "1": [21], "2": [7]}
+    assert [numbers(kept) for kept in activations.values()] == [[2, -4], [2], [6]]
+
+
+def test_the_values_that_are_kept_are_the_same_with_and_without_gradients() -> None:
+    for options in ({}, {"dtype": torch.float64}, {"transform": lambda output: output + 1}):
+        net = chain()
+        with hookscope.capture(net, **options) as without:
+            net(X)
+        with hookscope.capture(net, gradients=True, **options) as activations:
+            net(X)
+        assert [numbers(kept) for kept in activations.values()] == [numbers(kept) for kept in without.values()]
+        assert [kept.dtype for kept in activations.values()] == [kept.dtype for kept in without.values()]
+
+
+def test_device_is_for_gradients_too() -> None:
+    net = chain()
+    with hookscope.capture(net, device="meta", gradients=True) as activations:
+        net(X).sum().backward()
+    assert {gradient.device.type for gradient in activations.grad.values()} == {"meta"}
+    assert tuple(activations.grad["4"].shape) == (1, 1, 1, 2)
+
+
+# -- where there is no gradient ----------------------------------------------------------------------------------------
+
+
+def said(activations: hookscope.Activations, key: str | int) -> str:
+    with pytest.raises(LayerError) as caught:
+        activations.grad[key]
+    assert key not in activations.grad and activations.grad.get(key) is None
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_without_a_graph(around: Any) -> None:
+    net = chain()
+    with around(), hookscope.capture(net, gradients=True) as activations:
+        net(X)
+    assert len(activations) == 3 and len(activations.grad) == 0
+    told = "; it is not part of an autograd graph: under no_grad, or nothing before it requires a gradient"
+    assert said(activations, "2") == f"no gradient of '2'{told}"
+    assert said(activations, 1) == f"no gradient of '2'{told}"
+
+
+def test_frozen_layers_before_the_first_that_is_not() -> None:
+    net = chain()
+    net[0].requires_grad_(False)
+    with hookscope.capture(net, gradients=True) as activations:
+        net(X).sum().backward()
+    assert list(activations.grad) == ["2", "4"]
+    assert "nothing before it requires a gradient" in said(activations, "0")
+
+
+def test_frozen_layers_behind_an_input_that_asks_for_its_gradient() -> None:
+    net = chain().requires_grad_(False)
+    with hookscope.capture(net, gradients=True) as activations:
+        net(X.clone().requires_grad_()).sum().backward()
+    assert list(activations.grad) == ["0", "2", "4"]
+
+
+def test_before_backward_and_without_a_way_to_the_loss() -> None:
+    net = chain()
+    with hookscope.capture(net, gradients=True) as activations:
+        net(X)
+    why = "call backward() first; if it was, the loss does not depend on this layer"
+    assert said(activations, "4") == f"no gradient of '4'; {why}"
+    activations["2"].sum().backward()
+    assert said(activations, -1) == f"no gradient of '4'; {why}"
+    assert "0" in activations.grad
+
+
+def test_names_that_are_none() -> None:
+    net = torchvision.models.squeezenet1_1(weights=None).eval()
+    with hookscope.capture(net, "features.0", gradients=True) as activations:
+        net(torch.rand(1, 3, 32, 32)).sum().backward()
+    assert said(activations, "feature.0") == "no gradient of 'feature.0'; nearest: features.0"
+    assert said(activations, 7) == "no gradient at index 7; waited for are 1 calls (indices 0 to 0): features.0, ..."
+
+
+def test_without_gradients_asked_for() -> None:
+    net = chain()
+    with hookscope.capture(net) as activations:
+        net(X).sum().backward()
+    assert "capture(..., gradients=True) does" in said(activations, "2")
+    assert dict(activations.grad) == {}
+
+
+def test_clear_forgets_gradients_and_those_to_come() -> None:
+    net = chain()
+    with hookscope.capture(net, gradients=True) as activations:
+        loss = net(X).sum()
+        loss.backward(retain_graph=True)
+        activations.clear()
+        assert dict(activations.grad) == {}
+        loss.backward()
+    assert dict(activations.grad) == {}
+
+
+# -- nothing stays behind ----------------------------------------------------------------------------------------------
+
+
+def test_everything_goes_with_the_activations_and_the_loss() -> None:
+    net = chain()
+    gc.disable()  # at once, by counting references, not when the collector comes
+    try:
+        with hookscope.capture(net, gradients=True) as activations:
+            loss = net(X).sum()
+            loss.backward()
+        refs = [weakref.ref(one) for one in (*activations.values(), *activations.grad.values(), activations.grad)]
+        assert all(one() is not None for one in refs)
+        del activations, loss
+        assert [one() for one in refs] == [None] * 7
+    finally:
+        gc.enable()
+
+
+def test_a_training_loop_holds_one_pass() -> None:
+    net = chain()
+    alive: list[weakref.ref[Tensor]] = []
+    with hookscope.capture(net, gradients=True) as activations:
+        for _ in range(4):
+            net(X).sum().backward()
+            alive.append(weakref.ref(activations.grad["2"]))
+    gc.collect()
+    assert [one() is not None for one in alive] == [False, False, False, True]
+
+
+def test_gradients_do_not_hold_the_graph() -> None:
+    net = chain()
+    with hookscope.capture(net, transform=lambda output: None, gradients=True) as activations:
+        output = net(X)
+        output.sum().backward()
+    held = weakref.ref(output)
+    del output
+    gc.collect()
+    assert held() is None and len(activations.grad) == 3
+
+
+def test_when_the_activations_are_gone_backward_goes_on() -> None:
+    net = chain()
+    with hookscope.capture(net, gradients=True) as activations:
+        loss = net(X).sum()
+    grad = weakref.ref(activations.grad)
+    del activations
+    gc.collect()
+    assert grad() is None
+    loss.backward()
+    assert net[0].weight.grad is not None
+
+
+def test_no_hooks_are_left_after_a_failure() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("on purpose")
+
+    net = nn.Sequential(conv(1), Fails())
+    with pytest.raises(RuntimeError, match="on purpose"), hookscope.capture(net, gradients=True) as activations:
+        net(X)
+    assert hooks_on(net) == 0
+    activations["0"].sum().backward()
+    assert numbers(activations.grad["0"]) == [1, 1]
+
+
+def test_a_copy_of_the_model_made_inside_the_block_is_not_meant() -> None:
+    net = chain()
+    with hookscope.capture(net, gradients=True) as activations:
+        twin = copy.deepcopy(net)
+        net(X).sum().backward()
+        before = {key: numbers(gradient) for key, gradient in activations.grad.items()}
+        twin(row(5, 5)).sum().backward()
+    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == before
+
+
+def test_a_checkpointed_layer() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Saves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = chain()
+            self.last = conv(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(checkpoint(self.inner, x, use_reentrant=False))
+
+    net = Saves()
+    with hookscope.capture(net, gradients=True) as activations:
+        net(X).sum().backward()
+    assert numbers(activations.grad["last"]) == [1, 1]
+    assert numbers(activations.grad["inner.4"]) == [2, 2]
+    assert numbers(activations.grad["inner.2"]) == [0, 10]
+
+
+def test_two_captures_at_once_see_the_same() -> None:
+    net = chain()
+    with (
+        hookscope.capture(net, gradients=True) as outer,
+        hookscope.capture(net, gradients=True, dtype=torch.float64) as inner,
+    ):
+        F.mse_loss(net(X), row(0, 0)).backward()
+    assert list(outer.grad) == list(inner.grad) == ["0", "2", "4"]
+    for key in outer.grad:
+        assert torch.equal(outer.grad[key], inner.grad[key])

@@ -1,0 +1,133 @@
+"""Class names from files: lines, the forms of JSON in which they are handed around, and everything that is neither."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookscope import categories
+from hookscope.categories import read_categories
+from hookscope.errors import CategoriesError
+
+
+def written(folder: Path, content: str | bytes | Any, name: str = "names.txt") -> Path:
+    path = folder / name
+    if not isinstance(content, str | bytes):
+        content = json.dumps(content)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def said(path: Any) -> str:
+    with pytest.raises(CategoriesError) as caught:
+        read_categories(path)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 1
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("cat\nred fox\n", ("cat", "red fox")),
+        ("cat", ("cat",)),
+        ("cat\r\n dog \r\n\r\n\n  \n", ("cat", "dog")),
+        ("\ufeffcafé\nтигр\n猫\n", ("café", "тигр", "猫")),
+        ("a line\u2028with a separator\nb", ("a line\u2028with a separator", "b")),  # splitlines() makes three of it
+        ("n01440764 tench, Tinca tinca\n0: gold\n", ("n01440764 tench, Tinca tinca", "0: gold")),
+        ("cat\n[dog]\n", ("cat", "[dog]")),
+    ],
+)
+def test_lines(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+    assert read_categories(written(tmp_path, text)) == names
+    assert read_categories(str(tmp_path / "names.txt")) == names
+
+
+@pytest.mark.parametrize(
+    ("held", "names"),
+    [
+        (["cat", "red fox"], ("cat", "red fox")),
+        ({"0": "tench", "1": "goldfish"}, ("tench", "goldfish")),
+        ({"1": ["n01443537", "goldfish"], "0": ["n01440764", "tench"]}, ("tench", "goldfish")),
+        ({str(index): f"class {index}" for index in reversed(range(12))}, tuple(f"class {n}" for n in range(12))),
+        (["é \u2028"], ("é \u2028",)),
+    ],
+)
+@pytest.mark.parametrize("name", ["names.json", "names.txt"])
+def test_json(tmp_path: Path, held: Any, names: tuple[str, ...], name: str) -> None:
+    assert read_categories(written(tmp_path, held, name)) == names
+    assert read_categories(written(tmp_path, "\n  " + json.dumps(held, indent=2) + "\n", name)) == names
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"tench": 0, "goldfish": 1},
+        {"0": "tench", "2": "goldfish"},
+        {"1": "tench", "2": "goldfish"},
+        {"0": "tench", "00": "goldfish"},
+        {"0": ["n01440764", "tench", "fish"]},
+        {"0": {"name": "tench"}},
+        {"categories": ["tench"]},
+        ["tench", 1],
+        [["n01440764", "tench"]],
+        [None],
+    ],
+)
+def test_json_of_another_form(tmp_path: Path, held: Any) -> None:
+    told = said(written(tmp_path, held))
+    assert "is JSON of another form than class names have; understood are a list of names, " in told
+
+
+@pytest.mark.parametrize("text", ["", "\n\n  \n", "\ufeff", "[]", "{}"])
+def test_an_empty_file(tmp_path: Path, text: str) -> None:
+    assert "holds no class names: it is empty" in said(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("content", ["cat\n\ndog\n", ["cat", "", "dog"], {"0": "cat", "1": " ", "2": "dog"}])
+def test_a_class_without_a_name_would_shift_the_others(tmp_path: Path, content: Any) -> None:
+    assert said(written(tmp_path, content)).endswith("has no name for class 1; there are 3 classes")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [('["cat", ', "begins like JSON and is none: "), ("{cat}", "is none: "), ("[" * 200_000, "nested too deep")],
+)
+def test_broken_json(tmp_path: Path, text: str, reason: str) -> None:
+    assert reason in said(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"caf\xe9\n", "is no text in UTF-8"),
+        ("cat\ndog".encode("utf-16"), "is no text"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is no text"),
+        (b"cat\0dog", "is no text"),
+    ],
+)
+def test_no_text(tmp_path: Path, data: bytes, reason: str) -> None:
+    assert reason in said(written(tmp_path, data))
+
+
+def test_missing_and_unreadable(tmp_path: Path) -> None:
+    assert said(tmp_path / "nope.txt") == f"no file '{tmp_path / 'nope.txt'}' with class names"
+    assert said(tmp_path).endswith(": Is a directory")
+    assert "cannot read the class names in" in said("a\0b")
+    assert "cannot read the class names in" in said("x" * 5000)
+    assert said(written(tmp_path, "x") / "y").endswith(": Not a directory")
+
+
+def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(categories, "MAX_BYTES", 5)
+    assert read_categories(written(tmp_path, "a\nb\nc")) == ("a", "b", "c")
+    assert "is too large for class names" in said(written(tmp_path, "a\nb\ncd"))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="has no /dev/zero")
+def test_a_file_without_end_is_too_large() -> None:
+    assert said("/dev/zero") == "/dev/zero is too large for class names; the limit is 4 MB"

@@ -1,0 +1,160 @@
+"""A pass for gradients, whatever surrounds it; and nothing of the model, of its gradients or of chance has changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookscope.differentiable import differentiable, leaf_tensors, leaves_of, passed_on
+from hookscope.errors import ModelError
+from hookscope.untouched import State
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 2)
+    )
+
+
+X = torch.tensor([[[[1.0, -2.0], [3.0, 0.5]]]])
+SURROUNDINGS = {"plain": nullcontext, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+
+def score_gradient(net: nn.Module, x: Tensor) -> Tensor:
+    leaf = leaves_of(x)
+    (gradient,) = torch.autograd.grad(net(passed_on(leaf))[0, 0], leaf)
+    return gradient
+
+
+@pytest.mark.parametrize("around", SURROUNDINGS.values(), ids=SURROUNDINGS)
+def test_gradients_flow_whatever_surrounds_the_block(around: type[AbstractContextManager[None]]) -> None:
+    net = small().train()
+    x = X.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(net.eval()(x)[0, 0], x)
+    net.train()
+    with around():
+        outside = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        with differentiable(net):
+            assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+            found = score_gradient(net, X)
+        assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == outside
+    assert torch.equal(found, expected)
+
+
+def test_a_picture_made_in_inference_mode_will_do() -> None:
+    net = small().eval()
+    with torch.inference_mode():
+        picture = X * 1
+        with differentiable(net):
+            found = score_gradient(net, picture)
+    with differentiable(net):
+        assert torch.equal(found, score_gradient(net, X))
+
+
+def test_frozen_parameters_let_gradients_through() -> None:
+    net = small().requires_grad_(False)
+    with differentiable(net):
+        assert score_gradient(net, X).abs().sum() > 0
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_is_put_back(fails: bool) -> None:
+    net = small().train()
+    net[1].eval()  # some layers of many are: each gets its own mode back
+    net[4].eval()
+    net(X)[0].sum().backward()
+    with torch.no_grad():
+        net[1].train()(torch.rand(3, 2, 4, 4))
+        net[1].eval()
+    state = State(net)
+    kept = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+    assert len(kept) == 6
+    error = pytest.raises(RuntimeError, match="on purpose") if fails else nullcontext()
+    with error, differentiable(net):
+        assert not any(module.training for module in net.modules())
+        score_gradient(net, X)
+        random.random(), np.random.rand(), torch.rand(3)
+        if fails:
+            raise RuntimeError("on purpose")
+    assert state.changes() == []
+    assert all(map(torch.equal, kept, [parameter.grad for parameter in net.parameters()]))
+    assert [module.training for module in net] == [True, False, True, True, False, True]
+
+
+def test_dropout_does_not_drop_and_statistics_do_not_move() -> None:
+    net = small().train()
+    with differentiable(net):
+        first, second = score_gradient(net, X), score_gradient(net, X)
+    assert torch.equal(first, second)
+    assert net[1].num_batches_tracked == 0 and net[1].running_mean.tolist() == [0, 0]
+
+
+class Draws(nn.Module):
+    """Draws numbers also in eval mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand(()) * random.random() * float(np.random.rand())
+
+
+def test_the_numbers_that_a_model_draws_are_drawn_again_afterwards() -> None:
+    net = Draws()
+    with torch.random.fork_rng(devices=[]):
+        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        with differentiable(net):
+            drawn = float(net(torch.ones(())))
+        again = float(net(torch.ones(())))
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+    assert drawn == again
+
+
+@pytest.mark.parametrize("what", ["0.weight", "1.running_mean"])
+def test_weights_made_in_inference_mode_are_told_in_one_line(what: str) -> None:
+    net = small().train()
+    layer, name = what.split(".")
+    with torch.inference_mode():
+        made = torch.ones_like(getattr(net[int(layer)], name))
+    if name == "weight":
+        del net[0].weight
+        net[0].weight = nn.Parameter(made, requires_grad=False)
+    else:
+        net[1].running_mean = made
+    with pytest.raises(ModelError) as caught, differentiable(net):
+        pass
+    told = f"'{what}' was made inside torch.inference_mode: no gradient can pass it; build and load the model outside"
+    assert str(caught.value) == told
+    assert net.training
+
+
+def test_leaves_are_copies_and_what_is_passed_on_may_be_written_to() -> None:
+    half, counts = torch.ones(2, dtype=torch.float16), torch.arange(2)
+    inputs = (X, {"half": half, "counts": counts}, "word")
+    leaves = leaves_of(inputs)
+    handed = passed_on(leaves)
+    assert [tensor.dtype for tensor in leaf_tensors(leaves)] == [torch.float32, torch.float16]
+    assert all(tensor.is_leaf for tensor in leaf_tensors(leaves))
+    assert leaves[2] == "word" and not leaves[1]["counts"].requires_grad
+    handed[0].mul_(3).sum().backward()
+    handed[1]["counts"].add_(1)
+    assert leaves[0].grad.tolist() == [[[[3, 3], [3, 3]]]]
+    assert torch.equal(leaves[0], X) and counts.tolist() == [0, 1] and not X.requires_grad
+
+
+def test_a_leaf_of_a_tensor_in_a_graph_is_cut_off() -> None:
+    x = X.clone().requires_grad_()
+    (leaf_tensors(leaves_of(x * 2))[0] * 5).sum().backward()
+    assert x.grad is None

@@ -1,0 +1,133 @@
+"""A wish for classes: indices, names and parts of them, the highest scores; and what is said where there is none."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hookscope.errors import HookscopeError, TargetError, UsageError
+from hookscope.targets import Target, class_label
+
+NAMES = ("tabby", "tiger cat", "crane", "Cardigan", "red fox", "crane", "cardigan", "7", "tiger shark", "Arctic fox")
+SCORES = [0.5, 3.0, -1.0, 2.0, 3.0, 0.0, 9.0, 1.0, -5.0, 0.25]
+
+
+def said(target: str, names: tuple[str, ...] | None = NAMES, scores: list[float] = SCORES) -> str:
+    with pytest.raises(HookscopeError) as caught:
+        Target(target).indices(scores, names)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("9", 9),
+        (" 4 ", 4),
+        ("007", 7),
+        ("7", 7),  # a number is an index, although a class is called 7
+        ("tabby", 0),
+        ("TABBY", 0),
+        ("  tabby ", 0),
+        ("tiger cat", 1),
+        ("cat", 1),
+        ("red", 4),  # a part
+        ("Cardigan", 3),  # the same case first
+        ("cardigan", 6),
+        ("arctic FOX", 9),
+        ("shark", 8),
+    ],
+)
+def test_one_class(text: str, expected: int) -> None:
+    assert Target(text).indices(SCORES, NAMES) == (expected,)
+    Target(text).check(NAMES)
+
+
+def test_a_whole_name_goes_before_a_part_of_others() -> None:
+    assert Target("fox").indices([0, 0, 0], ["red fox", "Fox", "fox terrier"]) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("top:1", (6,)),
+        ("top:3", (6, 1, 4)),  # of equal scores the first
+        ("top:10", (6, 1, 4, 3, 7, 0, 9, 5, 2, 8)),
+        ("top:99", (6, 1, 4, 3, 7, 0, 9, 5, 2, 8)),
+    ],
+)
+@pytest.mark.parametrize("names", [NAMES, None])
+def test_the_highest_scores(text: str, expected: tuple[int, ...], names: tuple[str, ...] | None) -> None:
+    assert Target(text).indices(SCORES, names) == expected
+    Target(text).check(names)
+
+
+def test_the_default_is_the_class_with_the_highest_score() -> None:
+    assert Target().indices(SCORES, None) == (6,)
+
+
+def test_nan_is_no_high_score_and_infinity_is() -> None:
+    assert Target("top:4").indices([math.nan, 1.0, math.inf, -math.inf], None) == (2, 1, 0, 3)
+
+
+@pytest.mark.parametrize("text", ["crane", "CRANE"])
+def test_a_name_of_two_classes_names_their_indices(text: str) -> None:
+    assert said(text) == f"'{text}' is the name of 2 classes; 2 crane, 5 crane; give one of the indices"
+
+
+def test_a_name_of_two_classes_but_for_case() -> None:
+    assert said("CARDIGAN") == "'CARDIGAN' is the name of 2 classes; 3 Cardigan, 6 cardigan; give one of the indices"
+
+
+def test_a_part_of_several_names_them() -> None:
+    assert said("tiger") == "'tiger' is in the names of 2 classes; 1 tiger cat, 8 tiger shark; give one of the indices"
+    many = tuple(f"fox {number}" for number in range(30))
+    assert "30 classes; 0 fox 0, 1 fox 1, 2 fox 2, 3 fox 3, 4 fox 4, ...; give" in said("fox", many)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tabi", "no class 'tabi'; nearest: tabby; an index or top:K will do too"),
+        ("zebra crossing", "no class 'zebra crossing'; there are 10: tabby, ...; an index or top:K will do too"),
+        ("-1", "no class '-1'; there are 10: tabby, ...; an index or top:K will do too"),
+        ("10", "no class 10; the model has 10 classes: 0 to 9"),
+        ("9" * 5000, f"no class {'9' * 20}; the model has 10 classes: 0 to 9"),
+    ],
+)
+def test_no_such_class(text: str, expected: str) -> None:
+    assert said(text) == expected
+    with pytest.raises(TargetError):
+        Target(text).check(NAMES)
+
+
+def test_a_name_where_none_are_known() -> None:
+    assert said("cat", None) == "no class 'cat'; no names are known; give an index, or the names with --categories"
+    with pytest.raises(TargetError, match="no names are known"):
+        Target("cat").check(None)
+
+
+def test_an_index_is_checked_against_the_scores_where_no_names_are_known() -> None:
+    Target("10").check(None)
+    assert said("10", None) == "no class 10; the model has 10 classes: 0 to 9"
+    assert Target("9").indices(SCORES, None) == (9,)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "top:0", "top:", "top:-1", "top:two", "top:1.5", "top:00", "top:1000000"])
+def test_what_makes_no_sense(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Target(text)
+    assert caught.value.exit_code == 2
+    assert "top:K" in str(caught.value)
+
+
+def test_control_characters_of_a_name_are_escaped_in_the_error() -> None:
+    assert "\x1b" not in said("nope", ("no\x1be",) * 3)
+
+
+def test_labels() -> None:
+    assert class_label(0, NAMES) == "tabby"
+    assert class_label(10, NAMES) is None
+    assert class_label(0, None) is None
+    assert class_label(0, ()) is None
