@@ -1,0 +1,310 @@
+"""``hookscope gradients``: one backward pass, what every layer and parameter gets of it, and what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookscope.cli import output, process
+from hookscope.cli.gradient_rows import FIELDS, PARAMETER_FIELDS, layer_row, parameter_row, table_fields, totals
+from hookscope.cli.nets import load_net
+from hookscope.cli.options import (
+    chosen_format,
+    complete_layers,
+    device_option,
+    format_option,
+    model_argument,
+    preprocess_option,
+    seed_option,
+    size_option,
+    type_option,
+    weights_option,
+)
+from hookscope.cli.photographs import Photographs
+from hookscope.cli.report import write_report
+from hookscope.cli.targeting import categories_of, categories_option, target_option
+from hookscope.cli.thresholds import Number
+from hookscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hookscope.anomaly import Anomaly
+    from hookscope.findings import Finding
+    from hookscope.gradient_changes import GradientChanges
+    from hookscope.gradient_findings import GradientThresholds
+    from hookscope.gradients import GradientReport, ParameterGradient
+    from hookscope.losses import Loss
+    from hookscope.models import Net
+
+__all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
+
+
+@click.command("gradients")
+@model_argument()
+@click.argument("images", metavar="IMAGE", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--layer",
+    "layers",
+    metavar="SEL",
+    multiple=True,
+    default=("all",),
+    shell_complete=complete_layers,
+    help="Which calls: 30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma separated. Of"
+    " parameters, those in these layers are shown.  [default: all]",
+)
+@type_option
+@click.option(
+    "--loss",
+    "loss",
+    type=click.Choice(["score", "cross-entropy", "mse"]),
+    default="score",
+    show_default=True,
+    help="What is differentiated: the score of the class, the cross-entropy with it as label, or the mean square of all"
+    " that the model puts out (the squared error against zeros), which needs no classes.",
+)
+@target_option(help="Which class")
+@categories_option
+@click.option("--clip-value", metavar="X", type=float, help="Clip every value of the parameters' gradients to ±X.")
+@click.option("--clip-norm", metavar="X", type=float, help="Clip the norm of all parameters' gradients together to X.")
+@click.option(
+    "--freeze",
+    metavar="SEL",
+    multiple=True,
+    shell_complete=complete_layers,
+    help="Zero the gradients of the parameters in these layers, or of one parameter: layer1, 'bn*', fc.bias;"
+    " repeatable, comma separated.",
+)
+@click.option("--detect-anomaly", is_flag=True, help="Name the operation behind the first NaN; runs a second pass.")
+@click.option("--parameters", is_flag=True, help="In tsv and csv, rows of parameters instead of layers.")
+@click.option("--plot", metavar="FILE", type=click.Path(), help="Draw the gradient's way: a PNG, SVG or PDF file.")
+@click.option(
+    "--vanishing",
+    metavar="RATIO",
+    type=Number(),
+    default=1e-7,
+    show_default=True,
+    help="Gradient-to-weight ratio below which a gradient vanishes.",
+)
+@click.option(
+    "--exploding",
+    metavar="RATIO",
+    type=Number(endless=True),
+    default=1e3,
+    show_default=True,
+    help="Gradient-to-weight ratio above which it explodes.",
+)
+@weights_option
+@seed_option
+@device_option
+@preprocess_option
+@size_option
+@format_option
+def command(model: str, images: tuple[str, ...], **options: Any) -> None:
+    """Follow the gradient of a loss through MODEL on IMAGE: whether it arrives, and how large.
+
+    IMAGE is one file, or - for standard input; optical flow takes two. One forward and one backward pass, in eval
+    mode, on the untouched model. A row for each layer call has the shapes and norms of the gradient that it gets
+    (grad_output) and gives on (grad_input), and of the former the mean absolute value, the share of zeros, counts of
+    NaN and Inf, and the ratio of its norm to the activation's. A row for each parameter has the same of its gradient,
+    with the ratio to the weight's norm. A table shows both, and json; tsv and csv the layers, or with --parameters the
+    parameters; ndjson says by "row" which. Findings are no failure: the status is 0.
+
+    \b
+      vanishing-gradient  the ratio of a weight is below --vanishing, or all is 0
+      exploding-gradient  NaN, Inf, or a ratio above --exploding
+      no-gradient         none arrives, and why: frozen, unused, detached, no graph
+
+    --freeze, --clip-value and --clip-norm show what an optimizer would see: norm_after, beside the norm before. They
+    are applied in this order: freeze, then value, then norm. Frozen layers let gradients through.
+
+    \b
+    Examples:
+      hookscope gradients resnet50 cat.jpg --target tabby --layer 'layer3*'
+      hookscope gradients resnet34 cat.jpg --clip-norm 1.0 --plot flow.png
+      hookscope gradients vgg16 cat.jpg --loss cross-entropy --target 281 --freeze features --parameters
+      hookscope gradients nets.py:mine cat.jpg --detect-anomaly --format json | jq '.findings'
+      hookscope gradients raft_small first.png second.png --loss mse
+    """
+    from hookscope.gradient_changes import GradientChanges
+    from hookscope.gradient_findings import GradientThresholds
+
+    _check(images, options)
+    changes = GradientChanges(options["freeze"], options["clip_value"], options["clip_norm"])
+    thresholds = GradientThresholds(options["vanishing"], options["exploding"])
+    photographs = Photographs(images)
+    photographs.read_first()
+    names = ("weights", "seed", "device", "preprocess", "input_size")
+    net = load_net(model, *(options[name] for name in names))
+    if options["loss"] != "mse":
+        from hookscope.scores import check_family
+
+        check_family(net.family, net.name)
+    loss = _loss(net, options)
+    pictures = _pictures(net, photographs)
+    report, findings = _measure(net, pictures, loss, changes, thresholds, options)
+    lines = _totals(report, loss, changes)
+    shown = dataclasses.replace(report, parameters=_of_layers(net, report, options["layers"]))
+    if options["plot"] is not None:
+        _draw(options["plot"], net, shown, findings, lines, images)
+    _report(net, shown, findings, thresholds, lines, options)
+
+
+def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Whatever can be known to fail is told before a model is loaded."""
+    from hookscope.layers import Selection
+    from hookscope.targets import Target
+
+    Selection(options["layers"])
+    Target(options["target"])
+    if len(images) > 2:
+        raise UsageError("gradients takes one image, or two for optical flow", f"there are {len(images)}")
+    if options["plot"] is not None:
+        from hookscope.destinations import refuse_input
+        from hookscope.figures import plot_suffix
+        from hookscope.files import check_writable
+
+        plot_suffix(options["plot"])
+        check_writable(options["plot"])
+        refuse_input(options["plot"], images)
+
+
+def _loss(net: Net, options: Mapping[str, Any]) -> Loss:
+    from hookscope.losses import Loss
+    from hookscope.targets import Target
+
+    categories = categories_of(net, options["categories"])
+    if options["loss"] != "mse":
+        Target(options["target"]).check(categories)
+    return Loss(options["loss"], options["target"], categories)
+
+
+def _pictures(net: Net, photographs: Photographs) -> list[Tensor]:
+    if len(photographs.paths) > 1 and net.family != "optical_flow":
+        raise UsageError(f"{net.name} takes one image", f"there are {len(photographs.paths)}")
+    read = [photographs.read(path, net.preprocess.frames) for path in photographs.paths]
+    for picture in read:
+        for text in picture.notes:
+            output.note(f"Note: {picture.name}: {text}")
+    return [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
+
+
+def _measure(
+    net: Net,
+    pictures: list[Tensor],
+    loss: Loss,
+    changes: GradientChanges,
+    thresholds: GradientThresholds,
+    options: Mapping[str, Any],
+) -> tuple[GradientReport, list[Finding]]:
+    """One backward pass, and where something is left without a gradient or NaN is asked for, a second look."""
+    from hookscope.gradient_findings import anything_unreached, gradient_findings
+    from hookscope.gradient_stops import gradient_stops
+    from hookscope.gradients import layer_gradients
+    from hookscope.layers import usual_types
+    from hookscope.observe import class_names
+    from hookscope.visualize import refusal
+
+    types = options["types"] or usual_types(map(class_names, net.model.modules()))
+    change = changes.of(net.model) if changes else None
+    inputs = net.inputs(*pictures)
+    with process.prints_to_standard_error(), refusal(net.name, pictures):
+        report = layer_gradients(net.model, inputs, loss, options["layers"], types, change=change)
+        stops = gradient_stops(net.model, inputs, loss) if anything_unreached(report) else ()
+        anomaly = _anomaly(net, inputs, loss) if options["detect_anomaly"] else None
+    return report, gradient_findings(report, stops, thresholds, anomaly)
+
+
+def _anomaly(net: Net, inputs: Any, loss: Loss) -> Anomaly | None:
+    from hookscope.anomaly import first_anomaly
+
+    found = first_anomaly(net.model, inputs, loss)
+    if found is None:
+        output.note("Note: no NaN in the forward pass and none in the backward pass")
+    return found
+
+
+def _of_layers(net: Net, report: GradientReport, layers: Sequence[str]) -> tuple[ParameterGradient, ...]:
+    """The parameters of the chosen layers, and of all that is in them; all of them where nothing was chosen."""
+    from hookscope.layers import Selection
+
+    if layers == ("all",):
+        return report.parameters
+    selection = Selection(layers)
+    named = [name for name, _ in net.model.named_modules(remove_duplicate=False) if selection.calls_by_name([name])]
+    named += [layer.call.name for layer in report.layers]
+    within = tuple(f"{name}." for name in named)
+    return tuple(p for p in report.parameters if "" in named or p.name.startswith(within))
+
+
+def _totals(report: GradientReport, loss: Loss, changes: GradientChanges) -> list[str]:
+    done = [f"freezing {', '.join(changes.freeze)}"] if changes.freeze else []
+    done += [f"clipping values to ±{changes.clip_value:g}"] if changes.clip_value is not None else []
+    done += [f"clipping the norm to {changes.clip_norm:g}"] if changes.clip_norm is not None else []
+    return totals(report, loss.name, done)
+
+
+def _draw(
+    path: str,
+    net: Net,
+    report: GradientReport,
+    findings: Sequence[Finding],
+    lines: Sequence[str],
+    images: Sequence[str],
+) -> None:
+    from hookscope.figures import figure_bytes, plot_suffix
+    from hookscope.files import write_atomically
+    from hookscope.gradient_figure import gradient_figure
+    from hookscope.registry import package_versions
+
+    heading = f"{net.name}   weights: {net.weights}"
+    figure = gradient_figure(report, findings, heading, lines)
+    told = output.plain_json([found.as_row() for found in findings])
+    about = {"model": net.name, "weights": net.weights, "images": list(images), "findings": told}
+    write_atomically(path, figure_bytes(figure, plot_suffix(path), {**package_versions(), **about}))
+
+
+def _report(
+    net: Net,
+    report: GradientReport,
+    findings: Sequence[Finding],
+    thresholds: GradientThresholds,
+    lines: Sequence[str],
+    options: Mapping[str, Any],
+) -> None:
+    layers = [layer_row(layer, net.weights) for layer in report.layers]
+    parameters = [parameter_row(parameter, thresholds, net.weights) for parameter in report.parameters]
+    format, stream = chosen_format(options["format"]), process.standard_output()
+    if format == "table":
+        write_report_tables(layers, parameters, findings, lines, stream)
+    elif format == "json":
+        about: dict[str, Any] = {"model": net.name, "weights": net.weights}
+        about |= {"loss": {"name": options["loss"], "value": report.value}}
+        about |= {"targets": [dataclasses.asdict(answer) for answer in report.targets]}
+        about |= {"total_norm": report.total_norm, "total_norm_after": report.total_after, "layers": layers}
+        write_report(parameters, PARAMETER_FIELDS, findings, format, stream, (), "parameter", about)
+    elif format == "ndjson":
+        write_report(layers, FIELDS, (), format, stream)
+        write_report(parameters, PARAMETER_FIELDS, findings, format, stream, (), "parameter")
+    elif options["parameters"]:
+        write_report(parameters, PARAMETER_FIELDS, findings, format, stream)
+    else:
+        write_report(layers, FIELDS, findings, format, stream)
+
+
+def write_report_tables(
+    layers: Sequence[dict[str, Any]],
+    parameters: Sequence[dict[str, Any]],
+    findings: Sequence[Finding],
+    lines: Sequence[str],
+    stream: Any,
+) -> None:
+    """Both tables, the totals, and the findings in words."""
+    fields = table_fields(layers, parameters=False)
+    output.write_rows([{name: row[name] for name in fields} for row in layers], fields, "table", stream)
+    stream.write("\n")
+    fields = table_fields(parameters, parameters=True)
+    write_report(parameters, fields, findings, "table", stream, lines)

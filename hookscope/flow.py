@@ -1,0 +1,281 @@
+"""A forward pass followed by data and by graph: which call feeds which, and which operations end a graph."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch.overrides import TorchFunctionMode
+
+from hookscope.hooks import Door
+from hookscope.layers import call_key
+from hookscope.observe import is_leaf
+from hookscope.tensors import storage_key, tensors_in
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+    from torch import Tensor, nn
+
+__all__ = ["Cut", "Flow", "LeafCall", "node_of", "nodes_behind", "operation_name", "place_of_code"]
+
+_DETACHING = {"detach", "detach_", "data", "numpy", "__array__", "tolist", "item"}
+_LEAVING = {"numpy", "__array__", "tolist", "item"}
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+@dataclass(slots=True, eq=False)
+class LeafCall:
+    """One execution of a layer without children.
+
+    Attributes:
+        name: Of the layer.
+        key: ``name`` or ``name#call``.
+        bit: Its own bit in masks.
+        nodes: The nodes of the autograd graph that made what it put out.
+        floating: Whether it put out any floating-point number.
+    """
+
+    name: str
+    key: str
+    bit: int
+    nodes: set[Any] = field(default_factory=set)
+    floating: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Cut:
+    """An operation on something that required a gradient, whose result does not.
+
+    Attributes:
+        operation: Its name in torch, such as ``detach``.
+        place: File and line of the code that called it.
+        nodes: The nodes of the autograd graph that made what it was given.
+        bit: Its own bit in masks.
+        no_grad: Whether it ran under ``no_grad``.
+        floating: Whether its result could have had a gradient.
+        leaves: Whether its result became something else than a tensor, so that nobody knows where it goes.
+        call: The layer without children that was running, if any.
+        after: Key of the first such layer that took the result.
+    """
+
+    operation: str
+    place: str
+    nodes: set[Any]
+    bit: int
+    no_grad: bool
+    floating: bool
+    leaves: bool
+    call: LeafCall | None
+    after: str = ""
+
+    @property
+    def reason(self) -> str:
+        """``detached`` or ``no graph``."""
+        return "detached" if self.operation in _DETACHING and not self.no_grad else "no graph"
+
+
+class Flow(TorchFunctionMode):
+    """Follows one forward pass of ``model`` inside a ``with`` block; whose values went where is in bit masks.
+
+    Every tensor that torch made or wrote to carries the bits of the calls, cuts and parameters that its values come
+    from, by its memory, so that views and writes in place count.
+
+    Attributes:
+        calls: Of layers without children, in the order in which they returned.
+        cuts: In the order in which they happened.
+        parameters: The graph node that gathers the gradient, for the name of every parameter that is not frozen.
+        began: Names of all layers that ran.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.calls: list[LeafCall] = []
+        self.cuts: list[Cut] = []
+        self.parameters: dict[str, Any] = {}
+        self.began: set[str] = set()
+        self._model, self._names = model, {module: name for name, module in model.named_modules()}
+        self._marks: dict[int | None, int] = {}
+        self._held: list[Any] = []  # memory that is given back would be taken for the old
+        self._made: dict[Any, int] = {}
+        self._running: list[LeafCall] = []
+        self._times: Counter[str] = Counter()
+        self._bits = 0
+        self._door = Door()
+
+    def __enter__(self) -> Flow:
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                self.parameters[name] = node_of(parameter)
+                self._mark(parameter, self._bit())
+        try:
+            for module in self._names:
+                self._door.forward_pre(module, self._before)
+                self._door.forward(module, self._after)
+        except BaseException:
+            self._door.__exit__(None, None, None)
+            raise
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._door.__exit__(kind, error, trace)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func`` and note what its result was made from."""
+        kwargs = kwargs or {}
+        given = [*tensors_in(args).values(), *tensors_in(kwargs).values()]
+        # as they are now: an operation in place gives them another
+        within = {node_of(tensor) for tensor in given if tensor.requires_grad}
+        mask = self._mask_of_all(given)
+        result = func(*args, **kwargs)
+        name = operation_name(func)
+        made = list(tensors_in(result).values())
+        if within and (name in _LEAVING or (made and not any(tensor.requires_grad for tensor in made))):
+            mask |= self._cut(name, within, made)
+        if name in _LEAVING:
+            for cut in self.cuts:
+                cut.leaves |= bool(cut.bit & mask)
+        for tensor in made:
+            self._mark(tensor, mask)
+        if given and (name.endswith("_") or name == "__set__"):  # written to, whatever came back
+            self._mark(given[0], mask)
+        return result
+
+    def mask_of(self, value: Any) -> int:
+        """The bits of all that the tensors in ``value`` were made from."""
+        return self._mask_of_all(tensors_in(value).values())
+
+    def _mask_of_all(self, tensors: Iterable[Tensor]) -> int:
+        mask = 0
+        for tensor in tensors:
+            key = storage_key(tensor)
+            mask |= self._marks[key] if key in self._marks else self._mask_by_graph(tensor)
+        return mask
+
+    def _mask_by_graph(self, tensor: Tensor) -> int:
+        """For what a custom function made, which torch tells nobody of."""
+        if tensor.grad_fn is None:
+            return 0
+        return sum({self._made[node] for node in nodes_behind([node_of(tensor)]) if node in self._made})
+
+    def _mark(self, tensor: Tensor, mask: int) -> None:
+        key = storage_key(tensor)
+        self._marks[key] = self._marks.get(key, 0) | mask
+        self._held.append(tensor)
+
+    def _bit(self) -> int:
+        self._bits += 1
+        return 1 << self._bits
+
+    def _cut(self, name: str, within: set[Any], made: list[Tensor]) -> int:
+        import torch
+
+        cut = Cut(
+            name,
+            place_of_code(),
+            within,
+            self._bit(),
+            not torch.is_grad_enabled(),
+            any(tensor.is_floating_point() for tensor in made),
+            False,
+            self._running[-1] if self._running else None,
+        )
+        self.cuts.append(cut)
+        return cut.bit
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        name = self._names[module]
+        self.began.add(name)
+        if not is_leaf(module):
+            return
+        call = LeafCall(name, call_key(name, self._times[name]), self._bit())
+        self._times[name] += 1
+        taken = self._mask_of_all([*tensors_in(args).values(), *tensors_in(kwargs).values()])
+        for cut in self.cuts:
+            if not cut.after and cut.bit & taken:
+                cut.after = call.key
+        self._running.append(call)
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        tensors = list(tensors_in(output).values())
+        given = [*tensors_in(args).values(), *tensors_in(kwargs).values()]
+        for tensor in tensors:
+            if storage_key(tensor) not in self._marks:  # made by what torch does not show
+                self._mark(tensor, self._mask_of_all(given))
+        name = self._names[module]
+        while self._running and is_leaf(module):  # calls that raised, and whose failure the model caught, go first
+            call = self._running.pop()
+            if call.name == name:
+                self._note(call, tensors)
+                break
+
+    def _note(self, call: LeafCall, tensors: list[Tensor]) -> None:
+        call.nodes = {node for tensor in tensors if tensor.requires_grad for node in _nodes_of(tensor)}
+        call.floating = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
+        self._made |= dict.fromkeys(call.nodes, call.bit)
+        for tensor in tensors:
+            self._mark(tensor, call.bit)
+        self.calls.append(call)
+
+
+def node_of(tensor: Tensor) -> Any:
+    """The node of the autograd graph that takes the gradient of ``tensor``."""
+    from torch.autograd.graph import get_gradient_edge
+
+    return get_gradient_edge(tensor).node
+
+
+def _nodes_of(tensor: Tensor) -> list[Any]:
+    """The nodes that stand for the values of ``tensor``: a write in place gives a view another, its base leads on."""
+    base = tensor._base
+    whole = base is not None and base.requires_grad and base.numel() == tensor.numel()
+    return [node_of(tensor), *([node_of(base)] if base is not None and whole else [])]
+
+
+def nodes_behind(nodes: Iterable[Any]) -> set[Any]:
+    """``nodes`` and every node of the autograd graph that a gradient comes to from them."""
+    found = set(nodes)
+    waiting = list(found)
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None and node not in found:
+                found.add(node)
+                waiting.append(node)
+    return found
+
+
+def place_of_code() -> str:
+    """File and line of the model's code that runs now, ``net.py:17``; empty where torch or hookscope calls.
+
+    For a ``__torch_function__``, whose caller is meant.
+    """
+    import torch
+
+    library = os.path.dirname(torch.__file__) + os.sep
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "__torch_function__":
+        frame = frame.f_back
+    frame = frame and frame.f_back
+    while frame is not None and not frame.f_code.co_filename.startswith(_OWN):
+        if not frame.f_code.co_filename.startswith(library):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def operation_name(func: Any) -> str:
+    """The name under which one calls it; that of the attribute for a property such as ``data``."""
+    name = str(getattr(func, "__name__", func))
+    if name in ("__get__", "__set__"):
+        owner = getattr(func, "__self__", None)
+        attribute = str(getattr(owner, "__name__", name))
+        return attribute if name == "__get__" else "__set__"
+    return name

@@ -1,0 +1,111 @@
+"""What is done to the parameters' gradients before an optimizer sees them: freeze, clip by value, clip by norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookscope.errors import LayerError, UsageError, nearest
+from hookscope.gradient_hooks import ClipValue, Zero, clip_total_norm
+from hookscope.layers import Selection
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["GradientChanges"]
+
+Change = Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientChanges:
+    """Changes of all parameters' gradients, made in this order: freeze, then value, then norm.
+
+    Attributes:
+        freeze: Names of layers (with all that is in them), patterns of such names, or names of single parameters,
+            whose gradients become 0. What flows through a layer to those before it stays as it is.
+        clip_value: Every value into ``[-clip_value, clip_value]``, as `torch.nn.utils.clip_grad_value_`.
+        clip_norm: The norm of all gradients together at most this, as `torch.nn.utils.clip_grad_norm_`.
+
+    Raises:
+        UsageError: a limit that is not above 0, or a selection that counts calls.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+        >>> change = GradientChanges(freeze=("0",), clip_value=2.0).of(net)
+        >>> {name: g.tolist() for name, g in change({"0.bias": torch.ones(1), "1.bias": torch.full((1,), 9.0)}).items()}
+        {'0.bias': [0.0], '1.bias': [2.0]}
+    """
+
+    freeze: tuple[str, ...] = ()
+    clip_value: float | None = None
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in (("clip value", self.clip_value), ("clip norm", self.clip_norm)):
+            if limit is not None and not limit > 0:
+                raise UsageError(f"no {name} {limit:g}: it would leave nothing", do="give a number above 0")
+        for term in _terms(self.freeze):
+            Selection(term)
+            if "#" in term and not term.startswith("re:"):
+                raise UsageError(f"cannot freeze '{term}'", "parameters have names, not calls", "name a layer: conv1")
+
+    def __bool__(self) -> bool:
+        return bool(self.freeze) or self.clip_value is not None or self.clip_norm is not None
+
+    def frozen(self, model: nn.Module) -> tuple[str, ...]:
+        """Names of the parameters of ``model`` that `freeze` means.
+
+        Raises:
+            LayerError: a name that is neither a layer nor a parameter.
+        """
+        parameters = [name for name, _ in model.named_parameters()]
+        layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
+        wanted: set[str] = set()
+        for term in _terms(self.freeze):
+            wanted.update([term] if term in parameters else _inside(term, layers, parameters))
+        return tuple(name for name in parameters if name in wanted)
+
+    def of(self, model: nn.Module) -> Change:
+        """The change as a function of the gradients by the parameters' names; it makes new tensors.
+
+        Raises:
+            LayerError: a name that is neither a layer nor a parameter.
+        """
+        frozen = set(self.frozen(model))
+
+        def change(gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            changed = {name: Zero()(g) if name in frozen else g for name, g in gradients.items()}
+            if self.clip_value is not None:
+                changed = {name: ClipValue(self.clip_value)(g) for name, g in changed.items()}
+            if self.clip_norm is not None:
+                changed = dict(zip(changed, clip_total_norm(changed.values(), self.clip_norm), strict=True))
+            return changed
+
+        return change
+
+
+def _terms(freeze: Iterable[str]) -> list[str]:
+    """Each name or pattern; a regular expression may hold commas, so it takes the rest of its text."""
+    terms: list[str] = []
+    for text in freeze:
+        head, regex, rest = text.partition("re:")
+        terms += [term.strip() for term in head.split(",") if term.strip()] + ([regex + rest] if regex else [])
+    if freeze and not terms:
+        raise UsageError("nothing to freeze", do="name a layer or a parameter")
+    return terms
+
+
+def _inside(term: str, layers: Sequence[str], parameters: Sequence[str]) -> list[str]:
+    """The parameters of every layer that ``term`` names, and of all layers in them; a number is a name too."""
+    selection = Selection(term)
+    found = [term] if term in layers else [name for name in layers if selection.calls_by_name([name])]
+    own = [p for p in parameters if any(not name or p.startswith(f"{name}.") for name in found)]
+    if not found:
+        some = nearest(term, [*layers, *parameters]) or f"there are {len(parameters)} parameters"
+        raise LayerError(f"no layer or parameter '{term}'", some, "list them with `hookscope weights`")
+    if not own:
+        raise LayerError(f"cannot freeze '{term}'", "it has no parameters", "name another layer")
+    return own

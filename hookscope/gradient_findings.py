@@ -1,0 +1,297 @@
+"""Named findings on gradients: what vanishes, what explodes, and what gets none, each with the layer it comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookscope.errors import UsageError
+from hookscope.findings import Finding, counted, listed
+
+if TYPE_CHECKING:
+    from hookscope.anomaly import Anomaly
+    from hookscope.gradient_sizes import Size
+    from hookscope.gradient_stops import Stop
+    from hookscope.gradients import GradientReport, LayerGradient, ParameterGradient
+
+__all__ = [
+    "GradientThresholds",
+    "anything_unreached",
+    "gradient_findings",
+    "layer_finding_names",
+    "parameter_finding_names",
+]
+
+MEANINGS = {
+    "non-finite": "One step with it turns weights into NaN: find the operation (gradients --detect-anomaly names it)"
+    " and keep it from its edge, such as sqrt, log or a division at 0.",
+    "exploding-gradient": "A step along it overturns the weights: clip the norm, lower the learning rate, normalise"
+    " before this layer or scale the initialisation down.",
+    "vanishing-gradient": "Its weights stay as they are: use functions that do not saturate, normalisation, residual"
+    " connections or another initialisation; behind a dead ReLU, or with a loss of 0, nothing arrives.",
+    "frozen": "Right where one means to fine-tune the rest; else set requires_grad before the optimizer is made.",
+    "detached": "Nothing before it learns from this loss: take the call away, unless it is meant (a target, a"
+    " teacher).",
+    "no graph": "Nothing before it learns from this loss: run it outside no_grad, or replace the operation by one that"
+    " is differentiable (soft instead of hard choices, a straight-through estimator).",
+    "unused": "An optimizer never changes it, and distributed training stops at it: use it in forward or take it out;"
+    " auxiliary heads that run in training alone are meant to be idle.",
+}
+"""What each finding means, and what people do about it; of ``no-gradient`` one for each reason."""
+
+_MOST_CHAINS = 3
+
+Numbers = dict[str, float | int | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientThresholds:
+    """From where on a gradient is a finding; both are shares of the weight's own norm.
+
+    Measured on 36 torchvision models with random weights, in eval mode, on a picture of 64 to 224 pixels, for the
+    score of the most likely class and, but for two, its cross-entropy. Where activations keep their size (resnet to
+    50 layers, resnext, vgg, densenet, alexnet, squeezenet, swin, regnet_x) the norm of a weight's gradient is 7e-4 to
+    48 times the weight's norm; a factor of 20 is left to the upper limit. Near the lower limit are ConvNeXt's filters
+    beside its layer scale (2.5e-7) and regnet_y's squeeze-and-excitation (2.3e-7), below it those of shufflenet (from
+    2e-8) and maxvit (from 2e-9). Where activations shrink (mobilenet, efficientnet, mnasnet, googlenet: mostly 1e-36
+    to 1e-7) or grow (resnet152, inception_v3: 7e4 to 7e8) random weights really vanish and explode, and are found.
+    A net of 20 sigmoid layers falls to 1e-14. Trained torchvision weights could not be had; `shapes` has 1.6e-2 to 3.8.
+
+    Attributes:
+        vanishing: Below it a gradient vanishes; the default is about the epsilon of single precision, so that a step
+            at a learning rate of 1 would not change the weight. Exactly 0 everywhere always does.
+        exploding: Above it a gradient explodes; with the default a step at a learning rate of 0.001 is as long as the
+            weight itself. NaN and Inf always do.
+
+    Raises:
+        UsageError: for limits that leave nothing between them.
+    """
+
+    vanishing: float = 1e-7
+    exploding: float = 1e3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.vanishing < self.exploding:
+            asked = f"vanishing below {self.vanishing:g} and exploding above {self.exploding:g}"
+            raise UsageError(asked, "nothing is left between", "give a smaller and a larger number")
+
+
+def gradient_findings(
+    report: GradientReport,
+    stops: Sequence[Stop] = (),
+    thresholds: GradientThresholds | None = None,
+    anomaly: Anomaly | None = None,
+) -> list[Finding]:
+    """What is wrong with the gradients, the gravest first; one finding for a chain, which names where it begins.
+
+    A gradient runs from the loss backwards: a chain begins at the layer nearest to the loss.
+
+    Args:
+        report: As `hookscope.gradients.layer_gradients` made it.
+        stops: As `hookscope.gradient_stops.gradient_stops` made them, wanted where `anything_unreached`.
+        thresholds: From where on something is a finding.
+        anomaly: As `hookscope.anomaly.first_anomaly` made it.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.gradients import layer_gradients
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.ReLU(), torch.nn.Flatten())
+        >>> _ = net[0].bias.data.fill_(-9), net[0].weight.data.fill_(1)
+        >>> [found] = gradient_findings(layer_gradients(net, torch.ones(1, 1, 1, 1)))
+        >>> found.finding, found.layer, found.evidence
+        ('vanishing-gradient', '0', "the gradient of '0.weight' is 0 everywhere")
+    """
+    thresholds = thresholds or GradientThresholds()
+    found = list(_non_finite(report, anomaly))
+    found += _by_ratio(report, thresholds, "exploding-gradient")
+    found += _by_ratio(report, thresholds, "vanishing-gradient")
+    return [*found, *_stopped(report, stops), *_frozen(report)]
+
+
+def anything_unreached(report: GradientReport) -> bool:
+    """Whether some layer or parameter that could have a gradient has none: then the stops are worth a second pass."""
+    layers = any(layer.grad_output is None for layer in report.layers) or bool(report.did_not_run)
+    return layers or any(p.gradient is None and not p.frozen for p in report.parameters)
+
+
+def layer_finding_names(layer: LayerGradient) -> tuple[str, ...]:
+    """The names of what is wrong with the gradient of one call."""
+    size = layer.grad_output
+    if size is None:
+        return ("no-gradient",)
+    spoiled = _spoiled(size) or _spoiled(layer.grad_input) or layer.activation_nonfinite
+    if spoiled:
+        return ("exploding-gradient",)
+    return ("vanishing-gradient",) if size.max_abs == 0 else ()
+
+
+def parameter_finding_names(
+    parameter: ParameterGradient, thresholds: GradientThresholds | None = None
+) -> tuple[str, ...]:
+    """The names of what is wrong with the gradient of one parameter."""
+    thresholds = thresholds or GradientThresholds()
+    if parameter.gradient is None:
+        return ("no-gradient",)
+    if _spoiled(parameter.gradient):
+        return ("exploding-gradient",)
+    if not _is_weight(parameter):  # a bias or a scale may well be near 0
+        return ()
+    ratio = parameter.ratio
+    if parameter.gradient.max_abs == 0 or (ratio is not None and ratio < thresholds.vanishing):
+        return ("vanishing-gradient",)
+    return ("exploding-gradient",) if ratio is not None and ratio > thresholds.exploding else ()
+
+
+def _spoiled(size: Size | None) -> bool:
+    return size is not None and bool(size.nan or size.inf)
+
+
+def _is_weight(parameter: ParameterGradient) -> bool:
+    """Whether it is a matrix or a filter bank; ConvNeXt's layer scale (C, 1, 1) is none."""
+    shape = parameter.shape
+    return len(shape) >= 2 and (math.prod(shape) > max(shape) or parameter.name.endswith("weight"))
+
+
+def _nonfinite_words(nan: int, inf: int) -> str:
+    return " and ".join(f"{count:,} {what}" for count, what in ((nan, "NaN"), (inf, "Inf")) if count)
+
+
+def _non_finite(report: GradientReport, anomaly: Anomaly | None) -> Iterator[Finding]:
+    """One finding, at the operation where it is known, else at the first activation or the last gradient."""
+    name, meaning = "exploding-gradient", MEANINGS["non-finite"]
+    if anomaly is not None:
+        yield _of_anomaly(anomaly)
+        return
+    forward = [layer for layer in report.layers if layer.activation_nonfinite]
+    if forward or not math.isfinite(report.value):
+        key = forward[0].call.key if forward else ""
+        what = f"{forward[0].activation_nonfinite:,} values of its activation are" if forward else "the loss is"
+        numbers: Numbers = {"phase": "forward", "values": forward[0].activation_nonfinite if forward else 1}
+        yield Finding(name, key, f"{what} NaN or Inf already in the forward pass", meaning, numbers=numbers)
+        return
+    bad = [p for p in report.parameters if _spoiled(p.gradient)]
+    if bad and (size := bad[-1].gradient) is not None:
+        text = f"{_nonfinite_words(size.nan, size.inf)} in the gradient of '{bad[-1].name}'"
+        text += f"; {counted(len(bad) - 1, 'parameter')} before it too" if len(bad) > 1 else ""
+        numbers = {"phase": "backward", "nan": size.nan, "inf": size.inf, "parameters": len(bad)}
+        yield Finding(name, bad[-1].layer, text, meaning, numbers=numbers)
+        return
+    layers = [layer for layer in report.layers if _spoiled(layer.grad_output) or _spoiled(layer.grad_input)]
+    if layers:
+        text = "NaN or Inf in the gradients at its output or input"
+        numbers = {"phase": "backward", "calls": len(layers)}
+        yield Finding(name, layers[-1].call.key, text, meaning, numbers=numbers)
+
+
+def _of_anomaly(anomaly: Anomaly) -> Finding:
+    if anomaly.source:
+        text = f"{anomaly.kind} in {anomaly.source}, which enters at {anomaly}"
+    else:
+        text = f"the first {anomaly.kind} of the {anomaly.phase} pass comes from {anomaly}"
+    if anomaly.infinite is not None and str(anomaly.infinite) != str(anomaly):
+        text += f"; Inf before it from {anomaly.infinite}"
+    numbers = {name: getattr(anomaly, name) for name in ("phase", "kind", "operation", "place", "source")}
+    return Finding("exploding-gradient", anomaly.layer, text, MEANINGS["non-finite"], numbers=numbers)
+
+
+def _by_ratio(report: GradientReport, thresholds: GradientThresholds, name: str) -> Iterator[Finding]:
+    weights = [p for p in report.parameters if p.gradient is not None and _is_weight(p) and not _spoiled(p.gradient)]
+    chains = _chains(weights, lambda p: parameter_finding_names(p, thresholds) == (name,))
+    if len(chains) > _MOST_CHAINS:  # here and there all through the model: one thing to know, not thirty
+        chains = [[p for chain in chains for p in chain]]
+    for chain in reversed(chains):
+        yield _of_chain(name, chain, len(weights), report)
+
+
+def _chains(
+    weights: Sequence[ParameterGradient], bad: Callable[[ParameterGradient], bool]
+) -> list[list[ParameterGradient]]:
+    chains: list[list[ParameterGradient]] = []
+    unbroken = False
+    for weight in weights:
+        if bad(weight):
+            chains[-1].append(weight) if unbroken else chains.append([weight])
+        unbroken = bad(weight)
+    return chains
+
+
+def _of_chain(name: str, chain: Sequence[ParameterGradient], weights: int, report: GradientReport) -> Finding:
+    source, before = chain[-1], chain[:-1]
+    text = _size_words(source) + _input_words(source, report)
+    if before:
+        lowest = name == "vanishing-gradient"
+        end = (min if lowest else max)(before, key=lambda p: p.ratio or 0.0)
+        far = f"{'down' if lowest else 'up'} to {end.ratio or 0:.2g} times at '{end.name}'"
+        far = "all 0" if lowest and not any(p.ratio for p in before) else far
+        text += f"; {counted(len(before), 'weight')} before it too, {far}"
+    if report.value == 0 and report.loss != "score":  # there is nothing left to learn
+        text = f"the loss is 0: {text}"
+    norm = None if source.gradient is None else source.gradient.norm
+    numbers: Numbers = {"ratio": source.ratio, "norm": norm, "weights": len(chain), "of": weights}
+    return Finding(name, source.layer, text, MEANINGS[name], numbers=numbers)
+
+
+def _input_words(parameter: ParameterGradient, report: GradientReport) -> str:
+    """What goes into a layer is to blame where the layer gets a gradient and its weight none."""
+    if parameter.gradient is None or parameter.gradient.max_abs:
+        return ""
+    arrives = [layer.grad_output for layer in report.layers if layer.call.name == parameter.layer]
+    return ", for what goes in is 0" if any(size is not None and size.max_abs for size in arrives) else ""
+
+
+def _size_words(parameter: ParameterGradient) -> str:
+    size = parameter.gradient
+    if size is None or size.max_abs == 0:
+        return f"the gradient of '{parameter.name}' is 0 everywhere"
+    return f"the gradient of '{parameter.name}' has the norm {size.norm:.2g}, {parameter.ratio:.2g} times the weight's"
+
+
+def _stopped(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]:
+    for stop in stops:
+        parts = [counted(len(stop.calls), "call") if stop.calls else ""]
+        parts += [counted(len(stop.parameters), "parameter") if stop.parameters else ""]
+        lost = " and ".join(part for part in parts if part)
+        along = f", from '{stop.calls[0]}' on," if len(stop.calls) > 1 else ""
+        get = "get" if len(stop.calls) + len(stop.parameters) > 1 else "gets"
+        text = f"{stop.why}; {lost}{along} {get} none"
+        numbers: Numbers = {"reason": stop.reason, "place": stop.place, "calls": len(stop.calls)}
+        numbers["parameters"] = len(stop.parameters)
+        yield Finding("no-gradient", stop.layer, text, MEANINGS[stop.reason], numbers=numbers)
+    lost_ones = [] if stops else [p for p in report.parameters if p.gradient is None and not p.frozen]
+    if lost_ones:
+        text = f"no gradient arrives at {listed([p.name for p in lost_ones], 4)}"
+        numbers = {"reason": "unused", "parameters": len(lost_ones)}
+        yield Finding("no-gradient", lost_ones[-1].layer, text, MEANINGS["unused"], numbers=numbers)
+
+
+def _frozen(report: GradientReport) -> Iterator[Finding]:
+    """One finding for layers that follow one another and are frozen, one for each parameter frozen alone."""
+    layers: dict[str, list[ParameterGradient]] = {}
+    for parameter in report.parameters:
+        layers.setdefault(parameter.layer, []).append(parameter)
+    run: list[str] = []
+    for layer, own in [*layers.items(), ("", [])]:
+        if own and all(parameter.frozen for parameter in own):
+            run.append(layer)
+            continue
+        if run:
+            yield _of_frozen(run, [p for name in run for p in layers[name]], len(layers))
+            run = []
+        for parameter in own:
+            if parameter.frozen:
+                yield _of_frozen([layer], [parameter], 0)
+
+
+def _of_frozen(run: Sequence[str], parameters: Sequence[ParameterGradient], layers: int) -> Finding:
+    if not layers:
+        who = f"'{parameters[0].name}' is frozen"
+    elif len(run) == 1:
+        who = f"'{run[0]}' is frozen" if run[0] else "the model is frozen"
+    else:
+        all_of = "all " if len(run) == layers else ""
+        who = f"{all_of}{len(run)} layers from '{run[0]}' to '{run[-1]}' are frozen"
+    text = f"{who} (requires_grad is False): {counted(len(parameters), 'parameter')}"
+    numbers: Numbers = {"reason": "frozen", "layers": len(run), "parameters": len(parameters)}
+    return Finding("no-gradient", run[-1], text, MEANINGS["frozen"], numbers=numbers)

@@ -1,0 +1,320 @@
+"""The command gradients, in process on small models."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from hookscope.cli import process
+from hookscope.cli.gradients import FIELDS, PARAMETER_FIELDS, command
+from hookscope.cli.main import COMMANDS, main
+from hookscope.pictures import read_provenance
+
+NETS = """
+import torch
+from torch import nn
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3)
+        self.bn1 = nn.BatchNorm2d(6)
+        self.relu = nn.ReLU(inplace=True)
+        self.block = nn.Identity()
+        self.conv2 = nn.Conv2d(6, 8, 3, stride=4)
+        self.fc = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.block(self.relu(self.bn1(self.conv1(x))))
+        return self.fc(self.conv2(x).mean((2, 3)))
+
+def small():
+    torch.manual_seed(0)
+    print("made")
+    return Small()
+
+class Root(nn.Module):
+    def forward(self, x):
+        return (x - x).sqrt() * 0 + x
+
+def nan():
+    net = small()
+    net.block = Root()
+    return net
+
+class Cut(Small):
+    def forward(self, x):
+        x = self.conv1(x).detach()
+        return self.fc(self.conv2(self.bn1(x)).mean((2, 3)))
+
+def cut():
+    return Cut()
+
+class Blind(Small):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+def blind():
+    return Blind()
+
+class Flow(Small):
+    def forward(self, x):
+        return self.bn1(self.conv1(x))
+
+def flow():
+    return Flow()
+"""
+Run = Callable[..., tuple[int, str, str]]
+OWN = ["conv1.weight", "conv1.bias", "bn1.weight", "bn1.bias", "conv2.weight", "conv2.bias", "fc.weight", "fc.bias"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(COMMANDS, "gradients", "hookscope.cli.gradients")
+    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
+    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "names.txt").write_text("cat\ndog\nfox\nowl\n")
+    Image.effect_noise((40, 32), 80).convert("RGB").save(tmp_path / "cat.png")
+    return tmp_path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run the command on a net of nets.py: status, output, errors."""
+
+    def run(*words: str, model: str = "nets.py:small", images: tuple[str, ...] = ("cat.png",)) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["gradients", model, *images, "--input-size", "32", "--device", "cpu", *words])
+        assert isinstance(caught.value.code, int)
+        out, errors = capfd.readouterr()
+        return caught.value.code, out, errors.replace("made\n", "")
+
+    return run
+
+
+def as_json(run: Run, *words: str, **more: str) -> dict:
+    status, out, _ = run(*words, "--format", "json", **more)
+    assert status == 0
+    return json.loads(out)
+
+
+def test_fields_are_the_documented_ones() -> None:
+    assert " ".join(FIELDS) == (
+        "index name type call grad_output grad_output_norm grad_input grad_input_norm mean_abs zeros nan inf ratio"
+        " findings weights"
+    )
+    assert " ".join(PARAMETER_FIELDS) == (
+        "name type shape norm mean_abs max_abs zeros nan inf ratio norm_after frozen findings weights"
+    )
+
+
+def test_json_is_one_object(run: Run) -> None:
+    told = as_json(run, "--categories", "names.txt", "--target", "fox")
+    assert told["model"] == "nets.py:small"
+    assert (told["loss"]["name"], told["targets"][0]["index"], told["targets"][0]["label"]) == ("score", 2, "fox")
+    assert told["loss"]["value"] == pytest.approx(told["targets"][0]["score"])
+    assert [row["name"] for row in told["layers"]] == ["conv1", "conv2"]
+    assert [row["name"] for row in told["parameters"]] == OWN
+    assert list(told["layers"][0]) == list(FIELDS) and list(told["parameters"][0]) == list(PARAMETER_FIELDS)
+    assert told["layers"][0]["grad_output"] == [1, 6, 30, 30] and told["layers"][0]["grad_input"] == [1, 3, 32, 32]
+    assert told["findings"] == []
+    # the score of class 2 is a sum with its bias: gradient 1 there, 0 in the others
+    bias = told["parameters"][-1]
+    assert (bias["norm"], bias["max_abs"], bias["zeros"], bias["norm_after"]) == (1.0, 1.0, 0.75, None)
+    squares = sum(row["norm"] ** 2 for row in told["parameters"])
+    assert told["total_norm"] == pytest.approx(squares**0.5) and told["total_norm_after"] is None
+
+
+@pytest.mark.parametrize(("format", "between"), [("tsv", "\t"), ("csv", ",")])
+def test_lines_are_layers_or_parameters(run: Run, format: str, between: str) -> None:
+    _, out, _ = run("--format", format)
+    head, *lines = csv.reader(io.StringIO(out), delimiter=between)
+    assert (head, [line[1] for line in lines]) == (list(FIELDS), ["conv1", "conv2"])
+    _, out, _ = run("--format", format, "--parameters")
+    head, *lines = csv.reader(io.StringIO(out), delimiter=between)
+    assert (head, [line[0] for line in lines]) == (list(PARAMETER_FIELDS), OWN)
+    assert {len(line) for line in lines} == {len(PARAMETER_FIELDS)}
+
+
+def test_ndjson_says_what_a_row_is(run: Run) -> None:
+    rows = [json.loads(line) for line in run("--format", "ndjson", model="nets.py:cut")[1].splitlines()]
+    kinds = [row.pop("row") for row in rows]
+    assert kinds == ["layer"] * 2 + ["parameter"] * 8 + ["finding"]
+    assert rows[-1]["numbers"]["reason"] == "detached"
+
+
+def test_a_table_has_both_and_fits_a_terminal(run: Run) -> None:
+    _, out, _ = run("--format", "table", "--target", "1", "--clip-norm", "0.5")
+    lines = out.splitlines()
+    assert lines[0].split()[:3] == ["index", "name", "grad_output"] and lines[4].split()[0] == "name"
+    assert "norm_after" in lines[4] and "frozen" not in lines[4]
+    assert max(map(len, lines)) <= 120
+    assert any(line.startswith("score of class 1: ") for line in lines)
+    assert any(line.endswith("; after clipping the norm to 0.5: 0.5") for line in lines)
+    assert lines[-1] == "no findings"
+
+
+def test_layers_are_chosen_and_their_parameters_with_them(run: Run) -> None:
+    told = as_json(run, "--layer", "fc,bn1")
+    assert [row["name"] for row in told["layers"]] == ["bn1", "fc"]
+    assert [row["name"] for row in told["parameters"]] == OWN[2:4] + OWN[6:]
+    assert [row["name"] for row in as_json(run, "--layer", "-1")["parameters"]] == OWN[4:6]
+    assert "total norm of the gradients of 8 parameters: " in run("--layer", "fc", "--format", "table")[1]
+    types = as_json(run, "--type", "all")["layers"]
+    assert [row["name"] for row in types] == ["conv1", "bn1", "relu", "block", "conv2", "fc"]
+
+
+def test_changes_go_together_freeze_value_norm(run: Run) -> None:
+    told = as_json(run, "--freeze", "conv2,fc.bias", "--clip-value", "0.01", "--clip-norm", "0.02")
+    rows = {row["name"]: row for row in told["parameters"]}
+    assert [name for name in OWN if rows[name]["norm_after"] == 0] == ["conv2.weight", "conv2.bias", "fc.bias"]
+    assert told["total_norm_after"] == pytest.approx(0.02, rel=1e-4) and told["total_norm"] > 1
+    assert rows["conv1.weight"]["norm"] > rows["conv1.weight"]["norm_after"] > 0
+    lines = run("--freeze", "conv2", "--clip-value", "1", "--clip-norm", "2", "--format", "table")[1]
+    assert "after freezing conv2, then clipping values to ±1, then clipping the norm to 2: " in lines
+
+
+@pytest.mark.parametrize("loss", ["score", "cross-entropy", "mse"])
+def test_losses(run: Run, loss: str) -> None:
+    told = as_json(run, "--loss", loss)
+    assert told["loss"]["name"] == loss and len(told["targets"]) == (loss != "mse")
+    assert all(row["norm"] > 0 for row in told["parameters"])
+
+
+def test_findings_are_told_and_are_no_failure(run: Run) -> None:
+    status, out, _ = run("--format", "table", model="nets.py:cut")
+    assert status == 0
+    assert "1 finding no-gradient conv1: detached between 'conv1' and 'bn1' by detach at nets.py:" in " ".join(
+        out.split()
+    )
+    row = as_json(run, model="nets.py:cut")["layers"][0]
+    assert (row["grad_output_norm"], row["ratio"], row["findings"]) == (None, None, ["no-gradient"])
+
+
+def test_the_operation_behind_the_first_nan(run: Run) -> None:
+    told = as_json(run, "--detect-anomaly", model="nets.py:nan")
+    (found,) = told["findings"]
+    assert (found["finding"], found["layer"]) == ("exploding-gradient", "block")
+    line = 1 + NETS[: NETS.index("return (x - x)")].count("\n")
+    assert found["evidence"] == (
+        f"the first NaN of the backward pass comes from SqrtBackward0 in layer 'block' at nets.py:{line}"
+    )
+    status, out, errors = run("--detect-anomaly", "--format", "ndjson")
+    assert (status, errors) == (0, "Note: no NaN in the forward pass and none in the backward pass\n")
+    assert "finding" not in {json.loads(line)["row"] for line in out.splitlines()}
+
+
+def test_thresholds(run: Run) -> None:
+    (found,) = as_json(run, "--exploding", "1e-3", "--vanishing", "0")["findings"]
+    assert found["finding"] == "exploding-gradient"
+    assert as_json(run, "--vanishing", "100", "--exploding", "inf")["findings"][0]["finding"] == "vanishing-gradient"
+
+
+@pytest.mark.parametrize("name", ["g.png", "g.svg", "g.pdf"])
+def test_a_plot(run: Run, here: Path, name: str) -> None:
+    status, out, errors = run("--plot", name, "--clip-value", "0.1", "--format", "ndjson", model="nets.py:cut")
+    assert (status, errors, len(out.splitlines())) == (0, "", 11)
+    data = (here / name).read_bytes()
+    assert data.startswith({"g.png": b"\x89PNG", "g.svg": b"<?xml", "g.pdf": b"%PDF"}[name])
+    if name == "g.png":
+        told = read_provenance(here / name)
+        assert (told["model"], told["images"], len(told["findings"])) == ("nets.py:cut", ["cat.png"], 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "status", "message"),
+    [
+        (["--target", "4"], "small", 1, "no class 4; the model has 4 classes: 0 to 3"),
+        (["--target", "lynx"], "small", 1, "no class 'lynx'; no names are known"),
+        (["--target", "lynx", "--categories", "names.txt"], "small", 1, "no class 'lynx'"),
+        (["--target", "top:0"], "small", 2, "bad target 'top:0'"),
+        (["--layer", "conv3"], "small", 1, "no layer 'conv3' in Small; nearest: conv"),
+        (["--layer", "9"], "small", 1, "no index 9; there are 2 Conv2d calls"),
+        (["--layer", "1:2:3:4"], "small", 2, "bad range"),
+        (["--type", "Conv3d"], "small", 1, "no layer of type Conv3d"),
+        (["--clip-norm", "0"], "small", 2, "no clip norm 0"),
+        (["--clip-norm", "nan"], "small", 2, "no clip norm nan"),
+        (["--clip-value", "-1"], "small", 2, "no clip value -1"),
+        (["--clip-value", "x"], "small", 2, "'x' is not a valid float"),
+        (["--freeze", "conv3"], "small", 1, "no layer or parameter 'conv3'; nearest: conv"),
+        (["--freeze", "relu"], "small", 1, "cannot freeze 'relu'; it has no parameters"),
+        (["--freeze", "conv1#1"], "small", 2, "parameters have names, not calls"),
+        (["--loss", "nll"], "small", 2, "'nll' is not one of"),
+        (["--vanishing", "2", "--exploding", "1"], "small", 2, "nothing is left between"),
+        (["--plot", "g.jpg"], "small", 2, "cannot write g.jpg; plots are PNG, SVG or PDF files"),
+        (["--plot", "no/g.png"], "small", 1, "its folder does not exist"),
+        (["--plot", "cat.png"], "small", 1, "it is the image cat.png itself"),
+        ([], "blind", 1, "the output of Blind has no gradient; detached after 'fc' by detach at nets.py:"),
+        ([], "flow", 1, "no score for each class; visualize, stats and `gradients --loss mse` work on it"),
+        (["--weights", "none.pth"], "small", 1, "none.pth"),
+    ],
+)
+def test_what_is_refused_is_one_line(
+    run: Run, here: Path, words: list[str], model: str, status: int, message: str
+) -> None:
+    before = sorted(here.iterdir())
+    found, out, errors = run(*words, model=f"nets.py:{model}")
+    assert (found, out, errors.count("\n")) == (status, "", 1), errors
+    assert errors.startswith("Error: ") and message in errors
+    assert [path for path in sorted(here.iterdir()) if path.name != "__pycache__"] == before
+
+
+def test_images(run: Run, here: Path) -> None:
+    assert "gradients takes one image" in run(images=("cat.png",) * 3)[2]
+    assert "nets.py:small takes one image; there are 2" in run(images=("cat.png", "cat.png"))[2]
+    assert "Missing argument 'IMAGE'" in run(images=())[2]
+    assert run(images=("none.png",), model="no_such_model")[2].startswith("Error: no picture 'none.png'")
+
+
+def test_a_plot_is_checked_before_the_model_is_looked_for(run: Run) -> None:
+    assert "plots are" in run("--plot", "g.jpg", model="no_such_model")[2]
+    assert "no model 'no_such_model'" in run("--plot", "g.png", model="no_such_model")[2]
+
+
+def test_detection_and_flow_say_what_can_be_asked(run: Run) -> None:
+    for model, gives in (("ssdlite320_mobilenet_v3_large", "boxes"), ("raft_small", "the flow")):
+        status, _, errors = run("--weights", "none", model=model)
+        assert (status, errors.count("\n")) == (1, 1)
+        assert gives in errors and "`gradients --loss mse` work on it" in errors
+
+
+def test_a_torchvision_model_with_random_weights(run: Run) -> None:
+    told = as_json(run, "--weights", "none", "--seed", "1", model="squeezenet1_1")
+    assert (told["weights"], told["findings"], len(told["parameters"])) == ("random (seed 1)", [], 52)
+    assert {row["weights"] for row in told["layers"]} == {"random (seed 1)"}
+
+
+def test_a_picture_that_is_too_small_is_one_line(run: Run) -> None:
+    status, _, errors = run("--weights", "none", "--input-size", "3", model="squeezenet1_1")
+    assert (status, errors.count("\n")) == (1, 1) and "refuses a picture of 3x3x3" in errors
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+def test_a_closed_pipe_ends_quietly(here: Path) -> None:
+    words = "gradients nets.py:small cat.png --input-size 32 --parameters --format tsv"
+    script = f"set -o pipefail; {sys.executable} -m hookscope {words} | head -n 1"
+    done = subprocess.run(["bash", "-c", script], cwd=here, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split("\t")[0]) == (0, "name"), done.stderr
+    assert done.stderr.replace("made\n", "") == ""
+
+
+def test_help_has_the_manual() -> None:
+    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    for line in (
+        "hookscope gradients resnet34 cat.jpg --clip-norm 1.0 --plot flow.png",
+        "freeze, then value, then norm",
+        "--detect-anomaly",
+        "frozen, unused, detached, no graph",
+    ):
+        assert line in text

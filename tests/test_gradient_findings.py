@@ -1,0 +1,216 @@
+"""Planted faults are found, each once and with its layer; sound nets are not accused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookscope.anomaly import first_anomaly
+from hookscope.errors import UsageError
+from hookscope.findings import Finding
+from hookscope.gradient_findings import (
+    GradientThresholds,
+    anything_unreached,
+    gradient_findings,
+    layer_finding_names,
+    parameter_finding_names,
+)
+from hookscope.gradient_stops import gradient_stops
+from hookscope.gradients import layer_gradients
+from hookscope.losses import Loss
+
+
+def deep(function: type[nn.Module], layers: int = 20) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = [part for at in range(layers) for part in (nn.Conv2d(8 if at else 3, 8, 3, padding=1), function())]
+        return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+def picture() -> torch.Tensor:
+    return torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def look(net: nn.Module, loss: str = "score", target: str = "1", **more: Any) -> list[Finding]:
+    report = layer_gradients(net, picture(), Loss(loss, target))
+    stops = gradient_stops(net, picture(), Loss(loss, target)) if anything_unreached(report) else ()
+    return gradient_findings(report, stops, **more)
+
+
+def named(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(one.finding, one.layer) for one in found]
+
+
+@pytest.mark.parametrize("loss", ["score", "cross-entropy", "mse"])
+def test_a_sound_net_has_none(loss: str) -> None:
+    assert look(deep(nn.ReLU, 6), loss) == []
+
+
+def test_twenty_sigmoids_vanish_in_one_chain() -> None:
+    (found,) = look(deep(nn.Sigmoid))
+    assert found.finding == "vanishing-gradient"
+    report = layer_gradients(deep(nn.Sigmoid), picture(), Loss("score", "1"))
+    small = [p for p in report.parameters if len(p.shape) == 4 and p.ratio is not None and p.ratio < 1e-7]
+    assert 5 <= len(small) < 20
+    assert (found.layer, found.numbers["weights"], found.numbers["of"]) == (small[-1].layer, len(small), 21)
+    assert f"{len(small) - 1} weights before it too, down to" in found.evidence
+    assert "at '0.weight'" in found.evidence
+
+
+def test_a_dead_relu_stops_all_before_it() -> None:
+    net = deep(nn.ReLU, 5)
+    net[4].bias.data.fill_(-100)
+    (found,) = look(net)
+    assert (found.finding, found.layer) == ("vanishing-gradient", "6")
+    zero = "the gradient of '6.weight' is 0 everywhere, for what goes in is 0"
+    assert found.evidence == f"{zero}; 3 weights before it too, all 0"
+
+
+def test_weights_scaled_up_explode_in_one_chain() -> None:
+    net = deep(nn.ReLU, 10)
+    for parameter in net.parameters():
+        parameter.data *= 12
+    (found,) = look(net)
+    assert (found.finding, found.layer, found.numbers["weights"]) == ("exploding-gradient", "22", 11)
+    assert "10 weights before it too, up to" in found.evidence
+
+
+def test_a_loss_of_nothing_says_so() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    net[1].bias.data = torch.tensor([0.0, 500.0])
+    (found,) = _of(net)
+    assert found.evidence.startswith("the loss is 0: the gradient of '1.weight' is 0 everywhere")
+
+
+def _of(net: nn.Module) -> list[Finding]:
+    return gradient_findings(layer_gradients(net, picture(), Loss("cross-entropy", "1"), "all", ("all",)))
+
+
+class Root(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - x).sqrt() * 0 + x
+
+
+def test_nan_is_one_finding_at_the_gradient_nearest_to_the_loss() -> None:
+    net = deep(nn.ReLU, 4)
+    net[5] = Root()
+    (found,) = look(net)
+    assert (found.finding, found.layer) == ("exploding-gradient", "4")
+    assert found.evidence == "8 NaN in the gradient of '4.bias'; 5 parameters before it too"
+    (found,) = look(net, anomaly=first_anomaly(net, picture()))
+    assert (found.finding, found.layer) == ("exploding-gradient", "5")
+    assert "the first NaN of the backward pass comes from SqrtBackward0 in layer '5' at" in found.evidence
+    assert found.numbers["operation"] == "SqrtBackward0"
+
+
+def test_nan_in_the_forward_pass_is_told_at_its_first_activation() -> None:
+    net = deep(nn.ReLU, 4)
+    net[2].weight.data[0, 0] = float("nan")
+    (found,) = look(net)
+    assert (found.finding, found.layer, found.numbers["phase"]) == ("exploding-gradient", "2", "forward")
+    assert found.evidence == "64 values of its activation are NaN or Inf already in the forward pass"
+    (found,) = look(net, anomaly=first_anomaly(net, picture()))
+    assert "NaN in parameter '2.weight', which enters at conv2d in layer '2'" in found.evidence
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn, self.side = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+        self.idle, self.last, self.head = nn.Linear(2, 2), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.bn(self.stem(x)).detach()
+        self.side(x)
+        return self.head(self.last(x).mean((2, 3)))
+
+
+def test_no_gradient_says_where_and_why() -> None:
+    found = look(Branches().eval())
+    assert [(one.layer, one.numbers["reason"], one.numbers["parameters"]) for one in found] == [
+        ("bn", "detached", 4),
+        ("side", "unused", 2),
+        ("idle", "unused", 2),
+    ]
+    assert {one.finding for one in found} == {"no-gradient"}
+    assert "detached between 'bn' and 'side' by detach at test_gradient_findings.py:" in found[0].evidence
+    assert found[0].evidence.endswith("; 2 calls and 4 parameters, from 'stem' on, get none")
+    assert len({one.meaning for one in found}) == 2
+
+
+def test_frozen_layers_are_grouped_and_let_gradients_through() -> None:
+    net = deep(nn.ReLU, 4)
+    net[:4].requires_grad_(False)
+    net[6].bias.requires_grad_(False)
+    one, other = look(net)
+    assert one.evidence == "2 layers from '0' to '2' are frozen (requires_grad is False): 4 parameters"
+    assert other.evidence == "'6.bias' is frozen (requires_grad is False): 1 parameter"
+    assert [f.numbers["reason"] for f in (one, other)] == ["frozen", "frozen"]
+    report = layer_gradients(net, picture(), Loss("score", "1"))
+    assert all(layer.grad_output and layer.grad_output.norm > 0 for layer in report.layers)
+    assert not anything_unreached(report)
+
+
+def test_a_model_that_is_frozen_whole() -> None:
+    (found,) = look(deep(nn.ReLU, 3).requires_grad_(False))
+    assert found.evidence.startswith("all 4 layers from '0' to '8' are frozen")
+
+
+def test_without_stops_what_is_unreached_is_still_told() -> None:
+    (found,) = gradient_findings(layer_gradients(Unused(), picture(), Loss("score", "1")))
+    assert (found.finding, found.layer) == ("no-gradient", "idle")
+    assert found.evidence == "no gradient arrives at idle.weight, idle.bias"
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.idle = nn.Conv2d(3, 2, 3), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).mean((2, 3))
+
+
+def test_many_places_are_one_finding() -> None:
+    net = deep(nn.ReLU, 10)
+    report = layer_gradients(net, picture(), Loss("score", "1"))
+    ratios = [p.ratio for p in report.parameters if p.ratio is not None and len(p.shape) == 4]
+    (found,) = gradient_findings(report, thresholds=GradientThresholds(vanishing=max(ratios) * 0.999))
+    assert found.finding == "vanishing-gradient"
+    assert found.numbers["weights"] == sum(ratio < max(ratios) * 0.999 for ratio in ratios)
+
+
+def test_names_of_rows() -> None:
+    net = deep(nn.ReLU, 4)
+    net[2].bias.data.fill_(-100)
+    net[4].bias.requires_grad_(False)
+    report = layer_gradients(net, picture(), Loss("score", "1"))
+    assert [layer_finding_names(layer) for layer in report.layers] == [("vanishing-gradient",)] * 2 + [(), ()]
+    names = {p.name: parameter_finding_names(p) for p in report.parameters}
+    assert names["0.weight"] == names["2.weight"] == ("vanishing-gradient",)
+    assert names["4.bias"] == ("no-gradient",) and names["2.bias"] == names["6.weight"] == ()
+
+
+def test_scales_near_zero_are_no_weights() -> None:
+    class LayerScale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.scale = nn.Conv2d(3, 2, 1), nn.Parameter(torch.full((2, 1, 1), 1e-6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x)
+            return (y + self.scale * y).mean((2, 3))
+
+    report = layer_gradients(LayerScale(), picture(), Loss("score", "1"))
+    (scale,) = [p for p in report.parameters if p.name == "scale"]
+    assert scale.ratio is not None and scale.ratio > 1e3
+    assert gradient_findings(report) == []
+
+
+@pytest.mark.parametrize(("vanishing", "exploding"), [(2.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (1.0, 1.0)])
+def test_thresholds_that_leave_nothing(vanishing: float, exploding: float) -> None:
+    with pytest.raises(UsageError, match="nothing is left between"):
+        GradientThresholds(vanishing, exploding)

@@ -1,0 +1,315 @@
+"""Gradients of layers and parameters, judged by autograd, by full backward hooks and by arithmetic on paper."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookscope.errors import LayerError, ModelError, TargetError
+from hookscope.gradient_sizes import size_of, total_norm
+from hookscope.gradients import GradientReport, layer_gradients
+from hookscope.losses import Loss
+from hookscope.untouched import State
+
+
+def norm(*tensors: torch.Tensor) -> float:
+    return float(torch.cat([tensor.detach().flatten().double() for tensor in tensors]).norm())
+
+
+class InPlace(nn.Module):
+    """Everything that is hard for module backward hooks: in-place layers, a layer used twice, a shared addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3, padding=1)
+        self.bn = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.bn(self.conv1(x)))
+        y = self.conv2(x)
+        y += x
+        y = self.relu(self.conv2(self.relu(y)))
+        return self.fc(y.mean((2, 3)))
+
+
+class OutOfPlace(InPlace):
+    """The same without any write: what a full backward hook can see."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.bn(self.conv1(x)).relu()
+        y = self.conv2(x)
+        y = self.conv2((y + x).relu()).relu()
+        return self.fc(y.mean((2, 3)))
+
+
+def pair(seed: int = 0) -> tuple[InPlace, OutOfPlace]:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        one, other = InPlace().eval(), OutOfPlace().eval()
+        nn.init.uniform_(one.bn.running_var, 0.5, 2)
+        nn.init.uniform_(one.bn.bias, -1, 1)
+    other.load_state_dict(one.state_dict())
+    return one, other
+
+
+def picture(*shape: int) -> torch.Tensor:
+    return torch.rand(shape or (1, 3, 6, 6), generator=torch.Generator().manual_seed(3))
+
+
+def by_backward_hooks(net: nn.Module, x: torch.Tensor, loss: Loss, names: list[str]) -> dict[str, list[Any]]:
+    """What `register_full_backward_hook` shows, by layer in order of execution."""
+    seen: dict[str, list[Any]] = {name: [] for name in names}
+    handles = [
+        net.get_submodule(name).register_full_backward_hook(
+            lambda module, given, got, name=name: seen[name].insert(0, (given, got))
+        )
+        for name in names
+    ]
+    loss.of(net(x.clone().requires_grad_()))[0].backward()
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def test_as_full_backward_hooks_see_it_though_layers_work_in_place() -> None:
+    net, judge = pair()
+    names = ["conv1", "bn", "conv2", "fc"]
+    report = layer_gradients(net, picture(), Loss("cross-entropy", "1"), names)
+    expected = by_backward_hooks(judge, picture(), Loss("cross-entropy", "1"), names)
+    assert [layer.call.key for layer in report.layers] == ["conv1", "bn", "conv2", "conv2#1", "fc"]
+    for layer in report.layers:
+        given, got = expected[layer.call.name][layer.call.call]
+        assert layer.grad_output is not None and layer.grad_input is not None
+        assert layer.grad_output.norm == pytest.approx(norm(*got), rel=1e-5)
+        assert layer.grad_input.norm == pytest.approx(norm(*given), rel=1e-5)
+        assert layer.grad_output.mean_abs == pytest.approx(float(got[0].abs().mean()), rel=1e-5)
+        assert layer.output_shape == tuple(got[0].shape) and layer.input_shape == tuple(given[0].shape)
+
+
+def test_parameters_have_the_gradient_of_backward() -> None:
+    net, judge = pair()
+    report = layer_gradients(net, picture(), Loss("score", "2"))
+    judge(picture())[0, 2].backward()
+    for found, (name, parameter) in zip(report.parameters, judge.named_parameters(), strict=True):
+        assert parameter.grad is not None and found.gradient is not None
+        assert (found.name, found.shape) == (name, tuple(parameter.shape))
+        assert found.gradient.norm == pytest.approx(norm(parameter.grad), rel=1e-5)
+        assert found.gradient.max_abs == pytest.approx(float(parameter.grad.abs().max()), rel=1e-5)
+        assert found.ratio == pytest.approx(norm(parameter.grad) / norm(parameter), rel=1e-5)
+    together = norm(*[p.grad for p in judge.parameters() if p.grad is not None])
+    assert report.total_norm == pytest.approx(together, rel=1e-5)
+    assert report.value == pytest.approx(float(judge(picture())[0, 2].detach()), rel=1e-5)
+
+
+def test_numbers_worked_out_on_paper() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True), nn.Linear(2, 1, bias=False))
+    net[0].weight.data = torch.tensor([[1.0, 2.0], [-1.0, 0.0]])
+    net[0].bias.data = torch.tensor([0.5, 0.0])
+    net[2].weight.data = torch.tensor([[3.0, 4.0]])
+    report = layer_gradients(net, torch.tensor([[2.0, 1.0]]), Loss("score", "0"), "all", ("all",))
+    first, relu, last = report.layers
+    assert report.value == 3 * 4.5
+    assert last.grad_output and last.grad_input and (last.grad_output.norm, last.grad_input.norm) == (1.0, 5.0)
+    assert relu.grad_output and relu.grad_input and (relu.grad_output.norm, relu.grad_input.norm) == (5.0, 3.0)
+    assert relu.grad_input.zeros == 0.5
+    assert first.grad_output and first.grad_input and first.grad_output.norm == 3.0
+    assert first.grad_input.norm == pytest.approx(math.hypot(3, 6))
+    assert first.ratio == pytest.approx(3 / math.hypot(4.5, 2))
+    weight = report.parameters[0]
+    assert weight.gradient and weight.gradient.norm == pytest.approx(math.hypot(6, 3))
+    assert (weight.gradient.max_abs, weight.gradient.zeros, weight.gradient.count) == (6.0, 0.5, 4)
+    assert weight.weight_norm == pytest.approx(math.sqrt(6))
+
+
+class Two(nn.Module):
+    """A layer with two inputs, given by position or by keyword."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, Any]:
+        return {"sum": a + 2 * b, "parts": [a * 3]}
+
+
+class Feeds(nn.Module):
+    """One input of the layer is made from the other: what flows between them is not the layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.two, self.same = nn.Identity(), Two(), Two()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        found = self.two(x, b=x * 10)
+        y = found["sum"] + found["parts"][0]
+        return self.same(y, y)["sum"]
+
+
+def test_several_inputs_containers_and_keywords() -> None:
+    report = layer_gradients(Feeds(), torch.ones(1, 1), Loss("score", "0"), "first,two,same")
+    first, two, same = report.layers
+    assert two.output_shape == {"sum": (1, 1), "parts.0": (1, 1)}
+    assert two.input_shape == {"0": (1, 1), "1": (1, 1)}
+    # of the loss 3y: 3 for the sum, 3 for the part; to a 3 + 9, to b 6, whatever b was made from
+    assert two.grad_output and two.grad_output.norm == pytest.approx(math.hypot(3, 3))
+    assert two.grad_input and two.grad_input.norm == pytest.approx(math.hypot(12, 6))
+    assert first.grad_output and first.grad_output.norm == pytest.approx(12 + 60)
+    # one tensor given twice is one input
+    assert same.grad_input and (same.grad_input.norm, same.grad_input.count) == (3.0, 1)
+
+
+def test_attention_is_asked_with_one_tensor_three_times() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(x, x, x)[0].mean(1)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Net().eval()
+    x = picture(1, 5, 4).requires_grad_()
+    expected = torch.autograd.grad(net(x)[0, 0], x)[0]
+    (found,) = layer_gradients(net, x.detach(), Loss("score", "0"), "attention").layers
+    assert found.grad_input and found.grad_input.norm == pytest.approx(norm(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_nothing_changes_whatever_surrounds_the_call(around: Any) -> None:
+    net, _ = pair()
+    net.train()
+    net.bn.eval()
+    net.conv1.weight.requires_grad_(False)
+    net.fc.weight.grad = torch.ones_like(net.fc.weight)
+    seen = []
+    net.conv2.register_forward_hook(lambda *_: seen.append(1))
+    state = State(net)
+    with around():
+        report = layer_gradients(net, picture())
+    assert state.changes() == []
+    assert len(seen) == 2 and torch.equal(net.fc.weight.grad, torch.ones_like(net.fc.weight))
+    assert all(layer.grad_output and layer.grad_output.norm > 0 for layer in report.layers)
+    frozen = report.parameters[0]
+    assert (frozen.frozen, frozen.gradient, frozen.ratio) == (True, None, None)
+
+
+def test_nothing_changes_when_the_model_fails() -> None:
+    class Fails(InPlace):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            super().forward(x)
+            raise ValueError("half-way")
+
+    net = Fails().train()
+    state = State(net)
+    with pytest.raises(ValueError, match="half-way"):
+        layer_gradients(net, picture())
+    with pytest.raises(LayerError, match="no layer 'conv7'"):
+        layer_gradients(net, picture(), layers="conv7")
+    with pytest.raises(LayerError, match="no layer of type Conv3d"):
+        layer_gradients(net, picture(), types=("Conv3d",))
+    assert state.changes() == []
+
+
+def test_selections() -> None:
+    net, _ = pair()
+    keys = {
+        "all": ["conv1", "conv2", "conv2#1"],
+        "-1": ["conv2#1"],
+        "conv2#1,fc": ["conv2#1", "fc"],
+        "bn": ["bn"],
+    }
+    for selection, expected in keys.items():
+        assert [layer.call.key for layer in layer_gradients(net, picture(), layers=selection).layers] == expected
+    with pytest.raises(LayerError, match="no index 9"):
+        layer_gradients(net, picture(), layers="9")
+
+
+def test_a_layer_that_does_not_run_is_told() -> None:
+    net = InPlace()
+    net.idle = nn.Conv2d(1, 1, 1)
+    report = layer_gradients(net, picture())
+    assert report.did_not_run == ("idle",)
+    assert [p.gradient for p in report.parameters if p.layer == "idle"] == [None, None]
+
+
+def test_errors_of_the_loss() -> None:
+    net, _ = pair()
+    with pytest.raises(TargetError, match="no class 3; the model has 3 classes"):
+        layer_gradients(net, picture(), Loss("score", "3"))
+    with pytest.raises(ModelError, match="no score for each class"):
+        layer_gradients(nn.Sequential(nn.Conv2d(3, 1, 1)), picture())
+
+
+def test_an_output_without_a_graph_says_where_it_ends() -> None:
+    class Cut(InPlace):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).detach()
+
+    with pytest.raises(ModelError, match=r"no gradient; detached after 'fc' by detach at test_gradients.py:\d+; let"):
+        layer_gradients(Cut(), picture())
+
+
+def test_changes_are_seen_beside_the_gradients() -> None:
+    net, _ = pair()
+
+    def change(gradients: Any) -> Any:
+        return {name: g * (0 if name.startswith("conv1") else 2) for name, g in gradients.items()}
+
+    report = layer_gradients(net, picture(), change=change)
+    for parameter in report.parameters:
+        assert parameter.gradient and parameter.after
+        factor = 0 if parameter.layer == "conv1" else 2
+        assert parameter.after.norm == pytest.approx(factor * parameter.gradient.norm, rel=1e-6)
+    rest = [p.gradient.norm for p in report.parameters if p.gradient and p.layer != "conv1"]
+    assert report.total_after == pytest.approx(2 * math.hypot(*rest), rel=1e-6)
+
+
+def test_nan_and_inf_are_counted_not_added() -> None:
+    size = size_of([torch.tensor([3.0, -4.0]), torch.tensor([float("nan"), float("-inf"), 0.0])])
+    assert size is not None
+    assert (size.norm, size.max_abs, size.nan, size.inf, size.count) == (5.0, 4.0, 1, 1, 5)
+    assert (size.zeros, size.mean_abs) == (0.2, pytest.approx(7 / 3))
+    bad = size_of([torch.tensor([float("nan")])])
+    assert bad is not None and (bad.norm, bad.mean_abs, bad.max_abs) == (0.0, 0.0, 0.0)
+    assert size_of([]) is None and size_of([torch.zeros(0)]) is None
+    assert total_norm([torch.tensor([3.0, float("nan")]), torch.tensor([4.0])]) == 5.0
+
+
+def test_a_norm_beyond_single_precision() -> None:
+    size = size_of([torch.full((4,), 3e38)])
+    assert size is not None and size.norm == pytest.approx(6e38, rel=1e-6)
+    half = size_of([torch.full((4,), 6e4, dtype=torch.float16)])
+    assert half is not None and half.norm == pytest.approx(120000, rel=1e-3)
+
+
+def test_spoiled_activations_are_counted() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Flatten())
+    net[0].weight.data.fill_(1.0)
+    x = torch.ones(1, 1, 1, 2)
+    x[..., 1] = float("inf")
+    (layer,) = layer_gradients(net, x, Loss("score", "0")).layers
+    assert (layer.activation_nonfinite, layer.activation_norm) == (1, 1.0)
+
+
+@pytest.mark.parametrize(("name", "size"), [("squeezenet1_1", 32), ("mobilenet_v3_small", 32)])
+def test_torchvision_models_as_autograd_says(name: str, size: int) -> None:
+    from hookscope.models import load_model
+
+    net = load_model(name, "none", device="cpu", input_size=(size, size))
+    x = picture(1, 3, size, size)
+    state = State(net.model)
+    report: GradientReport = layer_gradients(net.model, x, Loss("cross-entropy", "7"), "all", ("Conv2d", "BatchNorm2d"))
+    assert state.changes() == []
+    with warnings.catch_warnings():
+        value, _ = Loss("cross-entropy", "7").of(net.model(x))
+    expected = torch.autograd.grad(value, list(net.model.parameters()))
+    for found, gradient in zip(report.parameters, expected, strict=True):
+        assert found.gradient and found.gradient.norm == pytest.approx(norm(gradient), rel=1e-3, abs=1e-12)
+    assert report.layers and all(layer.grad_input is not None for layer in report.layers)

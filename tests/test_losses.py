@@ -1,0 +1,80 @@
+"""What is differentiated, with numbers that can be worked out on paper."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hookscope.errors import ModelError, TargetError, UsageError
+from hookscope.losses import LOSSES, Loss
+
+
+def scores() -> torch.Tensor:
+    return torch.tensor([[1.0, 4.0, 2.0]], requires_grad=True)
+
+
+def gradient(loss: Loss, output: torch.Tensor) -> list[float]:
+    value, _ = loss.of(output)
+    (found,) = torch.autograd.grad(value, output)
+    return found.flatten().tolist()
+
+
+def test_there_are_three_losses() -> None:
+    assert LOSSES == ("score", "cross-entropy", "mse")
+    with pytest.raises(UsageError, match="no loss 'nll'; there are score, cross-entropy, mse"):
+        Loss("nll")
+
+
+def test_the_score_is_the_logit_of_the_target() -> None:
+    value, (answer,) = Loss("score", "2").of(scores())
+    assert (float(value.detach()), answer.index, answer.score) == (2.0, 2, 2.0)
+    assert gradient(Loss("score", "2"), scores()) == [0, 0, 1]
+
+
+def test_of_several_targets_the_scores_are_added() -> None:
+    value, answers = Loss("score", "top:2").of(scores())
+    assert (float(value.detach()), [answer.index for answer in answers]) == (6.0, [1, 2])
+    assert gradient(Loss("score", "top:2"), scores()) == [0, 1, 1]
+
+
+def test_cross_entropy_takes_the_target_as_label() -> None:
+    value, _ = Loss("cross-entropy", "0").of(scores())
+    total = sum(math.exp(score) for score in (1, 4, 2))
+    assert float(value.detach()) == pytest.approx(-math.log(math.exp(1) / total))
+    shares = [math.exp(score) / total for score in (1, 4, 2)]
+    assert gradient(Loss("cross-entropy", "0"), scores()) == pytest.approx([shares[0] - 1, *shares[1:]])
+
+
+def test_of_several_labels_the_cross_entropies_are_averaged() -> None:
+    one, two = (float(Loss("cross-entropy", label).of(scores())[0].detach()) for label in "12")
+    assert float(Loss("cross-entropy", "top:2").of(scores())[0].detach()) == pytest.approx((one + two) / 2)
+
+
+def test_the_mean_square_is_of_every_number_and_asks_for_no_class() -> None:
+    output = {"boxes": torch.tensor([[3.0]], requires_grad=True), "labels": torch.tensor([7]), "more": [torch.ones(3)]}
+    value, answers = Loss("mse", "no such class").of(output)
+    assert (float(value.detach()), answers) == ((9 + 3) / 4, ())
+    assert gradient(Loss("mse"), scores()) == pytest.approx([2 / 3, 8 / 3, 4 / 3])
+
+
+def test_a_name_is_looked_up() -> None:
+    _, (answer,) = Loss("score", "fox", ["cat", "red fox", "dog"]).of(scores())
+    assert (answer.index, answer.label) == (1, "red fox")
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "error", "message"),
+    [
+        (Loss("score", "3"), torch.zeros(1, 3), TargetError, "no class 3"),
+        (Loss("score", "fox"), torch.zeros(1, 3), TargetError, "no class 'fox'"),
+        (Loss("score"), [{"boxes": torch.zeros(2, 4)}], ModelError, "the model gives boxes"),
+        (Loss("cross-entropy"), torch.zeros(1, 2, 4, 4), ModelError, "no score for each class"),
+        (Loss("mse"), [{"boxes": torch.zeros(0, 4)}], ModelError, "put out no number"),
+        (Loss("score"), torch.zeros(2, 3), UsageError, "2 pictures at once"),
+    ],
+)
+def test_what_cannot_be_differentiated(loss: Loss, output: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        loss.of(output)
