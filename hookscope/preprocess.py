@@ -84,14 +84,22 @@ class Preprocess:
         return self._by_transforms(image)
 
     def _by_transforms(self, image: Image.Image) -> Tensor:
-        transforms = copy.copy(self.transforms)
-        if self.size is not None and self.family == "segmentation":
-            transforms.resize_size = [min(self.size)]
-        elif self.size is not None and self.family == "classification":
-            transforms.resize_size = _covering(transforms, (image.height, image.width), self.size)
-            transforms.crop_size = list(self.size)
-        tensor: Tensor = transforms(image)
+        tensor: Tensor = self.transforms_for((image.height, image.width))(image)
         return tensor
+
+    def transforms_for(self, picture: tuple[int, int]) -> Any:
+        """The transforms of the weights, set to ``size``, for a picture of ``(H, W)`` pixels."""
+        transforms = copy.copy(self.transforms)
+        if self.size is None:
+            return transforms
+        if self.family == "segmentation":
+            transforms.resize_size = [min(self.size)]
+        elif self.family == "classification":
+            transforms.resize_size = _covering(transforms, picture, self.size)
+            transforms.crop_size = list(self.size)
+        elif self.family == "video":
+            transforms.resize_size = transforms.crop_size = list(self.size)
+        return transforms
 
     def _clip(self, frames: Tensor) -> Tensor:
         """``(T, 3, h, w)`` of bytes to ``(3, T, H, W)``."""
@@ -101,10 +109,8 @@ class Preprocess:
             size = list(self.size or self.default_size) if self.mode == "stretch" else list(frames.shape[-2:])
             resized: Tensor = F.resize(frames, size, antialias=True).div(255)
             return resized.movedim(0, 1)
-        transforms = copy.copy(self.transforms)
-        if self.size is not None:
-            transforms.resize_size = transforms.crop_size = list(self.size)
-        clip: Tensor = transforms(frames)
+        high, wide = frames.shape[-2:]
+        clip: Tensor = self.transforms_for((high, wide))(frames)
         return clip
 
     def seen(self, tensor: Tensor) -> Image.Image:

@@ -44,7 +44,7 @@ def examples(language):
 
 def test_help_blocks_are_the_real_help():
     text = README.read_text()
-    assert len(HELP.findall(text)) == 9
+    assert len(HELP.findall(text)) == 13
     assert text == with_real_help(text), "run: python tests/test_readme.py"
 
 

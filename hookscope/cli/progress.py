@@ -11,7 +11,7 @@ from typing import Any, TextIO, cast
 
 import click
 
-__all__ = ["download_progress", "image_progress"]
+__all__ = ["download_progress", "image_progress", "pass_progress"]
 
 _ERASE = "\r\x1b[2K"
 _SHOW_CURSOR = "\x1b[?25h"
@@ -46,7 +46,27 @@ def download_progress() -> Iterator[Callable[[int, int | None], None] | None]:
 
 
 @contextmanager
-def image_progress(total: int) -> Iterator[Callable[[int], None]]:
+def pass_progress() -> Iterator[Callable[[int, int], None] | None]:
+    """Yield ``on_progress(done, total)`` for a bar that appears with the first pass; None off a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    with ExitStack() as stack:
+        bars: list[Callable[[int], None]] = []
+        before = 0
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal before
+            if not bars:
+                bars.append(stack.enter_context(image_progress(total, "passes")))
+            bars[0](done - before)
+            before = done
+
+        yield on_progress
+
+
+@contextmanager
+def image_progress(total: int, what: str = "images") -> Iterator[Callable[[int], None]]:
     """Yield ``advance(count)`` for a bar of ``total`` images with images a second; nothing shows off a terminal.
 
     Count lost images too, or the bar ends early. What is printed meanwhile, notes on standard error and rows on a
@@ -56,7 +76,7 @@ def image_progress(total: int) -> Iterator[Callable[[int], None]]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda count: None
         return
-    bar = _ImageBar(total, sys.stderr)
+    bar = _ImageBar(total, sys.stderr, what)
     with ExitStack() as stack:
         stack.callback(bar.finish)
         stack.enter_context(redirect_stderr(cast(TextIO, _Aside(sys.stderr, bar.hide))))
@@ -68,13 +88,14 @@ def image_progress(total: int) -> Iterator[Callable[[int], None]]:
 class _ImageBar:
     """A bar that can step aside."""
 
-    def __init__(self, total: int, stream: TextIO) -> None:
+    def __init__(self, total: int, stream: TextIO, what: str) -> None:
         self._stream = stream
+        self._what = what
         self._shown = False
         self._began = time.monotonic()
         self._bar: Any = click.progressbar(
             length=total,
-            label="images",
+            label=what,
             file=stream,
             show_pos=True,
             show_eta=True,
@@ -84,7 +105,7 @@ class _ImageBar:
 
     def _speed(self, item: Any) -> str:
         passed = time.monotonic() - self._began
-        return f"{self._bar.pos / passed:.1f} images/s" if passed > 0 else ""
+        return f"{self._bar.pos / passed:.1f} {self._what}/s" if passed > 0 else ""
 
     def advance(self, count: int) -> None:
         self._shown = True

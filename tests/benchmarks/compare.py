@@ -68,10 +68,10 @@ def compare(title, ours, theirs, runs):
     print(f"{title:44} {a:6.2f} s {a_peak:6.0f} MiB   {b:6.2f} s {b_peak:6.0f} MiB   {ratio:.3f} x", flush=True)
 
 
-def told(name):
+def told(name, *about):
     """What a yardstick that measures itself says."""
     answer = subprocess.run(
-        yardstick(name),
+        yardstick(name, *about),
         capture_output=True,
         text=True,
         check=True,
@@ -82,7 +82,7 @@ def told(name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = ["layer", "all", "listing", "stats", "capture", "memory", "drawing"]
+    usual = ["layer", "all", "listing", "stats", "capture", "memory", "drawing", "cam"]
     parser.add_argument("which", nargs="*", default=usual)
     parser.add_argument("--runs", type=int, default=7)
     args = parser.parse_args()
@@ -118,6 +118,9 @@ def main():
         ours, theirs = told("drawing"), told("blog")
         ratio = float(theirs.split()[-1]) / float(ours.split()[-1])
         print(f"36 sheets: hookscope, all channels: {ours} s; blog, 64 channels: {theirs} s; {ratio:.0f} x")
+    if "cam" in args.which:
+        for about in (("resnet18", "layer4"), ("densenet121", "features.denseblock4")):
+            print(f"Grad-CAM of {' '.join(about)}, in process: {told('cam', *about)}")
 
 
 if __name__ == "__main__":

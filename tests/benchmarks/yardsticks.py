@@ -138,5 +138,42 @@ def capture(model, image):
     sys.stdout.write(f"plain {medians[0]:.1f} ms, captured {medians[1]:.1f} ms, ratio {ratio:.3f}\n")
 
 
+def cam(model, layer):
+    """Grad-CAM of one layer by `hookscope.class_activation_maps` and by the package grad-cam, in turn, in process."""
+    import statistics
+    import warnings
+
+    import torch
+    import torchvision
+
+    from hookscope.cam import class_activation_maps
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pytorch_grad_cam import GradCAM
+        from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    net = torchvision.models.get_model(model, weights=None).eval()
+    picture = torch.randn(1, 3, 224, 224)
+
+    def ours():
+        class_activation_maps(net, picture, layer, 3)
+
+    def theirs():
+        with GradCAM(net, [net.get_submodule(layer)]) as made:
+            made(picture, [ClassifierOutputTarget(3)])
+
+    times = {ours: [], theirs: []}
+    ours(), theirs()
+    for _ in range(15):
+        for way, taken in times.items():
+            start = time.process_time()
+            way()
+            taken.append(time.process_time() - start)
+    ratio = statistics.median(a / b for a, b in zip(times[ours], times[theirs], strict=True))
+    medians = [1000 * statistics.median(taken) for taken in times.values()]
+    sys.stdout.write(f"hookscope {medians[0]:.1f} ms, grad-cam {medians[1]:.1f} ms, ratio {ratio:.3f}\n")
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

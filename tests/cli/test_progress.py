@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from hookscope.cli import output
-from hookscope.cli.progress import _bar_width, download_progress, image_progress
+from hookscope.cli.progress import _bar_width, download_progress, image_progress, pass_progress
 
 
 class Terminal(io.StringIO):
@@ -181,3 +181,50 @@ def test_the_bar_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int
     finally:
         os.close(master)
         os.close(slave)
+
+
+# Passes
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), None])
+def test_nobody_watches_passes(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    with pass_progress() as on_progress:
+        assert on_progress is None
+
+
+def test_no_passes_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with pass_progress() as on_progress:
+        assert on_progress is not None
+    assert terminal.getvalue() == ""
+    assert sys.stderr is terminal
+
+
+def test_a_bar_of_passes_appears_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with pass_progress() as on_progress:
+        assert on_progress is not None and terminal.getvalue() == ""
+        for done in (16, 32, 40):
+            on_progress(done, 40)
+            assert f"{done}/40" in screen(terminal.getvalue())[-1]
+    line, after = screen(terminal.getvalue())
+    assert re.fullmatch(r"passes  \[#+\]  40/40  [\d.]+ passes/s", line)
+    assert after == ""
+    assert sys.stderr is terminal
+
+
+def test_an_error_between_passes_ends_the_line_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    watched = pass_progress()
+    on_progress = watched.__enter__()
+    assert on_progress is not None
+    on_progress(1, 9)
+    assert not watched.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)  # the interrupt goes on
+    output.note("Error: full")
+    bar, line, _ = screen(terminal.getvalue())
+    assert "1/9" in bar and line == "Error: full"
+    assert sys.stderr is terminal

@@ -1,0 +1,281 @@
+"""Class activation maps: which places of a layer's feature maps speak for a class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookscope.activations import capture
+from hookscope.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps
+from hookscope.cam_methods import METHODS, Evidence, Method
+from hookscope.cam_passes import Progress, Rerun, resized
+from hookscope.differentiable import differentiable, leaves_of, passed_on
+from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError, nearest
+from hookscope.layers import Call, Layers
+from hookscope.maps import Shown
+from hookscope.scores import Prediction, class_scores, predictions
+from hookscope.targets import Target
+from hookscope.tensors import tensors_in
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+__all__ = ["ClassActivationMap", "class_activation_maps", "fused", "landmark_layers", "resized"]
+
+
+@dataclass(frozen=True)
+class ClassActivationMap:
+    """Where one layer speaks for one class.
+
+    Attributes:
+        call: The call whose activation was looked at.
+        prediction: The class, its score and probability.
+        method: One of `hookscope.cam_methods.METHODS`.
+        values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` where the layer has several frames; before any
+            normalisation, after the ReLU where the method has one.
+        channels: How many channels the map sums.
+        seen: ``(H, W)`` of what the network was shown.
+        unreached: Whether the gradient is 0 at every place of the map, so that it had to be 0 too.
+    """
+
+    call: Call
+    prediction: Prediction
+    method: str
+    values: NDArray[np.float32]
+    channels: int
+    seen: tuple[int, int]
+    unreached: bool = False
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether no place speaks for the class: no value is above 0."""
+        return not bool((self.values > 0).any())
+
+    @property
+    def peak(self) -> tuple[float, float] | None:
+        """``(y, x)`` of the highest value, in shares 0..1 of the height and width that the network saw.
+
+        The middle of the cell; of a clip, whichever frame it is in. None for a map that `is_zero`.
+        """
+        if self.is_zero:
+            return None
+        import numpy as np
+
+        high, wide = self.values.shape[-2:]
+        y, x = divmod(int(np.argmax(self.values)) % (high * wide), wide)
+        return (y + 0.5) / high, (x + 0.5) / wide
+
+
+def class_activation_maps(
+    model: nn.Module,
+    inputs: Any,
+    layers: Layers | None = None,
+    target: str | int = "top:1",
+    method: str = "gradcam",
+    *,
+    types: Iterable[Any] = ("Conv2d",),
+    categories: Sequence[str] | None = None,
+    batch_size: int = 16,
+    on_progress: Progress | None = None,
+) -> list[ClassActivationMap]:
+    """The class activation maps of one picture, for each wanted class the wanted layers in order of execution.
+
+    The model runs in eval mode, with gradients whatever surrounds the call; nothing of it changes: modes, flags,
+    ``.grad``, hooks, random state. The activation is the one the layer returned, also where the next works in place.
+
+    Args:
+        model: Any eager module with a score for each class.
+        inputs: The picture ``(1, 3, H, W)``, or the tuple of positional inputs.
+        layers: A selection, see `hookscope.layers.Selection`. Without one it is the last layer, in order of execution
+            and pooling aside, with a map of more than one position that the score depends on.
+        target: A class index, a class name or ``top:K``.
+        method: One of `hookscope.cam_methods.METHODS`, whose functions give paper and formula.
+        types: Class names that indices in ``layers`` count.
+        categories: Names of the classes.
+        batch_size: Pictures in one pass of the methods that take a pass a channel.
+        on_progress: Called with passes done and total by these methods.
+
+    Raises:
+        TargetError: no such class.
+        LayerError: no such layer, or one that the score does not depend on.
+        NoMapError: a layer without a map, such as a vector or a single position.
+        ModelError: a model without scores of classes.
+        InputError: a map that is not finite.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        >>> [found] = class_activation_maps(net, torch.ones(1, 3, 8, 8), target=2)
+        >>> found.call.name, found.values.shape, found.prediction.index
+        ('0', (6, 6), 2)
+    """
+    chosen = _method(method)
+    wanted = Target(str(target))
+    if batch_size < 1:
+        raise UsageError(f"no batches of {batch_size}", do="give a batch size from 1")
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    seen = _seen(inputs)
+    with differentiable(model):
+        leaves = leaves_of(inputs)
+        with capture(model, *(("all", ("*",)) if layers is None else (layers, types))) as activations:
+            output = model(*passed_on(leaves))
+        scores = class_scores(output, type(model).__name__)
+        if len(scores) != 1:
+            raise UsageError(f"{len(scores)} pictures at once", "a map is of one", "call it for each")
+        found = predictions(scores[0], categories, wanted)
+        first = scores[0, found[0].index]
+        chosen_layers = (
+            [default_layer(model, activations, first, seen, chosen.gradient)]
+            if layers is None
+            else layers_with_maps(model, activations, layers, first, seen)
+        )
+        passes = len(found) * sum(len(layer.maps.values) for layer in chosen_layers)
+        rerun = Rerun(model, inputs, batch_size, on_progress, passes)
+        maps = []
+        for prediction in found:
+            score = scores[0, prediction.index]
+            gradients = gradients_of(score, [layer.tensor for layer in chosen_layers]) if chosen.gradient else None
+            for at, layer in enumerate(chosen_layers):
+                gradient = gradients[at] if gradients is not None else None
+                maps.append(_map_of(layer, gradient, prediction, method, seen, rerun))
+    return maps
+
+
+def landmark_layers(
+    model: nn.Module,
+    inputs: Any,
+    target: str | int = "top:1",
+    most: int = 3,
+    *,
+    categories: Sequence[str] | None = None,
+) -> list[str]:
+    """The calls to look at first: the last one of each of the last resolutions of maps, in order of execution.
+
+    Of calls with maps of one resolution it is the outermost block that counts, and of those the last; the score must
+    depend on it. Arguments and errors are those of `class_activation_maps`.
+
+    Example:
+        >>> import torch
+        >>> pool, conv = torch.nn.MaxPool2d(2), torch.nn.Conv2d(3, 3, 1)
+        >>> net = torch.nn.Sequential(conv, torch.nn.ReLU(), pool, torch.nn.Tanh(), pool, torch.nn.Flatten())
+        >>> landmark_layers(net, torch.rand(1, 3, 8, 8))
+        ['1', '3']
+    """
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    seen = _seen(inputs)
+    with differentiable(model):
+        with capture(model, "all", ("*",)) as activations:
+            output = model(*passed_on(leaves_of(inputs)))
+        scores = class_scores(output, type(model).__name__)
+        first = predictions(scores[0], categories, Target(str(target)))[0]
+        found = candidates(model, activations, seen)
+        gradients = gradients_of(scores[0, first.index], [layer.tensor for layer in found])
+        reached = [
+            layer
+            for layer, gradient in zip(found, gradients, strict=True)
+            if gradient is not None and bool((layer.read(gradient, seen) != 0).any())
+        ]
+    chosen: dict[tuple[int, ...], MapLayer] = {}
+    for layer in reached:  # the last call first
+        size = tuple(layer.maps.values.shape[1:])
+        best = chosen.get(size)
+        if best is None or layer.call.name.count(".") < best.call.name.count("."):
+            chosen[size] = layer
+    if not chosen:
+        raise NoMapError(
+            f"no layer of {type(model).__name__} has a map that the score depends on", do="name one: --layer"
+        )
+    return [layer.call.key for layer in reversed(list(chosen.values())[:most])]
+
+
+def _method(name: str) -> Method:
+    if name not in METHODS:
+        raise UsageError(f"no method '{name}'", nearest(name, list(METHODS)), f"there are {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def _seen(inputs: tuple[Any, ...]) -> Shown:
+    picture = next(iter(tensors_in(inputs).values()), None)
+    if picture is None or picture.dim() < 3:
+        raise UsageError("no picture among the inputs", do="give a tensor (1, 3, H, W)")
+    return Shown(int(picture.shape[-2]), int(picture.shape[-1]), int(picture.shape[2]) if picture.dim() == 5 else 1)
+
+
+def _map_of(
+    layer: MapLayer,
+    gradient: Tensor | None,
+    prediction: Prediction,
+    method: str,
+    seen: Shown,
+    rerun: Rerun,
+) -> ClassActivationMap:
+    import torch
+
+    how = METHODS[method]
+    if how.gradient and gradient is None:
+        exists = "the gradient does not reach it: its output is unused, detached, or made under no_grad"
+        raise LayerError(f"the score does not depend on {layer.call.key}", exists, "choose another layer")
+    activation = layer.maps.values
+    _check_finite(layer, "activation", activation)
+    read = torch.zeros_like(activation) if gradient is None else layer.read(gradient, seen)
+    _check_finite(layer, "gradient", read)
+    evidence = Evidence(
+        activation,
+        read,
+        prediction.score,
+        lambda masks: rerun.masked(masks, prediction.index),
+        lambda: rerun.ablated(layer, prediction.index),
+    )
+    with torch.no_grad():
+        weights = how.weigh(evidence)
+        values = activation - activation.mean((1, 2), keepdim=True) if how.centred else activation
+        summed = (weights[:, None, None] * values if weights.dim() == 1 else weights * values).sum(0)
+        summed = summed.relu() if how.relu else summed
+    _check_finite(layer, "weighted sum", summed)
+    high = summed.shape[0]
+    framed = summed.reshape(high, layer.maps.frames, -1).permute(1, 0, 2) if layer.maps.frames > 1 else summed
+    unreached = how.gradient and not bool((read != 0).any())
+    array = framed.float().cpu().numpy()
+    return ClassActivationMap(
+        layer.call, prediction, method, array, len(activation), (seen.height, seen.width), unreached
+    )
+
+
+def _check_finite(layer: MapLayer, what: str, values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        raise InputError(f"the map of {layer.call.key} is not finite", f"its {what} holds NaN or Inf", "see stats")
+
+
+def fused(maps: Sequence[ClassActivationMap]) -> ClassActivationMap:
+    """One map of several layers for one class: each brought to a maximum of 1 and to the finest size, then their mean.
+
+    What is negative counts as 0; a map that is all zero takes part as it is. Of a clip the frames are averaged first,
+    for layers differ in how many they have.
+
+    Raises:
+        HookscopeError: maps of several classes or pictures' sizes.
+
+    Example:
+        >>> import numpy as np
+        >>> call, answer = Call("a", "Conv2d", 0, 0), Prediction(0, None, 1.0, 1.0)
+        >>> one = ClassActivationMap(call, answer, "gradcam", np.array([[0.0, 4.0]], np.float32), 8, (8, 8))
+        >>> fused([one, one]).values.tolist()
+        [[0.0, 1.0]]
+    """
+    import torch
+
+    if len({(one.prediction.index, one.seen) for one in maps}) != 1:
+        raise HookscopeError("maps of several classes or pictures cannot be fused")
+    stills = [torch.from_numpy(one.values.mean(0) if one.values.ndim == 3 else one.values).relu() for one in maps]
+    size = (max(still.shape[0] for still in stills), max(still.shape[1] for still in stills))
+    scaled = [still / peak if (peak := float(still.max())) > 0 else still for still in stills]
+    together = torch.stack([resized(still[None, None], size)[0, 0] for still in scaled]).mean(0)
+    first = maps[0]
+    name = " + ".join(one.call.key for one in maps)
+    types = dict.fromkeys(one.call.type for one in maps)
+    call = Call(name, " + ".join(types), 0, None)
+    channels = sum(one.channels for one in maps)
+    return ClassActivationMap(call, first.prediction, first.method, together.numpy(), channels, first.seen)

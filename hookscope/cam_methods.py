@@ -1,0 +1,154 @@
+"""The methods of class activation mapping: each a function from what is known of a layer to weights of its channels.
+
+A method returns weights ``(C,)``, or ``(C, H, W)`` where every position has its own; the map is the sum of weights
+times activation over the channels, and after it the ReLU where the paper has one. All else is in `hookscope.cam`. In
+the formulas ``A`` is the activation ``(C, H, W)``, ``A_k`` its channel ``k``, ``S`` the score of the class (its logit),
+``G = dS/dA`` the gradient, and a sum or mean without an index goes over the positions of one channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["METHODS", "Evidence", "Method"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of one layer, one picture and one class.
+
+    Attributes:
+        activation: ``(C, H, W)``, as the layer returned it.
+        gradient: ``(C, H, W)``, of the score with respect to it; zeros for a method that asks for none.
+        score: Of the class, for the picture as it is.
+        masked_scores: Channels ``(C, H, W)`` to the scores ``(C,)`` of the picture under each of them as a mask,
+            brought to the size of the picture and then to 0..1.
+        ablated_scores: The scores ``(C,)`` with one channel of the layer after the other set to 0.
+    """
+
+    activation: Tensor
+    gradient: Tensor
+    score: float
+    masked_scores: Callable[[Tensor], Tensor]
+    ablated_scores: Callable[[], Tensor]
+
+
+def gradcam(seen: Evidence) -> Tensor:
+    """Grad-CAM (Selvaraju et al., arXiv:1610.02391): the gradient's mean over the positions, then ReLU.
+
+    ``w_k = mean(G_k)``, ``map = ReLU(sum_k w_k A_k)``.
+    """
+    return seen.gradient.mean((1, 2))
+
+
+def gradcam_plus_plus(seen: Evidence) -> Tensor:
+    """Grad-CAM++ (Chattopadhay et al., arXiv:1710.11063): positions weigh as much as they alone explain, then ReLU.
+
+    ``w_k = sum(a_k ReLU(G_k))``, ``a_k = G_k^2 / (2 G_k^2 + sum(A_k) G_k^3)``, 0 where ``G_k`` is 0: the closed
+    form for the score passed through an exponential, whose factor ``exp(S)`` scales the whole map and is left out.
+    """
+    import torch
+
+    gradient = seen.gradient
+    squared = gradient**2
+    below = 2 * squared + seen.activation.sum((1, 2), keepdim=True) * squared * gradient
+    alpha = torch.where(gradient != 0, squared / (below + 1e-6), 0)  # as grad-cam keeps the quotient finite
+    return (alpha * gradient.relu()).sum((1, 2))
+
+
+def hirescam(seen: Evidence) -> Tensor:
+    """HiResCAM (Draelos and Carin, arXiv:2011.08891): every position by its own gradient, without ReLU.
+
+    ``map = sum_k G_k * A_k``, position by position: where it is negative, the layer speaks against the class.
+    """
+    return seen.gradient
+
+
+def layercam(seen: Evidence) -> Tensor:
+    """LayerCAM (Jiang et al., TIP 2021, doi:10.1109/TIP.2021.3089943; not on arXiv): positive gradients, then ReLU.
+
+    ``map = ReLU(sum_k ReLU(G_k) * A_k)``, position by position, which suits early layers with fine maps too.
+    """
+    return seen.gradient.relu()
+
+
+def xgradcam(seen: Evidence) -> Tensor:
+    """XGrad-CAM (Fu et al., arXiv:2008.02312): the gradient's mean weighted by the activation, then ReLU.
+
+    ``w_k = sum(G_k A_k) / sum(A_k)``: sensitivity and conservation hold as far as weights of channels allow.
+    """
+    total = seen.activation.sum((1, 2))
+    return (seen.gradient * seen.activation).sum((1, 2)) / (total + 1e-7)
+
+
+def eigencam(seen: Evidence) -> Tensor:
+    """Eigen-CAM (Muhammad and Yeasin, arXiv:2008.00299): the first principal component; no class, no ReLU.
+
+    ``map = (A - mean(A)) V_1``, ``V_1`` the first right singular vector of the ``H W x C`` matrix of centred
+    activations. The paper does not centre; grad-cam does, and so do we: else the mean map is the component. The sign
+    of ``V_1`` is nobody's: it is chosen so that the map is high where the activations are large.
+    """
+    import torch
+
+    flat = seen.activation.flatten(1)
+    centred = flat - flat.mean(1, keepdim=True)
+    # left vectors of C x HW are right ones of the paper's HW x C; the exact SVD, for `pca_lowrank` draws numbers
+    first: Tensor = torch.linalg.svd(centred, full_matrices=False).U[:, 0]
+    along = first @ centred
+    size = flat.abs().sum(0)
+    return first if float(along @ (size - size.mean())) >= 0 else -first
+
+
+def scorecam(seen: Evidence) -> Tensor:
+    """Score-CAM (Wang et al., arXiv:1910.01279): the score of the picture under each channel as a mask, then ReLU.
+
+    ``w = softmax_k(S(X * H_k))``, ``H_k`` channel ``k`` brought to the size of the picture ``X`` and then to 0..1: no
+    gradient, one forward pass a channel. A constant channel masks nothing out of nothing: its mask is 0.
+    """
+    return seen.masked_scores(seen.activation).softmax(0)
+
+
+def ablationcam(seen: Evidence) -> Tensor:
+    """Ablation-CAM (Desai and Ramaswamy, WACV 2020; not on arXiv): what of the score goes without a channel, then ReLU.
+
+    ``w_k = (S - S_k) / |S|``, ``S_k`` the score with ``A_k`` set to 0. The paper divides by ``S``, which turns the map
+    round where the score is negative; the absolute value does not.
+    """
+    return (seen.score - seen.ablated_scores()) / max(abs(seen.score), 1e-7)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method and what else it needs.
+
+    Attributes:
+        weigh: From evidence to weights ``(C,)`` or ``(C, H, W)``.
+        relu: Whether the paper cuts off what is negative in the map.
+        gradient: Whether the gradient is asked for.
+        centred: Whether the mean of each channel is taken off before the weights are applied.
+        passes: Whether it takes a forward pass for each channel.
+    """
+
+    weigh: Callable[[Evidence], Tensor]
+    relu: bool = True
+    gradient: bool = True
+    centred: bool = False
+    passes: bool = False
+
+
+METHODS = {
+    "gradcam": Method(gradcam),
+    "gradcam++": Method(gradcam_plus_plus),
+    "hirescam": Method(hirescam, relu=False),
+    "layercam": Method(layercam),
+    "xgradcam": Method(xgradcam),
+    "eigencam": Method(eigencam, relu=False, gradient=False, centred=True),
+    "scorecam": Method(scorecam, gradient=False, passes=True),
+    "ablationcam": Method(ablationcam, gradient=False, passes=True),
+}
+"""Every method by the name that ``--method`` takes."""

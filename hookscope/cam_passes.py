@@ -1,0 +1,106 @@
+"""Further forward passes for class activation maps that ask the model channel by channel, without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hookscope.cam_layers import MapLayer
+from hookscope.errors import UsageError
+from hookscope.hooks import Door
+from hookscope.scores import class_scores
+from hookscope.tensors import map_tensors, tensors_in
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Progress", "Rerun", "resized"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Rerun:
+    """Further forward passes, without gradients, for the methods that ask the model channel by channel."""
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    batch_size: int
+    on_progress: Progress | None
+    total: int
+    done: int = 0
+
+    def masked(self, channels: Tensor, index: int) -> Tensor:
+        """The scores of class ``index`` with the picture under each of ``channels`` ``(C, h, w)`` as a mask."""
+        import torch
+
+        if len(self.inputs) != 1 or not isinstance(self.inputs[0], torch.Tensor) or self.inputs[0].dim() != 4:
+            raise UsageError("masks are for one picture", do="take ablationcam, or a method of gradients")
+        picture = self.inputs[0].detach()
+        found = []
+        for part in channels.split(self.batch_size):
+            whole = resized(part[:, None], (picture.shape[-2], picture.shape[-1]))
+            low, high = whole.amin((2, 3), keepdim=True), whole.amax((2, 3), keepdim=True)
+            masks = torch.where(high > low, (whole - low) / (high - low), 0).to(picture.dtype)
+            with torch.no_grad():
+                found.append(class_scores(self.model(picture * masks))[:, index].float())
+            self._advance(len(part))
+        return torch.cat(found)
+
+    def ablated(self, layer: MapLayer, index: int) -> Tensor:
+        """The scores of class ``index`` with one channel of ``layer`` after the other set to 0."""
+        import torch
+
+        count = layer.maps.values.shape[0]
+        found = []
+        for channels in torch.arange(count).split(self.batch_size):
+            repeated = map_tensors(self.inputs, partial(_repeated, count=len(channels)))
+            with torch.no_grad(), Door() as door:
+                door.forward(layer.module, _Silencer(layer, channels))
+                found.append(class_scores(self.model(*repeated))[:, index].float())
+            self._advance(len(channels))
+        return torch.cat(found)
+
+    def _advance(self, passes: int) -> None:
+        self.done += passes
+        if self.on_progress is not None:
+            self.on_progress(self.done, self.total)
+
+
+def _repeated(tensor: Tensor, count: int) -> Tensor:
+    return tensor.detach().expand(count, *tensor.shape[1:]).clone()
+
+
+class _Silencer:
+    """The hook that sets channel ``channels[i]`` to 0 in item ``i`` of the batch, at the layer's own call."""
+
+    def __init__(self, layer: MapLayer, channels: Tensor) -> None:
+        self._layer, self._channels, self._calls = layer, channels, 0
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        self._calls += 1
+        if self._calls - 1 != self._layer.call.call:
+            return None
+        wanted = tensors_in(output)[self._layer.part]
+        return map_tensors(output, lambda tensor: self._silenced(tensor) if tensor is wanted else tensor)
+
+    def _silenced(self, tensor: Tensor) -> Tensor:
+        import torch
+
+        silenced = tensor.dequantize() if tensor.is_quantized else tensor.clone()
+        last = self._layer.maps.axes.endswith("C")
+        for item, channel in enumerate(self._channels.tolist()):
+            (silenced[item].select(-1, channel) if last else silenced[item].select(0, channel)).zero_()
+        if tensor.is_quantized:  # activations have one scale
+            silenced = torch.quantize_per_tensor(silenced, tensor.q_scale(), tensor.q_zero_point(), tensor.dtype)
+        return silenced
+
+
+def resized(values: Tensor, size: tuple[int, int]) -> Tensor:
+    """Maps ``(N, C, h, w)`` brought to ``(H, W)``, bilinear between the middles of the cells."""
+    import torch
+
+    found: Tensor = torch.nn.functional.interpolate(values.float(), size, mode="bilinear", align_corners=False)
+    return found

@@ -1,0 +1,74 @@
+"""A saliency map as a page: which pixels count, over the photograph in grey."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hookscope.overlays import Heat, Panel, draw_page
+from hookscope.subjects import Subject, answer_facts, answer_lines
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
+
+    from hookscope.saliency import Saliency
+
+__all__ = ["draw_saliency", "still_of"]
+
+_TOP = 0.995  # of the pixels lie below the value drawn strongest: single ones are much higher than all the others
+_WORDS = {
+    "gradient": "largest |dS/dx| of the colours",
+    "smoothgrad": "largest |mean dS/dx| of the colours",
+    "guided-backprop": "largest |guided dS/dx| of the colours",
+    "gradient-input": "|sum of x dS/dx over the colours|",
+    "integrated-gradients": "|sum over the colours|: share of the score",
+}
+
+
+def draw_saliency(subject: Subject, found: Saliency, cmap: str = "inferno") -> tuple[Image.Image, dict[str, Any]]:
+    """The map over the faded photograph at its own size, and its provenance.
+
+    The colours end where 99.5 % of the pixels lie below; the page says the highest value.
+
+    Raises:
+        UsageError: for a colour map that does not exist.
+    """
+    values = still_of(found)
+    highest, top = float(values.max()), _strongest(values)
+    frames = f", mean of {found.map.shape[0]} frames" if found.map.dim() == 3 else ""
+    words = [
+        _WORDS[found.method] + frames,
+        f"colours end at {top:.3g}, {100 * _TOP:g} % of the pixels; highest {highest:.3g}",
+    ]
+    panel = Panel(
+        Heat(values, subject.box, top, subject.peak_in(values)),
+        words if highest else words[:1],
+        "" if highest else "all zero: the score does not depend on any pixel",
+        "value of the map" if highest else "",
+    )
+    heading = [*answer_lines(found.prediction), subject.line(found.method)]
+    page = draw_page(subject.photograph, heading, [[panel]], cmap, faded=True)
+    told = {
+        **subject.provenance(found.method, cmap, page.size),
+        **answer_facts(found.prediction),
+        "shape": list(found.values.shape),
+        "top": top,
+        "high": highest,
+    }
+    return page, told
+
+
+def still_of(found: Saliency) -> NDArray[np.float32]:
+    """The map ``(H, W)`` that is drawn; of a clip the mean over its frames."""
+    still = found.map.float()
+    values: NDArray[np.float32] = (still.mean(0) if still.dim() == 3 else still).cpu().numpy()
+    return values
+
+
+def _strongest(values: NDArray[np.float32]) -> float:
+    """The value drawn strongest; the highest where so few pixels count that the others are all 0."""
+    import numpy as np
+
+    at = max(0, round(_TOP * values.size) - 1)
+    return float(np.partition(values.ravel(), at)[at]) or float(values.max())

@@ -1,0 +1,247 @@
+"""The command saliency, in process on a small model, and the words of the issue."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+import hookscope
+from hookscope.cli import process
+from hookscope.cli.main import main
+from hookscope.cli.saliency import FIELDS, command
+from hookscope.models import load_model
+from hookscope.pictures import read_provenance
+from hookscope.saliency import METHODS, Settings, saliency_maps
+
+SAMPLES = Path(hookscope.__file__).parents[1] / "samples"
+
+NETS = """
+import torch
+from torch import nn
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 5, stride=2)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(6, 4, 3, stride=2)
+
+    def forward(self, x):
+        return self.conv2(self.relu(self.conv1(x))).mean((2, 3))
+
+def small():
+    torch.manual_seed(0)
+    return Small()
+
+class Detached(Small):
+    def forward(self, x):
+        return super().forward(x.detach())
+
+class Functions(Small):
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.Identity()
+
+def dull():
+    net = small()
+    with torch.no_grad():
+        net.conv2.weight.zero_()
+    return net
+
+def overflows():
+    net = small()
+    with torch.no_grad():
+        net.conv1.weight.fill_(3e38)
+        net.conv2.weight.fill_(3e38)
+    return net
+
+class Boxes(Small):
+    def forward(self, x):
+        return [{"boxes": super().forward(x)}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
+    (tmp_path / "nets.py").write_text(NETS)
+    for name, size in (("cat.jpg", (160, 120)), ("dog.png", (120, 160))):
+        Image.fromarray(np.random.default_rng(len(name)).integers(0, 256, (*size[::-1], 3), np.uint8)).save(
+            tmp_path / name
+        )
+    return tmp_path
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run the command on nets.py:small at 32 pixels: status, output, errors."""
+
+    def run(*words: str, model: str = "nets.py:small", size: str = "32") -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["saliency", model, *words, *(["--input-size", size] if size else [])])
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, *capfd.readouterr()
+
+    return run
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def files(folder: Path) -> list[str]:
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in found if "__pycache__" not in name and name not in ("nets.py", "cat.jpg", "dog.png"))
+
+
+def library(target: str | int, method: str, settings: Settings | None = None) -> Any:
+    net = load_model("nets.py:small", "none", input_size=(32, 32))
+    with Image.open("cat.jpg") as image:
+        [inputs] = net.inputs(net.preprocess(image.convert("RGB")))
+    return saliency_maps(net.model, inputs, target, method, settings=settings)
+
+
+def test_fields_are_the_documented_ones() -> None:
+    expected = "image method class label score probability shape sum max peak_x peak_y weights file"
+    assert " ".join(FIELDS) == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(run: Run, here: Path, method: str) -> None:
+    words = ("--samples", "3", "--steps", "4", "--batch-size", "2", "--noise", "0.1", "--seed", "5")
+    status, out, errors = run("cat.jpg", "--method", method, *words, "--raw", "x.npy", "--format", "ndjson")
+    assert (status, errors) == (0, "")
+    (row,) = rows(out)
+    assert tuple(row) == FIELDS
+    values = np.load("x.npy")
+    [expected] = library("top:1", method, Settings(samples=3, steps=4, batch_size=2, noise=0.1, seed=5))
+    assert np.allclose(values, expected.values.numpy(), atol=1e-7)
+    assert (row["shape"], row["method"], row["class"]) == ([3, 32, 32], method, expected.prediction.index)
+    assert row["sum"] == pytest.approx(float(values.astype(float).sum()), abs=1e-6)
+    shown = expected.map.numpy()
+    assert row["max"] == pytest.approx(float(shown.max()))
+    y, x = np.unravel_index(shown.argmax(), shown.shape)
+    side = 120 * 32 / 37  # resize 37 (32 * 256 / 224), crop 32
+    assert (row["peak_x"], row["peak_y"]) == pytest.approx(
+        ((160 - side) / 2 + (x + 0.5) / 32 * side, (120 - side) / 2 + (y + 0.5) / 32 * side), abs=2
+    )
+    assert files(here) == [f"cat-nets.py-small-{method}-{row['class']}.png", "x.npy"]
+    assert read_provenance(here / row["file"])["high"] == pytest.approx(row["max"])
+
+
+def test_several_classes_and_images(run: Run, here: Path) -> None:
+    status, out, _ = run("cat.jpg", "dog.png", "--target", "top:2", "-o", "out", "--raw", "x.npz", "--format", "ndjson")
+    found = rows(out)
+    assert (status, len(found)) == (0, 4)
+    assert sorted(row["file"] for row in found) == [name for name in files(here) if name.startswith("out/")]
+    with np.load("x.npz") as kept:
+        assert set(kept) == {f"{row['image'][:3]}/{row['class']}" for row in found}
+        for one in library("top:2", "gradient"):
+            assert np.array_equal(kept[f"cat/{one.prediction.index}"], one.values.numpy())
+
+
+def test_all_zero_is_drawn_and_said(run: Run, here: Path) -> None:
+    status, out, errors = run("cat.jpg", "--target", "1", "--format", "ndjson", model="nets.py:dull")
+    (row,) = rows(out)
+    assert (status, row["max"], row["peak_x"], row["peak_y"]) == (0, 0, None, None)
+    assert errors == "Note: cat.jpg: class 1 does not depend on any pixel: the map is all zero\n"
+    assert files(here) == [row["file"]]
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "status", "message"),
+    [
+        (
+            "nets.py:Functions",
+            ["--method", "guided-backprop"],
+            1,
+            "has no layer that is a ReLU: there is nothing to guide",
+        ),
+        ("nets.py:Boxes", [], 1, "no score for each class"),
+        ("nets.py:Detached", [], 1, "does not depend on the picture"),
+        ("nets.py:overflows", [], 1, "finite"),
+        ("raft_small", ["--weights", "none"], 1, "raft_small gives the flow of pixels, no score for each class"),
+        ("nets.py:small", ["--target", "9"], 1, "no class 9; the model has 4 classes: 0 to 3"),
+        ("nets.py:small", ["--method", "gradien"], 2, "'gradien' is not one of 'gradient'"),
+        ("nets.py:small", ["--samples", "0"], 2, "samples"),
+        ("nets.py:small", ["--noise", "0"], 2, "noise"),
+        ("nets.py:small", ["--raw", "x.npy", "--target", "top:2"], 2, "takes one map"),
+        ("nets.py:small", ["-o", "x.jpg"], 2, "cannot write x.jpg"),
+        ("nets.py:small", ["dog.png", "-o", "x.png"], 2, "there are several images"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    run: Run, here: Path, model: str, words: list[str], status: int, message: str
+) -> None:
+    found, out, errors = run("cat.jpg", *words, "--format", "ndjson", model=model)
+    assert (found, out) == (status, "")
+    assert message in errors
+    assert errors.count("\n") == 1
+    assert files(here) == []
+
+
+def test_random_weights_are_said_in_row_and_picture(run: Run, here: Path) -> None:
+    words = ("--weights", "none", "-o", "x.png", "--format", "ndjson")
+    status, out, _ = run("cat.jpg", *words, model="squeezenet1_1")
+    assert (status, rows(out)[0]["weights"]) == (0, "random (seed 0)")
+    assert read_provenance(here / "x.png")["weights"] == "random (seed 0)"
+
+
+def test_a_clip_and_a_segmentation_model(run: Run) -> None:
+    words = ("--weights", "none", "--format", "ndjson")
+    status, out, errors = run("cat.jpg", *words, model="mc3_18")
+    assert (status, rows(out)[0]["shape"]) == (0, [3, 16, 32, 32])
+    assert "repeated 16 times" in errors
+    status, out, _ = run("cat.jpg", *words, model="lraspp_mobilenet_v3_large")
+    assert (status, rows(out)[0]["shape"]) == (0, [3, 32, 32])
+
+
+def test_standard_input_and_output_in_process(here: Path) -> None:
+    picture = (here / "cat.jpg").read_bytes()
+    words = ["nets.py:small", "-", "--input-size", "32", "-o", "-"]
+    result = CliRunner().invoke(command, words, input=picture)
+    assert result.exit_code == 0, result.output
+    assert read_provenance(result.stdout_bytes)["image"] == "-"
+    assert files(here) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk(run: Run, here: Path) -> None:
+    status, _, errors = run("cat.jpg", "-o", "/dev/full")
+    assert (status, errors.count("\n"), "No space left" in errors) == (1, 1, True)
+
+
+def test_an_input_is_not_written_over(run: Run, here: Path) -> None:
+    before = (here / "dog.png").read_bytes()
+    status, _, errors = run("dog.png", "-o", "dog.png", model="no_such_model_is_looked_for")
+    assert (status, "it is the image" in errors) == (1, True)
+    assert (here / "dog.png").read_bytes() == before
+
+
+def test_the_manual_lists_every_method() -> None:
+    text = CliRunner().invoke(command, ["--help"]).output
+    for method in METHODS:
+        assert re.search(rf"^    {method} +\S", text, re.MULTILINE), method
+    assert "hookscope saliency resnet34 cat.jpg --method smoothgrad" in text
+
+
+@pytest.mark.slow
+def test_the_words_of_the_issue(run: Run, here: Path) -> None:
+    (here / "cat.jpg").write_bytes((SAMPLES / "cat.jpg").read_bytes())
+    status, out, _ = run("cat.jpg", "--method", "smoothgrad", "--format", "ndjson", model="resnet34", size="")
+    (row,) = rows(out)
+    assert (status, row["method"], row["shape"]) == (0, "smoothgrad", [3, 224, 224])
+    assert files(here) == [row["file"]]

@@ -1,0 +1,345 @@
+"""The eight methods: on a net whose maps follow on paper, and beside grad-cam, captum and loops by hand."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hookscope.cam import class_activation_maps
+from hookscope.cam_methods import METHODS
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of libraries that grad-cam imports
+    import pytorch_grad_cam as judge
+    from captum.attr import LayerGradCam
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small nets gain nothing by a second one, and wait for it where the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# -- on paper ----------------------------------------------------------------------------------------------------------
+
+X = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+
+
+def paper(first: tuple[float, float] = (1, 0), second: tuple[float, float] = (-1, 5)) -> nn.Sequential:
+    """Channels ``a x + b``, by default ``x`` and ``5 - x``; the score of class 1 is ``sum G A``, that of class 0 its negative."""  # noqa: E501
+    net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten(), nn.Linear(8, 2, bias=False))
+    gradient = torch.tensor([1.0, 0, 0, 3, -2, 0, 0, 0])  # G_0 = [[1, 0], [0, 3]], G_1 = [[-2, 0], [0, 0]]
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([first[0], second[0]]).reshape(2, 1, 1, 1))
+        net[0].bias.copy_(torch.tensor([first[1], second[1]]))
+        net[2].weight.copy_(torch.stack([-gradient, gradient]))
+    return net
+
+
+def by(method: str, net: nn.Module | None = None, target: int = 1) -> list[list[float]]:
+    [found] = class_activation_maps(net or paper(), X, "0", target, method)
+    assert (found.call.name, found.method, found.channels, found.prediction.index) == ("0", method, 2, target)
+    return found.values.tolist()
+
+
+SURE = 1 / (1 + math.exp(-9))  # scores 2 and -7 under the masks (x - 1) / 3 and 1 - that
+ON_PAPER = {
+    "gradcam": [[0, 0.5], [2, 3.5]],  # A_0 - A_1 / 2, cut off at 0
+    "gradcam++": [[17 / 96, 34 / 96], [51 / 96, 68 / 96]],  # (1/12 + 3/32) A_0
+    "hirescam": [[-7, 0], [0, 12]],
+    "layercam": [[1, 0], [0, 12]],
+    "xgradcam": [[0, 0.2], [2.3, 4.4]],  # 13/10 A_0 - 8/10 A_1
+    "scorecam": [[SURE + 4 * (1 - SURE), 2 * SURE + 3 * (1 - SURE)], [3 * SURE + 2 * (1 - SURE), 4 * SURE + 1 - SURE]],
+    "ablationcam": [[0, 0.4], [4.6, 8.8]],  # of a score of 5, without A_0 -8, without A_1 13: 13/5 A_0 - 8/5 A_1
+}
+
+
+@pytest.mark.parametrize("method", ON_PAPER)
+def test_the_map_is_the_one_from_paper(method: str) -> None:
+    assert by(method) == [pytest.approx(row, abs=2e-6) for row in ON_PAPER[method]]
+
+
+def test_eigencam_is_the_first_component_high_where_the_activation_is_large() -> None:
+    length = math.sqrt(5)  # of (1, 2): A_0 = x, A_1 = 2 x
+    expected = [[-1.5 * length, -0.5 * length], [0.5 * length, 1.5 * length]]
+    rising = by("eigencam", paper((1, 0), (2, 0)))
+    assert rising == [pytest.approx(row, abs=1e-5) for row in expected]
+    falling = by("eigencam", paper((-1, 5), (-2, 10)))  # largest where x is smallest
+    assert falling == [pytest.approx([-value for value in row], abs=1e-5) for row in expected]
+    assert by("eigencam", paper((1, 0), (2, 0)), target=0) == rising  # it knows no class
+    negative = by("eigencam", paper((-1, 0), (-2, 0)))  # -1 to -4: large means far from 0
+    assert negative == rising
+
+
+def test_ablation_of_a_negative_score_is_not_turned_round() -> None:
+    assert by("ablationcam", target=0) == [pytest.approx([3.8, 0], abs=1e-6), [0, 0]]
+
+
+def test_a_gradient_of_nothing_gives_a_map_of_nothing() -> None:
+    net = paper()
+    with torch.no_grad():
+        net[2].weight.zero_()
+    for method in ("gradcam", "gradcam++", "hirescam", "layercam", "xgradcam", "ablationcam"):
+        [found] = class_activation_maps(net, X, "0", 1, method)
+        assert found.is_zero and found.peak is None and found.unreached is METHODS[method].gradient
+
+
+def test_scorecam_of_a_constant_channel_masks_everything_out() -> None:
+    # A_1 = 5 everywhere: its mask is 0, so the picture is black and the score that of no picture
+    net = paper((1, 0), (0, 5))
+    with torch.no_grad():
+        masked = torch.stack([net(X * (X - 1) / 3)[0, 1], net(X * 0)[0, 1]])
+    share = masked.softmax(0)
+    assert by("scorecam", net) == [pytest.approx(row) for row in (share[0] * X[0, 0] + share[1] * 5).tolist()]
+
+
+def test_every_method_says_its_paper() -> None:
+    for name, method in METHODS.items():
+        text = method.weigh.__doc__ or ""
+        assert "arXiv" in text and "``" in text, name
+
+
+# -- grad-cam and captum -----------------------------------------------------------------------------------------------
+
+JUDGES = {
+    "gradcam": judge.GradCAM,
+    "gradcam++": judge.GradCAMPlusPlus,
+    "hirescam": judge.HiResCAM,
+    "layercam": judge.LayerCAM,
+    "xgradcam": judge.XGradCAM,
+    "eigencam": judge.EigenCAM,
+}
+
+
+def made(name: str, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return torchvision.models.get_model(name, weights=None, num_classes=10).eval()
+
+
+def picture(size: int = 64, seed: int = 1) -> Tensor:
+    return torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def judged(method: str, net: nn.Module, layer: str, x: Tensor, index: int) -> NDArray[np.float32]:
+    """The raw map of grad-cam, before it is brought to 0..1."""
+    target = judge.utils.model_targets.ClassifierOutputTarget(index)
+    module = net.get_submodule(layer)
+    with JUDGES[method](net, [module]) as cam:
+        cam.activations_and_grads(x)[0, index].backward()
+        [activation] = (kept.numpy() for kept in cam.activations_and_grads.activations)
+        [gradient] = (kept.numpy() for kept in cam.activations_and_grads.gradients)
+        with np.errstate(all="ignore"):
+            raw = cam.get_cam_image(x, module, [target], activation, gradient, False)[0]
+    net.zero_grad()
+    return np.maximum(raw, 0) if METHODS[method].relu else raw
+
+
+def off(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
+    """The largest difference, as a share of the largest value."""
+    assert ours.shape == theirs.shape
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+def agrees(method: str, name: str, layers: tuple[str, ...], size: int = 64) -> None:
+    net, x = made(name), picture(size)
+    if method == "xgradcam":  # which divides by sums of a channel that are nearly 0 with random weights
+        net, x = made(name).double(), x.double()
+    for layer in layers:
+        # the first class with a map that is not all zero: random weights often speak against a class everywhere
+        maps = ((index, judged(method, net, layer, x, index)) for index in range(10))
+        index, theirs = next((index, theirs) for index, theirs in maps if (theirs > 0).any())
+        [ours] = class_activation_maps(net, x, layer, index, method)
+        assert (ours.call.name, ours.prediction.index) == (layer, index)
+        if method == "eigencam" and (ours.values * theirs).sum() < 0:
+            theirs = -theirs  # whose sign is that of LAPACK
+        assert off(ours.values, theirs) < 1e-5, (method, name, layer)
+
+
+# each where grad-cam is right: nothing works in place on what the layer put out
+WHERE_IT_IS_RIGHT = {
+    "resnet18": ("layer4", "layer3.0.conv1", "layer2"),
+    "densenet121": ("features.denseblock4", "features.transition2.conv", "features.denseblock1"),
+    "mobilenet_v2": ("features.18", "features.10.conv.1", "features.4.conv.0"),
+    "mobilenet_v3_small": ("features.12", "features.6"),
+    "vgg11_bn": ("features.28", "features.25", "features.13"),
+    "vgg11": ("features.20", "features.19", "features.12"),
+}
+FEW = ("resnet18", "mobilenet_v2")
+
+
+@pytest.mark.parametrize("method", JUDGES)
+@pytest.mark.parametrize("name", FEW)
+def test_grad_cam_agrees(name: str, method: str) -> None:
+    agrees(method, name, WHERE_IT_IS_RIGHT[name][:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [64, 96])
+@pytest.mark.parametrize("method", JUDGES)
+@pytest.mark.parametrize("name", WHERE_IT_IS_RIGHT)
+def test_grad_cam_agrees_everywhere(name: str, method: str, size: int) -> None:
+    agrees(method, name, WHERE_IT_IS_RIGHT[name], size)
+
+
+def captums(net: nn.Module, layer: str, x: Tensor, index: int) -> NDArray[np.float32]:
+    kept = LayerGradCam(net, net.get_submodule(layer)).attribute(x, index, relu_attributions=True)
+    assert isinstance(kept, Tensor)
+    values: NDArray[np.float32] = kept[0, 0].detach().numpy()
+    return values
+
+
+def chain(**layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(layers)).eval()
+
+
+@pytest.fixture(scope="module")
+def small_vgg() -> nn.Module:
+    """The oddity of vgg11 and alexnet in little: convolutions before ReLUs in place."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return chain(
+            first=nn.Conv2d(3, 6, 3, padding=1),
+            relu=nn.ReLU(inplace=True),
+            pool=nn.MaxPool2d(2),
+            second=nn.Conv2d(6, 8, 3, padding=1),
+            again=nn.ReLU(inplace=True),
+            mean=nn.AdaptiveAvgPool2d(2),
+            flat=nn.Flatten(),
+            head=nn.Linear(32, 5),
+        )
+
+
+def test_before_a_relu_in_place_captum_agrees_and_grad_cam_does_not(small_vgg: nn.Module) -> None:
+    x = picture(16)
+    for layer in ("first", "second"):
+        [ours] = class_activation_maps(small_vgg, x, layer, 2, "gradcam")
+        assert off(ours.values, captums(small_vgg, layer, x, 2)) < 1e-5
+        assert off(ours.values, judged("gradcam", small_vgg, layer, x, 2)) > 0.05
+
+
+@pytest.mark.parametrize("method", JUDGES)
+def test_before_a_relu_in_place_grad_cam_agrees_on_the_same_net_without(method: str, small_vgg: nn.Module) -> None:
+    x = picture(16)
+    apart = chain(**{n: nn.ReLU() if isinstance(m, nn.ReLU) else m for n, m in small_vgg.named_children()})
+    [ours] = class_activation_maps(small_vgg, x, "second", 2, method)
+    theirs = judged(method, apart, "second", x, 2)
+    theirs = -theirs if method == "eigencam" and (ours.values * theirs).sum() < 0 else theirs
+    assert off(ours.values, theirs) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vgg11", "alexnet", "squeezenet1_1"])
+def test_captum_agrees_on_convolutions_before_relus_in_place(name: str) -> None:
+    net, x = made(name), picture(96)
+    convolutions = [layer for layer, module in net.named_modules() if isinstance(module, nn.Conv2d)]
+    for layer in convolutions[-4:-1]:
+        [ours] = class_activation_maps(net, x, layer, 2, "gradcam")
+        assert off(ours.values, captums(net, layer, x, 2)) < 1e-5, layer
+    if name == "vgg11":
+        assert off(ours.values, judged("gradcam", net, layer, x, 2)) > 0.05
+
+
+# -- the methods of many passes ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return chain(
+            first=nn.Conv2d(3, 7, 3, stride=2, padding=1),
+            norm=nn.BatchNorm2d(7),
+            relu=nn.ReLU(),
+            second=nn.Conv2d(7, 9, 3, padding=1),
+            again=nn.ReLU(),
+            mean=nn.AdaptiveAvgPool2d(1),
+            flat=nn.Flatten(),
+            head=nn.Linear(9, 4),
+        )
+
+
+@pytest.mark.parametrize("layer", ["relu", "second"])
+def test_grad_cams_score_cam_agrees(layer: str, small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    # grad-cam enlarges from corner to corner; between the middles of cells is what all the rest of the world does
+    def enlarge(size: tuple[int, int]) -> nn.Module:
+        return nn.Upsample(tuple(size), mode="bilinear", align_corners=False)
+
+    monkeypatch.setattr(torch.nn, "UpsamplingBilinear2d", enlarge)
+    monkeypatch.setattr("tqdm.tqdm", lambda values: values)
+    x, module = 5 * picture(16), small.get_submodule(layer)
+    target = judge.utils.model_targets.ClassifierOutputTarget(2)
+    with judge.ScoreCAM(small, [module]) as cam, torch.no_grad():
+        cam.activations_and_grads(x)
+        [activation] = (kept.numpy() for kept in cam.activations_and_grads.activations)
+        # its own hooks would add the activations of the masked passes
+        theirs = np.maximum(cam.get_cam_image(x, module, [target], activation, None, False)[0], 0)
+    [ours] = class_activation_maps(small, x, layer, 2, "scorecam")
+    assert off(ours.values, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("layer", range(5))
+def test_ablation_cam_is_a_pass_without_each_channel(layer: int, small: nn.Sequential) -> None:
+    x = picture(16)
+    with torch.no_grad():
+        activation = small[: layer + 1](x)
+        score = small(x)[0, 1]
+        total = torch.zeros(activation.shape[-2:])
+        for channel in range(activation.shape[1]):
+            without = activation.clone()
+            without[:, channel] = 0
+            weight = (score - small[layer + 1 :](without)[0, 1]) / abs(score)
+            total += weight * activation[0, channel]
+    [ours] = class_activation_maps(small, x, list(dict(small.named_children()))[layer], 1, "ablationcam")
+    assert off(ours.values, total.relu().numpy()) < 1e-5
+
+
+@pytest.mark.parametrize("method", ["scorecam", "ablationcam"])
+def test_the_size_of_a_batch_does_not_count_and_progress_is_complete(method: str, small: nn.Module) -> None:
+    x, told = picture(16), {}
+    found = {}
+    for size in (1, 2, 7, 100):
+        steps = told.setdefault(size, [])
+        found[size] = class_activation_maps(
+            small,
+            x,
+            ["first", "relu"],
+            "top:2",
+            method,
+            batch_size=size,
+            on_progress=lambda *at, to=steps: to.append(at),
+        )
+        assert len(found[size]) == 4
+    for size, steps in told.items():
+        assert steps[-1] == (28, 28) and {total for _, total in steps} == {28}  # 7 channels, 2 layers, 2 classes
+        assert len(steps) == 4 * math.ceil(7 / size) and steps == sorted(steps)
+    for several in zip(*found.values(), strict=True):
+        for one in several[1:]:
+            assert off(one.values, several[0].values) < 1e-5
+
+
+def test_progress_is_of_all_layers_although_they_differ_in_channels(small: nn.Module) -> None:
+    steps: list[tuple[int, int]] = []
+    class_activation_maps(
+        small,
+        picture(16),
+        ["first", "second"],
+        0,
+        "ablationcam",
+        batch_size=4,
+        on_progress=lambda *at: steps.append(at),
+    )
+    assert steps[-1] == (16, 16) and {total for _, total in steps} == {16}
