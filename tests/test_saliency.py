@@ -464,8 +464,21 @@ def test_weights_that_are_not_finite_are_one_line(method: str) -> None:
     with torch.no_grad():
         net.first.weight[0, 0, 0, 0] = float("nan")
         net.head.weight[0, 0] = float("nan")
-    with pytest.raises(InputError, match="the gradient of class 0 is not finite") as e:
+    with pytest.raises(InputError, match="the score of class 0 is not finite") as e:
         saliency_maps(net, picture(), 0, method, settings=FEW)
+    one_line(e)
+
+
+class Root(nn.Module):
+    """The root of the mean pixel: at a black picture its value is 0, its slope infinite."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).abs().mean(1, keepdim=True).sqrt()
+
+
+def test_a_gradient_that_is_not_finite_under_a_finite_score_is_one_line() -> None:
+    with pytest.raises(InputError, match="the gradient of class 0 is not finite") as e:
+        saliency_maps(Root(), torch.zeros(1, 3, 4, 4), 0)
     one_line(e)
 
 

@@ -16,7 +16,7 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
-import hookscope.activations
+import hookscope.by_call
 import hookscope.hooks
 import hookscope.verification
 from hookscope.activations import capture
@@ -390,9 +390,9 @@ def test_a_call_that_the_trace_has_not_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_capture_that_loses_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = hookscope.activations._ByCall._add
+    add = hookscope.by_call.ByCall._add
     monkeypatch.setattr(
-        hookscope.activations._ByCall, "_add", lambda self, call, value: call.key == "fc" or add(self, call, value)
+        hookscope.by_call.ByCall, "_add", lambda self, call, value: call.key == "fc" or add(self, call, value)
     )
     found = checks(Reused())
     assert failing(found) == [("feature-extractor", "fc"), ("re-computation", "fc"), ("shapes", "fc")]
