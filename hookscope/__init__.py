@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hookscope.catalogue import ModelInfo, find_models
     from hookscope.errors import HookscopeError
     from hookscope.findings import Finding
+    from hookscope.gradient_findings import diagnose_gradients
     from hookscope.gradient_hooks import ClampSign, ClipNorm, ClipValue, Scale, Zero, change_gradients
     from hookscope.gradients import layer_gradients
     from hookscope.grids import channel_grid
@@ -65,6 +66,7 @@ _HOMES = {
     "channel_grid": "grids",
     "class_activation_maps": "cam",
     "diagnose": "health",
+    "diagnose_gradients": "gradient_findings",
     "find_models": "catalogue",
     "layer_gradients": "gradients",
     "list_layers": "trace",
@@ -102,6 +104,7 @@ __all__ = [
     "channel_grid",
     "class_activation_maps",
     "diagnose",
+    "diagnose_gradients",
     "find_models",
     "layer_gradients",
     "list_layers",

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch.overrides import TorchFunctionMode
-
 from hookscope.differentiable import differentiable, leaf_tensors, leaves_of, passed_on
-from hookscope.flow import node_of, operation_name, place_of_code
+from hookscope.flow import WatchedPass, node_of, operation_name, place_of_code, refuse_reentrant_checkpoints
 from hookscope.hooks import Door
 from hookscope.layers import call_key
-from hookscope.losses import Loss
-from hookscope.tensors import tensors_in
+from hookscope.losses import LossLike, as_loss
+from hookscope.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from torch import Tensor, nn
 
 __all__ = ["Anomaly", "first_anomaly"]
+
+_KINDS = ("NaN", "Inf")
+_UNSEEN = "a tensor that nothing seen in the pass made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,10 @@ class Anomaly:
         operation: In the forward pass its name in torch, ``sqrt``; in the backward pass the node, ``SqrtBackward0``.
         layer: Key of the innermost layer that was running, empty for the model itself.
         place: File and line of the code that called the operation, ``net.py:17``; empty where it is not known.
-        source: The parameter or buffer that held it already, or ``the input``; empty where the operation made it.
-        infinite: The operation, layer and place that made Inf first, before the NaN; None where there was none.
+        source: The parameter, buffer, attribute or tensor that held it already, or ``the input``; empty where the
+            operation made it.
+        infinite: The operation, layer and place that made Inf first, where the operation took Inf and made NaN of it.
+        forward: In the backward pass the operation of the forward pass that made the node, ``sqrt``, where it is known.
     """
 
     phase: str
@@ -44,31 +45,47 @@ class Anomaly:
     place: str
     source: str = ""
     infinite: Anomaly | None = None
+    forward: str = ""
 
     def __str__(self) -> str:
-        where = f" in layer '{self.layer}'" if self.layer else ""
-        at = f" at {self.place}" if self.place else ""
-        return f"{self.operation}{where}{at}"
+        where = f" in '{self.layer}'" if self.layer else ""
+        return f"{self.operation_and_place}{where}"
+
+    @property
+    def operation_and_place(self) -> str:
+        """``sqrt at net.py:17``, ``SqrtBackward0 of sqrt at net.py:17``."""
+        name = self.operation or "an operation that torch does not name"
+        name += f" of {self.forward}" if self.forward else ""
+        return f"{name} at {self.place}" if self.place else name
+
+    @property
+    def origin(self) -> Anomaly:
+        """The one to look at: what made the Inf where NaN came of it, else this."""
+        return self.infinite or self
 
 
-def first_anomaly(model: nn.Module, inputs: Any, loss: Loss | None = None) -> Anomaly | None:
+def first_anomaly(model: nn.Module, inputs: Any, loss: LossLike = None) -> Anomaly | None:
     """Run ``model`` forward and backward once and find the operation behind the first NaN, None where there is none.
 
     In the forward pass that is the first operation with NaN in its result and none in what it was given, unless a
     parameter or the input held it. In the backward pass it is the first node of the autograd graph that takes finite
     gradients and gives NaN. Inf alone counts where it is in the loss or in a gradient: a mask may well be made of it.
-    The arguments are those of `hookscope.gradients.layer_gradients`; nothing of the model changes.
+    The arguments are those of `hookscope.gradients.layer_gradients`; nothing of the model changes. Where it returns
+    None the loss is finite.
+
+    Raises:
+        ModelError: a reentrant checkpoint, through which no gradient can be asked.
 
     Example:
         >>> import torch
         >>> class Root(torch.nn.Module):
         ...     def forward(self, x):
         ...         return x.sub(1).sqrt()
-        >>> found = first_anomaly(torch.nn.Sequential(torch.nn.Flatten(), Root()), torch.ones(1, 2), Loss("score"))
+        >>> found = first_anomaly(torch.nn.Sequential(torch.nn.Flatten(), Root()), torch.ones(1, 2))
         >>> found.phase, found.operation, found.layer, found.kind
         ('backward', 'SqrtBackward0', '1', 'NaN')
     """
-    loss = loss or Loss()
+    loss = as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     with differentiable(model):
         leaves = leaves_of(inputs)
@@ -76,14 +93,15 @@ def first_anomaly(model: nn.Module, inputs: Any, loss: Loss | None = None) -> An
         with watch:
             output = model(*passed_on(leaves))
         value = loss.of(output, type(model).__name__)[0]
-        forward = watch.found(value)
+        forward = watch.found(value, output)
         if forward is not None or not value.requires_grad:
             return forward
+        refuse_reentrant_checkpoints(model, value)
         wanted = [p for p in model.parameters() if p.requires_grad] + leaf_tensors(leaves)
         return _backward(value, wanted, watch.origins)
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(WatchedPass):
     """Looks at the result of every operation inside a ``with`` block, and notes which nodes it made.
 
     Attributes:
@@ -91,84 +109,97 @@ class _Watch(TorchFunctionMode):
     """
 
     def __init__(self, model: nn.Module, leaves: Any) -> None:
-        super().__init__()
+        import torch
+
+        super().__init__(model)
         self.origins: dict[Any, Anomaly] = {}
         self._nan: Anomaly | None = None
         self._inf: Anomaly | None = None
-        self._names = {module: name for name, module in model.named_modules()}
-        self._own = {id(tensor): f"parameter '{name}'" for name, tensor in model.named_parameters()}
+        self._brought: Anomaly | None = None
+        self._own = {
+            id(value): f"attribute '{name}.{attribute}'" if name else f"attribute '{attribute}'"
+            for module, name in self._names.items()
+            for attribute, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+        }
+        self._own |= {id(tensor): f"parameter '{name}'" for name, tensor in model.named_parameters()}
         self._own |= {id(tensor): f"buffer '{name}'" for name, tensor in model.named_buffers()}
         self._leaves = tensors_in(leaves).values()
+        self._blank: dict[int | None, Tensor] = {}  # memory that holds anything until it is written to
+        self._constants: dict[int | None, tuple[Tensor, Anomaly]] = {}
         self._running: list[tuple[nn.Module, str]] = []
         self._times: dict[nn.Module, int] = {}
-        self._door = Door()
 
-    def __enter__(self) -> _Watch:
-        try:
-            for module in self._names:
-                self._door.forward_pre(module, self._before)
-                self._door.forward(module, self._after)
-        except BaseException:
-            self._door.__exit__(None, None, None)
-            raise
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._door.__exit__(kind, error, trace)
-
-    def found(self, value: Tensor) -> Anomaly | None:
-        """What the forward pass showed; an Inf counts where it has spoiled the loss."""
+    def found(self, value: Tensor, output: Any) -> Anomaly | None:
+        """What the forward pass showed; an Inf counts where it has spoiled the loss, made from ``output``."""
         if value.requires_grad:
             self._note_nodes([value], Anomaly("forward", "NaN", "", "", ""))
         if self._nan is not None:
             return self._nan
-        return self._inf if _holds([value], "Inf") or _holds([value], "NaN") else None
+        kind = next((kind for kind in _KINDS if _holds([value], kind)), None)
+        if kind is None:
+            return None
+        at_end = "the output" if _holds(tensors_in(output).values(), kind) else "the loss"
+        source = _UNSEEN if at_end == "the output" else ""
+        return self._inf or self._brought or Anomaly("forward", kind, at_end, "", "", source)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` and look at its result."""
         kwargs = kwargs or {}
         name = operation_name(func)
         given = list(tensors_in((args, kwargs)).values())
-        writes = name.endswith("_") or name == "__set__"
-        before = {kind: self._bearers(given, kind) for kind in ("NaN", "Inf")} if writes else None
+        written = given[:1] if _writes(name) else list(tensors_in(kwargs.get("out")).values())
+        before = {kind: _bearers(given, kind) for kind in _KINDS} if written else None
+        # what a custom function made meanwhile is not of this operation
+        self._note_nodes([tensor for tensor in given if tensor.requires_grad], self._here("", seen=False))
         result = func(*args, **kwargs)
-        made = [*tensors_in(result).values(), *(given[:1] if writes else [])]
-        if not made or not given or "empty" in name:
-            return result
-        within = [tensor for tensor in made if tensor.requires_grad]
-        if within or self._nan is None:
-            origin = self._here("forward", name)
-            self._note_nodes(within, origin)
-            self._look(made, given, before, origin)
+        made = [*tensors_in(result).values(), *written]
+        if "empty" in name:
+            self._blank |= {storage_key(tensor): tensor for tensor in made}
+        elif not given:
+            self._note_constants(made, name)
+        elif made:
+            within = [tensor for tensor in made if tensor.requires_grad]
+            if within or self._nan is None:
+                origin = self._here(name)
+                self._note_nodes(within, origin)
+                self._look(made, before or {kind: _bearers(given, kind) for kind in _KINDS}, written, origin)
         return result
 
-    def _here(self, phase: str, name: str) -> Anomaly:
-        return Anomaly(phase, "NaN", name, self._running[-1][1] if self._running else "", place_of_code())
+    def _here(self, name: str, seen: bool = True) -> Anomaly:
+        layer = self._running[-1][1] if self._running else ""
+        return Anomaly("forward", "NaN", name, layer, place_of_code() if seen else "")
 
-    def _look(self, made: list[Tensor], given: list[Tensor], before: Any, origin: Anomaly) -> None:
+    def _note_constants(self, made: Iterable[Tensor], name: str) -> None:
+        """They count once something is made from them: one may well fill a tensor with NaN and write all of it."""
+        spoiled = [tensor for tensor in made if any(_holds([tensor], kind) for kind in _KINDS)]
+        self._constants |= {storage_key(tensor): (tensor, self._here(name)) for tensor in spoiled}
+
+    def _look(self, made: list[Tensor], bearers: dict[str, list[Tensor]], written: list[Tensor], here: Anomaly) -> None:
         for kind, known in (("Inf", self._inf or self._nan), ("NaN", self._nan)):
             if known is not None or not _holds(made, kind):
                 continue
-            bearers = self._bearers(given, kind) if before is None else before[kind]
-            if "" in bearers:  # it has come from an operation that nobody saw, or one that was not the first
+            if any(_is_among(tensor, self._blank) for tensor in bearers[kind]):
+                self._blank |= {storage_key(tensor): tensor for tensor in made}
                 continue
-            found = Anomaly(
-                "forward", kind, origin.operation, origin.layer, origin.place, bearers[0] if bearers else "",
-                self._inf if kind == "NaN" else None,
-            )  # fmt: skip
+            if any(tensor is one for tensor in bearers[kind] for one in written):  # the rest may be written to as well
+                continue
+            # nothing is known, so what holds it was there before the pass, or nobody saw how it was made
+            found = self._brought_by(bearers[kind][0], here) if bearers[kind] else here
+            taken = (self._inf or self._brought) if kind == "NaN" and not bearers[kind] and bearers["Inf"] else None
+            found = replace(found, kind=kind, infinite=taken)
             if kind == "NaN":
                 self._nan = found
-            else:
+            elif found.operation == here.operation and found.source != _UNSEEN:
                 self._inf = found
+            else:  # a mask, most likely: it counts where nothing else explains the loss
+                self._brought = self._brought or found
 
-    def _bearers(self, given: Iterable[Tensor], kind: str) -> list[str]:
-        """Which of ``given`` hold it already: the words for a parameter or the input, nothing for what was made."""
+    def _brought_by(self, tensor: Tensor, here: Anomaly) -> Anomaly:
         inputs = {id(leaf): "the input" for leaf in self._leaves}
-        return [(self._own | inputs).get(id(tensor), "") for tensor in given if _holds([tensor], kind)]
+        if _is_among(tensor, self._constants):
+            return self._constants[storage_key(tensor)][1]
+        return replace(here, source=(self._own | inputs).get(id(tensor), _UNSEEN))
 
     def _note_nodes(self, within: list[Tensor], origin: Anomaly) -> None:
         """All nodes between ``within`` and what is known already are of this operation."""
@@ -193,6 +224,19 @@ class _Watch(TorchFunctionMode):
             pass
 
 
+def _writes(name: str) -> bool:
+    return name.startswith("__i") or name in ("__set__", "__setitem__") or (name[-1:] == "_" and name[-2:] != "__")
+
+
+def _bearers(given: Iterable[Tensor], kind: str) -> list[Tensor]:
+    return [tensor for tensor in given if _holds([tensor], kind)]
+
+
+def _is_among(tensor: Tensor, marked: Container[int | None]) -> bool:
+    key = storage_key(tensor)
+    return key is not None and key in marked
+
+
 def _backward(value: Tensor, wanted: Sequence[Tensor], origins: dict[Any, Anomaly]) -> Anomaly | None:
     import torch
 
@@ -203,8 +247,9 @@ def _backward(value: Tensor, wanted: Sequence[Tensor], origins: dict[Any, Anomal
         gradients = torch.autograd.grad(value, wanted, allow_unused=True)
     if "NaN" in first:
         return first["NaN"]
-    infinite = _holds([gradient for gradient in gradients if gradient is not None], "Inf")
-    return first.get("Inf") if infinite else None
+    arrived = [gradient for gradient in gradients if gradient is not None]
+    # NaN that no node made is the sum of Inf and -Inf on two ways
+    return first.get("Inf") if _holds(arrived, "Inf") or _holds(arrived, "NaN") else None
 
 
 def _node_hook(name: str, origin: Anomaly, first: dict[str, Anomaly]) -> Any:
@@ -214,8 +259,10 @@ def _node_hook(name: str, origin: Anomaly, first: dict[str, Anomaly]) -> Any:
             if kind in first or "NaN" in first:
                 continue
             if _holds(tensors_in(given).values(), kind) and not _holds(tensors_in(taken).values(), kind):
-                infinite = first.get("Inf") if kind == "NaN" else None
-                first[kind] = Anomaly("backward", kind, name, origin.layer, origin.place, "", infinite)
+                infinite = first.get("Inf") if kind == "NaN" and _holds(tensors_in(taken).values(), "Inf") else None
+                first[kind] = Anomaly(
+                    "backward", kind, name, origin.layer, origin.place, "", infinite, origin.operation
+                )
 
     return hook
 

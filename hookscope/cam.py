@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.activations import capture
-from hookscope.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps
+from hookscope.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps, no_default
 from hookscope.cam_methods import METHODS, Evidence, Method
 from hookscope.cam_passes import Progress, Rerun, resized
 from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError, nearest
 from hookscope.layers import Call, Layers
 from hookscope.maps import Shown
-from hookscope.scores import Prediction, class_scores, predictions
+from hookscope.scores import Prediction, class_scores, one_picture, predictions
 from hookscope.targets import Target
 from hookscope.tensors import tensors_in
 
@@ -31,14 +32,15 @@ class ClassActivationMap:
     """Where one layer speaks for one class.
 
     Attributes:
-        call: The call whose activation was looked at.
+        call: The call whose activation was looked at; of fused maps the names and types of all.
         prediction: The class, its score and probability.
         method: One of `hookscope.cam_methods.METHODS`.
         values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` where the layer has several frames; before any
             normalisation, after the ReLU where the method has one.
         channels: How many channels the map sums.
         seen: ``(H, W)`` of what the network was shown.
-        unreached: Whether the gradient is 0 at every place of the map, so that it had to be 0 too.
+        unreached: Whether the gradient is 0 at every place of the map, so that it had to be 0 too; known of methods
+            that ask for it.
     """
 
     call: Call
@@ -50,17 +52,17 @@ class ClassActivationMap:
     unreached: bool = False
 
     @property
-    def is_zero(self) -> bool:
-        """Whether no place speaks for the class: no value is above 0."""
+    def is_empty(self) -> bool:
+        """Whether no place speaks for the class: no value is above 0; there may be some below."""
         return not bool((self.values > 0).any())
 
     @property
     def peak(self) -> tuple[float, float] | None:
         """``(y, x)`` of the highest value, in shares 0..1 of the height and width that the network saw.
 
-        The middle of the cell; of a clip, whichever frame it is in. None for a map that `is_zero`.
+        The middle of the cell; of a clip, whichever frame it is in. None for a map that `is_empty`.
         """
-        if self.is_zero:
+        if self.is_empty:
             return None
         import numpy as np
 
@@ -73,13 +75,14 @@ def class_activation_maps(
     model: nn.Module,
     inputs: Any,
     layers: Layers | None = None,
-    target: str | int = "top:1",
+    target: Any = "top:1",
     method: str = "gradcam",
     *,
     types: Iterable[Any] = ("Conv2d",),
     categories: Sequence[str] | None = None,
     batch_size: int = 16,
     on_progress: Progress | None = None,
+    on_skip: Callable[[Call, NoMapError], None] | None = None,
 ) -> list[ClassActivationMap]:
     """The class activation maps of one picture, for each wanted class the wanted layers in order of execution.
 
@@ -96,7 +99,11 @@ def class_activation_maps(
         types: Class names that indices in ``layers`` count.
         categories: Names of the classes.
         batch_size: Pictures in one pass of the methods that take a pass a channel.
-        on_progress: Called with passes done and total by these methods.
+        on_progress: Called with pictures done and in all by these methods.
+        on_skip: Called with the calls that a pattern, a range or ``all`` selects and that have no map; without it, and
+            for a layer named outright, that is an error.
+
+    One model serves one thread at a time: hooks are on it meanwhile, and it is in eval mode.
 
     Raises:
         TargetError: no such class.
@@ -113,7 +120,7 @@ def class_activation_maps(
         ('0', (6, 6), 2)
     """
     chosen = _method(method)
-    wanted = Target(str(target))
+    wanted = Target.of(target)
     if batch_size < 1:
         raise UsageError(f"no batches of {batch_size}", do="give a batch size from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -123,17 +130,16 @@ def class_activation_maps(
         with capture(model, *(("all", ("*",)) if layers is None else (layers, types))) as activations:
             output = model(*passed_on(leaves))
         scores = class_scores(output, type(model).__name__)
-        if len(scores) != 1:
-            raise UsageError(f"{len(scores)} pictures at once", "a map is of one", "call it for each")
-        found = predictions(scores[0], categories, wanted)
+        found = predictions(one_picture(scores), categories, wanted)
+        for prediction in found:
+            _check_score(prediction)
         first = scores[0, found[0].index]
         chosen_layers = (
             [default_layer(model, activations, first, seen, chosen.gradient)]
             if layers is None
-            else layers_with_maps(model, activations, layers, first, seen)
+            else layers_with_maps(model, activations, layers, first, seen, on_skip)
         )
-        passes = len(found) * sum(len(layer.maps.values) for layer in chosen_layers)
-        rerun = Rerun(model, inputs, batch_size, on_progress, passes)
+        rerun = Rerun(model, inputs, batch_size, on_progress, sum(len(layer.maps.values) for layer in chosen_layers))
         maps = []
         for prediction in found:
             score = scores[0, prediction.index]
@@ -147,15 +153,16 @@ def class_activation_maps(
 def landmark_layers(
     model: nn.Module,
     inputs: Any,
-    target: str | int = "top:1",
+    target: Any = "top:1",
     most: int = 3,
     *,
     categories: Sequence[str] | None = None,
 ) -> list[str]:
-    """The calls to look at first: the last one of each of the last resolutions of maps, in order of execution.
+    """The calls to look at first: one of each of the last resolutions of maps, in order of execution.
 
-    Of calls with maps of one resolution it is the outermost block that counts, and of those the last; the score must
-    depend on it. Arguments and errors are those of `class_activation_maps`.
+    The last is the one that `class_activation_maps` takes by itself; of other calls with maps of one resolution it is
+    the outermost block that counts, and of those the last. The score must depend on each, unless no value of any map
+    changes it. Arguments and errors are those of `class_activation_maps`.
 
     Example:
         >>> import torch
@@ -170,24 +177,21 @@ def landmark_layers(
         with capture(model, "all", ("*",)) as activations:
             output = model(*passed_on(leaves_of(inputs)))
         scores = class_scores(output, type(model).__name__)
-        first = predictions(scores[0], categories, Target(str(target)))[0]
+        first = predictions(one_picture(scores), categories, Target.of(target))[0]
         found = candidates(model, activations, seen)
         gradients = gradients_of(scores[0, first.index], [layer.tensor for layer in found])
-        reached = [
-            layer
-            for layer, gradient in zip(found, gradients, strict=True)
-            if gradient is not None and bool((layer.read(gradient, seen) != 0).any())
-        ]
-    chosen: dict[tuple[int, ...], MapLayer] = {}
+        tied = [(layer, gradient) for layer, gradient in zip(found, gradients, strict=True) if gradient is not None]
+        reached = [layer for layer, gradient in tied if bool((layer.read(gradient, seen) != 0).any())]
+        reached = reached or [layer for layer, _ in tied]  # of a score that no value changes, as there
+    if not reached:
+        raise no_default(model, found)
+    last = tuple(reached[0].maps.values.shape[1:])
+    chosen = {last: reached[0]}  # what `class_activation_maps` takes without a choice
     for layer in reached:  # the last call first
         size = tuple(layer.maps.values.shape[1:])
-        best = chosen.get(size)
-        if best is None or layer.call.name.count(".") < best.call.name.count("."):
+        best = chosen.setdefault(size, layer)
+        if size != last and layer.call.name.count(".") < best.call.name.count("."):
             chosen[size] = layer
-    if not chosen:
-        raise NoMapError(
-            f"no layer of {type(model).__name__} has a map that the score depends on", do="name one: --layer"
-        )
     return [layer.call.key for layer in reversed(list(chosen.values())[:most])]
 
 
@@ -199,8 +203,13 @@ def _method(name: str) -> Method:
 
 def _seen(inputs: tuple[Any, ...]) -> Shown:
     picture = next(iter(tensors_in(inputs).values()), None)
-    if picture is None or picture.dim() < 3:
+    if picture is None:
         raise UsageError("no picture among the inputs", do="give a tensor (1, 3, H, W)")
+    if picture.dim() < 3 or (picture.dim() not in (4, 5) and any(picture is one for one in inputs)):
+        shape = "x".join(map(str, picture.shape)) or "one number"
+        raise UsageError(
+            f"a picture of {shape}", "wanted is (1, C, H, W), or a clip (1, C, T, H, W)", "x[None] adds a batch"
+        )
     return Shown(int(picture.shape[-2]), int(picture.shape[-1]), int(picture.shape[2]) if picture.dim() == 5 else 1)
 
 
@@ -217,7 +226,8 @@ def _map_of(
     how = METHODS[method]
     if how.gradient and gradient is None:
         exists = "the gradient does not reach it: its output is unused, detached, or made under no_grad"
-        raise LayerError(f"the score does not depend on {layer.call.key}", exists, "choose another layer")
+        do = "choose another layer, or eigencam, scorecam or ablationcam, which need no gradient"
+        raise LayerError(f"the score does not depend on {layer.call.key}", exists, do)
     activation = layer.maps.values
     _check_finite(layer, "activation", activation)
     read = torch.zeros_like(activation) if gradient is None else layer.read(gradient, seen)
@@ -226,8 +236,8 @@ def _map_of(
         activation,
         read,
         prediction.score,
-        lambda masks: rerun.masked(masks, prediction.index),
-        lambda: rerun.ablated(layer, prediction.index),
+        lambda masks: rerun.masked(layer, masks)[:, prediction.index],
+        lambda: rerun.ablated(layer)[:, prediction.index],
     )
     with torch.no_grad():
         weights = how.weigh(evidence)
@@ -244,9 +254,16 @@ def _map_of(
     )
 
 
+def _check_score(prediction: Prediction) -> None:
+    if not math.isfinite(prediction.score):
+        asked = f"the score of class {prediction.index} is not finite"
+        raise InputError(asked, do="see gradients --detect-anomaly")
+
+
 def _check_finite(layer: MapLayer, what: str, values: Tensor) -> None:
     if not bool(values.isfinite().all()):
-        raise InputError(f"the map of {layer.call.key} is not finite", f"its {what} holds NaN or Inf", "see stats")
+        asked = f"the map of {layer.call.key} is not finite"
+        raise InputError(asked, f"its {what} holds NaN or Inf", "see gradients --detect-anomaly")
 
 
 def fused(maps: Sequence[ClassActivationMap]) -> ClassActivationMap:

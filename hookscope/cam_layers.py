@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from hookscope.tensors import tensors_in
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["MapLayer", "candidates", "default_layer", "gradients_of", "layers_with_maps"]
+__all__ = ["MapLayer", "candidates", "default_layer", "gradients_of", "layers_with_maps", "no_default"]
 
 _LAST_FEW = 8
 _EDGE = 6
@@ -51,26 +51,48 @@ class MapLayer:
 
 
 def layers_with_maps(
-    model: nn.Module, activations: Activations, layers: Layers, score: Tensor, seen: Shown
+    model: nn.Module,
+    activations: Activations,
+    layers: Layers,
+    score: Tensor,
+    seen: Shown,
+    on_skip: Callable[[Call, NoMapError], None] | None = None,
 ) -> list[MapLayer]:
     """The kept calls in order of execution, each with the part of its output that the score depends on.
 
+    Args:
+        model: Which model.
+        activations: What its pass left, in the graph.
+        layers: The selection they were kept by.
+        score: What shall depend on them.
+        seen: What the network was shown.
+        on_skip: Called with a call without a map that ``layers`` does not name outright.
+
     Raises:
-        NoMapError: one of them has no map of more than one position.
+        NoMapError: one of them has no map of more than one position, or none of those that a pattern selects.
         LayerError: one that ``layers`` names did not run, or none did.
     """
     modules = dict(model.named_modules())
-    found = []
+    texts = [layers] if isinstance(layers, (str, int)) else layers
+    asked = {term.strip().removesuffix("#0").lstrip("+") for text in texts for term in str(text).split(",")}
+    found, skipped = [], []
     for call in activations.calls:
-        parts = _parts_with_maps(call, modules[call.name], activations[call.key], seen)
+        try:
+            parts = _parts_with_maps(call, modules[call.name], activations[call.key], seen)
+        except NoMapError as error:
+            if on_skip is None or asked & {call.name, call.key, str(call.index)}:
+                raise
+            on_skip(call, error)
+            skipped.append(error)
+            continue
         reached = gradients_of(score, [part.tensor for part in parts]) if len(parts) > 1 else []
         at = next((at for at, gradient in enumerate(reached) if gradient is not None), 0)
         found.append(parts[at])
-    texts = [layers] if isinstance(layers, (str, int)) else layers
-    asked = {term.strip() for text in texts for term in str(text).split(",")}
-    idle = [name for name in activations.did_not_run if name in asked or not found]
-    if idle or not found:
+    idle = [name for name in activations.did_not_run if name in asked]
+    if idle or not (found or skipped):
         raise LayerError(f"{', '.join(idle[:3]) or 'no layer'} did not run", do="choose a layer that runs: list-layers")
+    if not found:
+        raise skipped[-1]
     return found
 
 
@@ -93,7 +115,16 @@ def default_layer(
             reached = reached or layer
     if reached is not None:
         return reached
-    raise NoMapError(f"no layer of {type(model).__name__} has a map that the score depends on", do="name one: --layer")
+    raise no_default(model, found)
+
+
+def no_default(model: nn.Module, found: Sequence[MapLayer]) -> NoMapError:
+    """The error for a model none of whose maps the score depends on; ``found`` are those it has."""
+    asked = f"no layer of {type(model).__name__} has a map that the score depends on"
+    if not found:
+        return NoMapError(asked, "no layer puts out a map", "saliency needs none")
+    why = "as far as gradients tell: they are detached, or made under no_grad"
+    return NoMapError(asked, why, "name a layer for eigencam, scorecam or ablationcam, which need no gradient")
 
 
 def candidates(model: nn.Module, activations: Activations, seen: Shown) -> list[MapLayer]:

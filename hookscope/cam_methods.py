@@ -49,15 +49,17 @@ def gradcam(seen: Evidence) -> Tensor:
 def gradcam_plus_plus(seen: Evidence) -> Tensor:
     """Grad-CAM++ (Chattopadhay et al., arXiv:1710.11063): positions weigh as much as they alone explain, then ReLU.
 
-    ``w_k = sum(a_k ReLU(G_k))``, ``a_k = G_k^2 / (2 G_k^2 + sum(A_k) G_k^3)``, 0 where ``G_k`` is 0: the closed
-    form for the score passed through an exponential, whose factor ``exp(S)`` scales the whole map and is left out.
+    ``w_k = sum(a_k ReLU(G_k))``, ``a_k = G_k^2 / (2 G_k^2 + sum(A_k) G_k^3 + 1e-6)``, 0 where ``G_k`` is 0: the
+    closed form for the score passed through an exponential, whose factor ``exp(S)`` scales the whole map and is left
+    out. The paper has no 1e-6; it keeps the quotient finite, as in grad-cam, and where gradients are below 1e-3 it
+    outweighs the rest: then a place weighs about as the cube of its gradient.
     """
     import torch
 
     gradient = seen.gradient
     squared = gradient**2
     below = 2 * squared + seen.activation.sum((1, 2), keepdim=True) * squared * gradient
-    alpha = torch.where(gradient != 0, squared / (below + 1e-6), 0)  # as grad-cam keeps the quotient finite
+    alpha = torch.where(gradient != 0, squared / (below + 1e-6), 0)
     return (alpha * gradient.relu()).sum((1, 2))
 
 
@@ -80,7 +82,8 @@ def layercam(seen: Evidence) -> Tensor:
 def xgradcam(seen: Evidence) -> Tensor:
     """XGrad-CAM (Fu et al., arXiv:2008.02312): the gradient's mean weighted by the activation, then ReLU.
 
-    ``w_k = sum(G_k A_k) / sum(A_k)``: sensitivity and conservation hold as far as weights of channels allow.
+    ``w_k = sum(G_k A_k) / (sum(A_k) + 1e-7)``, the paper without the 1e-7, which is grad-cam's: sensitivity and
+    conservation hold as far as weights of channels allow.
     """
     total = seen.activation.sum((1, 2))
     return (seen.gradient * seen.activation).sum((1, 2)) / (total + 1e-7)
@@ -117,9 +120,14 @@ def ablationcam(seen: Evidence) -> Tensor:
     """Ablation-CAM (Desai and Ramaswamy, WACV 2020; not on arXiv): what of the score goes without a channel, then ReLU.
 
     ``w_k = (S - S_k) / |S|``, ``S_k`` the score with ``A_k`` set to 0. The paper divides by ``S``, which turns the map
-    round where the score is negative; the absolute value does not.
+    round where the score is negative; the absolute value does not. A weight below 1e-5 counts as 0: passes in batches
+    of different sizes differ so much by rounding, and a map of nothing else would be drawn as any other.
     """
-    return (seen.score - seen.ablated_scores()) / max(abs(seen.score), 1e-7)
+    weights = (seen.score - seen.ablated_scores()) / max(abs(seen.score), 1e-7)
+    return weights * (weights.abs() >= _ROUNDING)
+
+
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, slots=True)

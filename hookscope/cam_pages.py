@@ -48,18 +48,20 @@ def draw_overlay(
     scale = "mean, each map 0..1" if fused else _SCALE
     panels = [_panel(subject, one, [one.call.key, _shape_line(one)], scale) for one in maps]
     width = _width_of(photograph, len(maps))
-    origin = subject.line(maps[0].method)
+    origin = subject.lines(maps[0].method)
     if width is not None:
-        origin += f"  drawn at {percent(width / photograph.width)} of its size"
+        origin[-1] += f"  drawn at {percent(width / photograph.width)} of its size"
     rows = [panels[at : at + columns] for at in range(0, len(panels), columns)]
-    page = draw_page(photograph, [*answer_lines(maps[0].prediction), origin], rows, cmap, width)
-    return page, _provenance(subject, maps, cmap, page)
+    page = draw_page(
+        photograph, [*answer_lines(maps[0].prediction), *origin], rows, cmap, width, warning=subject.warning
+    )
+    return page, {**_provenance(subject, maps, cmap, page), "fused": fused}
 
 
 def draw_sheet(
     subject: Subject, maps: Sequence[ClassActivationMap], cmap: str = "inferno"
 ) -> tuple[Image.Image, dict[str, Any]]:
-    """One page: a row for each layer, in it the photograph and the map of each class, and their provenance.
+    """One page: a row for each layer, in it the photograph and the maps of all classes on one scale; and provenance.
 
     Raises:
         UsageError: for a colour map that does not exist, or more maps than a page can hold.
@@ -70,10 +72,14 @@ def draw_sheet(
     rows = []
     for layer, found in by_layer.items():
         first = Panel(None, [layer, _shape_line(found[0])])
-        rows.append([first, *(_panel(subject, one, answer_lines(one.prediction)) for one in found)])
+        # one scale for the classes of a layer: with a scale of its own, a class that is hardly there looks as strong
+        top = max(float(still_of(one).max()) for one in found)
+        rows.append([first, *(_panel(subject, one, _with_highest(one), _SCALE, top) for one in found)])
     classes = len({one.prediction.index for one in maps})
     heading = f"{subject.image}  {counted(len(by_layer), 'layer')}, {classes} {'class' if classes == 1 else 'classes'}"
-    page = draw_page(subject.photograph, [heading, subject.line(maps[0].method)], rows, cmap, _CELL)
+    page = draw_page(
+        subject.photograph, [heading, *subject.lines(maps[0].method)], rows, cmap, _CELL, warning=subject.warning
+    )
     return page, _provenance(subject, maps, cmap, page)
 
 
@@ -104,11 +110,18 @@ def why_empty(one: ClassActivationMap) -> str:
     return f"{zero}: no place of this layer speaks for this class"
 
 
-def _panel(subject: Subject, one: ClassActivationMap, words: Sequence[str], scale: str = _SCALE) -> Panel:
+def _with_highest(one: ClassActivationMap) -> list[str]:
+    highest = float(still_of(one).max()) + 0.0  # no -0
+    return [*answer_lines(one.prediction), f"highest {highest:.3g}"]
+
+
+def _panel(
+    subject: Subject, one: ClassActivationMap, words: Sequence[str], scale: str = _SCALE, top: float | None = None
+) -> Panel:
     values = still_of(one)
     low, high = float(values.min()), float(values.max())
     below = [f"lowest {low:.3g}, not drawn"] if low < 0 else []
-    heat = Heat(values, subject.box, high, subject.peak_in(values))
+    heat = Heat(values, subject.box, high if top is None else top, subject.peak_in(values))
     return Panel(heat, [*words, *below], why_empty(one), scale if high > 0 else "")
 
 

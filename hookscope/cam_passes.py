@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,25 @@ class Rerun:
     on_progress: Progress | None
     total: int
     done: int = 0
+    known: dict[int, Tensor] = field(default_factory=dict)
 
-    def masked(self, channels: Tensor, index: int) -> Tensor:
-        """The scores of class ``index`` with the picture under each of ``channels`` ``(C, h, w)`` as a mask."""
+    def masked(self, layer: MapLayer, channels: Tensor) -> Tensor:
+        """The scores ``(C, K)`` with the picture under each of ``channels`` ``(C, h, w)`` as a mask."""
+        if id(layer) not in self.known:  # one round tells the scores of all classes
+            self.known[id(layer)] = self._masked(channels)
+        return self.known[id(layer)]
+
+    def ablated(self, layer: MapLayer) -> Tensor:
+        """The scores ``(C, K)`` with one channel of the map of ``layer`` after the other set to 0."""
+        if id(layer) not in self.known:
+            self.known[id(layer)] = self._ablated(layer)
+        return self.known[id(layer)]
+
+    def _masked(self, channels: Tensor) -> Tensor:
         import torch
 
         if len(self.inputs) != 1 or not isinstance(self.inputs[0], torch.Tensor) or self.inputs[0].dim() != 4:
-            raise UsageError("masks are for one picture", do="take ablationcam, or a method of gradients")
+            raise UsageError("scorecam is for one still picture", do="take ablationcam, or a method of gradients")
         picture = self.inputs[0].detach()
         found = []
         for part in channels.split(self.batch_size):
@@ -45,21 +57,21 @@ class Rerun:
             low, high = whole.amin((2, 3), keepdim=True), whole.amax((2, 3), keepdim=True)
             masks = torch.where(high > low, (whole - low) / (high - low), 0).to(picture.dtype)
             with torch.no_grad():
-                found.append(class_scores(self.model(picture * masks))[:, index].float())
+                found.append(class_scores(self.model(picture * masks)).float())
             self._advance(len(part))
         return torch.cat(found)
 
-    def ablated(self, layer: MapLayer, index: int) -> Tensor:
-        """The scores of class ``index`` with one channel of ``layer`` after the other set to 0."""
+    def _ablated(self, layer: MapLayer) -> Tensor:
         import torch
 
         count = layer.maps.values.shape[0]
         found = []
-        for channels in torch.arange(count).split(self.batch_size):
+        for begin in range(0, count, self.batch_size):
+            channels = range(begin, min(count, begin + self.batch_size))
             repeated = map_tensors(self.inputs, partial(_repeated, count=len(channels)))
             with torch.no_grad(), Door() as door:
                 door.forward(layer.module, _Silencer(layer, channels))
-                found.append(class_scores(self.model(*repeated))[:, index].float())
+                found.append(class_scores(self.model(*repeated)).float())
             self._advance(len(channels))
         return torch.cat(found)
 
@@ -74,9 +86,12 @@ def _repeated(tensor: Tensor, count: int) -> Tensor:
 
 
 class _Silencer:
-    """The hook that sets channel ``channels[i]`` to 0 in item ``i`` of the batch, at the layer's own call."""
+    """The hook that sets channel ``channels[i]`` to 0 in item ``i`` of the batch, at the layer's own call.
 
-    def __init__(self, layer: MapLayer, channels: Tensor) -> None:
+    Only the places of the map: a class token, which is none, stays as it is.
+    """
+
+    def __init__(self, layer: MapLayer, channels: Sequence[int]) -> None:
         self._layer, self._channels, self._calls = layer, channels, 0
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -90,9 +105,11 @@ class _Silencer:
         import torch
 
         silenced = tensor.dequantize() if tensor.is_quantized else tensor.clone()
-        last = self._layer.maps.axes.endswith("C")
-        for item, channel in enumerate(self._channels.tolist()):
-            (silenced[item].select(-1, channel) if last else silenced[item].select(0, channel)).zero_()
+        maps = self._layer.maps
+        apart = tensor.shape[1] - maps.values[0].numel() if maps.axes == "N L C" else 0
+        for item, channel in enumerate(self._channels):
+            places = silenced[item].select(-1 if maps.axes.endswith("C") else 0, channel)
+            places[apart:].zero_()
         if tensor.is_quantized:  # activations have one scale
             silenced = torch.quantize_per_tensor(silenced, tensor.q_scale(), tensor.q_zero_point(), tensor.dtype)
         return silenced

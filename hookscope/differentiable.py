@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError
+from hookscope.hooks import check_hookable
 from hookscope.tensors import map_tensors, tensors_in
 from hookscope.untouched import random_states_kept
 
@@ -18,7 +19,7 @@ __all__ = ["differentiable", "leaf_tensors", "leaves_of", "passed_on"]
 
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
-    """Run the block with gradients on and ``model`` in eval mode, whatever surrounds it; all is put back afterwards.
+    """Run the block with gradients on and ``model`` in eval mode, whatever surrounds it; all, buffers too, is put back.
 
     ``no_grad`` and ``inference_mode`` around the call do not count, nor whether parameters are frozen: gradients are
     asked of the input and of what layers put out, with `torch.autograd.grad`, so that no ``.grad`` is written.
@@ -36,19 +37,50 @@ def differentiable(model: nn.Module) -> Iterator[None]:
         True
     """
     import torch
+    from torch.nn.parameter import is_lazy
 
-    held = next((name for name, tensor in _state(model) if tensor.is_inference()), None)
+    check_hookable(model)
+    held = next((name for name, tensor in _state(model) if not is_lazy(tensor) and tensor.is_inference()), None)
     if held is not None:
         asked = f"'{held}' was made inside torch.inference_mode: no gradient can pass it"
         raise ModelError(asked, do="build and load the model outside")
     modes = [(module, module.training) for module in model.modules()]
-    with torch.inference_mode(False), torch.enable_grad(), random_states_kept():
+    with torch.inference_mode(False), torch.enable_grad(), random_states_kept(), _buffers_kept(model):
         try:
             model.eval()
             yield
         finally:
             for module, training in modes:
                 module.training = training
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put back the buffers that a forward pass counts or keeps something in."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    kept = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [
+        (buffer, buffer.detach().clone())
+        for _, buffers in kept
+        for buffer in buffers.values()
+        # what has no values to compare, sparse tensors among it, is put back as an object only
+        if buffer is not None and not is_lazy(buffer) and buffer.layout == torch.strided and not buffer.is_meta
+    ]
+    try:
+        yield
+    finally:
+        for module, buffers in kept:
+            for name in module._buffers.keys() - buffers.keys():
+                del module._buffers[name]
+            module._buffers.update(buffers)
+        with torch.no_grad():
+            for buffer, value in values:
+                if buffer.shape != value.shape:
+                    buffer.data = value
+                elif not torch.equal(buffer, value):  # a write that changes nothing still spoils a pending backward
+                    buffer.copy_(value)
 
 
 def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -7,10 +7,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torch.overrides import TorchFunctionMode
 
+from hookscope.errors import ModelError
 from hookscope.hooks import Door
 from hookscope.layers import call_key
 from hookscope.observe import is_leaf
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-__all__ = ["Cut", "Flow", "LeafCall", "node_of", "nodes_behind", "operation_name", "place_of_code"]
+__all__ = [
+    "Cut",
+    "Flow",
+    "LeafCall",
+    "WatchedPass",
+    "node_of",
+    "nodes_behind",
+    "operation_name",
+    "place_of_code",
+    "refuse_reentrant_checkpoints",
+]
 
 _DETACHING = {"detach", "detach_", "data", "numpy", "__array__", "tolist", "item"}
 _LEAVING = {"numpy", "__array__", "tolist", "item"}
@@ -79,7 +90,39 @@ class Cut:
         return "detached" if self.operation in _DETACHING and not self.no_grad else "no graph"
 
 
-class Flow(TorchFunctionMode):
+class WatchedPass(TorchFunctionMode):
+    """Sees every operation of torch, and each layer before and after it runs, inside a ``with`` block."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._names = {module: name for name, module in model.named_modules()}
+        self._door = Door()
+
+    def __enter__(self) -> Self:
+        try:
+            for module in self._names:
+                self._door.forward_pre(module, self._before)
+                self._door.forward(module, self._after)
+            super().__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._door.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._door.__exit__(kind, error, trace)
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        raise NotImplementedError
+
+
+class Flow(WatchedPass):
     """Follows one forward pass of ``model`` inside a ``with`` block; whose values went where is in bit masks.
 
     Every tensor that torch made or wrote to carries the bits of the calls, cuts and parameters that its values come
@@ -93,47 +136,32 @@ class Flow(TorchFunctionMode):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__(model)
         self.calls: list[LeafCall] = []
         self.cuts: list[Cut] = []
         self.parameters: dict[str, Any] = {}
         self.began: set[str] = set()
-        self._model, self._names = model, {module: name for name, module in model.named_modules()}
+        self._model = model
         self._marks: dict[int | None, int] = {}
         self._held: list[Any] = []  # memory that is given back would be taken for the old
         self._made: dict[Any, int] = {}
         self._running: list[LeafCall] = []
         self._times: Counter[str] = Counter()
         self._bits = 0
-        self._door = Door()
 
-    def __enter__(self) -> Flow:
+    def __enter__(self) -> Self:
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
                 self.parameters[name] = node_of(parameter)
                 self._mark(parameter, self._bit())
-        try:
-            for module in self._names:
-                self._door.forward_pre(module, self._before)
-                self._door.forward(module, self._after)
-        except BaseException:
-            self._door.__exit__(None, None, None)
-            raise
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._door.__exit__(kind, error, trace)
+        return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` and note what its result was made from."""
         kwargs = kwargs or {}
         given = [*tensors_in(args).values(), *tensors_in(kwargs).values()]
         # as they are now: an operation in place gives them another
-        within = {node_of(tensor) for tensor in given if tensor.requires_grad}
+        within = {node_of(tensor) for tensor in given if tensor.requires_grad and not tensor.is_inference()}
         mask = self._mask_of_all(given)
         result = func(*args, **kwargs)
         name = operation_name(func)
@@ -250,6 +278,24 @@ def nodes_behind(nodes: Iterable[Any]) -> set[Any]:
                 found.add(node)
                 waiting.append(node)
     return found
+
+
+def refuse_reentrant_checkpoints(model: nn.Module, value: Tensor) -> None:
+    """Raise where gradients of ``value`` would have to pass one: it hands them on in a real ``backward()`` alone.
+
+    Raises:
+        ModelError: ``torch.utils.checkpoint`` with ``use_reentrant=True`` in the graph.
+    """
+    nodes = nodes_behind([node_of(value)]) if value.requires_grad else ()
+    within = [node for node in nodes if node.name() == "CheckpointFunctionBackward"]
+    if not within:
+        return
+    names = {id(module): name for name, module in model.named_modules()}
+    runs = [getattr(node, "run_function", None) for node in within]  # a layer, or a function that nobody can name
+    known = [names[id(run)] for run in runs if id(run) in names]
+    where = ", ".join(f"'{name}'" for name in sorted(set(known))) or f"a part of {type(model).__name__}"
+    asked = f"{where} runs inside a reentrant checkpoint, which torch.autograd.grad cannot follow"
+    raise ModelError(asked, do="checkpoint with use_reentrant=False")
 
 
 def place_of_code() -> str:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookscope.errors import LayerError, UsageError, nearest
+from hookscope.findings import listed
 from hookscope.gradient_hooks import ClipValue, Zero, clip_total_norm
 from hookscope.layers import Selection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["GradientChanges"]
+__all__ = ["Change", "GradientChanges"]
 
 Change = Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]]
 
@@ -55,7 +56,7 @@ class GradientChanges:
     def __bool__(self) -> bool:
         return bool(self.freeze) or self.clip_value is not None or self.clip_norm is not None
 
-    def frozen(self, model: nn.Module) -> tuple[str, ...]:
+    def frozen(self, model: nn.Module, called: str = "") -> tuple[str, ...]:
         """Names of the parameters of ``model`` that `freeze` means.
 
         Raises:
@@ -65,16 +66,20 @@ class GradientChanges:
         layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
         wanted: set[str] = set()
         for term in _terms(self.freeze):
-            wanted.update([term] if term in parameters else _inside(term, layers, parameters))
+            wanted.update([term] if term in parameters else _inside(term, layers, parameters, called))
         return tuple(name for name in parameters if name in wanted)
 
-    def of(self, model: nn.Module) -> Change:
+    def of(self, model: nn.Module, called: str = "") -> Change:
         """The change as a function of the gradients by the parameters' names; it makes new tensors.
+
+        Args:
+            model: Whose parameters.
+            called: The model's name on a command line, for errors.
 
         Raises:
             LayerError: a name that is neither a layer nor a parameter.
         """
-        frozen = set(self.frozen(model))
+        frozen = set(self.frozen(model, called))
 
         def change(gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             changed = {name: Zero()(g) if name in frozen else g for name, g in gradients.items()}
@@ -98,14 +103,20 @@ def _terms(freeze: Iterable[str]) -> list[str]:
     return terms
 
 
-def _inside(term: str, layers: Sequence[str], parameters: Sequence[str]) -> list[str]:
+def _inside(term: str, layers: Sequence[str], parameters: Sequence[str], called: str) -> list[str]:
     """The parameters of every layer that ``term`` names, and of all layers in them; a number is a name too."""
     selection = Selection(term)
     found = [term] if term in layers else [name for name in layers if selection.calls_by_name([name])]
     own = [p for p in parameters if any(not name or p.startswith(f"{name}.") for name in found)]
     if not found:
-        some = nearest(term, [*layers, *parameters]) or f"there are {len(parameters)} parameters"
-        raise LayerError(f"no layer or parameter '{term}'", some, "list them with `hookscope weights`")
+        some = nearest(term, [*layers, *parameters]) or f"there are {_outline(parameters)}"
+        how = f"list them with `hookscope weights {called}`" if called else ""
+        raise LayerError(f"no layer or parameter '{term}'", some, how)
     if not own:
         raise LayerError(f"cannot freeze '{term}'", "it has no parameters", "name another layer")
     return own
+
+
+def _outline(parameters: Sequence[str]) -> str:
+    """``conv1, bn1, layer1 and 4 more``: the outermost names with parameters."""
+    return listed(list(dict.fromkeys(name.partition(".")[0] for name in parameters)), 6) or "no parameters"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hookscope.colours import font
 from hookscope.figures import SMALL, Colour, RowPage, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
+from hookscope.gradient_findings import GradientThresholds, layer_finding_names, parameter_finding_names
 from hookscope.gradient_sizes import Size
 
 if TYPE_CHECKING:
@@ -21,9 +23,16 @@ __all__ = ["gradient_figure"]
 
 _MOST_LINES = 8
 _MOST_DECADES = 40  # beyond, what single precision can hold is drawn at the edge
-_MOST_MARKED = 12
+_WIDEST = 8.7  # all panels together, in inches
 
 _Sizes = list[tuple[int, Size]]
+_Mark = tuple[str, str, dict[str, Any]]
+
+_ZERO: _Mark = ("0 everywhere", "<", {"color": Colour.ALARM, "ms": 4.0})
+_LOST: _Mark = ("no gradient arrives", "x", {"color": Colour.INK, "ms": 3.6, "mew": 1.1})
+_FROZEN: _Mark = ("frozen", "s", {"color": Colour.GREEN, "ms": 3.0, "mfc": "white", "mew": 1.0})
+_SPOILED: _Mark = ("NaN or Inf", ">", {"color": Colour.ALARM, "ms": 4.4})
+_ZEROED: _Mark = ("0 after the change", "<", {"color": Colour.ORANGE, "ms": 4.0})
 
 
 @dataclass
@@ -37,19 +46,36 @@ class _Row:
     biases: list[ParameterGradient] = field(default_factory=list)
 
 
+@dataclass
+class _Panel:
+    """What is drawn in one panel, by row."""
+
+    title: str
+    before: _Sizes
+    after: _Sizes
+    lost: list[int]
+    frozen: list[int]
+
+
 def gradient_figure(
-    report: GradientReport, findings: Sequence[Finding], heading: str, lines: Sequence[str] = ()
+    report: GradientReport,
+    findings: Sequence[Finding],
+    heading: str,
+    lines: Sequence[str] = (),
+    thresholds: GradientThresholds | None = None,
 ) -> Figure:
     """A page with a row for each layer in order of execution: mean and largest gradient, on a logarithmic scale.
 
     Panels: the gradient of what a layer puts out, that of its weights, that of its biases; what was changed stands
-    below what was there before. Rows with a finding are marked and name it.
+    below what was there before. Every row in which something is beyond a threshold or gets no gradient is marked, each
+    link of a chain. Thresholds themselves are of ratios, and are not drawn among absolute values.
 
     Args:
         report: As `hookscope.gradients.layer_gradients` made it.
-        findings: As `hookscope.gradient_findings.gradient_findings` made them.
+        findings: As `hookscope.gradient_findings.diagnose_gradients` made them.
         heading: Which model with which weights.
         lines: Further lines below the heading, such as totals.
+        thresholds: From where on something is marked; those that ``findings`` were made with.
 
     Example:
         >>> import torch
@@ -61,26 +87,24 @@ def gradient_figure(
     """
     rows = _rows(report)
     told = _told(findings)
-    panels: list[tuple[str, _Sizes, _Sizes, list[int]]] = [
-        ("gradient of the activations", _of_layers(rows), [], _without(rows, "layer"))
-    ]
+    lost = [at for at, row in enumerate(rows) if row.layer is not None and row.layer.grad_output is None]
+    panels = [_Panel("gradient of the activations", _of_layers(rows), [], lost, [])]
     for title, which in (("gradient of the weights", "weights"), ("gradient of the biases", "biases")):
         if any(getattr(row, which) for row in rows):
-            before, after = _of_parameters(rows, which)
-            panels.append((title, before, after, _without(rows, which)))
+            panels.append(_of_parameters(title, rows, which))
     with plain_settings():
         page = page_of_rows(
             [row.label for row in rows],
-            [title for title, *_ in panels],
+            [panel.title for panel in panels],
             heading,
             [*lines, *told],
-            [2.9] * len(panels),
-            _marked(rows, findings),
+            [_WIDEST / len(panels)] * len(panels),
+            _marked(rows, report.parameters, findings, thresholds),
             range(len(lines), len(lines) + len(told)) if findings else (),
         )
-        for (_, before, after, without), axes in zip(panels, page.panels, strict=True):
-            _draw(axes, before, after, without)
-        _legend(page, changed=any(after for _, _, after, _ in panels))
+        for panel, axes in zip(panels, page.panels, strict=True):
+            _draw(axes, panel)
+        _legend(page, changed=any(panel.after for panel in panels))
     return page.figure
 
 
@@ -111,32 +135,49 @@ def _of_layers(rows: Sequence[_Row]) -> _Sizes:
     return [(at, size) for at, size in found if size is not None]
 
 
-def _of_parameters(rows: Sequence[_Row], which: str) -> tuple[_Sizes, _Sizes]:
+def _of_parameters(title: str, rows: Sequence[_Row], which: str) -> _Panel:
     """The gradients before and after; ``after`` only where something was changed."""
-    own = [(at, parameter) for at, row in enumerate(rows) for parameter in getattr(row, which)]
-    before = [(at, p.gradient) for at, p in own if p.gradient is not None]
-    after = [(at, p.after) for at, p in own if p.after is not None and p.after != p.gradient]
-    return before, after
+    own: list[tuple[int, ParameterGradient]] = [(at, p) for at, row in enumerate(rows) for p in getattr(row, which)]
+    return _Panel(
+        title,
+        [(at, p.gradient) for at, p in own if p.gradient is not None],
+        [(at, p.after) for at, p in own if p.after is not None and p.after != p.gradient],
+        [at for at, p in own if p.gradient is None and not p.frozen],
+        [at for at, p in own if p.frozen],
+    )
 
 
-def _without(rows: Sequence[_Row], which: str) -> list[int]:
-    """Rows that no gradient reaches."""
-    if which == "layer":
-        return [at for at, row in enumerate(rows) if row.layer is not None and row.layer.grad_output is None]
-    return [at for at, row in enumerate(rows) if any(p.gradient is None for p in getattr(row, which))]
-
-
-def _marked(rows: Sequence[_Row], findings: Sequence[Finding]) -> dict[int, str]:
-    """What stands beside a row: the finding whose chain begins there."""
+def _marked(
+    rows: Sequence[_Row],
+    parameters: Sequence[ParameterGradient],
+    findings: Sequence[Finding],
+    thresholds: GradientThresholds | None,
+) -> dict[int, str]:
+    """What stands beside a row: the names of all that is wrong in it, and of findings that name it the reason."""
     found: dict[int, list[str]] = {}
+    for at, row in enumerate(rows):
+        own = [*row.weights, *row.biases]
+        names = [] if row.layer is None else list(layer_finding_names(row.layer, parameters, thresholds))
+        names += [name for p in own for name in parameter_finding_names(p, thresholds)]
+        found[at] = [_told_why(name, row) for name in dict.fromkeys(names)]
     places = {row.name: at for at, row in reversed(list(enumerate(rows)))}
     keys = {row.label: at for at, row in enumerate(rows)}
-    for finding in findings[:_MOST_MARKED]:
-        at = keys.get(finding.layer, places.get(finding.layer.partition("#")[0]))
-        if at is not None:
-            reason = finding.numbers.get("reason")
-            found.setdefault(at, []).append(f"{finding.finding}: {reason}" if reason else finding.finding)
-    return {at: ", ".join(dict.fromkeys(words)) for at, words in found.items()}
+    for finding in findings:
+        at = keys.get(finding.layer, places.get(finding.layer.partition("#")[0], -1))
+        if at >= 0:
+            why = finding.numbers.get("reason")
+            told = f"{finding.finding}: {why}" if why else finding.finding
+            if not any(words.startswith(told) for words in found[at]):
+                found[at] = [words for words in found[at] if words != finding.finding] + [told]
+    return {at: ", ".join(dict.fromkeys(words)) for at, words in found.items() if words}
+
+
+def _told_why(name: str, row: _Row) -> str:
+    own = [*row.weights, *row.biases]
+    if name != "no-gradient" or not any(p.frozen for p in own):
+        return name
+    lost = row.layer is not None and row.layer.grad_output is None
+    return f"{name}: frozen and cut off" if lost else f"{name}: frozen"
 
 
 def _told(findings: Sequence[Finding]) -> list[str]:
@@ -147,42 +188,56 @@ def _told(findings: Sequence[Finding]) -> list[str]:
     return lines[:_MOST_LINES] + ([f"... and {more} more"] if more > 0 else [])
 
 
-def _draw(axes: Axes, before: _Sizes, after: _Sizes, without: Sequence[int]) -> None:
+def _draw(axes: Axes, panel: _Panel) -> None:
+    before, after = panel.before, panel.after
     left, right = _limits([size for _, size in [*before, *after]])
     axes.set_xscale("log")
     axes.set_xlim(left, right)
     _ticks(axes, left, right)
-    _spans(axes, before, left, -0.18 if after else 0.0, Colour.BLUE, Colour.SKY)
-    _spans(axes, after, left, 0.22, Colour.ORANGE, "#f3d28a")
-    edge: dict[str, Any] = {"clip_on": False, "linestyle": "none", "zorder": 6}
-    lost = set(without)
-    axes.plot([left] * len(lost), sorted(lost), marker="x", ms=3.6, color=Colour.FAINT, mew=1.1, **edge)
-    zero = [at for at, size in before if size.max_abs == 0 and not size.nan and not size.inf]
-    axes.plot([left] * len(zero), zero, marker="<", ms=4, color=Colour.ALARM, **edge)
+    high, low = (-0.18, 0.22) if after else (0.0, 0.22)
+    _spans(axes, before, high, Colour.BLUE, Colour.SKY)
+    _spans(axes, after, low, Colour.ORANGE, "#f3d28a")
+    zero = [at + high for at, size in before if size.max_abs == 0 and not size.nan and not size.inf]
+    zeroed = [at + low for at, size in after if size.max_abs == 0 and not size.nan and not size.inf]
     bad = [at for at, size in before if size.nan or size.inf]
-    axes.plot([right] * len(bad), bad, marker=">", ms=4.4, color=Colour.ALARM, **edge)
+    for mark, at, x in (
+        (_LOST, panel.lost, left),
+        (_FROZEN, panel.frozen, left),
+        (_ZERO, zero, left),
+        (_ZEROED, zeroed, left),
+        (_SPOILED, bad, right),
+    ):
+        _, marker, style = mark
+        rows = sorted(set(at))
+        axes.plot([x] * len(rows), rows, marker=marker, clip_on=False, linestyle="none", zorder=6, **style)
 
 
-def _spans(axes: Axes, sizes: _Sizes, left: float, shift: float, dark: str, light: str) -> None:
+def _spans(axes: Axes, sizes: _Sizes, shift: float, dark: str, light: str) -> None:
     """The mean absolute value a dot, a line from it to the largest."""
     known = [(at + shift, size) for at, size in sizes if size.max_abs > 0]
     if not known:
         return
     at = [place for place, _ in known]
-    means = [max(size.mean_abs, left) for _, size in known]
-    largest = [max(size.max_abs, left) for _, size in known]
+    least = _least([size for _, size in sizes])
+    means = [max(size.mean_abs, least) for _, size in known]
+    largest = [max(size.max_abs, least) for _, size in known]
     axes.hlines(at, means, largest, colors=light, linewidth=1.6, zorder=2)
     axes.plot(largest, at, "|", ms=4, color=dark, mew=1.0, zorder=3)
     axes.plot(means, at, "o", ms=2.8, color=dark, zorder=4)
 
 
-def _limits(sizes: Iterable[Size]) -> tuple[float, float]:
+def _limits(sizes: Sequence[Size]) -> tuple[float, float]:
     values = [value for size in sizes for value in (size.mean_abs, size.max_abs) if value > 0]
     if not values:
         return 1e-3, 1.0
-    most = max(values)
-    least = max(min(values), most * 10.0**-_MOST_DECADES)
-    return least / 1.8, most * 1.8
+    most, least = max(values), _least(sizes)
+    beside = max(math.log10(1.8), 0.05 * math.log10(most / least))  # in decades: a dot shall not touch the frame
+    return least / 10**beside, most * 10**beside
+
+
+def _least(sizes: Sequence[Size]) -> float:
+    values = [value for size in sizes for value in (size.mean_abs, size.max_abs) if value > 0]
+    return max(min(values), max(values) * 10.0**-_MOST_DECADES)
 
 
 def _ticks(axes: Axes, left: float, right: float) -> None:
@@ -198,7 +253,30 @@ def _ticks(axes: Axes, left: float, right: float) -> None:
 
 
 def _legend(page: RowPage, changed: bool) -> None:
+    """Every mark with its meaning, in two lines at the foot of the page."""
     width, height = page.figure.get_size_inches()
-    words = "absolute values: dot mean, line to the largest; < 0 everywhere, x no gradient, > NaN or Inf"
+    words = "absolute values on a log scale: dot mean, line to the largest"
     words += "; blue before, orange after the change" if changed else ""
-    write(page.figure, 0.2 / width, 0.13 / height, words, fontsize=SMALL - 0.5, color=Colour.FAINT)
+    words += "; coloured rows have a finding"
+    write(page.figure, 0.2 / width, 0.25 / height, words, fontsize=SMALL - 0.5, color=Colour.FAINT)
+    x = 0.2
+    for text, marker, style in _marks(changed):
+        if marker:
+            _sign(page.figure, (x + 0.04) / width, 0.1 / height, marker, style)
+            x += 0.13
+        write(page.figure, x / width, 0.1 / height, text, fontsize=SMALL - 0.5, color=Colour.FAINT)
+        x += float(font(100).getlength(text)) * (SMALL - 0.5) / 100 / 72 + 0.18
+
+
+def _marks(changed: bool) -> Iterator[_Mark]:
+    yield _ZERO
+    if changed:
+        yield _ZEROED
+    yield from (_LOST, _FROZEN, _SPOILED)
+    yield "blank: it has no such parameter, did not run, or is told in its first call", "", {}
+
+
+def _sign(figure: Figure, x: float, y: float, marker: str, style: dict[str, Any]) -> None:
+    from matplotlib.lines import Line2D
+
+    figure.add_artist(Line2D([x], [y], marker=marker, linestyle="none", transform=figure.transFigure, **style))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GradientThresholds",
     "anything_unreached",
-    "gradient_findings",
+    "diagnose_gradients",
     "layer_finding_names",
     "parameter_finding_names",
 ]
@@ -27,11 +27,17 @@ __all__ = [
 MEANINGS = {
     "non-finite": "One step with it turns weights into NaN: find the operation (gradients --detect-anomaly names it)"
     " and keep it from its edge, such as sqrt, log or a division at 0.",
+    "anomaly": "One step with it turns weights into NaN: keep the operation from its edge, such as sqrt, log or a"
+    " division at 0.",
     "exploding-gradient": "A step along it overturns the weights: clip the norm, lower the learning rate, normalise"
     " before this layer or scale the initialisation down.",
-    "vanishing-gradient": "Its weights stay as they are: use functions that do not saturate, normalisation, residual"
-    " connections or another initialisation; behind a dead ReLU, or with a loss of 0, nothing arrives.",
+    "vanishing-gradient": "A step hardly changes these weights: normalisation, residual connections or another"
+    " initialisation keep gradients up on their way back.",
+    "zero": "No step changes these weights: look for a ReLU after them that is never above 0, for an input that is 0,"
+    " or for a loss that is 0 already.",
     "frozen": "Right where one means to fine-tune the rest; else set requires_grad before the optimizer is made.",
+    "frozen and cut off": "Right where one means to fine-tune the rest; else requires_grad alone does not help: let"
+    " gradients through what comes after too (no detach, no no_grad).",
     "detached": "Nothing before it learns from this loss: take the call away, unless it is meant (a target, a"
     " teacher).",
     "no graph": "Nothing before it learns from this loss: run it outside no_grad, or replace the operation by one that"
@@ -78,46 +84,68 @@ class GradientThresholds:
             raise UsageError(asked, "nothing is left between", "give a smaller and a larger number")
 
 
-def gradient_findings(
+def diagnose_gradients(
     report: GradientReport,
     stops: Sequence[Stop] = (),
     thresholds: GradientThresholds | None = None,
     anomaly: Anomaly | None = None,
+    *,
+    looked_for_anomaly: bool = False,
 ) -> list[Finding]:
     """What is wrong with the gradients, the gravest first; one finding for a chain, which names where it begins.
 
-    A gradient runs from the loss backwards: a chain begins at the layer nearest to the loss.
+    A gradient runs from the loss backwards: a chain begins at the layer nearest to the loss, and its evidence says
+    where it is worst. `layer_finding_names` and `parameter_finding_names` tell of every link.
 
     Args:
         report: As `hookscope.gradients.layer_gradients` made it.
         stops: As `hookscope.gradient_stops.gradient_stops` made them, wanted where `anything_unreached`.
         thresholds: From where on something is a finding.
         anomaly: As `hookscope.anomaly.first_anomaly` made it.
+        looked_for_anomaly: Whether that was called, whatever it found: then nobody is told to.
 
     Example:
         >>> import torch
         >>> from hookscope.gradients import layer_gradients
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.ReLU(), torch.nn.Flatten())
         >>> _ = net[0].bias.data.fill_(-9), net[0].weight.data.fill_(1)
-        >>> [found] = gradient_findings(layer_gradients(net, torch.ones(1, 1, 1, 1)))
+        >>> [found] = diagnose_gradients(layer_gradients(net, torch.ones(1, 1, 1, 1)))
         >>> found.finding, found.layer, found.evidence
         ('vanishing-gradient', '0', "the gradient of '0.weight' is 0 everywhere")
     """
     thresholds = thresholds or GradientThresholds()
-    found = list(_non_finite(report, anomaly))
+    found = list(_non_finite(report, anomaly, looked_for_anomaly))
     found += _by_ratio(report, thresholds, "exploding-gradient")
     found += _by_ratio(report, thresholds, "vanishing-gradient")
-    return [*found, *_stopped(report, stops), *_frozen(report)]
+    return [*found, *_stopped(report, stops), *_frozen(report, stops)]
 
 
 def anything_unreached(report: GradientReport) -> bool:
     """Whether some layer or parameter that could have a gradient has none: then the stops are worth a second pass."""
     layers = any(layer.grad_output is None for layer in report.layers) or bool(report.did_not_run)
-    return layers or any(p.gradient is None and not p.frozen for p in report.parameters)
+    seen = {layer.call.name for layer in report.layers}
+    # of a frozen parameter only its layer's activation tells whether a gradient would arrive
+    return layers or any(p.gradient is None and not (p.frozen and p.layer in seen) for p in report.parameters)
 
 
-def layer_finding_names(layer: LayerGradient) -> tuple[str, ...]:
-    """The names of what is wrong with the gradient of one call."""
+def layer_finding_names(
+    layer: LayerGradient,
+    parameters: Iterable[ParameterGradient] = (),
+    thresholds: GradientThresholds | None = None,
+) -> tuple[str, ...]:
+    """The names of what is wrong with the gradient of one call, and with those of the layer's own parameters.
+
+    Args:
+        layer: The call.
+        parameters: Those of the model; those of other layers do not count.
+        thresholds: From where on something is a finding.
+    """
+    own = [p for p in parameters if p.layer == layer.call.name]
+    names = [name for p in own for name in parameter_finding_names(p, thresholds)]
+    return tuple(dict.fromkeys([*_of_call(layer), *names]))
+
+
+def _of_call(layer: LayerGradient) -> tuple[str, ...]:
     size = layer.grad_output
     if size is None:
         return ("no-gradient",)
@@ -158,9 +186,9 @@ def _nonfinite_words(nan: int, inf: int) -> str:
     return " and ".join(f"{count:,} {what}" for count, what in ((nan, "NaN"), (inf, "Inf")) if count)
 
 
-def _non_finite(report: GradientReport, anomaly: Anomaly | None) -> Iterator[Finding]:
+def _non_finite(report: GradientReport, anomaly: Anomaly | None, looked: bool) -> Iterator[Finding]:
     """One finding, at the operation where it is known, else at the first activation or the last gradient."""
-    name, meaning = "exploding-gradient", MEANINGS["non-finite"]
+    name, meaning = "exploding-gradient", MEANINGS["anomaly" if looked else "non-finite"]
     if anomaly is not None:
         yield _of_anomaly(anomaly)
         return
@@ -174,7 +202,7 @@ def _non_finite(report: GradientReport, anomaly: Anomaly | None) -> Iterator[Fin
     bad = [p for p in report.parameters if _spoiled(p.gradient)]
     if bad and (size := bad[-1].gradient) is not None:
         text = f"{_nonfinite_words(size.nan, size.inf)} in the gradient of '{bad[-1].name}'"
-        text += f"; {counted(len(bad) - 1, 'parameter')} before it too" if len(bad) > 1 else ""
+        text += f", and in those of {counted(len(bad) - 1, 'parameter')} before it" if len(bad) > 1 else ""
         numbers = {"phase": "backward", "nan": size.nan, "inf": size.inf, "parameters": len(bad)}
         yield Finding(name, bad[-1].layer, text, meaning, numbers=numbers)
         return
@@ -186,23 +214,38 @@ def _non_finite(report: GradientReport, anomaly: Anomaly | None) -> Iterator[Fin
 
 
 def _of_anomaly(anomaly: Anomaly) -> Finding:
-    if anomaly.source:
-        text = f"{anomaly.kind} in {anomaly.source}, which enters at {anomaly}"
+    """It begins with the operation to look at, at the layer where that is; what came of it follows."""
+    origin = anomaly.origin
+    if origin.source and origin.operation == "the output":
+        text = f"the output holds {origin.kind}, made by an operation that torch does not show"
+    elif origin.source:
+        text = f"{origin.source} holds {origin.kind}, which {origin.operation_and_place} takes in"
     else:
-        text = f"the first {anomaly.kind} of the {anomaly.phase} pass comes from {anomaly}"
-    if anomaly.infinite is not None and str(anomaly.infinite) != str(anomaly):
-        text += f"; Inf before it from {anomaly.infinite}"
-    numbers = {name: getattr(anomaly, name) for name in ("phase", "kind", "operation", "place", "source")}
-    return Finding("exploding-gradient", anomaly.layer, text, MEANINGS["non-finite"], numbers=numbers)
+        text = f"{origin.operation_and_place} makes the first {origin.kind} of the {origin.phase} pass"
+    if origin is not anomaly:
+        then = anomaly.operation_and_place if anomaly.layer == origin.layer else str(anomaly)
+        text += f"; {then} makes NaN of it"
+    numbers: Numbers = {name: getattr(origin, name) for name in ("phase", "kind", "operation", "place", "source")}
+    numbers["nan_operation"] = anomaly.operation if anomaly.kind == "NaN" else None
+    return Finding("exploding-gradient", origin.layer, text, MEANINGS["anomaly"], numbers=numbers)
 
 
 def _by_ratio(report: GradientReport, thresholds: GradientThresholds, name: str) -> Iterator[Finding]:
     weights = [p for p in report.parameters if p.gradient is not None and _is_weight(p) and not _spoiled(p.gradient)]
+    weights = _in_order_of_execution(weights, report)
     chains = _chains(weights, lambda p: parameter_finding_names(p, thresholds) == (name,))
     if len(chains) > _MOST_CHAINS:  # here and there all through the model: one thing to know, not thirty
         chains = [[p for chain in chains for p in chain]]
     for chain in reversed(chains):
-        yield _of_chain(name, chain, len(weights), report)
+        yield _of_chain(name, chain, weights, report)
+
+
+def _in_order_of_execution(weights: list[ParameterGradient], report: GradientReport) -> list[ParameterGradient]:
+    """As registered where the calls do not tell."""
+    first: dict[str, int] = {}
+    for at, layer in enumerate(report.layers):
+        first.setdefault(layer.call.name, at)
+    return sorted(weights, key=lambda p: first[p.layer]) if all(p.layer in first for p in weights) else weights
 
 
 def _chains(
@@ -217,20 +260,45 @@ def _chains(
     return chains
 
 
-def _of_chain(name: str, chain: Sequence[ParameterGradient], weights: int, report: GradientReport) -> Finding:
-    source, before = chain[-1], chain[:-1]
-    text = _size_words(source) + _input_words(source, report)
-    if before:
-        lowest = name == "vanishing-gradient"
-        end = (min if lowest else max)(before, key=lambda p: p.ratio or 0.0)
-        far = f"{'down' if lowest else 'up'} to {end.ratio or 0:.2g} times at '{end.name}'"
-        far = "all 0" if lowest and not any(p.ratio for p in before) else far
-        text += f"; {counted(len(before), 'weight')} before it too, {far}"
-    if report.value == 0 and report.loss != "score":  # there is nothing left to learn
+def _of_chain(
+    name: str, chain: Sequence[ParameterGradient], weights: Sequence[ParameterGradient], report: GradientReport
+) -> Finding:
+    source, lowest = chain[-1], name == "vanishing-gradient"
+    worst = (min if lowest else max)(chain, key=lambda p: p.ratio or 0.0)
+    text = _size_words(source) + _input_words(source, report) + _chain_words(chain, weights, worst, lowest)
+    if report.value == 0 and report.loss in ("cross-entropy", "mse"):  # there is nothing left to learn
         text = f"the loss is 0: {text}"
     norm = None if source.gradient is None else source.gradient.norm
-    numbers: Numbers = {"ratio": source.ratio, "norm": norm, "weights": len(chain), "of": weights}
-    return Finding(name, source.layer, text, MEANINGS[name], numbers=numbers)
+    numbers: Numbers = {"ratio": source.ratio, "norm": norm, "weights": len(chain), "of": len(weights)}
+    numbers |= {"worst": worst.name, "worst_ratio": worst.ratio}
+    return Finding(name, source.layer, text, _meaning(name, source, report), numbers=numbers)
+
+
+def _chain_words(
+    chain: Sequence[ParameterGradient], weights: Sequence[ParameterGradient], worst: ParameterGradient, lowest: bool
+) -> str:
+    """How many more there are of those nearer the input, and which is worst."""
+    more, nearer = len(chain) - 1, list(weights).index(chain[-1])
+    if not more:
+        return ""
+    which = f"{more} of the {nearer} weights" if more < nearer else f"all {more} weights" if more > 1 else "the weight"
+    if lowest and not any(p.ratio for p in chain):
+        return (
+            f"; so are those of {which} nearer the input" if more > 1 else f"; so is that of {which} nearer the input"
+        )
+    figure = f"{'least' if lowest else 'most'} in '{worst.name}': {worst.ratio or 0:.2g}"
+    return f"; likewise {which} nearer the input, {figure}"
+
+
+def _meaning(name: str, source: ParameterGradient, report: GradientReport) -> str:
+    if name != "vanishing-gradient":
+        return MEANINGS[name]
+    if source.gradient is not None and source.gradient.max_abs == 0:
+        return MEANINGS["zero"]
+    if not report.saturating:
+        return MEANINGS[name]
+    kinds = " and ".join(report.saturating)
+    return f"{MEANINGS[name]} The model's {kinds} layers shrink a gradient each time it passes them: try ReLU or GELU."
 
 
 def _input_words(parameter: ParameterGradient, report: GradientReport) -> str:
@@ -245,7 +313,9 @@ def _size_words(parameter: ParameterGradient) -> str:
     size = parameter.gradient
     if size is None or size.max_abs == 0:
         return f"the gradient of '{parameter.name}' is 0 everywhere"
-    return f"the gradient of '{parameter.name}' has the norm {size.norm:.2g}, {parameter.ratio:.2g} times the weight's"
+    ratio = parameter.ratio or 0.0
+    share = f"{ratio:.2g} {'times' if ratio >= 1 else 'of'} the weight's norm"
+    return f"the gradient of '{parameter.name}' has norm {size.norm:.2g}, {share}"
 
 
 def _stopped(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]:
@@ -266,8 +336,11 @@ def _stopped(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]
         yield Finding("no-gradient", lost_ones[-1].layer, text, MEANINGS["unused"], numbers=numbers)
 
 
-def _frozen(report: GradientReport) -> Iterator[Finding]:
+def _frozen(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]:
     """One finding for layers that follow one another and are frozen, one for each parameter frozen alone."""
+    cut_off = {layer.call.name for layer in report.layers if layer.grad_output is None}
+    cut_off |= {key.partition("#")[0] for stop in stops for key in stop.calls}
+    cut_off -= {layer.call.name for layer in report.layers if layer.grad_output is not None}
     layers: dict[str, list[ParameterGradient]] = {}
     for parameter in report.parameters:
         layers.setdefault(parameter.layer, []).append(parameter)
@@ -277,14 +350,16 @@ def _frozen(report: GradientReport) -> Iterator[Finding]:
             run.append(layer)
             continue
         if run:
-            yield _of_frozen(run, [p for name in run for p in layers[name]], len(layers))
+            yield _of_frozen(run, [p for name in run for p in layers[name]], len(layers), cut_off)
             run = []
         for parameter in own:
             if parameter.frozen:
-                yield _of_frozen([layer], [parameter], 0)
+                yield _of_frozen([layer], [parameter], 0, cut_off)
 
 
-def _of_frozen(run: Sequence[str], parameters: Sequence[ParameterGradient], layers: int) -> Finding:
+def _of_frozen(
+    run: Sequence[str], parameters: Sequence[ParameterGradient], layers: int, cut_off: Collection[str]
+) -> Finding:
     if not layers:
         who = f"'{parameters[0].name}' is frozen"
     elif len(run) == 1:
@@ -293,5 +368,10 @@ def _of_frozen(run: Sequence[str], parameters: Sequence[ParameterGradient], laye
         all_of = "all " if len(run) == layers else ""
         who = f"{all_of}{len(run)} layers from '{run[0]}' to '{run[-1]}' are frozen"
     text = f"{who} (requires_grad is False): {counted(len(parameters), 'parameter')}"
-    numbers: Numbers = {"reason": "frozen", "layers": len(run), "parameters": len(parameters)}
-    return Finding("no-gradient", run[-1], text, MEANINGS["frozen"], numbers=numbers)
+    lost = sum(name in cut_off for name in run)
+    if lost:
+        which = "it" if len(run) == 1 else "them" if lost == len(run) else f"{lost} of them"
+        text += f"; besides, no gradient reaches {which}"
+    numbers: Numbers = {"reason": "frozen", "layers": len(run), "parameters": len(parameters), "cut_off": lost}
+    meaning = MEANINGS["frozen and cut off" if lost else "frozen"]
+    return Finding("no-gradient", run[-1], text, meaning, numbers=numbers)

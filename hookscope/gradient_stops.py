@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.differentiable import differentiable, leaves_of, passed_on
-from hookscope.flow import Cut, Flow, LeafCall, node_of, nodes_behind
-from hookscope.losses import Loss
+from hookscope.flow import Cut, Flow, LeafCall, node_of, nodes_behind, refuse_reentrant_checkpoints
+from hookscope.losses import LossLike, as_loss
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,11 +41,14 @@ class Stop:
     place: str = ""
 
 
-def gradient_stops(model: nn.Module, inputs: Any, loss: Loss | None = None) -> tuple[Stop, ...]:
+def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tuple[Stop, ...]:
     """Every place where the gradient of ``loss`` stops although something before it could take one.
 
     Frozen parameters are none of them: gradients flow through their layers. The arguments are those of
     `hookscope.gradients.layer_gradients`; nothing of the model changes.
+
+    Raises:
+        ModelError: a reentrant checkpoint, inside which there is no graph until a real backward pass runs.
 
     Example:
         >>> import torch
@@ -59,13 +62,14 @@ def gradient_stops(model: nn.Module, inputs: Any, loss: Loss | None = None) -> t
         >>> stop.reason, stop.layer, stop.parameters
         ('detached', 'one', ('one.weight', 'one.bias'))
     """
-    loss = loss or Loss()
+    loss = as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     with differentiable(model):
         flow = Flow(model)
         with flow:
             output = model(*passed_on(leaves_of(inputs)))
             value, _ = loss.of(output, type(model).__name__)
+        refuse_reentrant_checkpoints(model, value)
         return _Chains(flow, value).stops()
 
 
@@ -119,7 +123,15 @@ class _Chains:
             else:
                 groups.append((cut, list(calls)))
         for cut, calls in groups:
-            yield self._stop(cut.reason, calls, self._words(cut, calls), cut.place)
+            words = self._words(cut, calls)
+            if (
+                cut.no_grad and cut.call is not None
+            ):  # frozen layers after it ran without a graph as well, and cut nothing
+                last = max(order[call.bit] for call in calls)
+                while last + 1 in loose:
+                    last += 1
+                    calls.append(self._flow.calls[last])
+            yield self._stop(cut.reason, calls, words, cut.place)
 
     def _words(self, cut: Cut, calls: Sequence[LeafCall]) -> str:
         by = f"{cut.operation} at {cut.place}" if cut.place else cut.operation

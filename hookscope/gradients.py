@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hookscope.activations import keep_and_hand_on
 from hookscope.differentiable import differentiable, leaves_of, passed_on
-from hookscope.errors import ModelError
+from hookscope.errors import HookscopeError, InputError, ModelError
+from hookscope.flow import refuse_reentrant_checkpoints
 from hookscope.gradient_sizes import Size, norm_and_nonfinite, size_of, total_norm
 from hookscope.gradient_stops import gradient_stops
-from hookscope.hooks import Door
-from hookscope.layers import Call, Layers
-from hookscope.losses import Loss
-from hookscope.observe import Observer
+from hookscope.hooks import Door, check_hookable
+from hookscope.layers import Call, Layers, usual_types
+from hookscope.losses import AnyLoss, LossLike, OwnLoss, as_loss
+from hookscope.observe import Observer, class_names, is_leaf
 from hookscope.scores import Prediction
-from hookscope.tensors import Shape, map_tensors, shape_of, tensors_in
+from hookscope.tensors import Shape, shape_of, tensors_in
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from torch import Tensor, nn
 
-__all__ = ["GradientReport", "LayerGradient", "ParameterGradient", "Size", "layer_gradients", "size_of"]
+    from hookscope.gradient_changes import Change
 
-Change = Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]]
+__all__ = ["GradientReport", "LayerGradient", "ParameterGradient", "layer_gradients"]
+
+_SATURATING = ("Hardsigmoid", "Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class GradientReport:
         total_norm: Euclidean norm of all parameters' gradients together.
         total_after: The same once they were changed, None where they were not.
         loss: Its name.
+        saturating: Class names of the model's activation functions that are flat at their ends, such as ``Sigmoid``.
     """
 
     value: float
@@ -115,14 +120,15 @@ class GradientReport:
     total_norm: float
     total_after: float | None = None
     loss: str = "score"
+    saturating: tuple[str, ...] = ()
 
 
 def layer_gradients(
     model: nn.Module,
     inputs: Any,
-    loss: Loss | None = None,
-    layers: Layers = "all",
-    types: Iterable[Any] = ("Conv2d",),
+    loss: LossLike = None,
+    layers: Layers | None = None,
+    types: Iterable[Any] | None = None,
     *,
     change: Change | None = None,
 ) -> GradientReport:
@@ -135,32 +141,45 @@ def layer_gradients(
     Args:
         model: Any eager module.
         inputs: The positional inputs, or the only one.
-        loss: What is differentiated; the score of the most likely class unless given.
-        layers: A selection, see `hookscope.layers.Selection`.
-        types: Class names that indices count.
+        loss: What is differentiated: a `Loss`, the name of one, or a function from the model's output to a tensor with
+            one number; the score of the most likely class unless given.
+        layers: A selection, see `hookscope.layers.Selection`; None for every layer without children that has a
+            parameter of two or more dimensions: convolutions, linear layers.
+        types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
         change: From the parameters' gradients by name to what an optimizer shall see of them.
 
     Raises:
         LayerError: no such layer.
         TargetError: no such class.
-        ModelError: no scores of classes where the loss needs them, or an output without a gradient.
+        ModelError: no scores of classes where the loss needs them, an output without a gradient, or a reentrant
+            checkpoint.
+        InputError: the model refuses a picture that has no batch axis.
+        UsageError: no such loss, or a function that gives no number.
 
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1, bias=False), torch.nn.Flatten())
-        >>> report = layer_gradients(net, torch.full((1, 1, 1, 1), 3.0), Loss("score", "0"))
+        >>> report = layer_gradients(net, torch.full((1, 1, 1, 1), 3.0), lambda output: output.sum())
         >>> report.layers[0].grad_output.norm, report.parameters[0].gradient.norm
         (1.0, 3.0)
     """
-    loss = loss or Loss()
+    loss = as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    check_hookable(model)
+    if layers is None:
+        layers = "all" if types else _layers_with_weights(model)
+    types = types or usual_types(map(class_names, model.modules()))
     with differentiable(model):
         record = _Record(model, layers, types)
-        with record:
+        with _missing_batch_axis_told(model, inputs), record:
             output = model(*passed_on(leaves_of(inputs)))
         value, targets = loss.of(output, type(model).__name__)
+        if value.is_inference():
+            asked = f"no gradient passes {type(model).__name__}: its output is made inside torch.inference_mode"
+            raise ModelError(asked, do="leave it out of forward")
         if not value.requires_grad:
-            raise _without_gradient(model, inputs, loss)
+            raise _without_gradient(model, inputs, loss, output)
+        refuse_reentrant_checkpoints(model, value)
         calls = record.calls
         kept = [tensor for seen in calls for tensor in seen.kept]
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -178,11 +197,59 @@ def layer_gradients(
             total_norm=total_norm(own.values()),
             total_after=None if after is None else total_norm(after.values()),
             loss=loss.name,
+            saturating=_saturating(model),
         )
 
 
-def _without_gradient(model: nn.Module, inputs: Any, loss: Loss) -> ModelError:
-    """The error for an output that is no part of a graph: it says where the graph ends."""
+def _in_graph(tensor: Tensor) -> bool:
+    # what inference_mode made says that it requires a gradient, and has no graph
+    return tensor.requires_grad and not tensor.is_inference()
+
+
+def _layers_with_weights(model: nn.Module) -> str:
+    """A selection by name, so that one that never runs is no error: layers with a matrix or a filter bank."""
+    weighted = [name for name, module in model.named_modules() if _has_weight(module)]
+    names = weighted or [name for name, module in model.named_modules() if is_leaf(module)]
+    return rf"re:\A(?:{'|'.join(map(re.escape, names))})\Z"
+
+
+def _has_weight(module: nn.Module) -> bool:
+    # what torch.nn.utils.parametrizations has changed keeps its weight in a child
+    if not is_leaf(module) and set(module._modules) != {"parametrizations"}:
+        return False
+    return any(parameter.dim() >= 2 for parameter in module.parameters())
+
+
+def _saturating(model: nn.Module) -> tuple[str, ...]:
+    found = {type(module).__name__ for module in model.modules()}
+    return tuple(name for name in _SATURATING if name in found)
+
+
+@contextmanager
+def _missing_batch_axis_told(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
+    """What a model raises on a picture ``(3, H, W)``, as an error that says what is missing."""
+    import torch
+
+    try:
+        yield
+    except (HookscopeError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+        first = [m.in_channels for m in model.modules() if isinstance(m, torch.nn.Conv2d)][:1]
+        single = [x for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 3 and len(x) in (first or (1, 3))]
+        if not single:
+            raise
+        shape = tuple(single[0].shape)
+        asked = f"{type(model).__name__} refuses a picture of {shape}: {' '.join(str(error).split())[:200]}"
+        batch = ", ".join(map(str, (1, *shape)))
+        raise InputError(asked, "it has no batch axis", f"give it as ({batch}): x[None]") from error
+
+
+def _without_gradient(model: nn.Module, inputs: Any, loss: AnyLoss, output: Any) -> ModelError:
+    """The error for a value that is no part of a graph: it says where the graph ends."""
+    if isinstance(loss, OwnLoss) and any(tensor.requires_grad for tensor in tensors_in(output).values()):
+        what = f"what '{loss.name}' gives has no gradient, though the output of {type(model).__name__} has"
+        return ModelError(what, do="compute it in torch, without detach, item or no_grad")
     cut = [stop.why for stop in gradient_stops(model, inputs, loss) if stop.reason != "unused"]
     why = cut[-1] if cut else "it was detached, or made under no_grad"
     return ModelError(f"the output of {type(model).__name__} has no gradient", why, "let forward return it as it is")
@@ -209,34 +276,14 @@ class _Record:
         self.observer = Observer(
             model, layers, types, self._on_call, on_input=self._on_input, on_start=lambda *_: self._seen.clear()
         )
-        self._model, self._door = model, Door()
-        self._watched: set[nn.Module] = set()
 
     def __enter__(self) -> None:
-        try:
-            for module in self._model.modules():
-                self._door.forward_pre(module, self._parted)
-            self.observer.__enter__()
-        except BaseException:
-            self._door.__exit__(None, None, None)
-            raise
-        names = {name for layer in self.observer.progress.layers for name in layer.names}
-        self._watched = {module for name, module in self._model.named_modules() if name in names}
+        self.observer.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._door.__exit__(kind, error, trace)
         self.observer.__exit__(kind, error, trace)
-
-    def _parted(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Copies of several inputs, so that what one of them has from another is not counted to the layer."""
-        if module not in self._watched:
-            return None
-        if len({id(tensor) for tensor in tensors_in((args, kwargs)).values() if tensor.requires_grad}) < 2:
-            return None
-        # one tensor given twice stays one: attention looks whether its inputs are the same
-        return map_tensors((args, kwargs), cache(lambda tensor: tensor.clone() if tensor.requires_grad else tensor))
 
     @property
     def calls(self) -> list[_Seen]:
@@ -248,14 +295,14 @@ class _Record:
 
         given = args[0] if len(args) == 1 and not kwargs else [*args, *kwargs.values()]
         # an edge stands for the value as it is now: a layer that works in place changes the tensor, not the edge
-        edges = {get_gradient_edge(tensor) for tensor in tensors_in(given).values() if tensor.requires_grad}
+        edges = {get_gradient_edge(tensor) for tensor in tensors_in(given).values() if _in_graph(tensor)}
         return list(edges), shape_of(given)
 
     def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
         tensors = list(tensors_in(kept).values())
         edges, input_shape = self.observer.input
-        within = [tensor for tensor in tensors if tensor.requires_grad]
+        within = [tensor for tensor in tensors if _in_graph(tensor)]
         self._seen.append(_Seen(call, within, shape_of(output), edges, input_shape, *norm_and_nonfinite(tensors)))
         return handed_on
 
@@ -266,16 +313,33 @@ def _gradients(value: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
     return list(torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True)) if tensors else []
 
 
-def _measured(seen: _Seen, arrived: Sequence[Tensor | None]) -> LayerGradient:
+def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients at ``edges`` by way of the call alone, which others may use too.
+
+    Of several inputs one may be made from another: what flows from it to the other is not the layer's, and ends at
+    the edge, once it is measured. The forward pass knows nothing of it, so that no result differs.
+    """
     import torch
 
+    def back(nothing: Callable[[Any], Any]) -> list[Tensor]:
+        with Door() as door:
+            for node in {edge.node for edge in edges} if len(edges) > 1 else ():
+                door.node_before(node, lambda taken: tuple(map(nothing, taken)))
+            found = torch.autograd.grad(outputs, edges, gradients, retain_graph=True, allow_unused=True)
+        return [g for g in found if g is not None]
+
+    try:
+        return back(lambda _: None)  # no zeros: 0 times the slope of a root at 0 is NaN
+    except (AttributeError, TypeError):  # a tensor hook of the model's own, which wants a tensor
+        return back(lambda g: g if g is None else torch.zeros_like(g))
+
+
+def _measured(seen: _Seen, arrived: Sequence[Tensor | None]) -> LayerGradient:
     pairs = [(tensor, g) for tensor, g in zip(seen.kept, arrived, strict=True) if g is not None]
     given: list[Tensor] = []
     if pairs and seen.edges:
         outputs, gradients = zip(*pairs, strict=True)
-        # backwards through this call alone: what went in may be used by others too, whose gradient is not this layer's
-        back = torch.autograd.grad(outputs, seen.edges, gradients, retain_graph=True, allow_unused=True)
-        given = [g for g in back if g is not None]
+        given = _through_call(outputs, seen.edges, gradients)
     return LayerGradient(
         seen.call,
         seen.output_shape,

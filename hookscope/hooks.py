@@ -66,6 +66,10 @@ class Door:
         """Call ``hook(grad_inputs, grad_outputs)`` after ``node`` of the autograd graph has run in backward."""
         self._stack.callback(node.register_hook(hook).remove)
 
+    def node_before(self, node: Any, hook: Callable[[Any], Any]) -> None:
+        """Call ``hook(grad_outputs)`` before ``node`` runs in backward; gradients returned replace these."""
+        self._stack.callback(node.register_prehook(hook).remove)
+
     def tensor(self, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
         """Call ``hook(gradient)`` when the gradient of ``tensor`` is computed; a tensor returned replaces it."""
         self._stack.callback(tensor.register_hook(hook).remove)

@@ -1,20 +1,20 @@
-"""What is differentiated: the score of a class, the cross-entropy with a label, or the mean square of the output."""
+"""What is differentiated: the score of a class, the cross-entropy with a label, the mean square, or one's own loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.scores import Prediction, class_scores, predictions
+from hookscope.scores import Prediction, class_scores, one_picture, predictions
 from hookscope.targets import Target
 from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LOSSES", "Loss"]
+__all__ = ["LOSSES", "AnyLoss", "Loss", "LossLike", "OwnLoss", "as_loss"]
 
 LOSSES = ("score", "cross-entropy", "mse")
 
@@ -60,13 +60,75 @@ class Loss:
         from torch.nn import functional as F
 
         scores = class_scores(output, what)
-        if len(scores) != 1:
-            raise UsageError(f"{len(scores)} pictures at once", "a loss is of one", "call it for each")
-        found = predictions(scores[0], self.categories, Target(str(self.target)))
+        found = predictions(one_picture(scores), self.categories, Target(str(self.target)))
         wanted = scores.new_tensor([answer.index for answer in found]).long()
         if self.name == "score":
             return scores[0, wanted].sum(), tuple(found)
         return F.cross_entropy(scores.expand(len(found), -1), wanted), tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLoss:
+    """A loss that somebody wrote: a function from what a model put out to a tensor with one number.
+
+    Attributes:
+        function: What computes it.
+    """
+
+    function: Callable[[Any], Any]
+
+    @property
+    def name(self) -> str:
+        """The function's name, or that of its class."""
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+    def of(self, output: Any, what: str = "the model") -> tuple[Tensor, tuple[Prediction, ...]]:
+        """The value of the loss, in the graph of ``output``; it is made from no class that is known.
+
+        Raises:
+            UsageError: the function gives anything but one real number in a tensor.
+        """
+        import torch
+
+        value = self.function(output)
+        if not isinstance(value, torch.Tensor):
+            gives = f"it gives a {type(value).__name__}"
+        elif value.numel() != 1:
+            gives = f"it gives {value.numel():,} numbers, of shape {tuple(value.shape)}"
+        elif not value.is_floating_point():
+            gives = f"it gives a number of {value.dtype}"
+        else:
+            return value.reshape(()), ()
+        raise UsageError(f"'{self.name}' is no loss", gives, "return a tensor with one floating-point number")
+
+
+AnyLoss = Loss | OwnLoss
+LossLike = AnyLoss | str | Callable[[Any], Any] | None
+
+
+def as_loss(loss: LossLike) -> AnyLoss:
+    """A loss, the name of one, a function of the model's output, or None for the score of the most likely class.
+
+    Raises:
+        UsageError: anything else, or a name that there is not.
+
+    Example:
+        >>> as_loss("mse").name, as_loss(None).name
+        ('mse', 'score')
+        >>> def largest(output): return output.max()
+        >>> as_loss(largest).name
+        'largest'
+    """
+    if loss is None:
+        return Loss()
+    if isinstance(loss, Loss | OwnLoss):
+        return loss
+    if isinstance(loss, str):
+        return Loss(loss)
+    if callable(loss):
+        return OwnLoss(loss)
+    exists = f"there are {', '.join(LOSSES)}"
+    raise UsageError(f"no loss {loss!r}", exists, "name one, or give a Loss or a function of the model's output")
 
 
 def _mean_square(output: Any, what: str) -> Tensor:
@@ -75,5 +137,9 @@ def _mean_square(output: Any, what: str) -> Tensor:
     numbers = [tensor.flatten() for tensor in tensors_in(output).values() if tensor.is_floating_point()]
     numbers = [tensor for tensor in numbers if len(tensor)]
     if not numbers:
-        raise ModelError(f"{what} put out no number: there is nothing to differentiate")
+        raise ModelError(
+            f"{what} put out no number: there is nothing to differentiate",
+            "a detector that finds nothing gives none",
+            "try another picture or other weights",
+        )
     return torch.cat([tensor.float() for tensor in numbers]).square().mean()

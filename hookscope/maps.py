@@ -158,6 +158,8 @@ def _items(part: str, items: list[tuple[Tensor, int]], axes: str, batch: Tensor)
 
 def _of_three_axes(part: str, tensor: Tensor, module: nn.Module | None, shown: Shown | None) -> list[Maps]:
     """``(C, H, W)`` or ``(N, L, C)``: the layer's class tells, then the batch of one, then the shape."""
+    if type(module).__name__ in _SEQUENCES:  # (N, L, C) in time, or of rows of the picture: no places of a map
+        return []
     kind = _channels_by_class(module)
     items, high, wide = tensor.shape
     if type(module).__name__.endswith("1d"):  # (N, C, L): a signal
@@ -231,6 +233,7 @@ def _like(height: int, width: int, shown: Shown | None) -> bool:
 
 _PERMUTED = {(0, 2, 3, 1): "last", (0, 2, 3, 4, 1): "last", (0, 3, 1, 2): "first", (0, 4, 1, 2, 3): "first"}
 _FIRST = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "Pool", "Upsample", "LayerNorm2d")
+_SEQUENCES = ("RNN", "LSTM", "GRU")
 _LAST = ("Linear", "LayerNorm", "Embedding", "MultiheadAttention")
 
 

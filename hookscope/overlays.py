@@ -23,6 +23,7 @@ Box = tuple[float, float, float, float]
 # Of a panel: one that is smaller is magnified by a whole number, so that its words can be read.
 _LEAST_WIDTH, _LETTERING_WIDTH = 320, 640
 _TEXT, _HEAD = 12, 15
+_PALER = 0.7  # how much of the photograph's colours goes under heat
 _STRONGEST, _STRONGEST_FADED = 0.72, 0.95  # how much of the photograph the highest value covers
 _DARKER, _UNSEEN = 0.6, 0.45  # how much darker a faded photograph is; what is left of the part nobody saw
 _MOST_PIXELS = 200_000_000  # twice the largest photograph that is read
@@ -74,6 +75,7 @@ def draw_page(
     cmap: str = "inferno",
     width: int | None = None,
     faded: bool = False,
+    warning: str = "",
 ) -> Image.Image:
     """The page: a heading, and rows of panels of one photograph.
 
@@ -83,7 +85,8 @@ def draw_page(
         rows: Panels beside and below each other.
         cmap: Colour map of the heat.
         width: Of a panel in pixels, None for the photograph's own; a small one is magnified by a whole number.
-        faded: Draw the photograph grey and dark under heat, for maps as fine as itself.
+        faded: Draw the photograph grey and dark under heat, for maps as fine as itself; else it is pale under heat.
+        warning: A line under the heading in a colour of its own, such as that the weights are random.
 
     Raises:
         UsageError: for a colour map that does not exist, or a page of more than 200 million pixels.
@@ -97,13 +100,15 @@ def draw_page(
     """
     from PIL import Image, ImageDraw
 
-    plan = _Plan.of(photograph, heading, rows, width)
+    plan = _Plan.of(photograph, heading, rows, width, warning)
     if plan.width * plan.height > _MOST_PIXELS:
         size = f"it would have {plan.width:,}x{plan.height:,} pixels"
         raise UsageError(f"a page of {sum(map(len, rows))} panels is too large", size, "choose fewer")
     page = Image.new("RGB", (plan.width, plan.height), "white")
     pen = ImageDraw.Draw(page)
-    y = _write(pen, plan, plan.margin, plan.margin, heading, plan.width - 2 * plan.margin, _HEAD) + plan.gap
+    across = plan.width - 2 * plan.margin
+    y = _write(pen, plan, plan.margin, plan.margin, heading, across, _HEAD)
+    y = _warn(pen, plan, plan.margin, y, warning, across) + plan.gap
     for row, words_height in zip(rows, plan.word_heights, strict=True):
         for at, panel in enumerate(row):
             x = plan.margin + at * (plan.panel[0] + plan.gap)
@@ -126,7 +131,9 @@ class _Plan:
     word_heights: tuple[int, ...]
 
     @classmethod
-    def of(cls, photograph: Image.Image, heading: Sequence[str], rows: Sequence[Row], width: int | None) -> _Plan:
+    def of(
+        cls, photograph: Image.Image, heading: Sequence[str], rows: Sequence[Row], width: int | None, warning: str
+    ) -> _Plan:
         own = photograph.width
         if width is not None:
             factor = width / own
@@ -138,7 +145,8 @@ class _Plan:
         columns = max(len(row) for row in rows)
         across = 2 * margin + columns * panel[0] + (columns - 1) * gap
         draft = cls(panel, zoom, margin, gap, across, 0, ())
-        head = draft.text_height(heading, across - 2 * margin, _HEAD)
+        inside = across - 2 * margin
+        head = draft.text_height(heading, inside, _HEAD) + draft.warning_height(warning, inside)
         under = tuple(max(draft.under_height(one) for one in row) for row in rows)
         height = 2 * margin + head + sum(panel[1] + gap + words for words in under)
         return cls(panel, zoom, margin, gap, across, height, under)
@@ -164,11 +172,19 @@ class _Plan:
             found.append((wrapped(printable(line), width, round(size * self.zoom), at == 0), size, at == 0))
         return found
 
+    def warning_height(self, text: str, width: int) -> int:
+        """The height of a warning, 0 for none."""
+        return self.line(_TEXT) * len(self.warning_lines(text, width))
+
+    def warning_lines(self, text: str, width: int) -> list[str]:
+        """A warning broken to ``width``, nothing for none."""
+        return wrapped(printable(text), width, round(_TEXT * self.zoom)) if text else []
+
     def under_height(self, panel: Panel) -> int:
         """The height of what stands under a panel."""
-        lines = [*panel.words, *([panel.alarm] if panel.alarm else [])]
         return (
-            self.text_height(lines, self.panel[0], _TEXT)
+            self.text_height(panel.words, self.panel[0], _TEXT)
+            + self.warning_height(panel.alarm, self.panel[0])
             + (self.line(_TEXT) + self.space if panel.scale else 0)
             + self.space
         )
@@ -191,10 +207,15 @@ def _under(
     if panel.scale and panel.heat is not None:
         y = _bar(page, pen, plan, panel, colour, x, y)
     y = _write(pen, plan, x, y, panel.words, plan.panel[0], _TEXT)
-    if panel.alarm:
-        for part in wrapped(printable(panel.alarm), plan.panel[0], round(_TEXT * plan.zoom)):
-            pen.text((x, y), part, fill=_ALARM, font=colours.font(round(_TEXT * plan.zoom)))
-            y += plan.line(_TEXT)
+    _warn(pen, plan, x, y, panel.alarm, plan.panel[0])
+
+
+def _warn(pen: ImageDraw.ImageDraw, plan: _Plan, x: int, y: int, text: str, width: int) -> int:
+    """Write a warning; returns the y below it."""
+    for part in plan.warning_lines(text, width):
+        pen.text((x, y), part, fill=_ALARM, font=colours.font(round(_TEXT * plan.zoom)))
+        y += plan.line(_TEXT)
+    return y
 
 
 def _bar(
@@ -228,8 +249,9 @@ def _picture(photograph: Image.Image, heat: Heat | None, size: tuple[int, int], 
     picture = photograph if size == photograph.size else photograph.resize(size, resample)
     if heat is None:
         return picture
-    if faded:
-        picture = Image.blend(picture.convert("L").convert("RGB"), Image.new("RGB", size), _DARKER)
+    grey = picture.convert("L").convert("RGB")
+    # its own colours must not be taken for those of the heat
+    picture = Image.blend(grey, Image.new("RGB", size), _DARKER) if faded else Image.blend(picture, grey, _PALER)
     factor = (size[0] / photograph.width, size[1] / photograph.height)
     strength, seen = _spread(heat, size, factor)
     pixels = np.array(picture)

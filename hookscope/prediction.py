@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.errors import UsageError
-from hookscope.scores import Prediction, check_family, class_scores, predictions
+from hookscope.scores import Prediction, check_family, class_scores, one_picture, predictions
 from hookscope.targets import Target
 from hookscope.visualize import refusal
 
@@ -52,6 +51,4 @@ def predict(
     prepared = list(pictures)
     with refusal(net.name, prepared), torch.no_grad():
         scores = class_scores(net.model(*net.inputs(*prepared)), net.name)
-    if len(scores) != 1:
-        raise UsageError(f"{net.name} gives {len(scores)} rows of scores for one picture")
-    return predictions(scores[0], names, target)
+    return predictions(one_picture(scores), names, target)

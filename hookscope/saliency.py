@@ -11,45 +11,14 @@ from typing import TYPE_CHECKING, Any
 from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import InputError, ModelError, UsageError, nearest
 from hookscope.gradient_hooks import ClampSign, change_gradients
-from hookscope.scores import Prediction, class_scores, predictions
+from hookscope.saliency_methods import METHODS, Settings, wide
+from hookscope.scores import Prediction, class_scores, one_picture, predictions
 from hookscope.targets import Target
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
-__all__ = ["METHODS", "Saliency", "Settings", "saliency_maps"]
-
-Gradient = Callable[["Tensor"], "Tensor"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the methods with many passes can be told.
-
-    Attributes:
-        samples: How many noisy pictures SmoothGrad takes.
-        noise: Its standard deviation, as a share of the picture's range of values.
-        steps: How many points Integrated Gradients takes between the baseline and the picture.
-        batch_size: Pictures in one pass.
-        seed: Of the noise.
-
-    Raises:
-        UsageError: for less than one sample, step or picture, and for noise below 0.
-    """
-
-    samples: int = 25
-    noise: float = 0.15
-    steps: int = 50
-    batch_size: int = 10
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name.replace('_', ' ')} {getattr(self, name)}", do="give a number from 1")
-        if not 0 <= self.noise < float("inf"):
-            raise UsageError(f"noise {self.noise:g}", do="give a number from 0, as a share of the range of values")
+__all__ = ["Saliency", "saliency_maps"]
 
 
 @dataclass(frozen=True)
@@ -61,113 +30,31 @@ class Saliency:
         method: One of `METHODS`.
         values: ``(C, H, W)`` signed, in units of the score (per unit of the prepared picture where the method is a
             gradient).
+        expected: What all values together should make up, the score less that of a picture of zeros, where the method
+            promises it; the more steps, the nearer.
+        unguided: How many ReLUs on the way the hooks did not see, where the method guides them: functions in a
+            ``forward``.
     """
 
     prediction: Prediction
     method: str
     values: Tensor
+    expected: float | None = None
+    unguided: int = 0
 
     @property
     def map(self) -> Tensor:
         """``(H, W)``, not negative: the largest absolute value of the channels, as in the paper of the gradient.
 
-        For the methods that multiply by the picture, whose channels add up to the score, the absolute sum of them.
+        For the methods that multiply by the picture the absolute sum over the channels.
         """
-        return self.values.sum(0).abs() if METHODS[self.method].adds_up else self.values.abs().amax(0)
-
-
-def vanilla(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
-    """The gradient of the score (Simonyan et al., arXiv:1312.6034): ``dS/dX``."""
-    return gradient(picture)
-
-
-def gradient_times_input(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
-    """Gradient times input (Shrikumar et al., arXiv:1605.01713): ``X * dS/dX``."""
-    return picture * gradient(picture)
-
-
-def smoothgrad(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
-    """SmoothGrad (Smilkov et al., arXiv:1706.03825): the mean gradient of noisy copies of the picture.
-
-    ``mean_n dS/dX(X + e_n)``, ``e_n`` normal with ``sigma = noise * (max(X) - min(X))``.
-    """
-    import torch
-
-    numbers = torch.Generator().manual_seed(settings.seed)
-    sigma = settings.noise * float(picture.max() - picture.min())
-    total = torch.zeros_like(picture, dtype=_wide(picture))
-    for size in _batches(settings.samples, settings.batch_size):
-        noise = torch.randn((size, *picture.shape[1:]), generator=numbers, dtype=torch.float32)
-        total += gradient(picture + sigma * noise.to(picture)).sum(0, keepdim=True)
-    return total / settings.samples
-
-
-def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
-    """Integrated Gradients (Sundararajan et al., arXiv:1703.01365) from a baseline of 0 to the picture.
-
-    ``X * integral_0^1 dS/dX(a X) da``, by the Gauss-Legendre rule; its sum is ``S(X) - S(0)`` as far as the steps go.
-    0 is the mean colour of the training pictures where the preprocessing subtracts it.
-    """
-    import numpy as np
-    import torch
-
-    points, shares = np.polynomial.legendre.leggauss(settings.steps)
-    at = torch.as_tensor((points + 1) / 2, dtype=_wide(picture), device=picture.device)
-    weight = torch.as_tensor(shares / 2, dtype=_wide(picture), device=picture.device)
-    total = torch.zeros_like(picture, dtype=_wide(picture))
-    for some in torch.arange(settings.steps).split(settings.batch_size):
-        place = [len(some)] + [1] * (picture.dim() - 1)
-        found = gradient((picture * at[some].view(place)).to(picture.dtype))
-        total += (found * weight[some].view(place)).sum(0, keepdim=True)
-    return picture * total
-
-
-def _wide(picture: Tensor) -> torch.dtype:
-    """What sums of many gradients are kept in: half a number would be lost in the formats of half precision."""
-    import torch
-
-    return torch.promote_types(picture.dtype, torch.float32)
-
-
-def _batches(total: int, size: int) -> list[int]:
-    return [min(size, total - begun) for begun in range(0, total, size)]
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A method and how its values are read.
-
-    Attributes:
-        attribute: From a function picture -> gradient, the picture ``(1, C, H, W)`` and settings to its values.
-        adds_up: Whether the values are shares of the score, which add up over colour channels.
-        guided: Whether negative gradients are cut off at every ReLU on the way.
-        pictures: Which of the settings says how many pictures it takes, empty for one.
-    """
-
-    attribute: Callable[[Gradient, Tensor, Settings], Tensor]
-    adds_up: bool = False
-    guided: bool = False
-    pictures: str = ""
-
-    def total(self, settings: Settings) -> int:
-        """How many pictures it takes."""
-        return int(getattr(settings, self.pictures)) if self.pictures else 1
-
-
-METHODS = {
-    "gradient": Method(vanilla),
-    "gradient-input": Method(gradient_times_input, adds_up=True),
-    "smoothgrad": Method(smoothgrad, pictures="samples"),
-    "integrated-gradients": Method(integrated_gradients, adds_up=True, pictures="steps"),
-    "guided-backprop": Method(vanilla, guided=True),
-}
-"""Every method by the name that ``--method`` takes; guided backpropagation is arXiv:1412.6806."""
+        return self.values.sum(0).abs() if METHODS[self.method].signed else self.values.abs().amax(0)
 
 
 def saliency_maps(
     model: nn.Module,
     inputs: Tensor | tuple[Tensor],
-    target: str | int = "top:1",
+    target: Any = "top:1",
     method: str = "gradient",
     *,
     categories: Sequence[str] | None = None,
@@ -180,7 +67,7 @@ def saliency_maps(
 
     Guided backpropagation (Springenberg et al., arXiv:1412.6806) lets through, at every layer that is a ReLU, only
     what is positive of the gradient; hooks do that and are gone afterwards. It sees no ReLU that is a function in a
-    ``forward`` (``F.relu``), and none of another shape, such as GELU.
+    ``forward`` (``F.relu``), which `Saliency.unguided` counts, and none of another shape, such as GELU.
 
     Args:
         model: Any eager module with a score for each class.
@@ -210,40 +97,56 @@ def saliency_maps(
         raise UsageError(f"no method '{method}'", nearest(method, list(METHODS)), f"there are {', '.join(METHODS)}")
     import torch
 
-    how, settings, wanted = METHODS[method], settings or Settings(), Target(str(target))
+    how, settings, wanted = METHODS[method], settings or Settings(), Target.of(target)
+    picture = _picture(inputs if isinstance(inputs, tuple) else (inputs,))
     with differentiable(model):
-        with torch.no_grad():
-            given = inputs if isinstance(inputs, tuple) else (inputs,)
-            scores = class_scores(model(*passed_on(given)), type(model).__name__)
-        picture = _picture(given)
-        if len(scores) != 1:
-            raise UsageError(f"{len(scores)} pictures at once", "a map is of one", "call it for each")
-        answers = predictions(scores[0], categories, wanted)
+        picture = picture.detach().clone()
+        answers = predictions(one_picture(_scores(model, picture)), categories, wanted)
+        for answer in answers:
+            _check_finite("score", answer, math.isfinite(answer.score))
+        zeros = _scores(model, torch.zeros_like(picture))[0].tolist() if how.completes else None
         advance = _counted(on_progress, len(answers) * how.total(settings))
         guide = _Guide(ClampSign("positive"))
+        found = []
         with change_gradients(model, dict.fromkeys(_relus(model), guide) if how.guided else {}):
-            values = [how.attribute(_gradient_of(model, one.index, advance), picture, settings)[0] for one in answers]
-            values = [one.to(_wide(picture)) for one in values]
+            for answer in answers:
+                values = how.attribute(_gradient_of(model, answer.index, advance, guide), picture, settings)[0]
+                _check_finite("gradient", answer, bool(torch.isfinite(values).all()))
+                expected = None if zeros is None else answer.score - zeros[answer.index]
+                unguided = guide.missed if how.guided else 0
+                found.append(Saliency(answer, method, values.to(wide(picture)), expected, unguided))
         if how.guided and not guide.met:
             raise _nothing_to_guide(model, "that the gradient passes")
-    found = [Saliency(answer, method, one) for answer, one in zip(answers, values, strict=True)]
-    for one in found:
-        what = "score" if not math.isfinite(one.prediction.score) else "gradient"
-        if what == "score" or not bool(torch.isfinite(one.values).all()):
-            asked = f"the {what} of class {one.prediction.index} is not finite"
-            raise InputError(asked, do="see gradients --detect-anomaly")
     return found
 
 
+def _scores(model: nn.Module, picture: Tensor) -> Tensor:
+    import torch
+
+    with torch.no_grad():
+        return class_scores(model(picture.clone()), type(model).__name__)
+
+
+def _check_finite(what: str, answer: Prediction, finite: bool) -> None:
+    if not finite:
+        raise InputError(f"the {what} of class {answer.index} is not finite", do="see gradients --detect-anomaly")
+
+
 def _picture(inputs: tuple[Any, ...]) -> Tensor:
-    """A copy of the only input, which gradients can be asked of."""
+    """The only input, one that gradients can be asked of."""
     import torch
 
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
-        raise UsageError(f"{type(inputs[0]).__name__} and {len(inputs) - 1} more inputs", do="give one picture")
+        given = ", ".join(type(one).__name__ for one in inputs[:3]) or "nothing"
+        raise UsageError(f"no single picture but {given}", do="give one tensor, (1, C, H, W)")
     if not inputs[0].is_floating_point():
         raise UsageError(f"a picture of {inputs[0].dtype}", "gradients need real numbers", "prepare it first")
-    return inputs[0].detach().clone()
+    if inputs[0].dim() not in (4, 5):
+        shape = "x".join(map(str, inputs[0].shape))
+        raise UsageError(
+            f"a picture of {shape}", "wanted is (1, C, H, W), or a clip (1, C, T, H, W)", "x[None] adds a batch"
+        )
+    return inputs[0]
 
 
 def _counted(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
@@ -259,7 +162,9 @@ def _counted(on_progress: Callable[[int, int], None] | None, total: int) -> Call
     return advance
 
 
-def _gradient_of(model: nn.Module, index: int, advance: Callable[[int], None]) -> Gradient:
+def _gradient_of(
+    model: nn.Module, index: int, advance: Callable[[int], None], guide: _Guide
+) -> Callable[[Tensor], Tensor]:
     """The function from pictures ``(N, C, H, W)`` to the gradients of their scores of class ``index``."""
     import torch
 
@@ -268,6 +173,7 @@ def _gradient_of(model: nn.Module, index: int, advance: Callable[[int], None]) -
         scores = class_scores(model(passed_on(leaf)), type(model).__name__)
         score = scores[:, index].sum()
         found: Tensor | None = None
+        guide.met = 0
         if score.requires_grad:
             [found] = torch.autograd.grad(score, leaf, allow_unused=True)
         if found is None:
@@ -275,6 +181,7 @@ def _gradient_of(model: nn.Module, index: int, advance: Callable[[int], None]) -
             raise ModelError(
                 asked, "it is detached, under no_grad, quantized or constant", "take cam --method eigencam"
             )
+        guide.missed = _relus_between(score, leaf) - guide.met
         advance(len(pictures))
         return found
 
@@ -283,14 +190,38 @@ def _gradient_of(model: nn.Module, index: int, advance: Callable[[int], None]) -
 
 @dataclass
 class _Guide:
-    """A change of gradients that knows whether it has met any."""
+    """A change of gradients that counts how many it has met, and how many went by in the last pass."""
 
     change: ClampSign
-    met: bool = False
+    met: int = 0
+    missed: int = 0
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        self.met = True
+        self.met += 1
         return self.change(gradient)
+
+
+def _relus_between(score: Tensor, leaf: Tensor) -> int:
+    """How many ReLUs, layers and functions, lie on the way back from ``score`` to ``leaf``."""
+    before: dict[Any, list[Any]] = {}  # of each node those that lead back to it
+    first: Any = score.grad_fn
+    waiting, seen, leaves = [first], {first}, []
+    while waiting:
+        node = waiting.pop()
+        if getattr(node, "variable", None) is leaf:
+            leaves.append(node)
+        for following, _ in node.next_functions:
+            before.setdefault(following, []).append(node)
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    waiting, seen = leaves, set(leaves)
+    while waiting:  # a ReLU of parameters alone is none of the picture's
+        for node in before.get(waiting.pop(), ()):
+            if node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return sum(node.name().startswith("ReluBackward") for node in seen)
 
 
 def _relus(model: nn.Module) -> list[str]:

@@ -18,11 +18,11 @@ __all__ = ["draw_saliency", "still_of"]
 
 _TOP = 0.995  # of the pixels lie below the value drawn strongest: single ones are much higher than all the others
 _WORDS = {
-    "gradient": "largest |dS/dx| of the colours",
-    "smoothgrad": "largest |mean dS/dx| of the colours",
-    "guided-backprop": "largest |guided dS/dx| of the colours",
-    "gradient-input": "|sum of x dS/dx over the colours|",
-    "integrated-gradients": "|sum over the colours|: share of the score",
+    "gradient": "how strongly the score reacts to the pixel: |dS/dx|, largest of its colours",
+    "smoothgrad": "how strongly noisy copies react to the pixel: |mean dS/dx|, largest of its colours",
+    "guided-backprop": "|guided dS/dx|, largest of its colours",
+    "gradient-input": "|x dS/dx summed over the colours|",
+    "integrated-gradients": "|share of the score, summed over the colours|",
 }
 
 
@@ -47,8 +47,8 @@ def draw_saliency(subject: Subject, found: Saliency, cmap: str = "inferno") -> t
         "" if highest else "all zero: the score does not depend on any pixel",
         "value of the map" if highest else "",
     )
-    heading = [*answer_lines(found.prediction), subject.line(found.method)]
-    page = draw_page(subject.photograph, heading, [[panel]], cmap, faded=True)
+    heading = [*answer_lines(found.prediction), *subject.lines(found.method)]
+    page = draw_page(subject.photograph, heading, [[panel]], cmap, faded=True, warning=subject.warning)
     told = {
         **subject.provenance(found.method, cmap, page.size),
         **answer_facts(found.prediction),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.errors import CategoriesError, ModelError
+from hookscope.errors import CategoriesError, ModelError, UsageError
 from hookscope.findings import counted
 from hookscope.targets import Target, class_label
 from hookscope.tensors import shape_of, tensors_in
@@ -14,7 +14,15 @@ from hookscope.tensors import shape_of, tensors_in
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Prediction", "check_categories", "check_family", "class_scores", "predictions", "probabilities"]
+__all__ = [
+    "Prediction",
+    "check_categories",
+    "check_family",
+    "class_scores",
+    "one_picture",
+    "predictions",
+    "probabilities",
+]
 
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
 _GIVES = {"detection": "boxes, labels and scores of objects", "optical_flow": "the flow of pixels"}
@@ -121,6 +129,20 @@ def check_categories(categories: Sequence[str], classes: int, what: str = "the m
     if len(categories) != classes:
         named = f"{counted(len(categories), 'class name')} for {classes:,} {'class' if classes == 1 else 'classes'}"
         raise CategoriesError(f"{named} of {what}", do="give --categories of the same model")
+
+
+def one_picture(scores: Tensor) -> Tensor:
+    """The scores ``(K,)`` of the only picture in ``(1, K)``.
+
+    Raises:
+        UsageError: for those of several pictures.
+        ModelError: for no class at all.
+    """
+    if len(scores) != 1:
+        raise UsageError(f"{len(scores)} pictures at once", "what is asked for is of one", "call it for each")
+    if not scores.shape[1]:
+        raise ModelError("the model has no class at all: its scores are empty", do=_INSTEAD)
+    return scores[0]
 
 
 def probabilities(scores: Tensor) -> Tensor:

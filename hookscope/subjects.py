@@ -39,10 +39,19 @@ class Subject:
         """The name of the picture without its folder."""
         return os.path.basename(self.origin.image) or self.origin.image
 
-    def line(self, method: str) -> str:
-        """Model, method, weights, picture and preprocessing in a line."""
+    def lines(self, method: str) -> list[str]:
+        """Model, method and weights in a line, picture and preprocessing in another."""
         origin = self.origin
-        return f"{origin.model}  {method}  weights: {origin.weights}  {self.image}  {origin.preprocess}"
+        return [
+            f"{origin.model}  {method}  weights: {origin.weights}",
+            f"{self.image}  input: {origin.preprocess}",
+        ]
+
+    @property
+    def warning(self) -> str:
+        """That a network without training knows no class, empty for the others."""
+        weights = self.origin.weights
+        return "the weights are random: class and map mean nothing" if weights.startswith("random") else ""
 
     def peak_in(self, values: NDArray[np.float32]) -> tuple[float, float] | None:
         """``(x, y)`` in pixels of the photograph of the highest of ``values`` ``(h, w)``, the middle of its cell.

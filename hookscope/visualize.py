@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.activity import Activity, reduce_output
-from hookscope.errors import HookscopeError, InputError, NoMapError, UsageError
+from hookscope.errors import HookscopeError, InputError, ModelError, NoMapError, UsageError
 from hookscope.layers import Call, Layers
 from hookscope.levels import ChannelChoice, Scale
 from hookscope.maps import Shown
@@ -114,6 +114,16 @@ def _run(net: Net, pictures: list[Tensor], observer: Observer) -> None:
 _TOLD_TO_END = {128 + int(getattr(signal, name)) for name in ("SIGHUP", "SIGTERM") if hasattr(signal, name)}
 
 
+# What torch says in many words of models that work forward and not backward.
+_NO_GRADIENT = {
+    "Inference tensors cannot be saved for backward": (
+        "its forward pass computes inside torch.inference_mode",
+        "use torch.no_grad there, or nothing",
+    ),
+    "use_reentrant": ("a part of it runs inside a reentrant checkpoint", "checkpoint with use_reentrant=False"),
+}
+
+
 @contextmanager
 def refusal(model: str, inputs: Any) -> Iterator[None]:
     """Whatever a model raises on ``inputs``, tensors in any container, as an InputError that gives their size.
@@ -136,6 +146,8 @@ def refusal(model: str, inputs: Any) -> Iterator[None]:
         shapes = [tuple(tensor.shape) for tensor in tensors_in(inputs).values()]
         size = "x".join(map(str, shapes[0])) if shapes else "no size"
         text = " ".join(str(error).split())[:200] or type(error).__name__
+        if why := next((why for sign, why in _NO_GRADIENT.items() if sign in text), None):
+            raise ModelError(f"no gradient passes {model}", *why) from error
         about_size = re.search(r"size|small|shape|divisible|dimension", text) and "type" not in text
         raise InputError(
             f"{model} refuses a picture of {size}: {text}", do="try another --input-size" if about_size else ""

@@ -63,7 +63,7 @@ class CustomRoot(torch.autograd.Function):
 
 class Custom(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return CustomRoot.apply(x)
+        return CustomRoot.apply(x).relu()
 
 
 def net(block: nn.Module) -> nn.Sequential:
@@ -83,20 +83,21 @@ def found(model: nn.Module, x: torch.Tensor | None = None, loss: str = "score") 
 
 
 @pytest.mark.parametrize(
-    ("kind", "phase", "operation"),
+    ("kind", "phase", "operation", "forward"),
     [
-        (Root, "backward", "SqrtBackward0"),
-        (Log, "forward", "log"),
-        (InPlaceLog, "forward", "log_"),
-        (Difference, "forward", "sub"),
+        (Root, "backward", "SqrtBackward0", "sqrt"),
+        (Log, "forward", "log", ""),
+        (InPlaceLog, "forward", "log_", ""),
+        (Difference, "forward", "sub", ""),
     ],
 )
-def test_the_operation_its_layer_and_its_line(kind: type[Block], phase: str, operation: str) -> None:
+def test_the_operation_its_layer_and_its_line(kind: type[Block], phase: str, operation: str, forward: str) -> None:
     anomaly = found(net(kind()))
     assert anomaly is not None
     assert (anomaly.phase, anomaly.kind, anomaly.operation) == (phase, "NaN", operation)
     assert (anomaly.layer, anomaly.place, anomaly.source) == ("2", place(kind), "")
-    assert str(anomaly) == f"{operation} in layer '2' at {place(kind)}"
+    assert anomaly.forward == forward
+    assert str(anomaly) == f"{operation}{' of sqrt' if forward else ''} at {place(kind)} in '2'"
 
 
 def test_inf_before_the_nan_is_told() -> None:
@@ -124,6 +125,103 @@ def test_a_custom_function_is_named_by_its_node() -> None:
     anomaly = found(net(Custom()))
     assert anomaly is not None
     assert (anomaly.phase, anomaly.operation, anomaly.layer) == ("backward", "CustomRootBackward", "2")
+    # not "of relu", which is only the next that torch shows
+    assert (anomaly.forward, anomaly.place) == ("", "")
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Unseen(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.from_numpy(x.detach().numpy() * NAN)  # here
+
+
+class Constant(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        k = torch.full((1,), NAN)  # here
+        return x * k
+
+
+class Attribute(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = torch.tensor([NAN])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.k  # here
+
+
+class Listed(Attribute):
+    def __init__(self) -> None:
+        super().__init__()
+        self.several = [torch.tensor([NAN])]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone().mul_(self.several[0])  # here
+
+
+UNSEEN = "a tensor that nothing seen in the pass made"
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "source"),
+    [
+        (Unseen, "add", UNSEEN),
+        (Constant, "full", ""),
+        (Attribute, "mul", "attribute '2.k'"),
+        (Listed, "mul_", UNSEEN),
+    ],
+)
+def test_nan_that_no_operation_with_a_tensor_made(kind: type[Block], operation: str, source: str) -> None:
+    anomaly = found(net(kind()))
+    assert anomaly is not None
+    assert (anomaly.phase, anomaly.kind, anomaly.operation, anomaly.source) == ("forward", "NaN", operation, source)
+    assert (anomaly.layer, anomaly.place) == ("2", place(kind))
+
+
+def test_inf_that_nobody_saw_is_told_where_nan_comes_of_it() -> None:
+    class Huge(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.full((1,), INF)
+
+    class Less(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x - x
+
+    anomaly = found(nn.Sequential(Huge(), Less(), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    assert anomaly is not None and anomaly.infinite is not None
+    assert (anomaly.operation, anomaly.infinite.operation, anomaly.infinite.kind) == ("sub", "full", "Inf")
+    anomaly = found(nn.Sequential(Huge(), nn.AdaptiveMaxPool2d(1), nn.Flatten()))
+    assert anomaly is not None and (anomaly.phase, anomaly.kind, anomaly.operation) == ("forward", "Inf", "full")
+
+
+def test_memory_that_is_written_before_it_is_read_is_no_anomaly() -> None:
+    class Filled(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            constant, empty, out = torch.full(x.shape, NAN), torch.empty_like(x.detach()), torch.full(x.shape, NAN)
+            with torch._C.DisableTorchFunction():
+                empty += NAN  # what happened to be there
+            constant[:, :2], constant[:, 2:] = x[:, :2], x[:, 2:]
+            empty = empty.contiguous(memory_format=torch.channels_last)
+            empty[:, :2], empty[:, 2:] = x[:, :2].detach(), x[:, 2:].detach()
+            torch.add(x.detach(), 1, out=out)
+            mask = torch.full((x.shape[-1], x.shape[-1]), -INF).triu(1)
+            return constant + empty + out + x @ (mask + 0).softmax(-1)
+
+    assert found(net(Filled())) is None
+
+
+def test_a_spoiled_loss_is_never_told_as_sound() -> None:
+    class Last(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch._C.DisableTorchFunction():
+                return x.mean((2, 3)) * NAN
+
+    anomaly = found(nn.Sequential(nn.Conv2d(3, 4, 3), Last()))
+    assert anomaly is not None and (anomaly.phase, anomaly.kind, anomaly.source) == ("forward", "NaN", UNSEEN)
+    anomaly = found(net(Block()), torch.full((1, 3, 10, 10), 1e25), loss="mse")
+    assert anomaly is not None and (anomaly.phase, anomaly.kind, anomaly.operation) == ("forward", "Inf", "the loss")
 
 
 def test_nan_in_a_weight() -> None:

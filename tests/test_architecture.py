@@ -20,7 +20,7 @@ TIERS = [
     "activations activity colours destinations figures grids lettering levels maps pictures readback sheets"
     " loading accumulator batchnorm moments parameters patterns quantiles recorder saturation statistics survey tally"
     " trace filters values by_call captured_gradients gradient_hooks targets scores losses cam_methods crops overlays"
-    " subjects array_file",
+    " saliency_methods subjects array_file",
     "cam cam_layers cam_passes gradients health interventions junit limits listing monitor saved_statistics"
     " stats_figure tensorboard"
     " verification visualize checks differences node_by_node untouched witness kernels weight_findings weights_figure"
@@ -74,7 +74,7 @@ NEIGHBOURS = {
     "overlays": {"colours", "lettering"},
     "subjects": {"scores", "sheets"},
     "array_file": {"destinations"},
-    "gradients": {"differentiable", "gradient_sizes", "gradient_stops"},
+    "gradients": {"differentiable", "flow", "gradient_changes", "gradient_sizes", "gradient_stops"},
     "gradient_stops": {"differentiable", "flow"},
     "gradient_findings": {"anomaly", "gradient_sizes", "gradient_stops", "gradients"},
     "gradient_figure": {"gradient_findings", "gradient_sizes", "gradients"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -140,7 +141,7 @@ def test_the_default_is_the_last_layer_with_a_map_that_the_score_depends_on(fami
 
 def test_of_a_score_that_no_value_changes_it_is_the_last_map_and_all_zero() -> None:
     found = only(vit(head=0), picture(32, 32))
-    assert found.is_zero and found.unreached and found.peak is None
+    assert found.is_empty and found.unreached and found.peak is None
     assert (found.call.name, found.values.shape) == ("encoder", (4, 4))
 
 
@@ -210,7 +211,9 @@ def test_branches_that_the_score_does_not_depend_on_are_passed_by() -> None:
 @pytest.mark.parametrize("method", GRADIENT)
 @pytest.mark.parametrize("layer", ["unused", "detached", "blind"])
 def test_a_layer_that_the_score_does_not_depend_on_is_one_line(layer: str, method: str) -> None:
-    with pytest.raises(LayerError, match=f"does not depend on {layer}; .*unused, detached, or made under no_grad") as e:
+    with pytest.raises(
+        LayerError, match=f"does not depend on {layer}; .*unused, detached, or made under no_grad; .*eigenc"
+    ) as e:
         class_activation_maps(seeded(Aside2), picture(), layer, method=method)
     one_line(e)
 
@@ -220,7 +223,7 @@ def test_a_score_made_under_no_grad_is_one_line() -> None:
     with pytest.raises(LayerError, match="does not depend on trunk") as e:
         class_activation_maps(net, picture(), "trunk")
     one_line(e)
-    with pytest.raises(NoMapError, match="no layer of Aside has a map that the score depends on"):
+    with pytest.raises(NoMapError, match=r"no layer of Aside has a map that the score depends on; .* name a layer for"):
         class_activation_maps(net, picture())
     # what asks for no gradient needs none
     for method in ("eigencam", "scorecam", "ablationcam"):
@@ -248,10 +251,46 @@ def test_landmarks_are_the_last_outermost_layers_of_the_last_resolutions() -> No
     assert [one.values.shape for one in maps] == [(8, 8), (4, 4), (2, 2)]
 
 
+def test_the_last_landmark_is_the_layer_that_is_taken_without_a_choice() -> None:
+    class Ends(nn.Module):
+        """An outermost block, and a layer inside another that runs later and has maps of the same size."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.block = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 6, 3, padding=1)
+            self.after = nn.ModuleDict({"act": nn.Tanh(), "head": nn.Linear(6, 5)})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.after["head"](self.after["act"](self.block(self.stem(x))).mean((2, 3)))
+
+    assert landmark_layers(seeded(Ends), picture()) == ["after.act"]
+    for net, x in (
+        (seeded(Ends), picture()),
+        (small(), picture()),
+        (vit(), picture(32, 32)),
+        (swin(), picture(48, 64)),
+    ):
+        for target in (0, "top:1"):
+            assert landmark_layers(net, x, target)[-1] == only(net, x, target=target).call.key
+
+
+def test_the_landmarks_of_a_score_that_no_value_changes_have_maps_that_are_all_zero() -> None:
+    net, x = vit(head=0), picture(32, 32)
+    found = landmark_layers(net, x)
+    assert found[-1] == only(net, x).call.key
+    assert all(one.is_empty and one.unreached for one in class_activation_maps(net, x, found))
+
+
 def test_without_a_layer_that_counts_there_are_no_landmarks() -> None:
-    for net in (seeded(Aside), vit(head=0)):
-        with pytest.raises(NoMapError, match="has a map that the score depends on") as e:
-            landmark_layers(net, picture(32, 32))
+    with pytest.raises(
+        NoMapError, match=r"depends on; as far as gradients tell: they are .*; name a layer for eig"
+    ) as e:
+        landmark_layers(seeded(Aside), picture(32, 32))
+    one_line(e)
+    flat = seeded(lambda: chain(flat=nn.Flatten(), head=nn.Linear(768, 5)))
+    for ask in (landmark_layers, class_activation_maps):
+        with pytest.raises(NoMapError, match="depends on; no layer puts out a map; saliency needs none") as e:
+            ask(flat, picture())
         one_line(e)
 
 
@@ -357,9 +396,9 @@ def test_channels_last_maps_are_turned() -> None:
 
 
 def test_ablation_sets_the_channel_of_tokens_and_of_channels_last_to_zero() -> None:
-    for net, layer, x in (
-        (vit(), "encoder.layers.encoder_layer_0", picture(32, 32)),
-        (swin(), "norm", picture(32, 32)),
+    for net, layer, x, apart in (
+        (vit(), "encoder.layers.encoder_layer_0", picture(32, 32), 1),  # the class token is no place of the map
+        (swin(), "norm", picture(32, 32), 0),
     ):
         net, x = net.double(), x.double()  # differences of scores lose digits
         module = net.get_submodule(layer)
@@ -369,12 +408,43 @@ def test_ablation_sets_the_channel_of_tokens_and_of_channels_last_to_zero() -> N
             for channel in range(activation.shape[-1]):
                 keep = torch.ones(activation.shape[-1]).double()
                 keep[channel] = 0
-                handle = module.register_forward_hook(lambda module, args, output, keep=keep: output * keep)
+
+                def silence(
+                    module: nn.Module, args: Any, output: Tensor, keep: Tensor = keep, begin: int = apart
+                ) -> Tensor:
+                    return torch.cat([output[:, :begin], output[:, begin:] * keep], 1)
+
+                handle = module.register_forward_hook(silence)
                 weights.append((score - net(x)[0, 2]) / abs(score))
                 handle.remove()
-        summed = (activation[0] @ torch.stack(weights)).relu().flatten()[-only(net, x, layer).values.size :]
+        summed = (activation[0] @ torch.stack(weights)).relu().flatten()[apart:]
         ours = torch.from_numpy(only(net, x, layer, 2, "ablationcam", batch_size=3).values).flatten()
+        assert ours.any()
         torch.testing.assert_close(ours, summed.float(), rtol=1e-4, atol=1e-6)
+
+
+def test_ablation_where_the_class_token_alone_is_read_finds_no_place() -> None:
+    net, x = vit(), picture(32, 32)
+    for index in range(3):
+        found = only(net, x, "encoder.ln", index, "ablationcam")
+        assert found.values.shape == (4, 4) and not found.values.any()
+        assert only(net, x, "encoder.layers.encoder_layer_0", index, "ablationcam").values.shape == (4, 4)
+
+
+def test_the_steps_of_a_recurrent_layer_are_no_map() -> None:
+    class Recurs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.lstm, self.head = nn.Conv2d(3, 8, 4, 4), nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(self.conv(x).flatten(2).transpose(1, 2))[0].mean(1))
+
+    net = seeded(Recurs)
+    assert only(net, picture()).call.name == "conv"
+    with pytest.raises(NoMapError, match="lstm puts out no feature map") as e:
+        class_activation_maps(net, picture(), "lstm")
+    one_line(e)
 
 
 def test_ablation_of_a_layer_that_returns_what_it_was_given_spares_the_others_who_hold_it() -> None:
@@ -428,7 +498,7 @@ def test_clips_have_a_map_of_each_frame() -> None:
 
 
 def test_a_clip_takes_no_masks() -> None:
-    with pytest.raises(UsageError, match="masks are for one picture") as e:
+    with pytest.raises(UsageError, match="scorecam is for one still picture; take ablationcam") as e:
         class_activation_maps(clip_net(), picture(4, 6, 8), method="scorecam")
     one_line(e)
 
@@ -461,9 +531,14 @@ def test_for_each_class_the_layers_in_order_of_execution() -> None:
         assert one.prediction.label == names[one.prediction.index]
         assert one.prediction.score == pytest.approx(float(scores[one.prediction.index]), abs=1e-6)
         assert one.prediction.probability == pytest.approx(float(scores.softmax(0)[one.prediction.index]), abs=1e-6)
-        assert same(one, only(net, x, one.call.name, one.prediction.index)) or one.is_zero
+        assert same(one, only(net, x, one.call.name, one.prediction.index)) or one.is_empty
         assert one.seen == (16, 16)
     assert only(net, x, target="c", categories=names).prediction.index == 2
+    assert (
+        only(net, x, target=torch.tensor(2)).prediction.index == 2 == only(net, x, target=np.int64(2)).prediction.index
+    )
+    union = class_activation_maps(net, x, "second", "4,c,4", categories=names)
+    assert [one.prediction.index for one in union] == [4, 2]
     assert [one.call.name for one in class_activation_maps(net, x, "all")] == ["first", "second"]
     assert only(net, x, -1).call.name == "second"
     assert len(class_activation_maps(net, x, "0:3", types=("all",))) == 3
@@ -549,8 +624,8 @@ def test_peak_is_the_middle_of_the_highest_cell() -> None:
 
     assert made([[0, 0, 0, 0], [0, 0, 3, 1]]).peak == (0.75, 0.625)
     assert made([[[1, 0], [0, 0]], [[0, 0], [2, 0]]]).peak == (0.75, 0.25)  # of a clip, the second frame
-    assert made([[0, -1]]).is_zero and made([[0, -1]]).peak is None
-    assert not made([[0, 1e-30]]).is_zero
+    assert made([[0, -1]]).is_empty and made([[0, -1]]).peak is None
+    assert not made([[0, 1e-30]]).is_empty
 
 
 def test_the_peak_is_where_the_only_object_is() -> None:
@@ -579,6 +654,9 @@ def test_fused_is_the_mean_of_what_each_layer_finds() -> None:
     coarse, fine, nothing = made([[10]], "a"), made([[0, 4], [-8, 2]], "b"), made([[0, 0], [0, 0]], "c")
     both = fused([coarse, fine])
     assert both.values.tolist() == [[0.5, 1], [0.5, 0.75]] and both.call.name == "a + b" and both.channels == 6
+    assert both.call.type == "Conv2d"
+    other = dataclasses.replace(fine, call=Call("r", "ReLU", 0, 0))
+    assert fused([coarse, other, fine]).call.type == "Conv2d + ReLU"
     assert fused([nothing, fine]).values.tolist() == [[0, 0.5], [0, 0.25]]
     clip = made([[[0, 2], [0, 0]], [[0, 2], [0, 4]]], "d")
     assert fused([clip]).values.tolist() == [[0, 1], [0, 1]]
@@ -596,6 +674,56 @@ def test_resized_samples_between_the_middles_of_cells() -> None:
     assert resized(half, (1, 4)).dtype == torch.float32
 
 
+# -- layers without a map ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("layers", "kept", "skipped"),
+    [
+        ("all", ["first", "norm", "relu", "drop", "pool", "second", "again"], ["mean", "flat", "head", ""]),
+        ("5:9", ["second", "again"], ["mean", "flat"]),
+        ("re:^(again|mean|head)$", ["again"], ["mean", "head"]),
+        ("*a*", ["again"], ["mean", "flat", "head"]),
+        (["second", "me*"], ["second"], ["mean"]),
+    ],
+)
+def test_a_layer_without_a_map_is_skipped_where_a_pattern_chose_it(
+    layers: Any, kept: list[str], skipped: list[str], method: str
+) -> None:
+    found: list[str] = []
+
+    def skip(call: Call, error: NoMapError) -> None:
+        assert isinstance(error, NoMapError) and call.name in str(error)
+        found.append(call.name)
+
+    net = small()
+    maps = class_activation_maps(net, picture(), layers, 1, method, types=("*",), on_skip=skip)
+    assert [one.call.name for one in maps] == kept
+    assert [name for name in found if name] == [name for name in skipped if name]
+    with pytest.raises(NoMapError):  # unless nobody wants to hear of it
+        class_activation_maps(net, picture(), layers, 1, method, types=("*",))
+
+
+@pytest.mark.parametrize(
+    "layers", ["head", "head,second", ["all", "head"], "second,head#0", "9", "+9", "5:8,9", "mean,first"]
+)
+def test_a_layer_without_a_map_that_is_named_outright_is_an_error(layers: Any) -> None:
+    with pytest.raises(NoMapError) as e:
+        class_activation_maps(small(), picture(), layers, 1, types=("*",), on_skip=lambda call, error: None)
+    assert one_line(e).split()[0] in ("head", "mean")
+
+
+def test_where_none_is_left_the_error_is_raised() -> None:
+    found: list[str] = []
+    with pytest.raises(NoMapError, match="head puts out no feature map") as e:
+        class_activation_maps(
+            small(), picture(), "re:^(mean|flat|head)$", 1, on_skip=lambda call, error: found.append(call.name)
+        )
+    one_line(e)
+    assert found == ["mean", "flat", "head"]
+
+
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
@@ -604,6 +732,7 @@ def test_resized_samples_between_the_middles_of_cells() -> None:
     [
         ({"target": 5}, TargetError, "no class 5; the model has 5 classes: 0 to 4"),
         ({"target": "fox"}, TargetError, "no class 'fox'; no names are known"),
+        ({"target": 1.0}, UsageError, "no class is meant by a float"),
         ({"target": "top:0"}, UsageError, "bad target 'top:0'"),
         ({"method": "gradcan"}, UsageError, "no method 'gradcan'; nearest: gradcam"),
         ({"layers": "haed"}, LayerError, "haed"),
@@ -630,11 +759,40 @@ def test_several_pictures_at_once_are_one_line(method: str) -> None:
     one_line(e)
 
 
-@pytest.mark.parametrize("inputs", [(), torch.zeros(3), torch.zeros(()), ("a word",)])
+@pytest.mark.parametrize("inputs", [(), ("a word",)])
 def test_no_picture_is_one_line(inputs: Any) -> None:
     with pytest.raises(UsageError, match="no picture") as e:
         class_activation_maps(small(), inputs)
     one_line(e)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (16, 16), (3, 16, 16), (1, 1, 3, 2, 16, 16)])
+@pytest.mark.parametrize("ask", [class_activation_maps, landmark_layers])
+def test_a_picture_without_a_batch_axis_is_one_line_that_says_how_to_add_it(ask: Any, shape: tuple[int, ...]) -> None:
+    net = small()
+    said = "x".join(map(str, shape)) or "one number"
+    for inputs in (torch.zeros(shape), (torch.zeros(shape),)):
+        with pytest.raises(UsageError) as e:
+            ask(net, inputs)
+        text = one_line(e)
+        assert text.startswith(f"a picture of {said}; wanted is (1, C, H, W), or a clip") and "x[None]" in text
+
+
+def test_the_pictures_in_a_list_that_detection_takes_need_no_batch_axis() -> None:
+    class Boxes(nn.Module):
+        def forward(self, x: list[Tensor]) -> Any:
+            return [{"boxes": one[0], "scores": one[0, 0]} for one in x]
+
+    with pytest.raises(ModelError, match="gives boxes and scores, no score for each class") as e:
+        class_activation_maps(Boxes(), ([torch.rand(3, 16, 16)],))
+    one_line(e)
+
+
+def test_a_model_without_any_class_is_one_line() -> None:
+    for ask in (class_activation_maps, landmark_layers):
+        with pytest.raises(ModelError, match="no class at all") as e:
+            ask(seeded(lambda: Gives(lambda x: x.mean((2, 3))[:, :0])), picture())
+        one_line(e)
 
 
 class Gives(nn.Module):
@@ -685,13 +843,51 @@ def test_weights_that_are_not_finite_are_one_line(layer: str, bad: float, method
     net = small()
     with torch.no_grad():
         net.get_submodule(layer).weight.view(-1)[0] = bad
-    if layer == "head" and method == "eigencam":
-        return  # which asks nothing of the head
-    with pytest.raises(InputError, match=r"the map of second is not finite; its .* holds NaN or Inf") as e:
-        class_activation_maps(net, picture(), "second", 0, method)
-    bad_one = "activation" if layer == "first" else "gradient" if METHODS[method].gradient else "weighted sum"
-    assert f"its {bad_one} holds" in one_line(e)
+    for target in (0, "1,0", "top:5"):
+        with pytest.raises(
+            InputError, match=r"the score of class \d is not finite; see gradients --detect-anomaly"
+        ) as e:
+            class_activation_maps(net, picture(), "second", target, method)
+        one_line(e)
     assert hooks_on(net) == 0
+    if layer == "head" and METHODS[method].gradient:  # 0 * NaN is in the gradient of the other classes too
+        with pytest.raises(InputError, match="the map of second is not finite; its gradient holds NaN or Inf") as e:
+            class_activation_maps(net, picture(), "second", 1, method)
+        one_line(e)
+    elif layer == "head":
+        assert np.isfinite(only(net, picture(), "second", 1, method).values).all()
+
+
+class Breaks(nn.Module):
+    """Finite scores over something that is not."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.conv, self.what = nn.Conv2d(3, 2, 1), what
+        if what == "weighted sum":
+            with torch.no_grad():
+                self.conv.weight.mul_(3e38)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(x)
+        if self.what == "gradient":
+            return maps.mean((2, 3)) + (maps * 0).abs().sqrt().mean((2, 3))  # the slope of a root at 0
+        if self.what == "weighted sum":
+            return (maps.clamp(-1e30, 1e30) * 1e-20).mean((2, 3))
+        return maps.nan_to_num(0, 0, 0).mean((2, 3))
+
+
+def test_a_map_that_is_not_finite_under_finite_scores_is_one_line() -> None:
+    x = picture()
+    x[0, 0, 3, 3] = float("nan")
+    with pytest.raises(
+        InputError, match="the map of conv is not finite; its activation holds NaN or Inf; see gradi"
+    ) as e:
+        class_activation_maps(seeded(lambda: Breaks("activation")), x, "conv", 1)
+    one_line(e)
+    with pytest.raises(InputError, match="the map of conv is not finite; its gradient holds NaN or Inf") as e:
+        class_activation_maps(seeded(lambda: Breaks("gradient")), picture(), "conv", 1)
+    one_line(e)
 
 
 def test_weights_made_in_inference_mode_are_one_line() -> None:
@@ -752,6 +948,15 @@ def test_other_precisions_give_nearly_the_same_map(method: str, dtype: torch.dty
     # the coarse formats have 8 and 11 bits, and a small difference of scores is what ablation divides
     within = 1e-5 if dtype == torch.float64 else 0.5 if method in ("ablationcam", "gradcam++") else 0.25
     assert np.abs(other.values - plain.values).max() <= within * np.abs(plain.values).max()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_default_device_around_the_call_does_not_count(method: str) -> None:
+    net, x = small(), picture()
+    plain = only(net, x, "second", 3, method, batch_size=3)
+    with torch.device("meta"):
+        assert same(plain, only(net, x, "second", 3, method, batch_size=3))
+        assert landmark_layers(net, x) == ["relu", "again"]
 
 
 # -- nothing changes ---------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_a_gradient_of_nothing_gives_a_map_of_nothing() -> None:
         net[2].weight.zero_()
     for method in ("gradcam", "gradcam++", "hirescam", "layercam", "xgradcam", "ablationcam"):
         [found] = class_activation_maps(net, X, "0", 1, method)
-        assert found.is_zero and found.peak is None and found.unreached is METHODS[method].gradient
+        assert found.is_empty and found.peak is None and found.unreached is METHODS[method].gradient
 
 
 def test_scorecam_of_a_constant_channel_masks_everything_out() -> None:
@@ -324,11 +324,36 @@ def test_the_size_of_a_batch_does_not_count_and_progress_is_complete(method: str
         )
         assert len(found[size]) == 4
     for size, steps in told.items():
-        assert steps[-1] == (28, 28) and {total for _, total in steps} == {28}  # 7 channels, 2 layers, 2 classes
-        assert len(steps) == 4 * math.ceil(7 / size) and steps == sorted(steps)
+        # 7 channels, 2 layers; one round tells the scores of both classes
+        assert steps[-1] == (14, 14) and {total for _, total in steps} == {14}
+        assert len(steps) == 2 * math.ceil(7 / size) and steps == sorted(steps)
     for several in zip(*found.values(), strict=True):
         for one in several[1:]:
             assert off(one.values, several[0].values) < 1e-5
+
+
+@pytest.mark.parametrize("method", ["scorecam", "ablationcam"])
+def test_the_model_is_asked_once_a_layer_whatever_the_number_of_classes(method: str, small: nn.Module) -> None:
+    x, pictures = picture(16), []
+    handle = small.get_submodule("first").register_forward_hook(
+        lambda module, args, output: pictures.append(len(args[0]))
+    )
+    alone = {
+        (layer, index): class_activation_maps(small, x, layer, index, method)[0].values
+        for layer in ("first", "second")
+        for index in range(4)
+    }
+    pictures.clear()
+    found = class_activation_maps(small, x, "first,second", "0,1,2,3", method, batch_size=5)
+    handle.remove()
+    assert sum(pictures) == 1 + 7 + 9  # the pass of the activations, then one for each channel
+    assert len(found) == 8
+    for one in found:
+        assert (
+            np.array_equal(one.values, alone[one.call.name, one.prediction.index])
+            or off(one.values, alone[one.call.name, one.prediction.index]) < 1e-5
+        )
+    assert len({one.values.tobytes() for one in found if not one.is_empty}) > 2  # and each class has its own
 
 
 def test_progress_is_of_all_layers_although_they_differ_in_channels(small: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     draw = cam_pages.draw_page
 
-    def record(photograph: Any, heading: Any, rows: Any, cmap: str, width: Any = None) -> Any:
-        kept.update(heading=heading, rows=rows, cmap=cmap, width=width)
-        return draw(photograph, heading, rows, cmap, width)
+    def record(photograph: Any, heading: Any, rows: Any, cmap: str, width: Any = None, warning: str = "") -> Any:
+        kept.update(heading=heading, rows=rows, cmap=cmap, width=width, warning=warning)
+        return draw(photograph, heading, rows, cmap, width, warning=warning)
 
     monkeypatch.setattr(cam_pages, "draw_page", record)
     return kept
@@ -61,8 +62,10 @@ def test_the_overlay_says_class_score_origin_and_layer(drawn: dict[str, Any]) ->
     assert drawn["heading"] == [
         "tabby (281)",
         "score 12.25  probability 87.5 %",
-        "resnet34  gradcam  weights: random (seed 0)  cat.jpg  ImageClassification resize 256 crop 224",
+        "resnet34  gradcam  weights: random (seed 0)",
+        "cat.jpg  input: ImageClassification resize 256 crop 224",
     ]
+    assert drawn["warning"] == "the weights are random: class and map mean nothing"
     panel = only(drawn)
     assert (list(panel.words), panel.alarm, panel.scale) == (
         ["layer4", "Sequential  512 channels of 7×7"],
@@ -111,7 +114,8 @@ def test_of_a_clip_the_mean_of_the_frames_is_drawn(drawn: dict[str, Any]) -> Non
 
 
 def test_a_fused_map_has_a_scale_of_its_own(drawn: dict[str, Any]) -> None:
-    draw_overlay(subject(), [fused([cam("layer3"), cam("layer4")])], fused=True)
+    _, about = draw_overlay(subject(), [fused([cam("layer3"), cam("layer4", type="Conv2d")])], fused=True)
+    assert (about["fused"], about["maps"][0]["type"]) == (True, "Sequential + Conv2d")
     assert only(drawn).scale == "mean, each map 0..1"
     assert only(drawn).words[0] == "layer3 + layer4"
 
@@ -144,15 +148,50 @@ def test_a_sheet_has_a_row_for_each_layer_and_a_column_for_each_class(drawn: dic
     answers = [TABBY, Prediction(7, None, -1.5, 0.001)]
     maps = [cam(layer, answer=answer) for answer in answers for layer in ("layer3", "layer4")]
     page, about = draw_sheet(subject(), maps)
-    assert drawn["heading"] == ["cat.jpg  2 layers, 2 classes", subject().line("gradcam")]
+    assert drawn["heading"] == ["cat.jpg  2 layers, 2 classes", *subject().lines("gradcam")]
+    assert drawn["warning"] == "the weights are random: class and map mean nothing"
     words = [[list(panel.words) for panel in row] for row in drawn["rows"]]
-    classes = [["tabby (281)", "score 12.25  probability 87.5 %"], ["class 7", "score -1.5  probability 0.1 %"]]
+    classes = [
+        ["tabby (281)", "score 12.25  probability 87.5 %", "highest 48"],
+        ["class 7", "score -1.5  probability 0.1 %", "highest 48"],
+    ]
     assert words == [[[layer, "Sequential  512 channels of 7×7"], *classes] for layer in ("layer3", "layer4")]
     assert [row[0].heat for row in drawn["rows"]] == [None, None]
     assert page.width == 3 * 300 + 2 * 12 + 28
     assert [(one["layer"], one["class"]) for one in about["maps"]] == [
         ("layer3", 281), ("layer4", 281), ("layer3", 7), ("layer4", 7),
     ]  # fmt: skip
+
+
+def test_the_classes_of_a_layer_share_a_scale_on_the_sheet(drawn: dict[str, Any]) -> None:
+    other = Prediction(7, None, -1.5, 0.001)
+    maps = [cam("layer3", VALUES), cam("layer4", VALUES / 100)]
+    maps += [cam("layer3", VALUES - 40, other), cam("layer4", -VALUES, other)]
+    draw_sheet(subject(), maps)
+    cells = [row[1:] for row in drawn["rows"]]
+    assert [[cell.heat.top for cell in row] for row in cells] == [[48, 48], [pytest.approx(0.48)] * 2]
+    assert [[cell.words[2] for cell in row] for row in cells] == [
+        ["highest 48", "highest 8"],
+        ["highest 0.48", "highest 0"],
+    ]
+    assert [[cell.scale == "" for cell in row] for row in cells] == [[False, False], [False, True]]
+    assert cells[0][1].words[3] == "lowest -40, not drawn"
+    draw_overlay(subject(), [maps[0], maps[1]])  # while beside each other layers have each their own
+    assert [panel.heat.top for panel in drawn["rows"][0]] == [48, pytest.approx(0.48)]
+
+
+def test_a_row_of_the_sheet_without_anything_is_drawn(drawn: dict[str, Any]) -> None:
+    other = Prediction(7, None, -1.5, 0.001)
+    draw_sheet(subject(), [cam(values=-VALUES - 1), cam(values=-VALUES - 2, answer=other)])
+    assert [(cell.scale, cell.words[2]) for cell in drawn["rows"][0][1:]] == [("", "highest -1"), ("", "highest -2")]
+    assert all(cell.alarm.startswith("nothing is above 0") for cell in drawn["rows"][0][1:])
+
+
+def test_trained_weights_are_not_warned_of(drawn: dict[str, Any]) -> None:
+    trained = dataclasses.replace(subject(), origin=dataclasses.replace(ORIGIN, weights="IMAGENET1K_V1"))
+    for draw in (draw_overlay, draw_sheet):
+        draw(trained, [cam()])
+        assert drawn["warning"] == ""
 
 
 def test_a_sheet_of_one_is_singular(drawn: dict[str, Any]) -> None:
@@ -174,7 +213,7 @@ def test_the_file_remembers_where_it_comes_from(tmp_path: Path) -> None:
         "resnet34", "random (seed 0)", "cat.jpg", "ab" * 32,
     )  # fmt: skip
     assert (told["method"], told["cmap"], told["size"]) == ("gradcam", "magma", list(page.size))
-    assert told["seen"] == [50, 0, 350, 300]
+    assert (told["seen"], told["fused"]) == ([50, 0, 350, 300], False)
     first, second = told["maps"]
     assert first == {
         "layer": "layer4", "call": 0, "type": "Sequential", "class": 281, "label": "tabby", "score": 12.25,
@@ -196,7 +235,7 @@ def test_the_peak_is_under_the_mark() -> None:
     black = np.argwhere((pixels[80:380, 14:414] == 0).all(-1))
     middle = (black.min(0) + black.max(0)) / 2
     x, y = 50 + 1.5 * 50, 4.5 * 50
-    top = 14 + 21 + 3 * 17 + 12  # margin, heading with a broken line, gap
+    top = 14 + 21 + 4 * 17 + 12  # margin, heading of four lines and a warning, gap
     assert middle == pytest.approx((y + top - 80, x), abs=1)
 
 

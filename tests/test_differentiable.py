@@ -103,6 +103,68 @@ def test_dropout_does_not_drop_and_statistics_do_not_move() -> None:
     assert net[1].num_batches_tracked == 0 and net[1].running_mean.tolist() == [0, 0]
 
 
+class Keeps(nn.Module):
+    """Counts its passes, and keeps what it saw, in buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("seen", torch.full((2,), torch.nan))
+        self.register_buffer("cache", None)
+        self.register_buffer("grown", torch.ones(2))
+        self.register_buffer("same", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.seen = x.detach().flatten()[:2].clone()
+        self.cache = x.detach() * 2
+        self.grown.data = torch.zeros(5)
+        self.register_buffer("later", torch.ones(1))
+        return x * (self.count + self.same.sum())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_buffers_that_a_pass_writes_are_put_back(fails: bool) -> None:
+    net = nn.Sequential(Keeps())
+    before = dict(net[0]._buffers)
+    error = pytest.raises(RuntimeError, match="on purpose") if fails else nullcontext()
+    with error, differentiable(net):
+        net(torch.ones(4))
+        assert net[0].count == 1 and net[0].cache is not None
+        if fails:
+            raise RuntimeError("on purpose")
+    assert net[0]._buffers.keys() == before.keys()
+    assert all(net[0]._buffers[name] is before[name] for name in before)
+    assert (net[0].count.item(), net[0].seen.isnan().all(), net[0].cache) == (0, True, None)
+    assert net[0].grown.tolist() == [1, 1]
+
+
+def test_a_graph_of_ones_own_that_needs_a_buffer_can_still_go_back() -> None:
+    net = small().eval()
+    x = X.clone().requires_grad_()
+    score = net(x)[0, 0]  # saves the running statistics
+    with differentiable(net):
+        score_gradient(net, X)
+    score.backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+
+
+def test_buffers_without_plain_values_do_not_matter() -> None:
+    net = small().eval()
+    net.register_buffer("sparse", torch.eye(3).to_sparse())
+    net.register_buffer("meta", torch.ones(3, device="meta"))
+    with differentiable(net):
+        assert score_gradient(net, X).abs().sum() > 0
+
+
+def test_lazy_layers_are_no_error_of_the_check() -> None:
+    net = nn.Sequential(nn.LazyConv2d(2, 1), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
+    with pytest.raises(RuntimeError, match="on purpose"), differentiable(net):
+        raise RuntimeError("on purpose")
+    with differentiable(net):
+        assert score_gradient(net, X).shape == X.shape
+
+
 class Draws(nn.Module):
     """Draws numbers also in eval mode."""
 

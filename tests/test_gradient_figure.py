@@ -12,6 +12,7 @@ from hookscope.figures import figure_bytes
 from hookscope.findings import Finding
 from hookscope.gradient_changes import GradientChanges
 from hookscope.gradient_figure import gradient_figure
+from hookscope.gradient_findings import GradientThresholds, diagnose_gradients
 from hookscope.gradients import GradientReport, layer_gradients
 from hookscope.losses import Loss
 
@@ -59,26 +60,35 @@ def points(axes: Any, marker: str) -> dict[float, float]:
 def test_rows_are_in_order_of_execution_with_other_layers_after_theirs() -> None:
     figure = gradient_figure(report(), [], "a net", ["one line"])
     labels = texts(figure.axes[0])[1:]
-    assert labels == ["first", "bn", "fc", "last", "last#1"]
+    assert labels == ["first", "bn", "last", "last#1", "fc"]
     heads = [text.get_text() for text in figure.texts]
     assert heads[:3] == ["a net", "one line", "no findings"]
-    assert heads[-1].startswith("absolute values: dot mean, line to the largest") and "orange" not in heads[-1]
+    assert heads[3] == "absolute values on a log scale: dot mean, line to the largest; coloured rows have a finding"
+    assert heads[4:8] == ["0 everywhere", "no gradient arrives", "frozen", "NaN or Inf"]
+    assert heads[8].startswith("blank: it has no such parameter, did not run")
+    width = figure.get_size_inches()[0] * figure.dpi
+    assert all(text.get_window_extent().x1 < width for text in figure.texts)
 
 
 def test_dots_are_means_and_ticks_the_largest() -> None:
     found = report()
     activations, weights, biases = gradient_figure(found, [], "a net").axes
     means, largest = points(activations, "o"), points(activations, "|")
-    for row, layer in zip((0, 3, 4), found.layers, strict=True):
+    for row, layer in zip((0, 2, 3, 4), found.layers, strict=True):
         assert layer.grad_output
         assert (means[row], largest[row]) == pytest.approx((layer.grad_output.mean_abs, layer.grad_output.max_abs))
     own = {p.name: p.gradient for p in found.parameters}
-    for axes, row, name in ((weights, 0, "first.weight"), (weights, 1, "bn.weight"), (biases, 2, "fc.bias")):
+    for axes, row, name in ((weights, 0, "first.weight"), (weights, 1, "bn.weight"), (biases, 4, "fc.bias")):
         size = own[name]
         assert size and points(axes, "o")[row] == pytest.approx(size.mean_abs)
-    assert 4 not in points(weights, "o")  # the second call has the parameters of the first
-    assert set(points(biases, "o")) == {0, 1, 2}
-    assert all(axes.get_xscale() == "log" for axes in (activations, weights, biases))
+    assert 3 not in points(weights, "o")  # the second call has the parameters of the first
+    assert set(points(biases, "o")) == {0, 1, 4}
+    for axes in (activations, weights, biases):
+        assert axes.get_xscale() == "log"
+        # no dot touches the frame
+        ends = [axes.transData.transform((x, 0))[0] for mark in "o|" for x in points(axes, mark).values()]
+        frame = axes.get_window_extent()
+        assert frame.x0 + 4 < min(ends) and max(ends) < frame.x1 - 4
 
 
 def test_what_was_changed_stands_below() -> None:
@@ -89,8 +99,12 @@ def test_what_was_changed_stands_below() -> None:
     assert own.gradient and own.after
     assert weights[-0.18] == pytest.approx(own.gradient.mean_abs)
     assert weights[0.22] == pytest.approx(own.after.mean_abs)
-    assert 2.22 not in weights and 2 - 0.18 in weights  # frozen: before, and nothing after
-    assert figure.texts[-1].get_text().endswith("blue before, orange after the change")
+    assert 4.22 not in weights and 4 - 0.18 in weights  # frozen: no dot after it, but the mark of 0
+    for axes in figure.axes[1:]:
+        zeroed = points(axes, "<")
+        assert list(zeroed) == [4.22] and zeroed[4.22] == axes.get_xlim()[0]
+    told = [text.get_text() for text in figure.texts]
+    assert "; blue before, orange after the change; " in told[2] and "0 after the change" in told
 
 
 def test_marks_for_nothing_zero_and_nan() -> None:
@@ -99,11 +113,11 @@ def test_marks_for_nothing_zero_and_nan() -> None:
     model.fc.weight.data.zero_()
     found = report(model)
     activations, weights, _ = gradient_figure(found, [], "a net").axes
-    assert set(points(weights, "x")) == {0}
-    assert set(points(activations, "<")) == {0, 3, 4}
+    assert set(points(weights, "s")) == {0} and not points(weights, "x")
+    assert set(points(activations, "<")) == {0, 2, 3}
     model.fc.weight.data.fill_(float("nan"))
     activations, _, _ = gradient_figure(report(model), [], "a net").axes
-    assert set(points(activations, ">")) == {0, 3, 4}
+    assert set(points(activations, ">")) == {0, 2, 3}
     left, right = activations.get_xlim()
     assert 0 < left < right
 
@@ -121,12 +135,41 @@ def test_findings_stand_above_and_beside_their_row() -> None:
     assert {"bn", "last#1"} <= bold and "fc" not in bold
 
 
+class Cut(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.last(self.bn(self.first(x)).detach()).mean((2, 3)))
+
+
+def test_frozen_and_unreached_parameters_have_marks_of_their_own() -> None:
+    model = Cut()
+    model.first.weight.requires_grad_(False)
+    model.last.requires_grad_(False)
+    activations, weights, biases = gradient_figure(report(model), [], "a net").axes
+    assert set(points(activations, "x")) == {0, 2}
+    assert (set(points(weights, "s")), set(points(weights, "x"))) == ({0, 2}, {1})
+    assert (set(points(biases, "s")), set(points(biases, "x"))) == (set(), {0, 1})
+    beside = texts(biases)[1:]
+    assert beside == ["no-gradient: frozen and cut off", "no-gradient", "no-gradient: frozen and cut off"]
+
+
+def test_every_row_beyond_a_threshold_is_marked() -> None:
+    found = report()
+    limits = GradientThresholds(exploding=1e9, vanishing=1e6)
+    told = diagnose_gradients(found, thresholds=limits)
+    assert len(told) == 1
+    figure = gradient_figure(found, told, "a net", thresholds=limits)
+    assert texts(figure.axes[-1])[1:] == ["vanishing-gradient"] * 4  # all but the batch norm, both calls of last
+    bold = {text.get_text() for text in figure.axes[0].texts[1:] if text.get_fontweight() == "bold"}
+    assert bold == {"first", "last", "last#1", "fc"}
+    assert gradient_figure(found, [], "a net").axes[-1].texts[1:] == []
+
+
 def test_ticks_do_not_crowd_over_thirty_decades() -> None:
     model = net()
     model.last.weight.data *= 1e-15
     for axes in gradient_figure(report(model), [], "a net").axes:
-        labels = [label.get_text() for label in axes.get_xticklabels()]
-        assert 2 <= len(labels) <= 9
+        labels = {label.get_text() for label in axes.get_xticklabels()}  # below the rows and above
+        assert 2 <= len(labels) <= 6
         left, right = axes.get_xlim()
         assert all(left <= float(label) <= right for label in labels)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hookscope.findings import Finding
 from hookscope.gradient_findings import (
     GradientThresholds,
     anything_unreached,
-    gradient_findings,
+    diagnose_gradients,
     layer_finding_names,
     parameter_finding_names,
 )
@@ -37,7 +38,7 @@ def picture() -> torch.Tensor:
 def look(net: nn.Module, loss: str = "score", target: str = "1", **more: Any) -> list[Finding]:
     report = layer_gradients(net, picture(), Loss(loss, target))
     stops = gradient_stops(net, picture(), Loss(loss, target)) if anything_unreached(report) else ()
-    return gradient_findings(report, stops, **more)
+    return diagnose_gradients(report, stops, **more)
 
 
 def named(found: list[Finding]) -> list[tuple[str, str]]:
@@ -56,8 +57,41 @@ def test_twenty_sigmoids_vanish_in_one_chain() -> None:
     small = [p for p in report.parameters if len(p.shape) == 4 and p.ratio is not None and p.ratio < 1e-7]
     assert 5 <= len(small) < 20
     assert (found.layer, found.numbers["weights"], found.numbers["of"]) == (small[-1].layer, len(small), 21)
-    assert f"{len(small) - 1} weights before it too, down to" in found.evidence
-    assert "at '0.weight'" in found.evidence
+    least = min(small, key=lambda p: p.ratio or 0)
+    begin = f"the gradient of '{small[-1].name}' has norm {small[-1].gradient.norm:.2g}, {small[-1].ratio:.2g} of the"
+    assert found.evidence == (
+        f"{begin} weight's norm; likewise all {len(small) - 1} weights nearer the input, least in '0.weight':"
+        f" {least.ratio:.2g}"
+    )
+    assert (found.numbers["worst"], found.numbers["worst_ratio"]) == ("0.weight", least.ratio)
+    assert "The model's Sigmoid layers shrink a gradient" in found.meaning
+    # every link is marked, as a layer and as a parameter, and nothing else
+    names = {p.name for p in report.parameters if parameter_finding_names(p) == ("vanishing-gradient",)}
+    assert names == {p.name for p in small}
+    marked = [layer.call.name for layer in report.layers if layer_finding_names(layer, report.parameters)]
+    assert marked == [p.layer for p in small]
+
+
+def test_advice_blames_functions_that_the_model_has() -> None:
+    (found,) = look(deep(nn.Tanh), thresholds=GradientThresholds(vanishing=10.0))
+    assert "The model's Tanh layers" in found.meaning
+    (found,) = look(deep(nn.ReLU), thresholds=GradientThresholds(vanishing=10.0))
+    assert "layers" not in found.meaning and found.meaning.endswith(".")
+
+
+def test_a_chain_in_the_middle_says_how_many_of_those_before_it() -> None:
+    net = deep(nn.ReLU, 4)
+    for at in (2, 4):
+        net[at].weight.data *= 1e9
+        net[at + 1] = Shrink()
+    (found,) = look(net)
+    assert (found.layer, found.numbers["weights"]) == ("4", 2)
+    assert "; likewise 1 of the 2 weights nearer the input, least in '" in found.evidence
+
+
+class Shrink(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 1e-9).relu()
 
 
 def test_a_dead_relu_stops_all_before_it() -> None:
@@ -66,7 +100,8 @@ def test_a_dead_relu_stops_all_before_it() -> None:
     (found,) = look(net)
     assert (found.finding, found.layer) == ("vanishing-gradient", "6")
     zero = "the gradient of '6.weight' is 0 everywhere, for what goes in is 0"
-    assert found.evidence == f"{zero}; 3 weights before it too, all 0"
+    assert found.evidence == f"{zero}; so are those of all 3 weights nearer the input"
+    assert found.meaning.startswith("No step changes these weights: look for a ReLU")
 
 
 def test_weights_scaled_up_explode_in_one_chain() -> None:
@@ -75,7 +110,27 @@ def test_weights_scaled_up_explode_in_one_chain() -> None:
         parameter.data *= 12
     (found,) = look(net)
     assert (found.finding, found.layer, found.numbers["weights"]) == ("exploding-gradient", "22", 11)
-    assert "10 weights before it too, up to" in found.evidence
+    report = layer_gradients(net, picture(), Loss("score", "1"))
+    worst = max((p for p in report.parameters if len(p.shape) > 1), key=lambda p: p.ratio or 0)
+    assert found.evidence.endswith(
+        f"likewise all 10 weights nearer the input, most in '{worst.name}': {worst.ratio:.2g}"
+    )
+    assert " times the weight's norm; " in found.evidence
+    assert all(layer_finding_names(layer, report.parameters) == (found.finding,) for layer in report.layers)
+    assert len(report.layers) == 11
+
+
+def test_nearer_the_input_is_by_execution() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.stem = nn.Linear(4, 2), nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.stem(x).mean((2, 3)))
+
+    (found,) = look(Backwards(), thresholds=GradientThresholds(vanishing=1e2))
+    assert found.layer == "head" and "; likewise the weight nearer the input, least in '" in found.evidence
 
 
 def test_a_loss_of_nothing_says_so() -> None:
@@ -86,7 +141,7 @@ def test_a_loss_of_nothing_says_so() -> None:
 
 
 def _of(net: nn.Module) -> list[Finding]:
-    return gradient_findings(layer_gradients(net, picture(), Loss("cross-entropy", "1"), "all", ("all",)))
+    return diagnose_gradients(layer_gradients(net, picture(), Loss("cross-entropy", "1"), "all", ("all",)))
 
 
 class Root(nn.Module):
@@ -99,11 +154,55 @@ def test_nan_is_one_finding_at_the_gradient_nearest_to_the_loss() -> None:
     net[5] = Root()
     (found,) = look(net)
     assert (found.finding, found.layer) == ("exploding-gradient", "4")
-    assert found.evidence == "8 NaN in the gradient of '4.bias'; 5 parameters before it too"
+    assert found.evidence == "8 NaN in the gradient of '4.bias', and in those of 5 parameters before it"
+    assert "--detect-anomaly" in found.meaning
+    (found,) = look(net, looked_for_anomaly=True)
+    assert "--detect-anomaly" not in found.meaning
     (found,) = look(net, anomaly=first_anomaly(net, picture()))
     assert (found.finding, found.layer) == ("exploding-gradient", "5")
-    assert "the first NaN of the backward pass comes from SqrtBackward0 in layer '5' at" in found.evidence
-    assert found.numbers["operation"] == "SqrtBackward0"
+    assert re.fullmatch(r"SqrtBackward0 of sqrt at \S+:\d+ makes the first NaN of the backward pass", found.evidence)
+    assert found.numbers["operation"] == found.numbers["nan_operation"] == "SqrtBackward0"
+    assert "--detect-anomaly" not in found.meaning
+
+
+class Summed(nn.Module):
+    """Inf of either sign from the root, whose sum over a picture is NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1, 8, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        signs = torch.ones_like(x)
+        signs[..., ::2] = -1
+        return (x * 0 + self.bias).sqrt() * signs + x
+
+
+class Twofold(nn.Module):
+    """Inf and -Inf on two ways to one tensor: no operation makes the NaN."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - x).sqrt() + x
+
+
+def test_what_made_inf_is_told_before_what_made_nan_of_it() -> None:
+    net = deep(nn.ReLU, 4)
+    net[5] = Summed()
+    (found,) = look(net, anomaly=first_anomaly(net, picture()))
+    assert re.fullmatch(
+        r"SqrtBackward0 of sqrt at \S+ makes the first Inf of the backward pass; AddBackward0 of add at \S+ makes NaN"
+        r" of it",
+        found.evidence,
+    )
+    assert (found.layer, found.numbers["operation"], found.numbers["kind"]) == ("5", "SqrtBackward0", "Inf")
+    assert found.numbers["nan_operation"] == "AddBackward0"
+
+
+def test_nan_that_no_operation_made_leads_to_what_made_the_inf() -> None:
+    net = deep(nn.ReLU, 4)
+    net[5] = Twofold()
+    anomaly = first_anomaly(net, picture())
+    assert anomaly is not None and (anomaly.operation, anomaly.kind, anomaly.layer) == ("SqrtBackward0", "Inf", "5")
 
 
 def test_nan_in_the_forward_pass_is_told_at_its_first_activation() -> None:
@@ -113,7 +212,7 @@ def test_nan_in_the_forward_pass_is_told_at_its_first_activation() -> None:
     assert (found.finding, found.layer, found.numbers["phase"]) == ("exploding-gradient", "2", "forward")
     assert found.evidence == "64 values of its activation are NaN or Inf already in the forward pass"
     (found,) = look(net, anomaly=first_anomaly(net, picture()))
-    assert "NaN in parameter '2.weight', which enters at conv2d in layer '2'" in found.evidence
+    assert (found.layer, found.evidence) == ("2", "parameter '2.weight' holds NaN, which conv2d takes in")
 
 
 class Branches(nn.Module):
@@ -154,13 +253,43 @@ def test_frozen_layers_are_grouped_and_let_gradients_through() -> None:
     assert not anything_unreached(report)
 
 
+class Backbone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
+        self.one.requires_grad_(False)
+        self.two.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = self.two(self.one(x))
+        return self.head(x.mean((2, 3)))
+
+
+def test_frozen_layers_without_a_graph_are_told_as_both() -> None:
+    cut, frozen = look(Backbone())
+    assert cut.evidence.endswith("runs under no_grad; 2 calls, from 'one' on, get none")
+    assert cut.evidence.startswith("no graph inside 'one': conv2d at test_gradient_findings.py:")
+    assert frozen.evidence == (
+        "2 layers from 'one' to 'two' are frozen (requires_grad is False): 4 parameters; besides, no gradient reaches"
+        " them"
+    )
+    assert "requires_grad alone does not help" in frozen.meaning and frozen.numbers["cut_off"] == 2
+    # also where the layers asked for do not show it, and where nobody looked for stops
+    report = layer_gradients(Backbone(), picture(), "mse", "head")
+    assert anything_unreached(report)
+    stops = gradient_stops(Backbone(), picture(), "mse")
+    assert diagnose_gradients(report, stops)[-1].numbers["cut_off"] == 2
+    assert diagnose_gradients(layer_gradients(Backbone(), picture()))[-1].numbers["cut_off"] == 2
+
+
 def test_a_model_that_is_frozen_whole() -> None:
     (found,) = look(deep(nn.ReLU, 3).requires_grad_(False))
     assert found.evidence.startswith("all 4 layers from '0' to '8' are frozen")
 
 
 def test_without_stops_what_is_unreached_is_still_told() -> None:
-    (found,) = gradient_findings(layer_gradients(Unused(), picture(), Loss("score", "1")))
+    (found,) = diagnose_gradients(layer_gradients(Unused(), picture(), Loss("score", "1")))
     assert (found.finding, found.layer) == ("no-gradient", "idle")
     assert found.evidence == "no gradient arrives at idle.weight, idle.bias"
 
@@ -178,7 +307,7 @@ def test_many_places_are_one_finding() -> None:
     net = deep(nn.ReLU, 10)
     report = layer_gradients(net, picture(), Loss("score", "1"))
     ratios = [p.ratio for p in report.parameters if p.ratio is not None and len(p.shape) == 4]
-    (found,) = gradient_findings(report, thresholds=GradientThresholds(vanishing=max(ratios) * 0.999))
+    (found,) = diagnose_gradients(report, thresholds=GradientThresholds(vanishing=max(ratios) * 0.999))
     assert found.finding == "vanishing-gradient"
     assert found.numbers["weights"] == sum(ratio < max(ratios) * 0.999 for ratio in ratios)
 
@@ -188,7 +317,9 @@ def test_names_of_rows() -> None:
     net[2].bias.data.fill_(-100)
     net[4].bias.requires_grad_(False)
     report = layer_gradients(net, picture(), Loss("score", "1"))
-    assert [layer_finding_names(layer) for layer in report.layers] == [("vanishing-gradient",)] * 2 + [(), ()]
+    assert [layer_finding_names(layer) for layer in report.layers] == [("vanishing-gradient",)] * 2 + [()] * 3
+    with_parameters = [layer_finding_names(layer, report.parameters) for layer in report.layers]
+    assert with_parameters == [*[("vanishing-gradient",)] * 2, ("vanishing-gradient", "no-gradient"), (), ()]
     names = {p.name: parameter_finding_names(p) for p in report.parameters}
     assert names["0.weight"] == names["2.weight"] == ("vanishing-gradient",)
     assert names["4.bias"] == ("no-gradient",) and names["2.bias"] == names["6.weight"] == ()
@@ -207,7 +338,7 @@ def test_scales_near_zero_are_no_weights() -> None:
     report = layer_gradients(LayerScale(), picture(), Loss("score", "1"))
     (scale,) = [p for p in report.parameters if p.name == "scale"]
     assert scale.ratio is not None and scale.ratio > 1e3
-    assert gradient_findings(report) == []
+    assert diagnose_gradients(report) == []
 
 
 @pytest.mark.parametrize(("vanishing", "exploding"), [(2.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (1.0, 1.0)])

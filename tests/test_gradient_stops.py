@@ -9,8 +9,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from hookscope.anomaly import first_anomaly
+from hookscope.errors import ModelError
 from hookscope.gradient_stops import Stop, gradient_stops
+from hookscope.gradients import layer_gradients
 from hookscope.losses import Loss
 from hookscope.untouched import State
 
@@ -229,6 +233,25 @@ def test_nothing_of_the_model_changes() -> None:
         stops(net, x)
     assert state.changes() == []
     assert type(torch.ones(1) + 1) is torch.Tensor and not torch.overrides._get_current_function_mode_stack()
+
+
+@pytest.mark.parametrize("look", [gradient_stops, layer_gradients, first_anomaly])
+def test_a_reentrant_checkpoint_is_refused_not_explained_away(look: Any) -> None:
+    class Saving(Net):
+        reentrant = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = checkpoint(self.b, self.a(x), use_reentrant=self.reentrant)
+            return self.end(checkpoint(lambda y: self.c(y), x, use_reentrant=self.reentrant))
+
+    net, x = Saving(), torch.rand(1, 3, 12, 12)
+    state = State(net)
+    with pytest.raises(ModelError, match=r"'b' runs inside a reentrant checkpoint, .*; .* use_reentrant=False"):
+        look(net, x, Loss("mse"))
+    assert state.changes() == []
+    net.reentrant = False
+    look(net, x, Loss("mse"))
+    assert stops(net) == []
 
 
 def test_googlenets_idle_heads() -> None:

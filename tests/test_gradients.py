@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.errors import LayerError, ModelError, TargetError
+from hookscope.errors import InputError, LayerError, ModelError, TargetError, UsageError
 from hookscope.gradient_sizes import size_of, total_norm
 from hookscope.gradients import GradientReport, layer_gradients
 from hookscope.losses import Loss
@@ -163,6 +163,62 @@ def test_several_inputs_containers_and_keywords() -> None:
     assert same.grad_input and (same.grad_input.norm, same.grad_input.count) == (3.0, 1)
 
 
+class Writes(nn.Module):
+    """Writes into its second input, which the caller goes on with."""
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total += x
+        return x * 3
+
+
+class WrittenTo(nn.Module):
+    """Both inputs of the layer share memory with one another, and the second is made from the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes, self.two = Writes(), Two()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = torch.stack([x * 1, x * 10])
+        total = both[1]
+        y = self.writes(both[0] + 0, total)
+        return y + 2 * total + 0 * self.two(total, y)["sum"] + both[1]
+
+
+def test_a_layer_that_writes_into_one_of_its_inputs_gives_what_it_gave() -> None:
+    net, x = WrittenTo(), torch.full((1, 1), 2.0)
+    report = layer_gradients(net, x, Loss("score", "0"), "writes,two")
+    assert report.value == float(net(x)) == 3 * 2 + 3 * 22
+    writes, _ = report.layers
+    # what it put out has the gradient 1, which it hands on three times
+    assert writes.grad_output and writes.grad_output.norm == 1
+    assert writes.grad_input and writes.grad_input.norm == 3
+
+
+class Between(nn.Module):
+    """From one input of the layer to the other leads a root at 0, or a tensor hook that can do nothing with None."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.two, self.way = Two(), way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 1
+        if self.way == "root":
+            b = (x - 1).sqrt()
+        else:
+            b = x * 2
+            b.register_hook(lambda gradient: gradient * 0.5)
+            b = b + 1
+        return self.two(x, b)["sum"]
+
+
+@pytest.mark.parametrize("way", ["root", "hook"])
+def test_what_one_input_has_from_another_is_not_counted(way: str) -> None:
+    (two,) = layer_gradients(Between(way), torch.ones(1, 1), Loss("score", "0"), "two").layers
+    assert two.grad_input and (two.grad_input.norm, two.grad_input.nan) == (pytest.approx(math.hypot(1, 2)), 0)
+
+
 def test_attention_is_asked_with_one_tensor_three_times() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -313,3 +369,48 @@ def test_torchvision_models_as_autograd_says(name: str, size: int) -> None:
     for found, gradient in zip(report.parameters, expected, strict=True):
         assert found.gradient and found.gradient.norm == pytest.approx(norm(gradient), rel=1e-3, abs=1e-12)
     assert report.layers and all(layer.grad_input is not None for layer in report.layers)
+
+
+def test_a_loss_by_its_name_or_by_a_function() -> None:
+    net, _ = pair()
+    assert layer_gradients(net, picture(), "cross-entropy") == layer_gradients(net, picture(), Loss("cross-entropy"))
+
+    def second(output: torch.Tensor) -> torch.Tensor:
+        return output[0, 1]
+
+    report, expected = layer_gradients(net, picture(), loss=second), layer_gradients(net, picture(), Loss("score", "1"))
+    assert (report.loss, report.targets, report.value) == ("second", (), expected.value)
+    assert (report.layers, report.parameters) == (expected.layers, expected.parameters)
+    for wrong in (3, "nll", lambda output: output):
+        with pytest.raises(UsageError):
+            layer_gradients(net, picture(), wrong)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"what '<lambda>' gives has no gradient, though the output of InPlace has"):
+        layer_gradients(net, picture(), lambda output: output.detach().sum())
+
+
+def test_a_picture_without_batch_axis_is_told() -> None:
+    net, _ = pair()
+    message = (
+        r"InPlace refuses a picture of \(3, 6, 6\): .*; it has no batch axis; give it as \(1, 3, 6, 6\): x\[None\]"
+    )
+    state = State(net)
+    with pytest.raises(InputError, match=message):
+        layer_gradients(net, picture(3, 6, 6))
+    assert state.changes() == []
+    mlp = nn.Sequential(nn.Flatten(), nn.Linear(108, 2))
+    with pytest.raises(InputError, match="it has no batch axis"):
+        layer_gradients(mlp, picture(3, 6, 6))
+    with pytest.raises(RuntimeError):  # another mistake
+        layer_gradients(net, picture(1, 4, 6, 6))
+
+
+def test_without_a_selection_layers_with_weights_are_measured() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
+    found = [(layer.call.name, layer.call.index) for layer in layer_gradients(net, picture()).layers]
+    assert found == [("0", 0), ("4", None)]
+    assert [layer.call.name for layer in layer_gradients(net, picture(), types=("ReLU",)).layers] == ["2"]
+    assert [layer.call.name for layer in layer_gradients(net, picture(), layers="all").layers] == ["0"]
+    changed = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(108, 2)))
+    assert [layer.call.name for layer in layer_gradients(changed, picture()).layers] == ["1"]
+    without = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten())
+    assert [layer.call.name for layer in layer_gradients(without, picture()).layers] == ["0", "1"]

@@ -87,6 +87,15 @@ def test_a_tensor_hook_without_a_door_lives_as_long_as_the_tensor() -> None:
     assert seen == [2, 3]
 
 
+def test_a_hook_before_a_node_replaces_what_comes_to_it_and_comes_off() -> None:
+    x = torch.tensor(3.0, requires_grad=True)
+    y = x * 4
+    with Door() as door:
+        door.node_before(y.grad_fn, lambda taken: (taken[0] * 10,))
+        assert torch.autograd.grad(y * 2, x, retain_graph=True)[0] == 80
+    assert torch.autograd.grad(y * 2, x)[0] == 8
+
+
 def test_a_hook_on_a_node_sees_what_goes_in_and_out_of_it_and_comes_off() -> None:
     x = torch.tensor(3.0, requires_grad=True)
     y, seen = x * 4, []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from hookscope.errors import ModelError, TargetError, UsageError
-from hookscope.losses import LOSSES, Loss
+from hookscope.losses import LOSSES, Loss, as_loss
 
 
 def scores() -> torch.Tensor:
@@ -78,3 +79,36 @@ def test_a_name_is_looked_up() -> None:
 def test_what_cannot_be_differentiated(loss: Loss, output: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         loss.of(output)
+
+
+def test_a_loss_is_named_given_or_written_by_oneself() -> None:
+    assert (as_loss(None), as_loss("mse"), as_loss(Loss("score", "2"))) == (Loss(), Loss("mse"), Loss("score", "2"))
+
+    def margin(output: torch.Tensor) -> torch.Tensor:
+        return output[:, 1] - output[:, 0]
+
+    own = as_loss(margin)
+    assert (own.name, as_loss(own)) == ("margin", own)
+    value, targets = own.of(scores())
+    assert (float(value.detach()), value.shape, targets) == (3.0, (), ())
+    assert as_loss(torch.nn.Identity()).name == "Identity"
+
+
+@pytest.mark.parametrize("loss", [3, 0.5, ["mse"], torch.ones(1)])
+def test_what_is_no_loss(loss: object) -> None:
+    with pytest.raises(UsageError, match=r"no loss .*; there are score, cross-entropy, mse; name one, or give a Loss"):
+        as_loss(loss)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gives", "message"),
+    [
+        (lambda output: output, r"'<lambda>' is no loss; it gives 3 numbers, of shape \(1, 3\); return a tensor"),
+        (lambda output: 3.0, "it gives a float"),
+        (lambda output: output.argmax(), "it gives a number of torch.int64"),
+        (torch.nn.CrossEntropyLoss, "it gives a CrossEntropyLoss"),
+    ],
+)
+def test_a_function_that_gives_no_number(gives: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        as_loss(gives).of(scores())

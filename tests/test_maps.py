@@ -146,6 +146,19 @@ def test_a_signal_is_no_map(module: nn.Module) -> None:
         feature_maps(numbered(1, 16, 9), module)
 
 
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("seen", [None, Shown(32, 32)])
+def test_the_steps_of_a_sequence_are_no_places(layer: type[nn.Module], seen: Shown | None) -> None:
+    module = layer(6, 8, batch_first=True).eval()
+    given = torch.rand(1, 16, 6)
+    with pytest.raises(NoMapError):
+        feature_maps(module(given), module, seen)
+    with pytest.raises(NoMapError):
+        feature_maps(module(given)[0], module, seen)
+    # of another layer the same tensor is a grid of 4x4
+    assert only(module(given)[0], nn.Linear(6, 8), seen).values.shape == (8, 4, 4)
+
+
 def outputs(model: nn.Module, *inputs: Any) -> dict[str, tuple[nn.Module, Any]]:
     """What each layer of a model puts out."""
     found: dict[str, tuple[nn.Module, Any]] = {}

@@ -27,6 +27,13 @@ def panel_pixels(photograph: Image.Image, heat: Heat | None, **more: Any) -> Any
     return np.asarray(overlays._picture(photograph, heat, size, more.pop("cmap", "inferno"), more.pop("faded", False)))
 
 
+def paled(pixels: Any) -> Any:
+    """What lies under heat: 0.3 of the colours, the rest grey; grey stays as it is."""
+    pixels = np.asarray(pixels, float)
+    grey = (pixels @ (0.299, 0.587, 0.114)).round()[..., None]
+    return np.floor(pixels * 0.3 + grey * 0.7)
+
+
 def mixed(pixel: Any, share: float, cmap: str = "inferno", strongest: float = 0.72) -> Any:
     """The colour of a value of ``share`` of the top over ``pixel``, from palette and opacity."""
     colour = colours.palette(cmap)[round(share * (colours.LEVELS - 1))].astype(float)
@@ -46,7 +53,7 @@ def test_every_pixel_has_the_colour_of_torchs_interpolation(cmap: str) -> None:
     values = np.random.default_rng(1).random((7, 5), np.float32)
     found = panel_pixels(photograph, Heat(values, (0, 0, 340, 330), float(values.max())), cmap=cmap)
     share = resized(values / values.max(), 330, 340)
-    before = np.asarray(photograph, float)
+    before = paled(photograph)
     levels = (share * (colours.LEVELS - 1)).round().astype(int)
     alpha = 0.72 * share[..., None] ** 0.7
     expected = before * (1 - alpha) + colours.palette(cmap)[levels] * alpha
@@ -70,11 +77,11 @@ def test_the_pixel_under_the_highest_value_and_what_nobody_saw() -> None:
     values[3, 6] = 5
     found = panel_pixels(photograph, Heat(values, (100, 50, 300, 250), 5.0))
     assert found[50 + 70, 100 + 130] == pytest.approx(
-        mixed((10, 120, 230), 0.975**2), abs=2
+        mixed(paled((10, 120, 230)), 0.975**2), abs=2
     )  # half a pixel from the middle of the cell, both ways
-    assert found[240, 110] == pytest.approx((10, 120, 230), abs=0)  # nothing is there: nothing is hidden
-    assert found[20, 20] == pytest.approx((4.5, 54, 103.5), abs=1)
-    assert found[299, 399] == pytest.approx((4.5, 54, 103.5), abs=1)
+    assert found[240, 110] == pytest.approx(paled((10, 120, 230)), abs=1)  # nothing is there: nothing is hidden
+    assert found[20, 20] == pytest.approx(0.45 * paled((10, 120, 230)), abs=1)
+    assert found[299, 399] == pytest.approx(0.45 * paled((10, 120, 230)), abs=1)
 
 
 def test_one_value_is_one_colour_and_above_the_top_nothing_changes() -> None:
@@ -83,17 +90,27 @@ def test_one_value_is_one_colour_and_above_the_top_nothing_changes() -> None:
     above = panel_pixels(photograph, Heat(np.full((1, 1), 9, np.float32), (0, 0, 330, 20), 2.0))
     half = panel_pixels(photograph, Heat(np.full((1, 1), 1, np.float32), (0, 0, 330, 20), 2.0))
     assert np.array_equal(at_top, above)
-    assert at_top[5, 5] == pytest.approx(mixed((200, 100, 0), 1.0), abs=1)
-    assert half[5, 5] == pytest.approx(mixed((200, 100, 0), 0.5), abs=2)
+    assert at_top[5, 5] == pytest.approx(mixed(paled((200, 100, 0)), 1.0), abs=1)
+    assert half[5, 5] == pytest.approx(mixed(paled((200, 100, 0)), 0.5), abs=2)
     assert len(np.unique(half.reshape(-1, 3), axis=0)) == 1
 
 
 @pytest.mark.parametrize("values", [np.zeros((7, 7)), np.full((7, 7), -3.0)])
 @pytest.mark.parametrize("top", [0.0, 1.0])
-def test_a_map_without_anything_above_zero_leaves_the_photograph(values: Any, top: float) -> None:
+def test_a_map_without_anything_above_zero_leaves_the_photograph_pale(values: Any, top: float) -> None:
     photograph = noise(330, 200)
     found = panel_pixels(photograph, Heat(values.astype(np.float32), (0, 0, 330, 200), top))
-    assert np.array_equal(found, np.asarray(photograph))
+    assert np.abs(found - paled(photograph)).max() <= 1.5
+    assert np.abs(found - np.asarray(photograph, float)).max() > 50
+
+
+def test_the_colours_of_a_photograph_are_none_of_the_palettes_under_heat() -> None:
+    # yellow and red, which inferno has too, are nearly grey; grey is as light as before
+    vivid = Image.fromarray(np.array([[[255, 210, 0]] * 200 + [[220, 30, 30]] * 200], np.uint8).repeat(20, 0))
+    found = panel_pixels(vivid, Heat(np.zeros((1, 1), np.float32), (0, 0, 400, 20), 1.0)).astype(int)
+    assert np.ptp(found, -1).max() < 0.31 * 255 < np.ptp(np.asarray(vivid).astype(int), -1).min()
+    lightness = np.asarray(Image.fromarray(found.astype(np.uint8)).convert("L"), int)
+    assert np.abs(lightness - np.asarray(vivid.convert("L"), int)).max() <= 1
 
 
 def test_a_photograph_alone_is_as_it_is() -> None:
@@ -201,6 +218,24 @@ def overlapping(texts: Texts) -> list[tuple[str, str]]:
             if left < other_right and other_left < right and top < other_bottom and other_top < bottom:
                 found.append((text, other))
     return found
+
+
+@pytest.mark.parametrize("width", [330, 40])
+def test_a_warning_stands_under_the_heading_in_the_colour_of_alarms(texts: Texts, width: int) -> None:
+    photograph, words = noise(width, 60), "the weights are random: " + "and nothing means anything " * 4
+    page = draw_page(photograph, ["heading", "origin"], [[Panel(None, [])]], warning=words)
+    plain = draw_page(photograph, ["heading", "origin"], [[Panel(None, [])]])
+    lines = [line for line in texts if line[0] in words and line[0] not in ("heading", "origin")]
+    assert " ".join(text for text, *_ in lines).split() == words.split() and len(lines) > 1
+    assert texts[1][0] == "origin" and texts[2] == lines[0] and not overlapping(Texts(texts[:-2]))
+    assert plain.height < page.height
+    grown = page.height - plain.height
+    alarm = (np.asarray(page) == overlays._ALARM).all(-1)
+    rows = np.flatnonzero(alarm.any(1))
+    assert min(top for _, _, top, *_ in lines) <= rows.min() and rows.max() <= max(line[4] for line in lines)
+    assert not (np.asarray(plain) == overlays._ALARM).all(-1).any()
+    # and all that is below has only moved down
+    assert np.array_equal(np.asarray(page)[rows.max() + 12 :][-60:], np.asarray(plain)[-60:]) and grown > 0
 
 
 def test_letters_grow_with_the_photograph(texts: Texts) -> None:

@@ -80,8 +80,18 @@ class Two(nn.Module):
 
 
 def test_two_rows_of_scores_for_one_picture_are_no_answer(net: Net, picture: Tensor) -> None:
-    with pytest.raises(UsageError, match="twice gives 2 rows of scores for one picture"):
+    with pytest.raises(UsageError, match="2 pictures at once; what is asked for is of one"):
         predict(dataclasses.replace(net, model=Two(), name="twice", categories=None), [picture])
+
+
+class Classless(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(1, 0)
+
+
+def test_a_model_without_any_class_is_told(net: Net, picture: Tensor) -> None:
+    with pytest.raises(ModelError, match="the model has no class at all: its scores are empty; visualize, stats"):
+        predict(dataclasses.replace(net, model=Classless(), categories=None), [picture])
 
 
 def test_the_model_that_ships(shapes_file: Path, picture: Tensor) -> None:

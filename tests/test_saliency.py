@@ -15,7 +15,8 @@ import torchvision
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, InputError, ModelError, TargetError, UsageError
-from hookscope.saliency import METHODS, Saliency, Settings, saliency_maps
+from hookscope.saliency import Saliency, saliency_maps
+from hookscope.saliency_methods import METHODS, Settings
 from hookscope.scores import Prediction
 from hookscope.untouched import State
 
@@ -130,7 +131,7 @@ def test_the_map_is_the_largest_channel_or_the_sum_of_shares() -> None:
     values = torch.tensor([1.0, -3.0, 1.5]).reshape(3, 1, 1)
     for method, how in METHODS.items():
         found = Saliency(Prediction(0, None, 1, 1), method, values)
-        assert found.map.tolist() == [[0.5 if how.adds_up else 3.0]], method
+        assert found.map.tolist() == [[0.5 if how.signed else 3.0]], method
     clip = Saliency(Prediction(0, None, 1, 1), "gradient", torch.ones(3, 4, 5, 6))
     assert clip.map.shape == (4, 5, 6)
 
@@ -233,6 +234,19 @@ def test_integrated_gradients_add_up_to_the_score(act: Callable[..., nn.Module])
     assert abs(float(few.values.sum()) - between) > abs(float(found.values.sum()) - between)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_values_should_make_up_is_known_of_integrated_gradients_alone(method: str) -> None:
+    net, x = small(), picture()
+    with torch.no_grad():
+        between = (net(x) - net(x * 0))[0]
+    for one in saliency_maps(net, x, "top:3", method, settings=FEW):
+        if method == "integrated-gradients":
+            assert one.expected == pytest.approx(float(between[one.prediction.index]), abs=1e-6)
+        else:
+            assert one.expected is None
+        assert one.unguided == 0
+
+
 @pytest.mark.parametrize("method", ["smoothgrad", "integrated-gradients"])
 def test_the_size_of_a_batch_does_not_count_and_progress_is_complete(method: str) -> None:
     net, x = small(), picture()
@@ -302,6 +316,36 @@ def test_a_relu_that_runs_twice_is_guided_twice_and_a_function_never(function: b
         expected = guided_by_hand(net.by_hand, x, at)
         close(only(net, x, at, "guided-backprop"), expected)
     assert not torch.allclose(only(net, x, 0, "guided-backprop"), only(net, x, 0), rtol=0.01)
+
+
+class Mixed(nn.Module):
+    """A ReLU that is a layer, one that is a function, one off the way, and one of a parameter alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 5)
+        self.relu, self.aside, self.scale = nn.ReLU(), nn.ReLU(), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.b(self.relu(self.a(x))))
+        self.aside(x), F.relu(x + 1)
+        return self.head(x.mean((2, 3))) * F.relu(self.scale)
+
+
+def test_relus_that_are_functions_are_counted_as_unguided() -> None:
+    for build, count in ((Mixed, 1), (lambda: Shared(True), 1), (lambda: Shared(False), 0), (small, 0)):
+        found = saliency_maps(seeded(build), picture(), "top:2", "guided-backprop")
+        assert [one.unguided for one in found] == [count, count]
+    net = seeded(Mixed).requires_grad_(False)
+    assert saliency_maps(net, picture(), 0, "guided-backprop")[0].unguided == 1
+    assert saliency_maps(net, picture(), 0, "gradient")[0].unguided == 0
+
+
+@pytest.mark.parametrize(("name", "count"), [("resnet18", 0), ("densenet121", 1)])
+def test_unguided_relus_of_torchvision(name: str, count: int) -> None:
+    net = seeded(lambda: torchvision.models.get_model(name, weights=None, num_classes=10))
+    [found] = saliency_maps(net, picture(64, 64), 3, "guided-backprop")
+    assert found.unguided == count
 
 
 class OnlyFunctions(nn.Module):
@@ -392,7 +436,12 @@ def test_segmentation_scores_are_means_of_logits() -> None:
         ({"target": "top:0"}, UsageError, "bad target 'top:0'"),
         ({"method": "smothgrad"}, UsageError, "no method 'smothgrad'; nearest: smoothgrad"),
         ({"inputs": torch.zeros(2, 3, 12, 12)}, UsageError, "2 pictures at once"),
-        ({"inputs": (picture(), picture())}, UsageError, "one picture"),
+        ({"inputs": (picture(), picture())}, UsageError, "no single picture but Tensor, Tensor; give one tensor"),
+        ({"inputs": [picture()[0]]}, UsageError, "no single picture but list; give one tensor"),
+        ({"inputs": ()}, UsageError, "no single picture but nothing"),
+        ({"inputs": picture()[0]}, UsageError, "a picture of 3x12x12; wanted is (1, C, H, W), or a clip (1, C, T, H"),
+        ({"inputs": (picture()[0],)}, UsageError, "x[None] adds a batch"),
+        ({"target": 1.0}, UsageError, "no class is meant by a float"),
         ({"inputs": torch.zeros(1, 3, 12, 12, dtype=torch.uint8)}, UsageError, "torch.uint8"),
     ],
 )
@@ -414,6 +463,31 @@ def test_what_cannot_be_is_one_line(
     assert text in one_line(e) and hooks_on(net) == 0
 
 
+@pytest.mark.parametrize("inputs", [picture()[0], [picture()[0]], picture().to(torch.uint8), (picture(), picture())])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_picture_is_checked_before_the_pass(method: str, inputs: Any) -> None:
+    net = chain(never=Fails(1))
+    with pytest.raises(UsageError):
+        saliency_maps(net, inputs, 0, method)
+    assert net.never.passes == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_without_any_class_is_one_line(method: str) -> None:
+    net = seeded(lambda: Gives(lambda x: x.mean((2, 3))[:, :0]))
+    with pytest.raises(ModelError, match="no class at all") as e:
+        saliency_maps(net, picture(), method=method)
+    one_line(e)
+
+
+@pytest.mark.parametrize("wish", [3, "3", torch.tensor(3), "d"])
+def test_a_class_may_be_asked_for_by_whatever_names_it(wish: Any) -> None:
+    [found] = saliency_maps(small(), picture(), wish, categories="abcde")
+    assert found.prediction.index == 3
+    several = saliency_maps(small(), picture(), "d,0,3", categories="abcde")
+    assert [one.prediction.index for one in several] == [3, 0]
+
+
 @pytest.mark.parametrize(
     "wrong", [{"samples": 0}, {"steps": 0}, {"batch_size": 0}, {"noise": -1.0}, {"noise": float("nan")}]
 )
@@ -428,16 +502,15 @@ class Gives(nn.Module):
         super().__init__()
         self.conv, self.relu, self.output = nn.Conv2d(3, 4, 1), nn.ReLU(), output
 
-    def forward(self, x: Any) -> Any:
-        return self.output(self.relu(self.conv(x if isinstance(x, Tensor) else x[0][None])))
+    def forward(self, x: Tensor) -> Any:
+        return self.output(self.relu(self.conv(x)))
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("inputs", [picture(), [picture()[0]]])
-def test_models_without_classes_are_one_line(method: str, inputs: Any) -> None:
+def test_models_without_classes_are_one_line(method: str) -> None:
     net = seeded(lambda: Gives(lambda x: [{"boxes": x[0, 0], "scores": x[0, 0, 0]}]))
     with pytest.raises(ModelError, match="gives boxes and scores, no score for each class") as e:
-        saliency_maps(net, inputs, method=method)
+        saliency_maps(net, picture(), method=method)
     one_line(e)
 
 
@@ -507,6 +580,17 @@ def test_grad_modes_frozen_parameters_and_train_mode_do_not_count(method: str) -
     assert torch.equal(plain, only(net, x, 3, method, settings=FEW))
     assert net.training and net.drop.training
     assert not plain.requires_grad and not plain.is_inference()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_default_device_around_the_call_does_not_count(method: str) -> None:
+    net, x = small(), picture()
+    [plain] = saliency_maps(net, x, 3, method, settings=FEW)
+    with torch.device("meta"):
+        [found] = saliency_maps(net, x, 3, method, settings=FEW)
+        shown = found.map
+    assert torch.equal(plain.values, found.values) and torch.equal(plain.map, shown)
+    assert plain.expected == found.expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

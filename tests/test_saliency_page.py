@@ -13,7 +13,8 @@ from PIL import Image
 
 from hookscope import saliency_page
 from hookscope.pictures import read_provenance, write_png
-from hookscope.saliency import METHODS, Saliency
+from hookscope.saliency import Saliency
+from hookscope.saliency_methods import METHODS
 from hookscope.saliency_page import draw_saliency, still_of
 from hookscope.scores import Prediction
 from hookscope.sheets import Origin
@@ -35,10 +36,10 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     draw = saliency_page.draw_page
 
-    def record(photograph: Any, heading: Any, rows: Any, cmap: str, faded: bool) -> Any:
+    def record(photograph: Any, heading: Any, rows: Any, cmap: str, faded: bool, warning: str) -> Any:
         [[panel]] = rows
-        kept.update(heading=heading, panel=panel, faded=faded)
-        return draw(photograph, heading, rows, cmap, faded=faded)
+        kept.update(heading=heading, panel=panel, faded=faded, warning=warning)
+        return draw(photograph, heading, rows, cmap, faded=faded, warning=warning)
 
     monkeypatch.setattr(saliency_page, "draw_page", record)
     return kept
@@ -47,10 +48,11 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_the_page_says_class_origin_and_where_colours_end(drawn: dict[str, Any]) -> None:
     found = saliency()
     draw_saliency(SUBJECT, found)
-    assert drawn["heading"] == ["tabby (281)", "score 12.25  probability 87.5 %", SUBJECT.line("gradient")]
+    assert drawn["heading"] == ["tabby (281)", "score 12.25  probability 87.5 %", *SUBJECT.lines("gradient")]
+    assert drawn["warning"] == "the weights are random: class and map mean nothing"
     values = found.map.numpy()
     top, panel = np.sort(values.ravel())[round(0.995 * 1600) - 1], drawn["panel"]
-    assert panel.words[0] == "largest |dS/dx| of the colours"
+    assert panel.words[0] == "how strongly the score reacts to the pixel: |dS/dx|, largest of its colours"
     assert panel.words[1] == f"colours end at {top:.3g}, 99.5 % of the pixels; highest {values.max():.3g}"
     assert panel.heat.top == pytest.approx(top)
     assert (values > panel.heat.top).mean() == pytest.approx(0.005, abs=1e-3)
@@ -93,7 +95,7 @@ def test_of_a_clip_the_mean_of_the_frames(drawn: dict[str, Any]) -> None:
     clip = np.random.default_rng(1).random((3, 4, 10, 10))
     draw_saliency(SUBJECT, saliency(clip))
     assert np.allclose(still_of(saliency(clip)), np.abs(clip).max(0).mean(0))
-    assert drawn["panel"].words[0] == "largest |dS/dx| of the colours, mean of 4 frames"
+    assert drawn["panel"].words[0].endswith("|dS/dx|, largest of its colours, mean of 4 frames")
 
 
 def test_half_precision_is_drawn() -> None:

@@ -13,10 +13,18 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from hookscope.errors import CategoriesError, ModelError, TargetError
+from hookscope.errors import CategoriesError, ModelError, TargetError, UsageError
 from hookscope.inputs import example_inputs, family_of
 from hookscope.models import load_model
-from hookscope.scores import Prediction, check_categories, check_family, class_scores, predictions, probabilities
+from hookscope.scores import (
+    Prediction,
+    check_categories,
+    check_family,
+    class_scores,
+    one_picture,
+    predictions,
+    probabilities,
+)
 from hookscope.targets import Target
 
 LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
@@ -111,6 +119,23 @@ def test_what_has_none(output: Any, words: str) -> None:
     told = str(caught.value)
     assert told.startswith(f"mynet gives {words}")
     assert told.endswith(", no score for each class; visualize, stats and `gradients --loss mse` work on it")
+
+
+def test_the_scores_of_the_only_picture_stay_in_the_graph() -> None:
+    scores = torch.tensor([[1.0, 3.0]], requires_grad=True)
+    found = one_picture(scores * 2)
+    assert found.tolist() == [2, 6] and found.requires_grad
+
+
+@pytest.mark.parametrize("count", [0, 2, 7])
+def test_several_pictures_are_not_one(count: int) -> None:
+    with pytest.raises(UsageError, match=rf"^{count} pictures at once; what is asked for is of one; call it for each$"):
+        one_picture(torch.zeros(count, 3))
+
+
+def test_no_class_at_all() -> None:
+    with pytest.raises(ModelError, match="no class at all: its scores are empty; visualize, stats and `gradients"):
+        one_picture(torch.zeros(1, 0))
 
 
 def test_probabilities_are_torchs_softmax_and_leave_the_graph() -> None:

@@ -33,10 +33,21 @@ def test_no_peak_where_nothing_is_above_zero(value: float) -> None:
     assert subject_of((0, 0, 9, 9)).peak_in(np.full((2, 2), value, np.float32)) is None
 
 
-def test_the_line_says_where_it_comes_from() -> None:
-    line = subject_of((0, 0, 9, 9)).line("gradcam")
-    assert line == "resnet34  gradcam  weights: random (seed 0)  cat.jpg  ImageClassification resize 256 crop 224"
+def test_two_lines_say_where_it_comes_from() -> None:
+    assert subject_of((0, 0, 9, 9)).lines("gradcam") == [
+        "resnet34  gradcam  weights: random (seed 0)",
+        "cat.jpg  input: ImageClassification resize 256 crop 224",
+    ]
     assert subject_of((0, 0, 9, 9), Origin("m", "w", "folder/", "", "p")).image == "folder/"
+
+
+@pytest.mark.parametrize(
+    ("weights", "warns"),
+    [("random (seed 0)", True), ("IMAGENET1K_V1", False), ("from factory (seed 0)", False), ("my random.pth", False)],
+)
+def test_random_weights_are_warned_of(weights: str, warns: bool) -> None:
+    found = subject_of((0, 0, 9, 9), Origin("m", weights, "cat.jpg", "", "p")).warning
+    assert found == ("the weights are random: class and map mean nothing" if warns else "")
 
 
 def test_the_provenance_is_json() -> None:

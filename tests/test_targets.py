@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from hookscope.errors import HookscopeError, TargetError, UsageError
 from hookscope.targets import Target, class_label
@@ -42,6 +45,70 @@ def said(target: str, names: tuple[str, ...] | None = NAMES, scores: list[float]
 def test_one_class(text: str, expected: int) -> None:
     assert Target(text).indices(SCORES, NAMES) == (expected,)
     Target(text).check(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("red fox,tabby", (4, 0)),  # as asked for
+        (" 9 , 3,tabby ", (9, 3, 0)),
+        ("0,tabby,0,1", (0, 1)),  # each once
+        ("top:2,6,1,top:3", (6, 1, 4)),
+        ("5,top:2", (5, 6, 1)),
+    ],
+)
+def test_several_terms_are_joined_in_their_order(text: str, expected: tuple[int, ...]) -> None:
+    assert Target(text).indices(SCORES, NAMES) == expected
+    Target(text).check(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Smith, John", (1,)),
+        (" smith, JOHN ", (1,)),
+        ("John", (2,)),
+        ("Smith, John,John", (1, 2)),
+        ("0,Smith, John,a,b,c", (0, 1, 4)),  # the longest run
+        ("a,b", (3,)),
+        ("a,b,0", (3, 0)),
+        ("John,Smith", (2, 0)),
+    ],
+)
+def test_a_name_that_holds_a_comma_written_whole_wins(text: str, expected: tuple[int, ...]) -> None:
+    names = ["Smith", "Smith, John", "John", "a,b", "a,b,c"]
+    assert Target(text).indices([0.0] * 5, names) == expected
+    Target(text).check(names)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("7", 1), ("top:1", 1), ("top:12", 12), ("a,b", 2), ("top:3, 7,x,top:2", 7), ("topaz", 1)]
+)
+def test_how_many_classes_it_asks_for_at_most(text: str, count: int) -> None:
+    assert Target(text).count == count
+
+
+@pytest.mark.parametrize(
+    ("wish", "text"),
+    [
+        ("tabby", "tabby"),
+        (7, "7"),
+        (torch.tensor(7), "7"),
+        (torch.tensor([7]), "7"),
+        (np.int64(7), "7"),
+        (np.uint8(7), "7"),
+        (np.array(7), "7"),
+        (Target("top:2"), "top:2"),
+    ],
+)
+def test_whatever_is_an_index_or_a_text_is_a_target(wish: Any, text: str) -> None:
+    assert Target.of(wish) == Target(text)
+
+
+@pytest.mark.parametrize("wish", [None, 7.0, torch.tensor(7.0), torch.tensor([7, 8]), np.float32(7), [7], b"7"])
+def test_nothing_else_is_a_target(wish: Any) -> None:
+    with pytest.raises(UsageError, match=f"no class is meant by a {type(wish).__name__}; give a class index, a class"):
+        Target.of(wish)
 
 
 def test_a_whole_name_goes_before_a_part_of_others() -> None:
@@ -93,7 +160,10 @@ def test_a_part_of_several_names_them() -> None:
         ("zebra crossing", "no class 'zebra crossing'; there are 10: tabby, ...; an index or top:K will do too"),
         ("-1", "no class '-1'; there are 10: tabby, ...; an index or top:K will do too"),
         ("10", "no class 10; the model has 10 classes: 0 to 9"),
-        ("9" * 5000, f"no class {'9' * 20}; the model has 10 classes: 0 to 9"),
+        ("9" * 20, f"no class {'9' * 20}; the model has 10 classes: 0 to 9"),
+        ("1,fox,12", "'fox' is in the names of 2 classes; 4 red fox, 9 Arctic fox; give one of the indices"),
+        ("1,10", "no class 10; the model has 10 classes: 0 to 9"),
+        ("9" * 5000, f"no class {'9' * 20}...; the model has 10 classes: 0 to 9"),
     ],
 )
 def test_no_such_class(text: str, expected: str) -> None:
@@ -103,7 +173,10 @@ def test_no_such_class(text: str, expected: str) -> None:
 
 
 def test_a_name_where_none_are_known() -> None:
-    assert said("cat", None) == "no class 'cat'; no names are known; give an index, or the names with --categories"
+    assert (
+        said("cat", None)
+        == "no class 'cat'; no names are known; give an index, or the names of the classes (categories)"
+    )
     with pytest.raises(TargetError, match="no names are known"):
         Target("cat").check(None)
 
@@ -114,7 +187,26 @@ def test_an_index_is_checked_against_the_scores_where_no_names_are_known() -> No
     assert Target("9").indices(SCORES, None) == (9,)
 
 
-@pytest.mark.parametrize("text", ["", "  ", "top:0", "top:", "top:-1", "top:two", "top:1.5", "top:00", "top:1000000"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  ",
+        "top:0",
+        "top:",
+        "top:-1",
+        "top:two",
+        "top:1.5",
+        "top:00",
+        "top:1000000",
+        ",",
+        "1,",
+        "1,,2",
+        ",1",
+        "1,top:0",
+        "top:٣",
+    ],
+)
 def test_what_makes_no_sense(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         Target(text)

@@ -15,6 +15,7 @@ from hookscope.cli.explaining import Explanation, Plan, answer_fields, explainin
 from hookscope.cli.options import complete_layers, model_argument, type_option
 from hookscope.cli.progress import pass_progress
 from hookscope.errors import UsageError
+from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
     from hookscope.cam import ClassActivationMap
@@ -61,11 +62,12 @@ _SHEET_TARGET, _MOST_CLASSES = "top:3", 20
 def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     """Show where MODEL looked when it gave each IMAGE its class (- reads one from standard input).
 
-    Lays a class activation map over the photograph, at its own size, and writes it as PNG; what the network did not
-    see of the photograph is dark. Prints a row for each map: its layer, class, score and probability, its highest
-    value, and where in the photograph that is (in pixels); of a clip the mean over its frames. Without --layer it takes
-    the last layer with a map that the score depends on, pooling aside. A map that is all zero is drawn as such, and a
-    note says so.
+    Lays a class activation map over the photograph (at its own size, a small one magnified) and writes it as PNG; what
+    the network did not see of the photograph is dark. Prints a row for each map: its layer, class, score and
+    probability, its highest value, and where in the photograph that is (in pixels); of a clip the mean over its frames.
+    Without --layer it takes the last layer with a map that the score depends on, pooling aside. A map in which nothing
+    is above 0 is drawn as such, and a note says so. Of layers chosen by a range, a pattern or `all`, those without a
+    map are left out.
 
     \b
     Methods: gradcam, gradcam++, hirescam, layercam and xgradcam weigh channels by gradients; eigencam knows no class;
@@ -126,7 +128,7 @@ def _check_sheet(sheet: str, plan: Plan) -> None:
 
     if len(plan.images) > 1:
         raise UsageError(f"--sheet {sheet} takes one image", f"there are {len(plan.images)}")
-    if (Target(plan.target).top or 1) > _MOST_CLASSES:
+    if Target(plan.target).count > _MOST_CLASSES:
         raise UsageError(f"--sheet has room for {_MOST_CLASSES} classes", f"--target is {plan.target}", "ask for fewer")
     where = Destination.parse(sheet, plan.images)
     if where.kind != "file":
@@ -148,10 +150,10 @@ def _rows(one: Explanation, wish: _Wish) -> Iterator[dict[str, Any]]:
     for group in groups:
         page, about = draw_overlay(one.subject, group, one.plan.cmap, wish.fuse)
         layers = "+".join(found.call.key for found in group).replace(" + ", "+")
-        what = f"{wish.method}-{layers}" if wish.layers else wish.method
+        what = wish.method + ("-fused" if wish.fuse else "") + (f"-{layers}" if wish.layers else "")
         file = one.write(page, about, what, group[0].prediction.index, len(groups) == 1)
         for found in group:
-            yield _row(one, found, file)
+            yield _row(one, found, file, wish.fuse)
 
 
 def _groups(maps: Sequence[ClassActivationMap], fuse: bool) -> list[list[ClassActivationMap]]:
@@ -174,7 +176,7 @@ def _groups(maps: Sequence[ClassActivationMap], fuse: bool) -> list[list[ClassAc
     return [[fused(group)] for group in groups]
 
 
-def _row(one: Explanation, found: ClassActivationMap, file: str) -> dict[str, Any]:
+def _row(one: Explanation, found: ClassActivationMap, file: str, fuse: bool) -> dict[str, Any]:
     from hookscope.cam_pages import still_of, why_empty
 
     if reason := why_empty(found):
@@ -185,7 +187,7 @@ def _row(one: Explanation, found: ClassActivationMap, file: str) -> dict[str, An
         "image": one.subject.origin.image,
         "layer": found.call.name,
         "type": found.call.type,
-        "call": found.call.call,
+        "call": None if fuse else found.call.call,
         "method": found.method,
         **answer_fields(found.prediction),
         "shape": list(found.values.shape),
@@ -204,8 +206,9 @@ def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: s
 
     net, inputs = one.net, one.net.inputs(one.tensor)
     types = wish.types or usual_types(map(class_names, net.model.modules()))
+    skipped: list[str] = []
     with process.prints_to_standard_error(), refusal(net.name, inputs), pass_progress() as on_progress:
-        return class_activation_maps(
+        maps = class_activation_maps(
             net.model,
             inputs,
             layers,
@@ -215,7 +218,11 @@ def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: s
             categories=one.categories,
             batch_size=wish.batch_size,
             on_progress=on_progress,
+            on_skip=lambda call, error: skipped.append(call.key),
         )
+    if skipped:
+        one.note(f"{counted(len(skipped), 'call')} without a map left out: {listed(skipped, 3)}")
+    return maps
 
 
 def _write_sheet(one: Explanation, wish: _Wish, sheet: str, maps: list[ClassActivationMap]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ class Plan:
         from hookscope.targets import Target
 
         target = options["target"]
-        several = Target(target).top not in (None, 1)
+        several = Target(target).count > 1
         palette(options["cmap"])
         where = Destination.parse(options["destination"], images)
         where.check_count(len(images))
@@ -163,7 +164,10 @@ class Explanation:
         from hookscope.destinations import file_word, model_word, refuse_input
         from hookscope.pictures import encode_png, make_folder, write_png
 
-        name = f"{self.word}-{model_word(self.net.name)}-{file_word(what)[:_LONGEST_WHAT]}-{index}.png"
+        what = file_word(what)
+        if len(what) > _LONGEST_WHAT:  # still another name than that of other layers with the same beginning
+            what = f"{what[: _LONGEST_WHAT - 9]}~{zlib.crc32(what.encode()):08x}"
+        name = f"{self.word}-{model_word(self.net.name)}-{what}-{index}.png"
         plan = self.plan
         file = plan.destination.path_for(name, self.word, self.net.name, alone and len(plan.images) == 1)
         if plan.destination.kind == "stdout":

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from hookscope.cli.output import write_rows
 from hookscope.findings import counted
 
 if TYPE_CHECKING:
     from hookscope.gradient_findings import GradientThresholds
     from hookscope.gradients import GradientReport, LayerGradient, ParameterGradient
 
-__all__ = ["FIELDS", "PARAMETER_FIELDS", "layer_row", "parameter_row", "table_fields", "totals"]
+__all__ = ["FIELDS", "PARAMETER_FIELDS", "layer_row", "parameter_row", "table_fields", "terminal_columns", "totals"]
 
 FIELDS = (
     "index",
@@ -46,14 +50,33 @@ PARAMETER_FIELDS = (
     "findings",
     "weights",
 )
-_TABLE = ("index", "name", "grad_output", "grad_output_norm", "grad_input_norm", "mean_abs", "zeros", "ratio")
-_PARAMETER_TABLE = ("name", "shape", "norm", "max_abs", "zeros", "ratio")
+_TABLE = (
+    "index", "name", "call", "grad_output", "grad_output_norm", "grad_input_norm", "mean_abs", "zeros", "nan", "inf",
+    "ratio", "findings",
+)  # fmt: skip
+_PARAMETER_TABLE = (
+    "name", "shape", "norm", "max_abs", "zeros", "nan", "inf", "ratio", "norm_after", "frozen", "findings",
+)  # fmt: skip
+# of these a table has those on what there is; a norm_after of 0 is the very thing that was asked for
+_UNUSUAL = ("call", "nan", "inf", "frozen", "findings")
+_WHERE_KNOWN = ("index", "norm_after")
+# which a table does without where it would be too wide, the first first
+_LEAST_NEEDED = ("mean_abs", "max_abs", "grad_output", "shape", "grad_input_norm", "zeros")
 
 Row = dict[str, Any]
 
 
-def layer_row(layer: LayerGradient, weights: str) -> Row:
-    """A layer call; shapes are told also where no gradient arrives, for they are those of the activations."""
+def layer_row(
+    layer: LayerGradient, parameters: Sequence[ParameterGradient], thresholds: GradientThresholds, weights: str
+) -> Row:
+    """A layer call; shapes are told also where no gradient arrives, for they are those of the activations.
+
+    Args:
+        layer: The call.
+        parameters: Those of the model: what is wrong with the layer's own is told here too.
+        thresholds: From where on something is a finding.
+        weights: Which the model has.
+    """
     from hookscope.gradient_findings import layer_finding_names
 
     call, size, given = layer.call, layer.grad_output, layer.grad_input
@@ -71,7 +94,7 @@ def layer_row(layer: LayerGradient, weights: str) -> Row:
         "nan": size and size.nan,
         "inf": size and size.inf,
         "ratio": layer.ratio,
-        "findings": layer_finding_names(layer),
+        "findings": layer_finding_names(layer, parameters, thresholds),
         "weights": weights,
     }
 
@@ -99,15 +122,34 @@ def parameter_row(parameter: ParameterGradient, thresholds: GradientThresholds, 
     }
 
 
-def table_fields(rows: Sequence[Row], parameters: bool) -> list[str]:
-    """The columns of a table: few, and those on what is unusual only where there is any."""
+def table_fields(rows: Sequence[Row], parameters: bool, columns: int = 100) -> list[str]:
+    """The columns of a table: few, those on what is unusual only where there is any, and no more than fit.
+
+    Args:
+        rows: All of the table.
+        parameters: Whether they are of parameters, else of layers.
+        columns: How many characters a line may have.
+    """
     fields = list(_PARAMETER_TABLE if parameters else _TABLE)
-    unusual = ("nan", "inf", "norm_after", "frozen") if parameters else ("nan", "inf")
-    if not parameters and any(row["call"] for row in rows):
-        fields.insert(2, "call")
-    # a norm_after of 0 is the very thing that was asked for
-    fields += [name for name in unusual if any(row[name] or (name == "norm_after" and row[name] == 0) for row in rows)]
-    return [*fields, "findings"]
+    fields = [name for name in fields if name not in _UNUSUAL or any(row[name] for row in rows)]
+    fields = [name for name in fields if name not in _WHERE_KNOWN or any(row[name] is not None for row in rows)]
+    for name in _LEAST_NEEDED:
+        if name in fields and _width(rows, fields) > columns:
+            fields.remove(name)
+    return fields
+
+
+def terminal_columns(stream: TextIO) -> int:
+    """How many characters a line of the terminal has, 100 where ``stream`` is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns or 100
+    return 100
+
+
+def _width(rows: Sequence[Row], fields: Sequence[str]) -> int:
+    text = StringIO()
+    write_rows([{name: row[name] for name in fields} for row in rows], fields, "table", text)
+    return max(map(len, text.getvalue().splitlines()))
 
 
 def totals(report: GradientReport, loss: str, done: Sequence[str]) -> list[str]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookscope.cli import output, process
-from hookscope.cli.gradient_rows import FIELDS, PARAMETER_FIELDS, layer_row, parameter_row, table_fields, totals
+from hookscope.cli.gradient_rows import (
+    FIELDS,
+    PARAMETER_FIELDS,
+    layer_row,
+    parameter_row,
+    table_fields,
+    terminal_columns,
+    totals,
+)
 from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,
@@ -51,10 +59,10 @@ __all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
     "layers",
     metavar="SEL",
     multiple=True,
-    default=("all",),
     shell_complete=complete_layers,
     help="Which calls: 30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma separated. Of"
-    " parameters, those in these layers are shown.  [default: all]",
+    " parameters, those in these layers are shown.  [default: every layer with a weight of two or more dimensions:"
+    " convolutions, linear layers; with --type: all of that type]",
 )
 @type_option
 @click.option(
@@ -76,7 +84,7 @@ __all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
     multiple=True,
     shell_complete=complete_layers,
     help="Zero the gradients of the parameters in these layers, or of one parameter: layer1, 'bn*', fc.bias;"
-    " repeatable, comma separated.",
+    " repeatable, comma separated. These are names: 2 is the layer called 2, not an index.",
 )
 @click.option("--detect-anomaly", is_flag=True, help="Name the operation behind the first NaN; runs a second pass.")
 @click.option("--parameters", is_flag=True, help="In tsv and csv, rows of parameters instead of layers.")
@@ -87,7 +95,8 @@ __all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
     type=Number(),
     default=1e-7,
     show_default=True,
-    help="Gradient-to-weight ratio below which a gradient vanishes.",
+    help="Gradient-to-weight ratio below which a gradient vanishes. At 1e-7, about the epsilon of single precision, a"
+    " step at a learning rate of 1 would be lost in rounding.",
 )
 @click.option(
     "--exploding",
@@ -95,7 +104,8 @@ __all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
     type=Number(endless=True),
     default=1e3,
     show_default=True,
-    help="Gradient-to-weight ratio above which it explodes.",
+    help="Gradient-to-weight ratio above which it explodes. At 1e3 a step at a learning rate of 0.001 is as long as"
+    " the weight itself.",
 )
 @weights_option
 @seed_option
@@ -106,17 +116,24 @@ __all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
 def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     """Follow the gradient of a loss through MODEL on IMAGE: whether it arrives, and how large.
 
-    IMAGE is one file, or - for standard input; optical flow takes two. One forward and one backward pass, in eval
-    mode, on the untouched model. A row for each layer call has the shapes and norms of the gradient that it gets
-    (grad_output) and gives on (grad_input), and of the former the mean absolute value, the share of zeros, counts of
-    NaN and Inf, and the ratio of its norm to the activation's. A row for each parameter has the same of its gradient,
-    with the ratio to the weight's norm. A table shows both, and json; tsv and csv the layers, or with --parameters the
-    parameters; ndjson says by "row" which. Findings are no failure: the status is 0.
+    IMAGE is one file, or - for standard input; optical flow takes two. One forward and one backward pass on the
+    untouched model, in eval mode: no dropout, and BatchNorm by its running statistics. A row for each layer call has
+    the shapes and norms of the gradient that it gets (grad_output) and gives on (grad_input), and of the former the
+    mean absolute value, the share of zeros, and counts of NaN and Inf. A row for each parameter has the same of its
+    gradient. index counts as in list-layers, Conv2d unless --type says otherwise; other layers have none.
+
+    There are two ratios: of a layer, the norm of the gradient that it gets by the norm of its activation; of a
+    parameter, the norm of its gradient by its own norm. Findings go by the latter, of weights with two or more
+    dimensions: it says how far a step moves the weight. Every layer and parameter beyond a threshold has the name of
+    the finding in its row; a chain of them is told once, at the layer nearest to the loss, with the worst of it.
 
     \b
       vanishing-gradient  the ratio of a weight is below --vanishing, or all is 0
-      exploding-gradient  NaN, Inf, or a ratio above --exploding
+      exploding-gradient  NaN, Inf, or the ratio of a weight is above --exploding
       no-gradient         none arrives, and why: frozen, unused, detached, no graph
+
+    Findings are no failure: the status is 0. A table shows layers and parameters, in the columns that fit, and json
+    both whole; tsv and csv the layers, or with --parameters the parameters; ndjson says by "row" which.
 
     --freeze, --clip-value and --clip-norm show what an optimizer would see: norm_after, beside the norm before. They
     are applied in this order: freeze, then value, then norm. Frozen layers let gradients through.
@@ -149,7 +166,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     lines = _totals(report, loss, changes)
     shown = dataclasses.replace(report, parameters=_of_layers(net, report, options["layers"]))
     if options["plot"] is not None:
-        _draw(options["plot"], net, shown, findings, lines, images)
+        _draw(options["plot"], net, shown, findings, thresholds, lines, images)
     _report(net, shown, findings, thresholds, lines, options)
 
 
@@ -158,7 +175,8 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
     from hookscope.layers import Selection
     from hookscope.targets import Target
 
-    Selection(options["layers"])
+    if options["layers"]:
+        Selection(options["layers"])
     Target(options["target"])
     if len(images) > 2:
         raise UsageError("gradients takes one image, or two for optical flow", f"there are {len(images)}")
@@ -201,21 +219,20 @@ def _measure(
     options: Mapping[str, Any],
 ) -> tuple[GradientReport, list[Finding]]:
     """One backward pass, and where something is left without a gradient or NaN is asked for, a second look."""
-    from hookscope.gradient_findings import anything_unreached, gradient_findings
+    from hookscope.gradient_findings import anything_unreached, diagnose_gradients
     from hookscope.gradient_stops import gradient_stops
     from hookscope.gradients import layer_gradients
-    from hookscope.layers import usual_types
-    from hookscope.observe import class_names
     from hookscope.visualize import refusal
 
-    types = options["types"] or usual_types(map(class_names, net.model.modules()))
-    change = changes.of(net.model) if changes else None
+    layers, types = options["layers"] or None, options["types"] or None
+    change = changes.of(net.model, net.name) if changes else None
     inputs = net.inputs(*pictures)
     with process.prints_to_standard_error(), refusal(net.name, pictures):
-        report = layer_gradients(net.model, inputs, loss, options["layers"], types, change=change)
+        report = layer_gradients(net.model, inputs, loss, layers, types, change=change)
         stops = gradient_stops(net.model, inputs, loss) if anything_unreached(report) else ()
         anomaly = _anomaly(net, inputs, loss) if options["detect_anomaly"] else None
-    return report, gradient_findings(report, stops, thresholds, anomaly)
+    looked = options["detect_anomaly"]
+    return report, diagnose_gradients(report, stops, thresholds, anomaly, looked_for_anomaly=looked)
 
 
 def _anomaly(net: Net, inputs: Any, loss: Loss) -> Anomaly | None:
@@ -231,7 +248,7 @@ def _of_layers(net: Net, report: GradientReport, layers: Sequence[str]) -> tuple
     """The parameters of the chosen layers, and of all that is in them; all of them where nothing was chosen."""
     from hookscope.layers import Selection
 
-    if layers == ("all",):
+    if layers in ((), ("all",)):
         return report.parameters
     selection = Selection(layers)
     named = [name for name, _ in net.model.named_modules(remove_duplicate=False) if selection.calls_by_name([name])]
@@ -252,6 +269,7 @@ def _draw(
     net: Net,
     report: GradientReport,
     findings: Sequence[Finding],
+    thresholds: GradientThresholds,
     lines: Sequence[str],
     images: Sequence[str],
 ) -> None:
@@ -261,7 +279,7 @@ def _draw(
     from hookscope.registry import package_versions
 
     heading = f"{net.name}   weights: {net.weights}"
-    figure = gradient_figure(report, findings, heading, lines)
+    figure = gradient_figure(report, findings, heading, lines, thresholds)
     told = output.plain_json([found.as_row() for found in findings])
     about = {"model": net.name, "weights": net.weights, "images": list(images), "findings": told}
     write_atomically(path, figure_bytes(figure, plot_suffix(path), {**package_versions(), **about}))
@@ -275,7 +293,7 @@ def _report(
     lines: Sequence[str],
     options: Mapping[str, Any],
 ) -> None:
-    layers = [layer_row(layer, net.weights) for layer in report.layers]
+    layers = [layer_row(layer, report.parameters, thresholds, net.weights) for layer in report.layers]
     parameters = [parameter_row(parameter, thresholds, net.weights) for parameter in report.parameters]
     format, stream = chosen_format(options["format"]), process.standard_output()
     if format == "table":
@@ -303,8 +321,9 @@ def write_report_tables(
     stream: Any,
 ) -> None:
     """Both tables, the totals, and the findings in words."""
-    fields = table_fields(layers, parameters=False)
+    columns = terminal_columns(stream)
+    fields = table_fields(layers, False, columns)
     output.write_rows([{name: row[name] for name in fields} for row in layers], fields, "table", stream)
     stream.write("\n")
-    fields = table_fields(parameters, parameters=True)
+    fields = table_fields(parameters, True, columns)
     write_report(parameters, fields, findings, "table", stream, lines)

@@ -24,6 +24,8 @@ class Photographs:
     def __init__(self, paths: Sequence[str]) -> None:
         from hookscope.destinations import image_words
 
+        if paths.count("-") > 1:
+            raise UsageError("standard input is named more than once", do="it can be read once: leave one -")
         self.paths = paths
         once = list(dict.fromkeys(paths))
         self.words = dict(zip(once, image_words(once), strict=True))

@@ -11,16 +11,19 @@ from hookscope.cli import explaining, process
 from hookscope.cli.explaining import Explanation, Plan, answer_fields, explaining_options, peak_fields
 from hookscope.cli.options import model_argument
 from hookscope.cli.progress import pass_progress
-from hookscope.saliency import METHODS, Settings
+from hookscope.findings import counted
+from hookscope.saliency_methods import METHODS, Settings
 
 if TYPE_CHECKING:
     from hookscope.saliency import Saliency
 
 FIELDS = (
-    "image", "method", "class", "label", "score", "probability", "shape", "sum", "max", "peak_x", "peak_y", "weights",
-    "file",
+    "image", "method", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x", "peak_y",
+    "weights", "file",
 )  # fmt: skip
 _USUAL = Settings()
+_GAP = 0.05  # from which on shares that do not make up the score are told
+_ROUNDING = 1e-5  # of the score, which the difference of two that are nearly the same is made of
 
 
 @click.command("saliency")
@@ -40,7 +43,7 @@ _USUAL = Settings()
 @click.option(
     "--noise",
     metavar="SHARE",
-    type=click.FloatRange(0, min_open=True),
+    type=click.FloatRange(0),
     default=_USUAL.noise,
     show_default=True,
     help="Standard deviation of smoothgrad's noise, as a share of the picture's range.",
@@ -66,17 +69,17 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     """Show which pixels of each IMAGE the score that MODEL gives a class depends on (- reads one from standard input).
 
     Writes a PNG, the map over the photograph in grey, and prints a row: class, score and probability, the sum of the
-    signed values (integrated-gradients: the score less that of a picture of zeros), the highest value of the map and
-    where it is, in pixels of the photograph (of a clip, in the mean over its frames). --raw keeps the signed values
-    (3, H, W) of what the network saw.
+    signed values and what it should be (integrated-gradients: the score less that of a picture of zeros; a note says
+    when more --steps are needed), the highest value of the map and where it is, in pixels of the photograph (of a clip,
+    in the mean over its frames). --raw keeps the signed values (3, H, W) of what the network saw.
 
     \b
     Methods:
       gradient              dS/dx
       gradient-input        x dS/dx
       smoothgrad            the mean dS/dx of noisy copies; --seed draws the noise too
-      integrated-gradients  x times the mean dS/dx on the way from zeros: shares that add up to the score
-      guided-backprop       dS/dx with what is negative cut off at every ReLU layer, through hooks
+      integrated-gradients  x times the mean dS/dx on the way from zeros: shares of the score
+      guided-backprop       dS/dx with what is negative cut off at every layer that is a ReLU
 
     \b
     Examples:
@@ -119,19 +122,34 @@ def _maps(one: Explanation, method: str, settings: Settings) -> list[Saliency]:
         )
 
 
+def _note(one: Explanation, found: Saliency, total: float) -> None:
+    """Say where a map is less than its method promises."""
+    index, score = found.prediction.index, found.prediction.score
+    if found.expected is not None and abs(total - found.expected) > _GAP * abs(found.expected) + _ROUNDING * abs(score):
+        what = f"the shares of class {index} make {total:.4g} together, and not {found.expected:.4g}"
+        one.note(f"{what}, the score less that of zeros; raise --steps")
+    if found.unguided:
+        are = "is a function" if found.unguided == 1 else "are functions"
+        many = counted(found.unguided, "ReLU")
+        one.note(f"{many} on the way {are} in a forward, which hooks do not see: not guided")
+
+
 def _row(one: Explanation, found: Saliency, file: str) -> dict[str, Any]:
     from hookscope.saliency_page import still_of
 
     still, answer = still_of(found), found.prediction
     if not still.any():
         one.note(f"class {answer.index} does not depend on any pixel: the map is all zero")
+    total = float(found.values.double().sum())
+    _note(one, found, total)
     one.plan.raw.keep(f"{one.word}/{answer.index}", found.values.cpu().float().numpy())
     return {
         "image": one.subject.origin.image,
         "method": found.method,
         **answer_fields(answer),
         "shape": list(found.values.shape),
-        "sum": float(found.values.double().sum()),
+        "sum": total,
+        "expected": found.expected,
         "max": float(still.max()),
         **peak_fields(one.subject.peak_in(still)),
         "weights": one.net.weights,

@@ -58,15 +58,23 @@ def _known_names(ctx: click.Context) -> tuple[str, ...]:
     return (read_description(weights_path(SHIPPED[model])) or Description()).categories
 
 
+def _joined(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:
+    """Several options as one, for `hookscope.targets.Target`."""
+    return ",".join(value) if value else None
+
+
 def target_option(default: str | None = "top:1", help: str = "Which class to ask about") -> Callable[[Any], Any]:
     """``--target``, with a help text of the command's own before what it takes."""
     return click.option(
         "--target",
         metavar="CLASS",
-        default=default,
+        multiple=True,
+        default=[default] if default is not None else None,
         show_default=default is not None,
         shell_complete=complete_targets,
-        help=f"{help}: a class index, a class name (a part that fits one name will do) or top:K.",
+        callback=_joined,
+        help=f"{help}: a class index, a class name (a part that fits one name will do) or top:K; repeatable, comma"
+        " separated.",
     )
 
 

@@ -213,10 +213,11 @@ def write(folder: Path, seed: int, numbers: Sequence[int]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--into", type=Path, required=True)
+    shown = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], formatter_class=shown)
+    parser.add_argument("--count", type=int, default=12, help="how many pictures, from number 0")
+    parser.add_argument("--seed", type=int, default=5, help="which stream of pictures")
+    parser.add_argument("--into", type=Path, required=True, help="folder, made when missing")
     options = parser.parse_args()
     write(options.into, options.seed, range(options.count))
 

@@ -1,9 +1,12 @@
 """Measure the model `shapes` on freshly drawn pictures, trained and untrained: accuracy, and the pointing game.
 
     python samples/shapes/measure.py
+    python samples/shapes/measure.py --stream 2 --count 2000
+
+The second shows it the 2,000 held-out pictures of training; 200 pictures take about a quarter of a minute.
 
 The pointing game (Zhang et al., arXiv:1608.00507) counts the pictures in which the highest value of the map of the true
-class lies in the box of the object.
+class lies in the box of the object; a map in which nothing is above 0 points nowhere, and misses.
 """
 
 from __future__ import annotations
@@ -29,13 +32,15 @@ class Measured:
     chance: float
 
 
-def measure(weights: str, numbers: Sequence[int], method: str = "gradcam", layer: str | None = None) -> Measured:
-    """Show the pictures of the stream `FRESH` to the model, one by one."""
+def measure(
+    weights: str, numbers: Sequence[int], method: str = "gradcam", layer: str | None = None, stream: int = FRESH
+) -> Measured:
+    """Show pictures of ``stream`` to the model, one by one."""
     net = hookscope.load_model("shapes", weights=weights, device="cpu")
     right = hits = 0
     covered = 0.0
     for number in numbers:
-        drawn = draw.draw(FRESH, number)
+        drawn = draw.draw(stream, number)
         inputs = net.inputs(net.preprocess(drawn.image))
         [best] = hookscope.class_activation_maps(net.model, inputs, layer, "top:1", method)
         right += best.prediction.index == drawn.label
@@ -57,15 +62,17 @@ def _points_into(peak: tuple[float, float] | None, drawn: draw.Drawn) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--method", default="gradcam")
-    parser.add_argument("--layer")
+    shown = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], formatter_class=shown)
+    parser.add_argument("--count", type=int, default=200, help="how many pictures")
+    parser.add_argument("--stream", type=int, default=FRESH, help="which; 1 is what it was trained on, 2 held out")
+    parser.add_argument("--method", default="gradcam", help="as `hookscope cam` takes it")
+    parser.add_argument("--layer", help="likewise; without one the last with a map, classifier.2")
     options = parser.parse_args()
     print("weights\tpictures\taccuracy\tpointing\tchance")
     for weights in ("default", "none"):
-        found = measure(weights, range(options.count), options.method, options.layer)
-        print(f"{weights}\t{found.pictures}\t{found.accuracy:.3f}\t{found.pointing:.3f}\t{found.chance:.3f}")
+        found = measure(weights, range(options.count), options.method, options.layer, options.stream)
+        print(f"{weights}\t{found.pictures}\t{found.accuracy:.4f}\t{found.pointing:.4f}\t{found.chance:.4f}")
 
 
 if __name__ == "__main__":

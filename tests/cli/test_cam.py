@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shlex
 import signal
@@ -67,6 +68,14 @@ def slow():
     torch.manual_seed(0)
     return Small(pause=0.5)
 
+def deep():
+    torch.manual_seed(0)
+    net = nn.Sequential()
+    for at in range(40):
+        net.add_module(f"layer_of_the_deep_net_{at}", nn.Conv2d(3, 3, 1))
+    net.add_module("mean", nn.AdaptiveAvgPool2d(1))
+    return net.append(nn.Flatten())
+
 class Detached(Small):
     def forward(self, x):
         x = self.relu(self.conv1(x)).detach()
@@ -84,6 +93,17 @@ def dull():
 
 def broken():
     net = small()
+    with torch.no_grad():
+        net.conv2.weight[0, 0, 0, 0] = float("nan")
+    return net
+
+class Hidden(Small):
+    def forward(self, x):
+        x = self.relu(self.conv1(x))
+        return self.fc(self.conv2(x).relu().nan_to_num(0).mean((2, 3)))
+
+def hidden():
+    net = Hidden()
     with torch.no_grad():
         net.conv2.weight[0, 0, 0, 0] = float("nan")
     return net
@@ -226,11 +246,14 @@ def test_raw_is_the_librarys_map(run: Run) -> None:
                 assert np.array_equal(found[f"{image[:3]}/{one.call.key}/{one.prediction.index}"], one.values)
 
 
-def test_fused_maps_are_one_row_and_one_map(run: Run) -> None:
+def test_fused_maps_are_one_row_and_one_map(run: Run, here: Path) -> None:
     status, out, _ = run("cat.jpg", "--layer", "0,1", "--fuse", "--raw", "x.npy", "--format", "ndjson")
     assert status == 0
     (row,) = rows(out)
-    assert (row["layer"], row["shape"]) == ("conv1 + conv2", [8, 8])
+    assert (row["layer"], row["shape"], row["type"], row["call"]) == ("conv1 + conv2", [8, 8], "Conv2d", None)
+    assert row["file"] == f"cat-nets.py-small-gradcam-fused-conv1+conv2-{row['class']}.png"
+    told = read_provenance(here / row["file"])
+    assert (told["fused"], told["maps"][0]["layer"]) == (True, "conv1 + conv2")
     assert np.array_equal(np.load("x.npy"), fused(library(layers="conv1,conv2")).values)
     assert 0.5 <= row["max"] <= 1
 
@@ -240,6 +263,8 @@ def test_several_layers_stand_side_by_side_in_one_picture(run: Run, here: Path) 
     first, second = rows(out)
     assert first["file"] == second["file"]
     told = read_provenance(here / first["file"])
+    assert first["file"] == f"cat-nets.py-small-gradcam-conv1+conv2-{first['class']}.png"
+    assert (told["fused"], first["call"], second["call"]) == (False, 0, 0)
     assert [one["layer"] for one in told["maps"]] == ["conv1", "conv2"]
     assert told["size"][0] == 2 * 320 + 12 + 28
 
@@ -257,6 +282,45 @@ def test_several_layers_stand_side_by_side_in_one_picture(run: Run, here: Path) 
 def test_where_pictures_go(run: Run, here: Path, words: list[str], expected: list[str]) -> None:
     assert run("cat.jpg", *words, "--target", "1")[0] == 0
     assert files(here) == expected
+
+
+def test_maps_of_other_layers_have_other_names(run: Run, here: Path) -> None:
+    asked = (["conv1"], ["conv2"], ["conv1,conv2"], ["conv1,conv2", "--fuse"], ["relu"])
+    for words in asked:
+        assert run("cat.jpg", "--target", "1", "--layer", *words)[0] == 0
+    assert files(here) == sorted(
+        f"cat-nets.py-small-gradcam-{what}-1.png"
+        for what in ("conv1", "conv2", "conv1+conv2", "fused-conv1+conv2", "relu")
+    )
+
+
+def test_long_names_are_cut_and_still_differ(run: Run, here: Path) -> None:
+    for layers in ("0:39", "0:40", "1:40"):
+        assert run("cat.jpg", "--target", "1", "--layer", layers, model="nets.py:deep")[0] == 0
+    found = files(here)
+    assert len(found) == 3 and all(len(name) < 200 for name in found)
+    for name in found:
+        assert re.fullmatch(r"cat-nets\.py-deep-gradcam-layer.*~[0-9a-f]{8}-1\.png", name), name
+    for layers in ("0:39", "0:40", "1:40"):
+        assert run("cat.jpg", "--target", "1", "--layer", layers, model="nets.py:deep")[0] == 0
+    assert files(here) == found  # the same again
+
+
+def test_calls_without_a_map_are_left_out_and_named(run: Run) -> None:
+    status, out, errors = run("cat.jpg", "--layer", "re:^(conv|fc)", "--format", "ndjson")
+    assert (status, [row["layer"] for row in rows(out)]) == (0, ["conv1", "conv2"])
+    assert errors == "Note: cat.jpg: 1 call without a map left out: fc\n"
+    status, out, errors = run("cat.jpg", "--layer", "all", "--type", "all", "--format", "ndjson")
+    assert (status, [row["layer"] for row in rows(out)]) == (0, ["conv1", "relu", "conv2"])
+    assert re.fullmatch(r"Note: cat.jpg: \d calls? without a map left out: fc.*\n", errors)
+
+
+@pytest.mark.parametrize("words", [["--target", "3,0", "--target", "1"], ["--target", "3,owl,red", "--target", "3"]])
+def test_several_targets_are_a_union(run: Run, here: Path, words: list[str]) -> None:
+    status, out, _ = run("cat.jpg", *words, "--categories", "names.txt", "--format", "ndjson")
+    assert status == 0
+    assert {row["class"] for row in rows(out)} == {0, 1, 3} and len(files(here)) == 3
+    assert rows(out)[0]["class"] == 3
 
 
 def test_several_classes_go_to_a_folder(run: Run, here: Path) -> None:
@@ -372,7 +436,14 @@ def test_one_of_several_images_is_broken(run: Run, here: Path) -> None:
         (["--fuse"], 2, "--fuse joins the maps of several layers; none are chosen; choose them with --layer"),
         (["--layer", "conv1", "--fuse"], 2, "the selection has one: conv1; choose several with --layer"),
         (["--target", "4"], 1, "no class 4; the model has 4 classes: 0 to 3"),
-        (["--target", "fox"], 1, "no class 'fox'; no names are known; give an index, or the names with --categories"),
+        (["--target", "fox"], 1, "no class 'fox'; no names are known; give an index, or the names of the classes"),
+        (["--target", "top:1,"], 2, "the target is empty"),
+        (["--target", "1,3", "-o", "x.png"], 2, "--target 1,3 makes several pictures; give -o a folder"),
+        (["--target", "1", "--target", "3", "-o", "-"], 2, "--target 1,3 makes several pictures"),
+        (["--sheet", "x.png", "--target", "top:20,1"], 2, "--sheet has room for 20 classes; --target is top:20,1"),
+        (["--layer", "re:fc"], 1, "fc puts out no feature map"),
+        (["--layer", "fc,re:conv"], 1, "fc puts out no feature map"),
+        (["-", "-"], 2, "standard input is named more than once; it can be read once: leave one -"),
         (["--target", "foy", "--categories", "names.txt"], 1, "no class 'foy'; "),
         (["--target", "r", "--categories", "names.txt"], 1, "'r' is in the names of 3 classes; 0 red fox, 2 crane"),
         (["--target", "top:0"], 2, "bad target 'top:0'"),
@@ -414,7 +485,8 @@ def test_what_is_refused_leaves_nothing(run: Run, here: Path, words: list[str], 
             ["--layer", "conv1"],
             "the score does not depend on conv1; the gradient does not reach it",
         ),
-        ("nets.py:broken", [], "the map of conv2 is not finite; its activation holds NaN or Inf"),
+        ("nets.py:broken", [], "the score of class 0 is not finite; see gradients --detect-anomaly"),
+        ("nets.py:hidden", [], "the map of conv2 is not finite; its activation holds NaN or Inf"),
         ("nets.py:Boxes", [], "Boxes gives boxes and labels, no score for each class; visualize, stats and"),
         ("resnet35", [], "nearest: resnet"),
     ],

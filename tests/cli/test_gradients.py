@@ -64,6 +64,15 @@ class Blind(Small):
     def forward(self, x):
         return super().forward(x).detach()
 
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 8), nn.Tanh(), nn.Linear(8, 4))
+
+def deep():
+    torch.manual_seed(0)
+    body = [part for at in range(20) for part in (nn.Conv2d(8 if at else 3, 8, 3, padding=1), nn.Sigmoid())]
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
 def blind():
     return Blind()
 
@@ -124,7 +133,7 @@ def test_json_is_one_object(run: Run) -> None:
     assert told["model"] == "nets.py:small"
     assert (told["loss"]["name"], told["targets"][0]["index"], told["targets"][0]["label"]) == ("score", 2, "fox")
     assert told["loss"]["value"] == pytest.approx(told["targets"][0]["score"])
-    assert [row["name"] for row in told["layers"]] == ["conv1", "conv2"]
+    assert [(row["name"], row["index"]) for row in told["layers"]] == [("conv1", 0), ("conv2", 1), ("fc", None)]
     assert [row["name"] for row in told["parameters"]] == OWN
     assert list(told["layers"][0]) == list(FIELDS) and list(told["parameters"][0]) == list(PARAMETER_FIELDS)
     assert told["layers"][0]["grad_output"] == [1, 6, 30, 30] and told["layers"][0]["grad_input"] == [1, 3, 32, 32]
@@ -140,7 +149,7 @@ def test_json_is_one_object(run: Run) -> None:
 def test_lines_are_layers_or_parameters(run: Run, format: str, between: str) -> None:
     _, out, _ = run("--format", format)
     head, *lines = csv.reader(io.StringIO(out), delimiter=between)
-    assert (head, [line[1] for line in lines]) == (list(FIELDS), ["conv1", "conv2"])
+    assert (head, [line[1] for line in lines]) == (list(FIELDS), ["conv1", "conv2", "fc"])
     _, out, _ = run("--format", format, "--parameters")
     head, *lines = csv.reader(io.StringIO(out), delimiter=between)
     assert (head, [line[0] for line in lines]) == (list(PARAMETER_FIELDS), OWN)
@@ -150,16 +159,17 @@ def test_lines_are_layers_or_parameters(run: Run, format: str, between: str) -> 
 def test_ndjson_says_what_a_row_is(run: Run) -> None:
     rows = [json.loads(line) for line in run("--format", "ndjson", model="nets.py:cut")[1].splitlines()]
     kinds = [row.pop("row") for row in rows]
-    assert kinds == ["layer"] * 2 + ["parameter"] * 8 + ["finding"]
+    assert kinds == ["layer"] * 3 + ["parameter"] * 8 + ["finding"]
     assert rows[-1]["numbers"]["reason"] == "detached"
 
 
 def test_a_table_has_both_and_fits_a_terminal(run: Run) -> None:
     _, out, _ = run("--format", "table", "--target", "1", "--clip-norm", "0.5")
     lines = out.splitlines()
-    assert lines[0].split()[:3] == ["index", "name", "grad_output"] and lines[4].split()[0] == "name"
-    assert "norm_after" in lines[4] and "frozen" not in lines[4]
-    assert max(map(len, lines)) <= 120
+    assert lines[0].split()[:3] == ["index", "name", "grad_output"] and lines[5].split()[0] == "name"
+    assert "norm_after" in lines[5] and "frozen" not in lines[5]
+    assert not any("findings" in line.split() for line in (lines[0], lines[5]))
+    assert max(map(len, lines)) <= 100
     assert any(line.startswith("score of class 1: ") for line in lines)
     assert any(line.endswith("; after clipping the norm to 0.5: 0.5") for line in lines)
     assert lines[-1] == "no findings"
@@ -202,14 +212,45 @@ def test_findings_are_told_and_are_no_failure(run: Run) -> None:
     assert (row["grad_output_norm"], row["ratio"], row["findings"]) == (None, None, ["no-gradient"])
 
 
+def test_layers_with_weights_are_shown_without_layer_and_type(run: Run) -> None:
+    rows = as_json(run, model="nets.py:mlp")["layers"]
+    assert [(row["name"], row["index"]) for row in rows] == [("1", None), ("3", None)]
+    head = run("--format", "table", model="nets.py:mlp")[1].splitlines()[0].split()
+    assert head[0] == "name" and "index" not in head and "mean_abs" in head
+    assert [row["name"] for row in as_json(run, "--type", "Conv2d")["layers"]] == ["conv1", "conv2"]
+    assert [row["name"] for row in as_json(run, "--layer", "all")["layers"]] == ["conv1", "conv2"]
+
+
+def test_every_link_of_a_chain_is_marked_and_told_once(run: Run) -> None:
+    told = as_json(run, model="nets.py:deep")
+    (found,) = told["findings"]
+    marked = [row["name"] for row in told["layers"] if row["findings"] == ["vanishing-gradient"]]
+    assert len(marked) == found["numbers"]["weights"] > 5 and marked[-1] == found["layer"] and marked[0] == "0"
+    weights = [row["name"] for row in told["parameters"] if row["findings"] == ["vanishing-gradient"]]
+    assert weights == [f"{name}.weight" for name in marked]
+    limited = as_json(run, "--vanishing", "1e-13", model="nets.py:deep")["layers"]
+    assert 0 < len([row for row in limited if row["findings"]]) < len(marked)
+
+
+def test_a_table_does_without_columns_that_do_not_fit(run: Run) -> None:
+    out = run("--format", "table", model="nets.py:deep")[1]
+    assert max(map(len, out.splitlines())) <= 100
+    layers, parameters = (block.splitlines()[0].split() for block in out.split("\n\n")[:2])
+    assert layers[-1] == parameters[-1] == "findings" and "mean_abs" not in layers
+    assert {"index", "name", "grad_output_norm", "ratio"} <= set(layers)
+    assert {"name", "norm", "ratio"} <= set(parameters)
+
+
 def test_the_operation_behind_the_first_nan(run: Run) -> None:
     told = as_json(run, "--detect-anomaly", model="nets.py:nan")
     (found,) = told["findings"]
     assert (found["finding"], found["layer"]) == ("exploding-gradient", "block")
     line = 1 + NETS[: NETS.index("return (x - x)")].count("\n")
-    assert found["evidence"] == (
-        f"the first NaN of the backward pass comes from SqrtBackward0 in layer 'block' at nets.py:{line}"
-    )
+    assert found["evidence"] == (f"SqrtBackward0 of sqrt at nets.py:{line} makes the first NaN of the backward pass")
+    assert "--detect-anomaly" not in found["meaning"]
+    assert "--detect-anomaly" in as_json(run, model="nets.py:nan")["findings"][0]["meaning"]
+    text = " ".join(run("--detect-anomaly", "--format", "table", model="nets.py:nan")[1].split())
+    assert f"exploding-gradient block: SqrtBackward0 of sqrt at nets.py:{line} makes the first NaN" in text
     status, out, errors = run("--detect-anomaly", "--format", "ndjson")
     assert (status, errors) == (0, "Note: no NaN in the forward pass and none in the backward pass\n")
     assert "finding" not in {json.loads(line)["row"] for line in out.splitlines()}
@@ -224,7 +265,7 @@ def test_thresholds(run: Run) -> None:
 @pytest.mark.parametrize("name", ["g.png", "g.svg", "g.pdf"])
 def test_a_plot(run: Run, here: Path, name: str) -> None:
     status, out, errors = run("--plot", name, "--clip-value", "0.1", "--format", "ndjson", model="nets.py:cut")
-    assert (status, errors, len(out.splitlines())) == (0, "", 11)
+    assert (status, errors, len(out.splitlines())) == (0, "", 12)
     data = (here / name).read_bytes()
     assert data.startswith({"g.png": b"\x89PNG", "g.svg": b"<?xml", "g.pdf": b"%PDF"}[name])
     if name == "g.png":
@@ -248,6 +289,12 @@ def test_a_plot(run: Run, here: Path, name: str) -> None:
         (["--clip-value", "-1"], "small", 2, "no clip value -1"),
         (["--clip-value", "x"], "small", 2, "'x' is not a valid float"),
         (["--freeze", "conv3"], "small", 1, "no layer or parameter 'conv3'; nearest: conv"),
+        (
+            ["--freeze", "nix"],
+            "small",
+            1,
+            "'nix'; there are conv1, bn1, conv2, fc; list them with `hookscope weights nets.py:small`",
+        ),
         (["--freeze", "relu"], "small", 1, "cannot freeze 'relu'; it has no parameters"),
         (["--freeze", "conv1#1"], "small", 2, "parameters have names, not calls"),
         (["--loss", "nll"], "small", 2, "'nll' is not one of"),
@@ -316,5 +363,10 @@ def test_help_has_the_manual() -> None:
         "freeze, then value, then norm",
         "--detect-anomaly",
         "frozen, unused, detached, no graph",
+        "in eval mode",
+        "There are two ratios",
+        "the epsilon of single precision",
+        "2 is the layer called 2",
+        "every layer with a weight of two or more dimensions",
     ):
         assert line in text

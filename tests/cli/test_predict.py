@@ -217,7 +217,12 @@ def test_scores_that_are_no_numbers(run: Run) -> None:
         (["--target", "top:0"], 2, "bad target 'top:0'; write top:K with K from 1, such as top:3"),
         (["--target", ""], 2, "the target is empty"),
         (["--target", "7"], 1, "no class 7; the model has 7 classes: 0 to 6"),
-        (["--target", "ant"], 1, "no class 'ant'; no names are known; give an index, or the names with --categories"),
+        (
+            ["--target", "ant"],
+            1,
+            "no class 'ant'; no names are known; give an index, or the names of the classes (categories)",
+        ),
+        (["-", "-"], 2, "standard input is named more than once; it can be read once: leave one -"),
         (["--target", "fax", "--categories", "names.txt"], 1, "no class 'fax'; "),
         (["--target", "e", "--categories", "names.txt"], 1, "'e' is in the names of 3 classes; 1 bee, 4 emu, 5 red"),
         (["--categories", "nope.txt"], 1, "no file 'nope.txt' with class names"),
@@ -231,6 +236,12 @@ def test_errors_are_one_line(run: Run, here: Path, words: list[str], status: int
     assert (found, out) == (status, "")
     told = [line for line in errors.splitlines() if line != "a word of the model"]
     assert len(told) == 1 and told[0].startswith(f"Error: {said}")
+
+
+def test_several_targets_are_a_union_in_the_order_asked_for(run: Run) -> None:
+    words = ["--categories", "names.txt", "--format", "ndjson", "--target", "gnu,bee", "--target", "6,0"]
+    status, out, _ = run("cat.png", *words)
+    assert (status, [row["index"] for row in rows(out)]) == (0, [6, 1, 0])
 
 
 def test_a_bad_file_of_names_is_told_before_the_model_is_loaded(run: Run) -> None:

@@ -20,7 +20,8 @@ from hookscope.cli.main import main
 from hookscope.cli.saliency import FIELDS, command
 from hookscope.models import load_model
 from hookscope.pictures import read_provenance
-from hookscope.saliency import METHODS, Settings, saliency_maps
+from hookscope.saliency import saliency_maps
+from hookscope.saliency_methods import METHODS, Settings
 
 SAMPLES = Path(hookscope.__file__).parents[1] / "samples"
 
@@ -50,6 +51,32 @@ class Functions(Small):
     def __init__(self):
         super().__init__()
         self.relu = nn.Identity()
+
+class Steep(Small):
+    def forward(self, x):
+        return torch.sigmoid(20 * super().forward(x))
+
+def steep():
+    torch.manual_seed(0)
+    return Steep()
+
+class Half(Small):
+    functions = 1
+
+    def forward(self, x):
+        x = self.relu(self.conv1(x))
+        for _ in range(self.functions):
+            x = torch.relu(x - 0.01)
+        return self.conv2(x).mean((2, 3))
+
+def half():
+    torch.manual_seed(0)
+    return Half()
+
+def both():
+    net = half()
+    net.functions = 2
+    return net
 
 def dull():
     net = small()
@@ -115,7 +142,7 @@ def library(target: str | int, method: str, settings: Settings | None = None) ->
 
 
 def test_fields_are_the_documented_ones() -> None:
-    expected = "image method class label score probability shape sum max peak_x peak_y weights file"
+    expected = "image method class label score probability shape sum expected max peak_x peak_y weights file"
     assert " ".join(FIELDS) == expected
 
 
@@ -123,9 +150,10 @@ def test_fields_are_the_documented_ones() -> None:
 def test_every_method(run: Run, here: Path, method: str) -> None:
     words = ("--samples", "3", "--steps", "4", "--batch-size", "2", "--noise", "0.1", "--seed", "5")
     status, out, errors = run("cat.jpg", "--method", method, *words, "--raw", "x.npy", "--format", "ndjson")
-    assert (status, errors) == (0, "")
+    assert status == 0
     (row,) = rows(out)
     assert tuple(row) == FIELDS
+    assert errors == "" or (method == "integrated-gradients" and row["expected"] and "raise --steps" in errors)
     values = np.load("x.npy")
     [expected] = library("top:1", method, Settings(samples=3, steps=4, batch_size=2, noise=0.1, seed=5))
     assert np.allclose(values, expected.values.numpy(), atol=1e-7)
@@ -177,7 +205,8 @@ def test_all_zero_is_drawn_and_said(run: Run, here: Path) -> None:
         ("nets.py:small", ["--target", "9"], 1, "no class 9; the model has 4 classes: 0 to 3"),
         ("nets.py:small", ["--method", "gradien"], 2, "'gradien' is not one of 'gradient'"),
         ("nets.py:small", ["--samples", "0"], 2, "samples"),
-        ("nets.py:small", ["--noise", "0"], 2, "noise"),
+        ("nets.py:small", ["--noise", "-0.1"], 2, "noise"),
+        ("nets.py:small", ["--target", "1,2", "-o", "x.png"], 2, "--target 1,2 makes several pictures"),
         ("nets.py:small", ["--raw", "x.npy", "--target", "top:2"], 2, "takes one map"),
         ("nets.py:small", ["-o", "x.jpg"], 2, "cannot write x.jpg"),
         ("nets.py:small", ["dog.png", "-o", "x.png"], 2, "there are several images"),
@@ -191,6 +220,50 @@ def test_what_is_refused_leaves_nothing(
     assert message in errors
     assert errors.count("\n") == 1
     assert files(here) == []
+
+
+def test_without_noise_smoothgrad_is_the_gradient(run: Run) -> None:
+    words = ("--method", "smoothgrad", "--noise", "0", "--samples", "2", "--raw", "x.npy")
+    assert run("cat.jpg", *words)[0] == 0
+    [expected] = library("top:1", "gradient")
+    assert np.allclose(np.load("x.npy"), expected.values.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 400])
+def test_shares_that_do_not_make_up_the_score_are_told(run: Run, steps: int) -> None:
+    words = ("--method", "integrated-gradients", "--steps", str(steps), "--format", "ndjson")
+    status, out, errors = run("cat.jpg", *words, model="nets.py:steep")
+    (row,) = rows(out)
+    off = abs(row["sum"] - row["expected"]) / abs(row["expected"])
+    assert (status, off > 0.05) == (0, steps == 1)
+    what = f"the shares of class {row['class']} make {row['sum']:.4g} together, and not {row['expected']:.4g}"
+    said = f"Note: cat.jpg: {what}, the score less that of zeros; raise --steps\n"
+    assert errors == (said if steps == 1 else "")
+
+
+def test_only_integrated_gradients_say_what_they_should_make_up(run: Run) -> None:
+    _, out, errors = run("cat.jpg", "--method", "gradient-input", "--format", "ndjson")
+    assert (rows(out)[0]["expected"], errors) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [("half", "1 ReLU on the way is a function"), ("both", "2 ReLUs on the way are functions")]
+)
+def test_relus_that_are_not_guided_are_told(run: Run, model: str, said: str) -> None:
+    status, _, errors = run("cat.jpg", "--method", "guided-backprop", model=f"nets.py:{model}")
+    assert (status, errors) == (0, f"Note: cat.jpg: {said} in a forward, which hooks do not see: not guided\n")
+
+
+def test_several_targets_are_a_union(run: Run, here: Path) -> None:
+    status, out, _ = run("cat.jpg", "--target", "3,1", "--target", "0", "--target", "3", "--format", "ndjson")
+    assert (status, [row["class"] for row in rows(out)]) == (0, [3, 1, 0])
+    assert len(files(here)) == 3
+
+
+def test_standard_input_can_be_read_once(run: Run, here: Path) -> None:
+    status, out, errors = run("-", "cat.jpg", "-")
+    assert (status, out, files(here)) == (2, "", [])
+    assert errors == "Error: standard input is named more than once; it can be read once: leave one -\n"
 
 
 def test_random_weights_are_said_in_row_and_picture(run: Run, here: Path) -> None:

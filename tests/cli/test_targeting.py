@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from hookscope.cli.targeting import CategoriesFile, categories_of, categories_option, complete_targets, target_option
 from hookscope.errors import CategoriesError
+from hookscope.targets import Target
 
 
 @click.command()
@@ -40,10 +41,18 @@ def test_values(tmp_path: Path) -> None:
     assert invoked("--target", "tiger cat", "--categories", str(names)) == ["tiger cat", ["cat", "dog"]]
 
 
+def test_several_options_are_one_wish() -> None:
+    assert invoked("--target", "star,circle")[0] == "star,circle"
+    assert invoked("--target", "star", "--target", "7,top:2")[0] == "star,7,top:2"
+    target = Target(invoked("--target", "star", "--target", "circle", "--target", "star")[0])
+    assert target.indices([0, 0, 0], ["circle", "square", "star"]) == (2, 0)
+    assert target.count == 3
+
+
 def test_help() -> None:
     text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
-    assert "Which class to explain: a class index, a class name (a part that fits one name will do) or top:K." in text
-    assert "[default: top:1]" in text
+    assert "Which class to explain: a class index, a class name (a part that fits one name will do) or top:K;" in text
+    assert "repeatable, comma separated. [default: top:1]" in text
     assert "[default: those that come with the weights]" in text
 
 

@@ -214,6 +214,7 @@ def test_one_broken_image_is_the_error(run: Run, here: Path) -> None:
         (["-o", "x.jpg"], 2, "sheets are PNG files"),
         (["-o", "x.png"], 2, "-o x.png takes one picture; the selection has several"),
         (["-o", "-"], 2, "-o - takes one picture; the selection has several"),
+        (["-", "-"], 2, "standard input is named more than once; it can be read once: leave one -"),
         (["-o", "no/x.png", "--layer", "0"], 1, "its folder does not exist"),
         (["-o", "cat.jpg"], 2, "sheets are PNG files"),
         (["dog.png", "-o", "x.png", "--layer", "0"], 2, "-o x.png takes one picture; there are several images"),

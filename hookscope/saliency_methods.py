@@ -1,0 +1,140 @@
+"""The methods of saliency: each a function from a picture, and the gradient of a score at pictures, to values.
+
+In the formulas ``X`` is the picture ``(1, C, H, W)`` and ``dS/dX`` the gradient of the score of a class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookscope.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["METHODS", "Method", "Settings", "wide"]
+
+Gradient = Callable[["Tensor"], "Tensor"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the methods with many passes can be told.
+
+    Attributes:
+        samples: How many noisy pictures SmoothGrad takes.
+        noise: Its standard deviation, as a share of the picture's range of values.
+        steps: How many points Integrated Gradients takes between the baseline and the picture.
+        batch_size: Pictures in one pass.
+        seed: Of the noise.
+
+    Raises:
+        UsageError: for less than one sample, step or picture, and for noise below 0.
+    """
+
+    samples: int = 25
+    noise: float = 0.15
+    steps: int = 50
+    batch_size: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', ' ')} {getattr(self, name)}", do="give a number from 1")
+        if not 0 <= self.noise < float("inf"):
+            raise UsageError(f"noise {self.noise:g}", do="give a number from 0, as a share of the range of values")
+
+
+def vanilla(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
+    """The gradient of the score (Simonyan et al., arXiv:1312.6034): ``dS/dX``."""
+    return gradient(picture)
+
+
+def gradient_times_input(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
+    """Gradient times input (Shrikumar et al., arXiv:1605.01713): ``X * dS/dX``."""
+    return picture * gradient(picture)
+
+
+def smoothgrad(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
+    """SmoothGrad (Smilkov et al., arXiv:1706.03825): the mean gradient of noisy copies of the picture.
+
+    ``mean_n dS/dX(X + e_n)``, ``e_n`` normal with ``sigma = noise * (max(X) - min(X))``.
+    """
+    import torch
+
+    numbers = torch.Generator("cpu").manual_seed(settings.seed)
+    sigma = settings.noise * float(picture.max() - picture.min())
+    total = torch.zeros_like(picture, dtype=wide(picture))
+    for size in _batches(settings.samples, settings.batch_size):
+        noise = torch.randn((size, *picture.shape[1:]), generator=numbers, dtype=torch.float32, device="cpu")
+        total += gradient(picture + sigma * noise.to(picture)).sum(0, keepdim=True)
+    return total / settings.samples
+
+
+def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
+    """Integrated Gradients (Sundararajan et al., arXiv:1703.01365) from a baseline of 0 to the picture.
+
+    ``X * integral_0^1 dS/dX(a X) da``, by the Gauss-Legendre rule; its sum is ``S(X) - S(0)`` as far as the steps go.
+    0 is the mean colour of the training pictures where the preprocessing subtracts it.
+    """
+    import numpy as np
+    import torch
+
+    points, shares = np.polynomial.legendre.leggauss(settings.steps)
+    at = torch.as_tensor((points + 1) / 2, dtype=wide(picture), device=picture.device)
+    weight = torch.as_tensor(shares / 2, dtype=wide(picture), device=picture.device)
+    total = torch.zeros_like(picture, dtype=wide(picture))
+    for begin in range(0, settings.steps, settings.batch_size):
+        some = slice(begin, begin + settings.batch_size)
+        place = [-1] + [1] * (picture.dim() - 1)
+        found = gradient((picture * at[some].view(place)).to(picture.dtype))
+        total += (found * weight[some].view(place)).sum(0, keepdim=True)
+    return picture * total
+
+
+def wide(picture: Tensor) -> torch.dtype:
+    """What sums of many gradients are kept in: half a number would be lost in the formats of half precision."""
+    import torch
+
+    return torch.promote_types(picture.dtype, torch.float32)
+
+
+def _batches(total: int, size: int) -> list[int]:
+    return [min(size, total - begun) for begun in range(0, total, size)]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method and how its values are read.
+
+    Attributes:
+        attribute: From a function picture -> gradient, the picture ``(1, C, H, W)`` and settings to its values.
+        signed: Whether the values multiply the picture, so that those of the colours of a pixel are added.
+        completes: Whether all values together make up the score less that of a picture of zeros.
+        guided: Whether negative gradients are cut off at every ReLU on the way.
+        pictures: Which of the settings says how many pictures it takes, empty for one.
+    """
+
+    attribute: Callable[[Gradient, Tensor, Settings], Tensor]
+    signed: bool = False
+    completes: bool = False
+    guided: bool = False
+    pictures: str = ""
+
+    def total(self, settings: Settings) -> int:
+        """How many pictures it takes."""
+        return int(getattr(settings, self.pictures)) if self.pictures else 1
+
+
+METHODS = {
+    "gradient": Method(vanilla),
+    "gradient-input": Method(gradient_times_input, signed=True),
+    "smoothgrad": Method(smoothgrad, pictures="samples"),
+    "integrated-gradients": Method(integrated_gradients, signed=True, completes=True, pictures="steps"),
+    "guided-backprop": Method(vanilla, guided=True),
+}
+"""Every method by the name that ``--method`` takes; guided backpropagation is arXiv:1412.6806."""
