@@ -161,12 +161,12 @@ class Flow(WatchedPass):
         kwargs = kwargs or {}
         given = [*tensors_in(args).values(), *tensors_in(kwargs).values()]
         # as they are now: an operation in place gives them another
-        within = {node_of(tensor) for tensor in given if tensor.requires_grad and not tensor.is_inference()}
+        within = {node_of(tensor) for tensor in given if in_graph(tensor)}
         mask = self._mask_of_all(given)
         result = func(*args, **kwargs)
         name = operation_name(func)
         made = list(tensors_in(result).values())
-        if within and (name in _LEAVING or (made and not any(tensor.requires_grad for tensor in made))):
+        if within and (name in _LEAVING or (made and not any(in_graph(tensor) for tensor in made))):
             mask |= self._cut(name, within, made)
         if name in _LEAVING:
             for cut in self.cuts:
@@ -246,7 +246,7 @@ class Flow(WatchedPass):
                 break
 
     def _note(self, call: LeafCall, tensors: list[Tensor]) -> None:
-        call.nodes = {node for tensor in tensors if tensor.requires_grad for node in _nodes_of(tensor)}
+        call.nodes = {node for tensor in tensors if in_graph(tensor) for node in _nodes_of(tensor)}
         call.floating = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
         self._made |= dict.fromkeys(call.nodes, call.bit)
         for tensor in tensors:
@@ -254,11 +254,18 @@ class Flow(WatchedPass):
         self.calls.append(call)
 
 
+def in_graph(tensor: Tensor) -> bool:
+    """Whether ``tensor`` leads back into an autograd graph; what inference_mode made claims to, and has none."""
+    return tensor.requires_grad and not tensor.is_inference()
+
+
 def node_of(tensor: Tensor) -> Any:
     """The node of the autograd graph that takes the gradient of ``tensor``."""
+    import torch
     from torch.autograd.graph import get_gradient_edge
 
-    return get_gradient_edge(tensor).node
+    with torch.inference_mode(False):  # inside it a parameter has no node either
+        return get_gradient_edge(tensor).node
 
 
 def _nodes_of(tensor: Tensor) -> list[Any]:

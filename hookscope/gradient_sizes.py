@@ -112,5 +112,7 @@ def norm_and_nonfinite(tensors: Sequence[Tensor]) -> tuple[float, int]:
 
 
 def total_norm(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of the finite values of ``tensors`` together, in double precision."""
-    return norm_and_nonfinite(list(tensors))[0]
+    """The Euclidean norm of the finite values of ``tensors`` together, in double precision; NaN if none is finite."""
+    held = list(tensors)
+    norm, bad = norm_and_nonfinite(held)
+    return math.nan if bad and bad == sum(tensor.numel() for tensor in held) else norm

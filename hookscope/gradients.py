@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.activations import keep_and_hand_on
 from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import HookscopeError, InputError, ModelError
-from hookscope.flow import refuse_reentrant_checkpoints
+from hookscope.flow import in_graph, refuse_reentrant_checkpoints
 from hookscope.gradient_sizes import Size, norm_and_nonfinite, size_of, total_norm
 from hookscope.gradient_stops import gradient_stops
 from hookscope.hooks import Door, check_hookable
@@ -174,9 +174,6 @@ def layer_gradients(
         with _missing_batch_axis_told(model, inputs), record:
             output = model(*passed_on(leaves_of(inputs)))
         value, targets = loss.of(output, type(model).__name__)
-        if value.is_inference():
-            asked = f"no gradient passes {type(model).__name__}: its output is made inside torch.inference_mode"
-            raise ModelError(asked, do="leave it out of forward")
         if not value.requires_grad:
             raise _without_gradient(model, inputs, loss, output)
         refuse_reentrant_checkpoints(model, value)
@@ -199,11 +196,6 @@ def layer_gradients(
             loss=loss.name,
             saturating=_saturating(model),
         )
-
-
-def _in_graph(tensor: Tensor) -> bool:
-    # what inference_mode made says that it requires a gradient, and has no graph
-    return tensor.requires_grad and not tensor.is_inference()
 
 
 def _layers_with_weights(model: nn.Module) -> str:
@@ -291,18 +283,20 @@ class _Record:
         return [seen for seen in self._seen if self.observer.wanted(seen.call)]
 
     def _on_input(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        import torch
         from torch.autograd.graph import get_gradient_edge
 
         given = args[0] if len(args) == 1 and not kwargs else [*args, *kwargs.values()]
         # an edge stands for the value as it is now: a layer that works in place changes the tensor, not the edge
-        edges = {get_gradient_edge(tensor) for tensor in tensors_in(given).values() if _in_graph(tensor)}
+        with torch.inference_mode(False):  # the model may have turned it on
+            edges = {get_gradient_edge(tensor) for tensor in tensors_in(given).values() if in_graph(tensor)}
         return list(edges), shape_of(given)
 
     def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
         tensors = list(tensors_in(kept).values())
         edges, input_shape = self.observer.input
-        within = [tensor for tensor in tensors if _in_graph(tensor)]
+        within = [tensor for tensor in tensors if in_graph(tensor)]
         self._seen.append(_Seen(call, within, shape_of(output), edges, input_shape, *norm_and_nonfinite(tensors)))
         return handed_on
 

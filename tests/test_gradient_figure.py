@@ -172,6 +172,9 @@ def test_ticks_do_not_crowd_over_thirty_decades() -> None:
         assert 2 <= len(labels) <= 6
         left, right = axes.get_xlim()
         assert all(left <= float(label) <= right for label in labels)
+        ends = [axes.transData.transform((x, 0))[0] for mark in "o|" for x in points(axes, mark).values()]
+        frame = axes.get_window_extent()
+        assert frame.x0 + 4 < min(ends) and max(ends) < frame.x1 - 4
 
 
 def test_a_page_is_made_of_anything() -> None:

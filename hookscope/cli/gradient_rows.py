@@ -13,6 +13,7 @@ from hookscope.findings import counted
 
 if TYPE_CHECKING:
     from hookscope.gradient_findings import GradientThresholds
+    from hookscope.gradient_sizes import Size
     from hookscope.gradients import GradientReport, LayerGradient, ParameterGradient
 
 __all__ = ["FIELDS", "PARAMETER_FIELDS", "layer_row", "parameter_row", "table_fields", "terminal_columns", "totals"]
@@ -99,6 +100,11 @@ def layer_row(
     }
 
 
+def _known(size: Size | None) -> float | None:
+    """The norm, None where no value is finite: 0 would say that nothing is left."""
+    return None if size is None or size.nan + size.inf == size.count else size.norm
+
+
 def parameter_row(parameter: ParameterGradient, thresholds: GradientThresholds, weights: str) -> Row:
     """A parameter."""
     from hookscope.gradient_findings import parameter_finding_names
@@ -115,7 +121,7 @@ def parameter_row(parameter: ParameterGradient, thresholds: GradientThresholds, 
         "nan": size and size.nan,
         "inf": size and size.inf,
         "ratio": parameter.ratio,
-        "norm_after": parameter.after and parameter.after.norm,
+        "norm_after": _known(parameter.after),
         "frozen": parameter.frozen,
         "findings": parameter_finding_names(parameter, thresholds),
         "weights": weights,
@@ -168,4 +174,7 @@ def totals(report: GradientReport, loss: str, done: Sequence[str]) -> list[str]:
     bad = sum(1 for p in report.parameters if p.gradient is not None and p.gradient.nan + p.gradient.inf)
     if bad:
         lines.append(f"NaN or Inf in the gradients of {counted(bad, 'parameter')}: norms are of the finite values")
+    spread = sum(1 for p in report.parameters if p.after is not None and p.after.nan + p.after.inf)
+    if spread > bad:
+        lines.append(f"clipping by norm carries them to {counted(spread, 'parameter')}, as it does in training")
     return lines

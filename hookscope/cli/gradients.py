@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from hookscope.gradient_changes import GradientChanges
     from hookscope.gradient_findings import GradientThresholds
     from hookscope.gradients import GradientReport, ParameterGradient
+    from hookscope.images import Picture
     from hookscope.losses import Loss
     from hookscope.models import Net
 
@@ -161,12 +163,13 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 
         check_family(net.family, net.name)
     loss = _loss(net, options)
-    pictures = _pictures(net, photographs)
+    read = _read(net, photographs)
+    pictures = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
     report, findings = _measure(net, pictures, loss, changes, thresholds, options)
     lines = _totals(report, loss, changes)
     shown = dataclasses.replace(report, parameters=_of_layers(net, report, options["layers"]))
     if options["plot"] is not None:
-        _draw(options["plot"], net, shown, findings, thresholds, lines, images)
+        _draw(options["plot"], net, shown, findings, thresholds, lines, _origin(net, read, options))
     _report(net, shown, findings, thresholds, lines, options)
 
 
@@ -178,6 +181,9 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
     if options["layers"]:
         Selection(options["layers"])
     Target(options["target"])
+    source = click.get_current_context().get_parameter_source("target")
+    if options["loss"] == "mse" and source is not click.core.ParameterSource.DEFAULT:
+        raise UsageError("--loss mse has no target: it is held against zeros", do="leave --target out")
     if len(images) > 2:
         raise UsageError("gradients takes one image, or two for optical flow", f"there are {len(images)}")
     if options["plot"] is not None:
@@ -200,14 +206,14 @@ def _loss(net: Net, options: Mapping[str, Any]) -> Loss:
     return Loss(options["loss"], options["target"], categories)
 
 
-def _pictures(net: Net, photographs: Photographs) -> list[Tensor]:
+def _read(net: Net, photographs: Photographs) -> list[Picture]:
     if len(photographs.paths) > 1 and net.family != "optical_flow":
         raise UsageError(f"{net.name} takes one image", f"there are {len(photographs.paths)}")
     read = [photographs.read(path, net.preprocess.frames) for path in photographs.paths]
     for picture in read:
         for text in picture.notes:
             output.note(f"Note: {picture.name}: {text}")
-    return [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
+    return read
 
 
 def _measure(
@@ -271,7 +277,7 @@ def _draw(
     findings: Sequence[Finding],
     thresholds: GradientThresholds,
     lines: Sequence[str],
-    images: Sequence[str],
+    origin: Mapping[str, Any],
 ) -> None:
     from hookscope.figures import figure_bytes, plot_suffix
     from hookscope.files import write_atomically
@@ -281,8 +287,21 @@ def _draw(
     heading = f"{net.name}   weights: {net.weights}"
     figure = gradient_figure(report, findings, heading, lines, thresholds)
     told = output.plain_json([found.as_row() for found in findings])
-    about = {"model": net.name, "weights": net.weights, "images": list(images), "findings": told}
-    write_atomically(path, figure_bytes(figure, plot_suffix(path), {**package_versions(), **about}))
+    about = {**package_versions(), **origin, "value": output.plain_json(report.value), "findings": told}
+    write_atomically(path, figure_bytes(figure, plot_suffix(path), about))
+
+
+def _origin(net: Net, read: Sequence[Picture], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a plot comes from: what was measured on what, and what was done to it."""
+    asked = ("loss", "target", "layers", "types", "freeze", "clip_value", "clip_norm")
+    return {
+        "model": net.name,
+        "weights": net.weights,
+        "images": [os.path.basename(picture.name) or picture.name for picture in read],
+        "sha256": [picture.sha256 for picture in read],
+        "preprocess": net.preprocess.describe(),
+        **{name: output.plain_json(options[name]) for name in asked},
+    }
 
 
 def _report(

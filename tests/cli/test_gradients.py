@@ -370,3 +370,71 @@ def test_help_has_the_manual() -> None:
         "every layer with a weight of two or more dimensions",
     ):
         assert line in text
+
+
+@pytest.mark.parametrize("name", ["everywhere", "a_part"])
+def test_inference_mode_inside_the_model_is_one_line(name, tmp_path, capsys):
+    (tmp_path / "nets.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, part):\n"
+        "        super().__init__()\n"
+        "        self.a, self.b, self.part = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 3, 3), part\n"
+        "    def forward(self, x):\n"
+        "        with torch.inference_mode():\n"
+        "            x = self.a(x)\n"
+        "            if not self.part:\n"
+        "                return self.b(x).mean((2, 3))\n"
+        "        return self.b(x).mean((2, 3))\n"
+        "def everywhere(): return Net(False)\n"
+        "def a_part(): return Net(True)\n"
+    )
+    picture = tmp_path / "grey.png"
+    Image.new("RGB", (32, 32), (90, 120, 150)).save(picture)
+    with pytest.raises(SystemExit) as ended:
+        main(["gradients", f"{tmp_path}/nets.py:{name}", str(picture), "--input-size", "32"])
+    error = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert ("inference_mode" in error or "under no_grad" in error) and error.count("\n") == 1
+
+
+def test_clipping_by_norm_that_spreads_nan_is_no_norm_of_zero(tmp_path, capsys):
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.a, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)\n"
+        "    def forward(self, x):\n"
+        "        y = self.a(x)\n"
+        "        return self.fc(((y - y).abs().sqrt() + y).mean((2, 3)))\n"
+    )
+    picture = tmp_path / "grey.png"
+    Image.new("RGB", (32, 32), (90, 120, 150)).save(picture)
+    asked = ["gradients", f"{tmp_path}/nets.py:Net", str(picture), "--input-size", "32", "--clip-norm", "1"]
+    with pytest.raises(SystemExit):
+        main([*asked, "--format", "json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["total_norm"] > 0 and told["total_norm_after"] is None
+    assert [row["norm_after"] for row in told["parameters"]] == [None] * 4  # clip_grad_norm_ leaves NaN everywhere
+    with pytest.raises(SystemExit):
+        main([*asked, "--format", "table"])
+    assert "carries them to 4 parameters" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_target_for_the_mean_square_is_wrong_usage(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["gradients", "shapes", "none.png", "--loss", "mse", "--target", "star"])
+    assert ended.value.code == 2
+    assert "--loss mse has no target" in capsys.readouterr().err
+
+
+def test_a_plot_knows_what_it_was_made_from(tmp_path, capsys):
+    picture, plot = tmp_path / "grey.png", tmp_path / "flow.png"
+    Image.new("RGB", (32, 32), (90, 120, 150)).save(picture)
+    with pytest.raises(SystemExit):
+        main(["gradients", "shapes", str(picture), "--target", "star", "--clip-norm", "0.5", "--plot", str(plot)])
+    told = read_provenance(str(plot))
+    assert (told["model"], told["images"], told["target"], told["clip_norm"]) == ("shapes", ["grey.png"], "star", 0.5)
+    assert len(told["sha256"][0]) == 64 and "resize 128" in told["preprocess"]
