@@ -12,7 +12,7 @@ import click
 from hookscope.cam_methods import METHODS
 from hookscope.cli import explaining, process
 from hookscope.cli.explaining import Explanation, Plan, answer_fields, explaining_options, peak_fields
-from hookscope.cli.options import complete_layers, model_argument, type_option
+from hookscope.cli.options import layer_option, model_argument, type_option
 from hookscope.cli.progress import pass_progress
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -30,14 +30,7 @@ _SHEET_TARGET, _MOST_CLASSES = "top:3", 20
 @click.command("cam")
 @model_argument()
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
-@click.option(
-    "--layer",
-    "layers",
-    metavar="SEL",
-    multiple=True,
-    shell_complete=complete_layers,
-    help="Which calls, as in visualize; several are drawn side by side.  [default: the last with a map]",
-)
+@layer_option("Which calls, as in visualize; several are drawn side by side.  [default: the last with a map]")
 @type_option
 @click.option(
     "--method", type=click.Choice(list(METHODS)), default="gradcam", show_default=True, help="How channels are weighed."

@@ -16,12 +16,8 @@ from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,
     complete_colour_maps,
-    device_option,
     format_option,
-    preprocess_option,
-    seed_option,
-    size_option,
-    weights_option,
+    net_options,
 )
 from hookscope.cli.photographs import Photographs
 from hookscope.cli.targeting import categories_of, categories_option, target_option
@@ -76,11 +72,7 @@ def explaining_options(keys: str) -> Callable[[Command], Command]:
             shell_complete=complete_colour_maps,
             help="Any of matplotlib's colour maps.",
         ),
-        weights_option,
-        seed_option,
-        device_option,
-        preprocess_option,
-        size_option,
+        net_options,
         format_option,
     ]
 

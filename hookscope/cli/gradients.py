@@ -23,14 +23,11 @@ from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,
     complete_layers,
-    device_option,
     format_option,
+    layer_option,
     model_argument,
-    preprocess_option,
-    seed_option,
-    size_option,
+    net_options,
     type_option,
-    weights_option,
 )
 from hookscope.cli.photographs import Photographs
 from hookscope.cli.report import write_report
@@ -56,15 +53,10 @@ __all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
 @click.command("gradients")
 @model_argument()
 @click.argument("images", metavar="IMAGE", nargs=-1, required=True, type=click.Path())
-@click.option(
-    "--layer",
-    "layers",
-    metavar="SEL",
-    multiple=True,
-    shell_complete=complete_layers,
-    help="Which calls: 30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma separated. Of"
+@layer_option(
+    "Which calls: 30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma separated. Of"
     " parameters, those in these layers are shown.  [default: every layer with a weight of two or more dimensions:"
-    " convolutions, linear layers; with --type: all of that type]",
+    " convolutions, linear layers; with --type: all of that type]"
 )
 @type_option
 @click.option(
@@ -109,11 +101,7 @@ __all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
     help="Gradient-to-weight ratio above which it explodes. At 1e3 a step at a learning rate of 0.001 is as long as"
     " the weight itself.",
 )
-@weights_option
-@seed_option
-@device_option
-@preprocess_option
-@size_option
+@net_options
 @format_option
 def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     """Follow the gradient of a loss through MODEL on IMAGE: whether it arrives, and how large.

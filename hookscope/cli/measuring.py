@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
 from hookscope.cli import output, process
 from hookscope.cli.image_options import (
     Losses,
@@ -22,13 +20,9 @@ from hookscope.cli.image_options import (
 )
 from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
-    complete_layers,
-    device_option,
-    preprocess_option,
-    seed_option,
-    size_option,
+    layer_option,
+    net_options,
     type_option,
-    weights_option,
 )
 from hookscope.cli.progress import image_progress
 from hookscope.errors import HookscopeError, InputError, UsageError
@@ -48,32 +42,23 @@ _SAVE_SHARE = 20.0  # times as long as it takes to save, to save again: a covari
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-layer_option = click.option(
-    "--layer",
-    "layers",
-    metavar="SEL",
-    multiple=True,
-    shell_complete=complete_layers,
-    help="Which calls, as in visualize; indices count Conv2d unless --type says otherwise.  [default: every"
-    " convolution and every activation function]",
+_layer_option = layer_option(
+    "Which calls, as in visualize; indices count Conv2d unless --type says otherwise.  [default: every"
+    " convolution and every activation function]"
 )
 
 
 def measuring_options(command: Command) -> Command:
     """The options that say what is measured on which images."""
     options = [
-        layer_option,
+        _layer_option,
         type_option,
         files0_option,
         batch_size_option,
         workers_option,
         limit_option,
         strict_option,
-        weights_option,
-        seed_option,
-        device_option,
-        preprocess_option,
-        size_option,
+        net_options,
     ]
     for option in reversed(options):
         command = option(command)

@@ -9,6 +9,8 @@
 ``seed_option``     ``--seed`` of random weights
 ``device_option``   ``--device auto|cpu|cuda|mps``
 ``preprocess_option``  ``--preprocess weights|stretch|none``
+``net_options``     the five above that say which model and what it is shown
+``layer_option``    ``--layer SEL``, with a help text of the command's own
 =================  ============================================================
 """
 
@@ -17,19 +19,23 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from hookscope.cli.output import FORMATS, default_format
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 __all__ = [
     "InputSize",
     "complete_layers",
     "complete_types",
     "format_option",
+    "layer_option",
     "model_argument",
+    "net_options",
     "size_option",
     "type_option",
 ]
@@ -167,3 +173,18 @@ preprocess_option = click.option(
     show_default=True,
     help="weights: their own transforms; stretch: resize to the input size and [0, 1]; none: [0, 1] only.",
 )
+
+
+def layer_option(help: str, default: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+    """``--layer``: which calls, with what the command says of it."""
+    more: dict[str, Any] = {"default": default} if default else {}
+    return click.option(
+        "--layer", "layers", metavar="SEL", multiple=True, shell_complete=complete_layers, help=help, **more
+    )
+
+
+def net_options(command: Command) -> Command:
+    """The options of `hookscope.cli.nets.load_net`: weights, seed, device, preprocessing, size of the input."""
+    for option in (size_option, preprocess_option, device_option, seed_option, weights_option):
+        command = option(command)
+    return command

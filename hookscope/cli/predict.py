@@ -12,13 +12,9 @@ from hookscope.cli import output, process
 from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,
-    device_option,
     format_option,
     model_argument,
-    preprocess_option,
-    seed_option,
-    size_option,
-    weights_option,
+    net_options,
 )
 from hookscope.cli.photographs import Photographs
 from hookscope.cli.targeting import categories_of, categories_option, target_option
@@ -37,11 +33,7 @@ FIELDS = ("image", "index", "label", "score", "probability", "weights")
 @click.option("--top", metavar="K", type=click.IntRange(1, 999_999), help="How many classes.  [default: 5]")
 @target_option(default=None, help="Only these classes, in the place of --top")
 @categories_option
-@weights_option
-@seed_option
-@device_option
-@preprocess_option
-@size_option
+@net_options
 @format_option
 def command(
     model: str,

@@ -12,15 +12,11 @@ from hookscope.cli import output, process
 from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,
-    complete_layers,
     complete_types,
-    device_option,
     format_option,
+    layer_option,
     model_argument,
-    preprocess_option,
-    seed_option,
-    size_option,
-    weights_option,
+    net_options,
 )
 from hookscope.cli.photographs import Photographs
 from hookscope.errors import UsageError
@@ -37,15 +33,10 @@ FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
 @click.command("verify")
 @model_argument()
 @click.argument("images", metavar="[IMAGE]", nargs=-1, type=click.Path())
-@click.option(
-    "--layer",
-    "layers",
-    metavar="SEL",
-    multiple=True,
-    default=("all",),
-    shell_complete=complete_layers,
-    help="Which calls: 30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma separated."
+@layer_option(
+    "Which calls: 30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma separated."
     "  [default: all]",
+    ("all",),
 )
 @click.option(
     "--type",
@@ -55,11 +46,7 @@ FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
     shell_complete=complete_types,
     help="Class of layer that is checked and that indices count; repeatable; a glob.  [default: all, every leaf]",
 )
-@weights_option
-@seed_option
-@device_option
-@preprocess_option
-@size_option
+@net_options
 @format_option
 def command(
     model: str,

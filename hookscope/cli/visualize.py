@@ -15,16 +15,12 @@ from hookscope.cli.options import (
     chosen_format,
     complete_channels,
     complete_colour_maps,
-    complete_layers,
     complete_scales,
-    device_option,
     format_option,
+    layer_option,
     model_argument,
-    preprocess_option,
-    seed_option,
-    size_option,
+    net_options,
     type_option,
-    weights_option,
 )
 from hookscope.cli.photographs import Photographs
 from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
@@ -43,15 +39,10 @@ FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead"
 @click.command("visualize")
 @model_argument()
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
-@click.option(
-    "--layer",
-    "layers",
-    metavar="SEL",
-    multiple=True,
-    default=("all",),
-    shell_complete=complete_layers,
-    help="Which calls: 30, -1, 0:10, 0:36:5, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma"
+@layer_option(
+    "Which calls: 30, -1, 0:10, 0:36:5, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma"
     " separated.  [default: all]",
+    ("all",),
 )
 @type_option
 @click.option(
@@ -88,11 +79,7 @@ FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead"
 )
 @click.option("--overlay", is_flag=True, help="Lay each map over the photograph that the network saw.")
 @click.option("--plain", is_flag=True, help="The grid only: no header, numbers or bars.")
-@weights_option
-@seed_option
-@device_option
-@preprocess_option
-@size_option
+@net_options
 @format_option
 def command(
     model: str,

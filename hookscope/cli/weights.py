@@ -14,8 +14,8 @@ from hookscope.cli.options import (
     chosen_format,
     complete_channels,
     complete_colour_maps,
-    complete_layers,
     format_option,
+    layer_option,
     model_argument,
     seed_option,
     weights_option,
@@ -57,14 +57,9 @@ FIELDS = (
 
 @click.command("weights")
 @model_argument()
-@click.option(
-    "--layer",
-    "layers",
-    metavar="SEL",
-    multiple=True,
-    shell_complete=complete_layers,
-    help="Layers by name: conv1, layer4 (all in it), 'layer4.*', 're:bn[12]$'; repeatable, comma separated. Indices"
-    " count calls, and there is no forward pass here.  [default: all]",
+@layer_option(
+    "Layers by name: conv1, layer4 (all in it), 'layer4.*', 're:bn[12]$'; repeatable, comma separated. Indices"
+    " count calls, and there is no forward pass here.  [default: all]"
 )
 @click.option(
     "--dead-norm",
