@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hookscope.gradients import GradientReport, LayerGradient, ParameterGradient
+    from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
 
 __all__ = ["gradient_figure"]
 

@@ -12,9 +12,9 @@ from hookscope.findings import Finding, counted, listed
 
 if TYPE_CHECKING:
     from hookscope.anomaly import Anomaly
+    from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
     from hookscope.gradient_sizes import Size
     from hookscope.gradient_stops import Stop
-    from hookscope.gradients import GradientReport, LayerGradient, ParameterGradient
 
 __all__ = [
     "GradientThresholds",

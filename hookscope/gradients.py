@@ -12,13 +12,13 @@ from hookscope.activations import keep_and_hand_on
 from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import HookscopeError, InputError, ModelError
 from hookscope.flow import in_graph, refuse_reentrant_checkpoints
-from hookscope.gradient_sizes import Size, norm_and_nonfinite, size_of, total_norm
+from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
+from hookscope.gradient_sizes import norm_and_nonfinite, size_of, total_norm
 from hookscope.gradient_stops import gradient_stops
 from hookscope.hooks import Door, check_hookable
 from hookscope.layers import Call, Layers, usual_types
 from hookscope.losses import AnyLoss, LossLike, OwnLoss, as_loss
 from hookscope.observe import Observer, class_names, is_leaf
-from hookscope.scores import Prediction
 from hookscope.tensors import Shape, shape_of, tensors_in
 
 if TYPE_CHECKING:
@@ -28,99 +28,9 @@ if TYPE_CHECKING:
 
     from hookscope.gradient_changes import Change
 
-__all__ = ["GradientReport", "LayerGradient", "ParameterGradient", "layer_gradients"]
+__all__ = ["layer_gradients"]
 
 _SATURATING = ("Hardsigmoid", "Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh")
-
-
-@dataclass(frozen=True, slots=True)
-class LayerGradient:
-    """The gradients of the loss at one layer call.
-
-    Attributes:
-        call: Which call.
-        output_shape: Of what it put out, and so of ``grad_output``.
-        grad_output: The gradient that it gets, None where none arrives.
-        input_shape: Of what went in, and so of ``grad_input``.
-        grad_input: The gradient that it gives to what went in, by way of this call alone, as a full backward hook
-            shows it; None where there is none.
-        activation_norm: Euclidean norm of what it put out, over its finite values.
-        activation_nonfinite: Count of NaN and Inf in what it put out.
-    """
-
-    call: Call
-    output_shape: Shape
-    grad_output: Size | None
-    input_shape: Shape
-    grad_input: Size | None
-    activation_norm: float
-    activation_nonfinite: int = 0
-
-    @property
-    def ratio(self) -> float | None:
-        """The norm of the gradient by the norm of the activation."""
-        return _ratio(self.grad_output, self.activation_norm)
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterGradient:
-    """The gradient of the loss with respect to one parameter.
-
-    Attributes:
-        name: Dotted path in ``named_parameters()``.
-        layer: The layer it belongs to.
-        type: Class name of that layer.
-        shape: Its own.
-        gradient: The gradient, None where none arrives.
-        weight_norm: Its own Euclidean norm.
-        frozen: Whether ``requires_grad`` is False.
-        after: The gradient once it was changed, None where nothing was changed or there is none.
-    """
-
-    name: str
-    layer: str
-    type: str
-    shape: tuple[int, ...]
-    gradient: Size | None
-    weight_norm: float
-    frozen: bool
-    after: Size | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        """The norm of the gradient by the norm of the parameter."""
-        return _ratio(self.gradient, self.weight_norm)
-
-
-def _ratio(size: Size | None, norm: float) -> float | None:
-    return size.norm / norm if size is not None and norm > 0 else None
-
-
-@dataclass(frozen=True)
-class GradientReport:
-    """What one backward pass showed.
-
-    Attributes:
-        value: Of the loss.
-        targets: The classes it was made from; empty for ``mse``.
-        layers: The wanted calls in order of execution.
-        parameters: Every parameter of the model, in order of registration.
-        did_not_run: Wanted layers that the pass did not reach.
-        total_norm: Euclidean norm of all parameters' gradients together.
-        total_after: The same once they were changed, None where they were not.
-        loss: Its name.
-        saturating: Class names of the model's activation functions that are flat at their ends, such as ``Sigmoid``.
-    """
-
-    value: float
-    targets: tuple[Prediction, ...]
-    layers: tuple[LayerGradient, ...]
-    parameters: tuple[ParameterGradient, ...]
-    did_not_run: tuple[str, ...]
-    total_norm: float
-    total_after: float | None = None
-    loss: str = "score"
-    saturating: tuple[str, ...] = ()
 
 
 def layer_gradients(

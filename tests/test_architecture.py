@@ -24,7 +24,8 @@ TIERS = [
     "cam cam_layers cam_passes gradients health interventions junit limits listing monitor saved_statistics"
     " stats_figure tensorboard"
     " verification visualize checks differences node_by_node untouched witness kernels weight_findings weights_figure"
-    " differentiable saliency prediction gradient_sizes gradient_stops gradient_findings gradient_changes"
+    " differentiable saliency prediction gradient_report gradient_sizes"
+    " gradient_stops gradient_findings gradient_changes"
     " gradient_figure anomaly flow cam_pages saliency_page",
     "cli",
     "__init__ __main__",
@@ -74,10 +75,11 @@ NEIGHBOURS = {
     "overlays": {"colours", "lettering"},
     "subjects": {"scores", "sheets"},
     "array_file": {"destinations"},
-    "gradients": {"differentiable", "flow", "gradient_changes", "gradient_sizes", "gradient_stops"},
+    "gradient_report": {"gradient_sizes"},
+    "gradients": {"differentiable", "flow", "gradient_changes", "gradient_report", "gradient_sizes", "gradient_stops"},
     "gradient_stops": {"differentiable", "flow"},
-    "gradient_findings": {"anomaly", "gradient_sizes", "gradient_stops", "gradients"},
-    "gradient_figure": {"gradient_findings", "gradient_sizes", "gradients"},
+    "gradient_findings": {"anomaly", "gradient_report", "gradient_sizes", "gradient_stops", "gradients"},
+    "gradient_figure": {"gradient_findings", "gradient_report", "gradient_sizes", "gradients"},
     "anomaly": {"differentiable", "flow"},
     "filters": {"maps"},
     "parameters": {"filters", "maps", "values"},

@@ -13,7 +13,8 @@ from hookscope.findings import Finding
 from hookscope.gradient_changes import GradientChanges
 from hookscope.gradient_figure import gradient_figure
 from hookscope.gradient_findings import GradientThresholds, diagnose_gradients
-from hookscope.gradients import GradientReport, layer_gradients
+from hookscope.gradient_report import GradientReport
+from hookscope.gradients import layer_gradients
 from hookscope.losses import Loss
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from hookscope.errors import InputError, LayerError, ModelError, TargetError, UsageError
+from hookscope.gradient_report import GradientReport
 from hookscope.gradient_sizes import size_of, total_norm
-from hookscope.gradients import GradientReport, layer_gradients
+from hookscope.gradients import layer_gradients
 from hookscope.losses import Loss
 from hookscope.untouched import State
 

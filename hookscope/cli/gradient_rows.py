@@ -13,8 +13,8 @@ from hookscope.findings import counted
 
 if TYPE_CHECKING:
     from hookscope.gradient_findings import GradientThresholds
+    from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
     from hookscope.gradient_sizes import Size
-    from hookscope.gradients import GradientReport, LayerGradient, ParameterGradient
 
 __all__ = ["FIELDS", "PARAMETER_FIELDS", "layer_row", "parameter_row", "table_fields", "terminal_columns", "totals"]
 

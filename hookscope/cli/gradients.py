@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hookscope.findings import Finding
     from hookscope.gradient_changes import GradientChanges
     from hookscope.gradient_findings import GradientThresholds
-    from hookscope.gradients import GradientReport, ParameterGradient
+    from hookscope.gradient_report import GradientReport, ParameterGradient
     from hookscope.images import Picture
     from hookscope.losses import Loss
     from hookscope.models import Net
