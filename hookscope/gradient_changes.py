@@ -1,14 +1,15 @@
-"""What is done to the parameters' gradients before an optimizer sees them: freeze, clip by value, clip by norm."""
+"""What is done to the parameters' gradients before an optimizer sees them: freeze, scale, clamp to a sign, clip."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookscope.errors import LayerError, UsageError, nearest
 from hookscope.findings import listed
-from hookscope.gradient_hooks import ClipValue, Zero, clip_total_norm
+from hookscope.gradient_hooks import ClampSign, ClipValue, Scale, Zero, clip_total_norm
 from hookscope.layers import Selection
 
 if TYPE_CHECKING:
@@ -21,16 +22,19 @@ Change = Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]]
 
 @dataclass(frozen=True, slots=True)
 class GradientChanges:
-    """Changes of all parameters' gradients, made in this order: freeze, then value, then norm.
+    """Changes of all parameters' gradients, made in this order: freeze, scale, sign, value, norm.
 
     Attributes:
         freeze: Names of layers (with all that is in them), patterns of such names, or names of single parameters,
             whose gradients become 0. What flows through a layer to those before it stays as it is.
         clip_value: Every value into ``[-clip_value, clip_value]``, as `torch.nn.utils.clip_grad_value_`.
         clip_norm: The norm of all gradients together at most this, as `torch.nn.utils.clip_grad_norm_`.
+        scale: Every value times this; -1 turns the gradients round.
+        sign: ``positive`` or ``negative``: values of the other sign become 0.
 
     Raises:
-        UsageError: a limit that is not above 0, or a selection that counts calls.
+        UsageError: a limit that is not above 0, a factor that is not finite, another sign, or a selection that counts
+            calls.
 
     Example:
         >>> import torch
@@ -43,18 +47,25 @@ class GradientChanges:
     freeze: tuple[str, ...] = ()
     clip_value: float | None = None
     clip_norm: float | None = None
+    scale: float | None = None
+    sign: str | None = None
 
     def __post_init__(self) -> None:
         for name, limit in (("clip value", self.clip_value), ("clip norm", self.clip_norm)):
             if limit is not None and not limit > 0:
                 raise UsageError(f"no {name} {limit:g}: it would leave nothing", do="give a number above 0")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise UsageError(f"no scale {self.scale:g}", do="give a finite factor")
+        if self.sign is not None:
+            ClampSign(self.sign)
         for term in _terms(self.freeze):
             Selection(term)
             if "#" in term and not term.startswith("re:"):
                 raise UsageError(f"cannot freeze '{term}'", "parameters have names, not calls", "name a layer: conv1")
 
     def __bool__(self) -> bool:
-        return bool(self.freeze) or self.clip_value is not None or self.clip_norm is not None
+        given = (self.clip_value, self.clip_norm, self.scale, self.sign)
+        return bool(self.freeze) or any(one is not None for one in given)
 
     def frozen(self, model: nn.Module, called: str = "") -> tuple[str, ...]:
         """Names of the parameters of ``model`` that `freeze` means.
@@ -83,6 +94,10 @@ class GradientChanges:
 
         def change(gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             changed = {name: Zero()(g) if name in frozen else g for name, g in gradients.items()}
+            if self.scale is not None:
+                changed = {name: Scale(self.scale)(g) for name, g in changed.items()}
+            if self.sign is not None:
+                changed = {name: ClampSign(self.sign)(g) for name, g in changed.items()}
             if self.clip_value is not None:
                 changed = {name: ClipValue(self.clip_value)(g) for name, g in changed.items()}
             if self.clip_norm is not None:

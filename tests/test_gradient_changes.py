@@ -1,4 +1,4 @@
-"""Freeze, clip by value, clip by norm: judged by torch's own functions on a copy."""
+"""Freeze, scale, clamp to a sign, clip by value, by norm: judged by torch's own functions on a copy."""
 
 from __future__ import annotations
 
@@ -61,6 +61,14 @@ def test_together_in_order() -> None:
     assert not changed["0.weight"].any() and changed["0.bias"].any()
 
 
+def test_scaled_then_clamped_to_a_sign_then_clipped() -> None:
+    before = gradients(net())
+    changed = GradientChanges(clip_value=0.5, scale=-2.0, sign="negative").of(net())(before)
+    for name, gradient in before.items():
+        assert torch.equal(changed[name], (gradient * -2).clamp(max=0).clamp(-0.5, 0.5))
+    assert any(bool((gradient < 0).any()) for gradient in changed.values())
+
+
 def test_what_comes_in_is_not_written_to() -> None:
     before = gradients(net())
     kept = {name: gradient.clone() for name, gradient in before.items()}
@@ -84,6 +92,7 @@ def test_what_freeze_means(freeze: tuple[str, ...], names: list[str]) -> None:
 
 def test_nothing_asked_is_false() -> None:
     assert not GradientChanges()
+    assert GradientChanges(scale=1.0) and GradientChanges(sign="positive")
     assert GradientChanges(clip_norm=1.0) and GradientChanges(("a",)) and GradientChanges(clip_value=1.0)
 
 
@@ -93,6 +102,8 @@ def test_nothing_asked_is_false() -> None:
         ({"clip_norm": 0.0}, "no clip norm 0: it would leave nothing; give a number above 0"),
         ({"clip_value": -1.0}, "no clip value -1"),
         ({"clip_norm": float("nan")}, "no clip norm nan"),
+        ({"scale": float("inf")}, "no scale inf"),
+        ({"sign": "up"}, "no sign 'up'"),
         ({"freeze": ("conv#1",)}, "cannot freeze 'conv#1'"),
         ({"freeze": (",",)}, "nothing to freeze"),
     ],

@@ -71,6 +71,12 @@ __all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
 @target_option(help="Which class")
 @categories_option
 @click.option("--clip-value", metavar="X", type=float, help="Clip every value of the parameters' gradients to ±X.")
+@click.option("--scale", metavar="X", type=float, help="Multiply the gradients by X; -1 turns them round.")
+@click.option(
+    "--clamp-sign",
+    type=click.Choice(["positive", "negative"]),
+    help="Let only what has this sign of the gradients go on; the rest is 0.",
+)
 @click.option("--clip-norm", metavar="X", type=float, help="Clip the norm of all parameters' gradients together to X.")
 @click.option(
     "--freeze",
@@ -125,8 +131,8 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     Findings are no failure: the status is 0. A table shows layers and parameters, in the columns that fit, and json
     both whole; tsv and csv the layers, or with --parameters the parameters; ndjson says by "row" which.
 
-    --freeze, --clip-value and --clip-norm show what an optimizer would see: norm_after, beside the norm before. They
-    are applied in this order: freeze, then value, then norm. Frozen layers let gradients through.
+    --freeze, --scale, --clamp-sign, --clip-value and --clip-norm show what an optimizer would see: norm_after, beside
+    the norm before. They are applied in this order. Frozen layers let gradients through.
 
     \b
     Examples:
@@ -140,7 +146,9 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     from hookscope.gradient_findings import GradientThresholds
 
     _check(images, options)
-    changes = GradientChanges(options["freeze"], options["clip_value"], options["clip_norm"])
+    changes = GradientChanges(
+        options["freeze"], options["clip_value"], options["clip_norm"], options["scale"], options["clamp_sign"]
+    )
     thresholds = GradientThresholds(options["vanishing"], options["exploding"])
     photographs = Photographs(images)
     photographs.read_first()
@@ -253,6 +261,8 @@ def _of_layers(net: Net, report: GradientReport, layers: Sequence[str]) -> tuple
 
 def _totals(report: GradientReport, loss: Loss, changes: GradientChanges) -> list[str]:
     done = [f"freezing {', '.join(changes.freeze)}"] if changes.freeze else []
+    done += [f"scaling by {changes.scale:g}"] if changes.scale is not None else []
+    done += [f"clamping to {changes.sign}"] if changes.sign is not None else []
     done += [f"clipping values to ±{changes.clip_value:g}"] if changes.clip_value is not None else []
     done += [f"clipping the norm to {changes.clip_norm:g}"] if changes.clip_norm is not None else []
     return totals(report, loss.name, done)
@@ -281,7 +291,7 @@ def _draw(
 
 def _origin(net: Net, read: Sequence[Picture], options: Mapping[str, Any]) -> dict[str, Any]:
     """Where a plot comes from: what was measured on what, and what was done to it."""
-    asked = ("loss", "target", "layers", "types", "freeze", "clip_value", "clip_norm")
+    asked = ("loss", "target", "layers", "types", "freeze", "scale", "clamp_sign", "clip_value", "clip_norm")
     return {
         "model": net.name,
         "weights": net.weights,

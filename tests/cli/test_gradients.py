@@ -360,7 +360,7 @@ def test_help_has_the_manual() -> None:
     text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
     for line in (
         "hookscope gradients resnet34 cat.jpg --clip-norm 1.0 --plot flow.png",
-        "freeze, then value, then norm",
+        "They are applied in this order",
         "--detect-anomaly",
         "frozen, unused, detached, no graph",
         "in eval mode",
@@ -438,3 +438,19 @@ def test_a_plot_knows_what_it_was_made_from(tmp_path, capsys):
     told = read_provenance(str(plot))
     assert (told["model"], told["images"], told["target"], told["clip_norm"]) == ("shapes", ["grey.png"], "star", 0.5)
     assert len(told["sha256"][0]) == 64 and "resize 128" in told["preprocess"]
+
+
+def test_scaling_and_clamping_to_a_sign_are_told(tmp_path, capsys):
+    picture = tmp_path / "grey.png"
+    Image.new("RGB", (32, 32), (90, 120, 150)).save(picture)
+    asked = ["gradients", "shapes", str(picture), "--target", "star", "--format", "json"]
+    with pytest.raises(SystemExit):
+        main([*asked, "--scale", "-2"])
+    scaled = json.loads(capsys.readouterr().out)
+    assert scaled["total_norm_after"] == pytest.approx(2 * scaled["total_norm"], rel=1e-6)
+    both = []
+    for sign in ("positive", "negative"):
+        with pytest.raises(SystemExit):
+            main([*asked, "--clamp-sign", sign])
+        both.append(json.loads(capsys.readouterr().out)["total_norm_after"])
+    assert both[0] ** 2 + both[1] ** 2 == pytest.approx(scaled["total_norm"] ** 2, rel=1e-6)
