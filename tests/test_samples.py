@@ -74,7 +74,7 @@ def test_the_pointing_game_on_a_small_draw(scripts):
     trained, untrained = measure.measure("default", numbers), measure.measure("none", numbers)
     assert trained.accuracy >= 0.95
     assert trained.pointing >= 0.85
-    assert untrained.pointing <= 0.5
+    assert untrained.pointing <= 0.3
     assert trained.chance < 0.25
 
 
@@ -83,4 +83,13 @@ def test_the_pointing_game_on_a_small_draw(scripts):
 def test_the_pointing_game_of_the_readme(scripts, method):
     _, measure = scripts
     assert measure.measure("default", range(200), method).pointing >= 0.85
-    assert measure.measure("none", range(200), method).pointing <= 0.5
+    assert measure.measure("none", range(200), method).pointing <= 0.3
+
+
+def test_the_map_measured_is_the_last_as_the_readme_says():
+    import hookscope
+
+    net = hookscope.load_model("shapes", device="cpu")
+    picture = hookscope.open_image(str(FOLDER / "star.png"))
+    [found] = hookscope.class_activation_maps(net.model, net.inputs(net.preprocess(picture)))
+    assert found.call.name == "classifier.2"
