@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,7 +92,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "pics" / "b").mkdir(parents=True)
     for at, name in enumerate(NAMES):
-        Image.effect_noise((40, 34), 60 + 9 * at).convert("RGB").save(tmp_path / name)
+        grey = np.random.default_rng(at).normal(128, 60 + 9 * at, (34, 40)).clip(0, 255).astype(np.uint8)
+        Image.fromarray(grey).convert("RGB").save(tmp_path / name)
     (tmp_path / "bad.jpg").write_text("no picture")
     return tmp_path
 
@@ -119,12 +121,20 @@ def rows(text: str) -> list[dict[str, Any]]:
 def same(one: Any, other: Any) -> bool:
     """Whether two results agree: counts exactly, sums of float64 to their last digits, float32 extremes nearly."""
     if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+        near = {name for name in one if re.fullmatch(r"p\d+", name)}
+        return list(one) == list(other) and all(
+            same_percentile(one[name], other[name]) if name in near else same(one[name], other[name]) for name in one
+        )
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return one == pytest.approx(other, rel=1e-5, abs=1e-7)
     return bool(one == other)
+
+
+def same_percentile(one: float | None, other: float | None) -> bool:
+    """Whether two percentiles are within a bin: a value rounded across the edge of one moves them by a part of it."""
+    return one == other if one is None or other is None else one == pytest.approx(other, rel=2**-7, abs=1e-7)
 
 
 def test_fields_are_the_documented_ones() -> None:
