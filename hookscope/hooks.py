@@ -74,6 +74,33 @@ class Door:
         """Call ``hook(gradient)`` when the gradient of ``tensor`` is computed; a tensor returned replaces it."""
         self._stack.callback(tensor.register_hook(hook).remove)
 
+    def every_forward(self, hook: Callable[..., Any]) -> None:
+        """Call ``hook(module, args, kwargs, output)`` after the forward of every module of the process.
+
+        The modules themselves hold nothing of it: they are copied and pickled as without.
+        """
+        from torch.nn.modules.module import register_module_forward_hook
+
+        self._stack.callback(register_module_forward_hook(hook, with_kwargs=True).remove)
+
+    def every_forward_pre(self, hook: Callable[..., Any]) -> None:
+        """Call ``hook(module, args)`` before the forward of every module of the process."""
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        self._stack.callback(register_module_forward_pre_hook(hook).remove)
+
+    def every_step_pre(self, hook: Callable[..., Any]) -> None:
+        """Call ``hook(optimizer, args, kwargs)`` before each step of every optimizer of the process."""
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self._stack.callback(register_optimizer_step_pre_hook(hook).remove)
+
+    def every_step_post(self, hook: Callable[..., Any]) -> None:
+        """Call ``hook(optimizer, args, kwargs)`` after each step of every optimizer of the process."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._stack.callback(register_optimizer_step_post_hook(hook).remove)
+
 
 def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
     """Call ``hook(gradient)`` as `Door.tensor` does, for as long as the tensor lives.
