@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hookscope.grids import channel_grid
     from hookscope.health import diagnose
     from hookscope.images import open_image
+    from hookscope.interventions import intervene
     from hookscope.layers import Call, LayerCall
     from hookscope.losses import Loss
     from hookscope.models import Net, load_model
@@ -68,6 +69,7 @@ _HOMES = {
     "diagnose": "health",
     "diagnose_gradients": "gradient_findings",
     "find_models": "catalogue",
+    "intervene": "interventions",
     "layer_gradients": "gradients",
     "list_layers": "trace",
     "load_model": "models",
@@ -106,6 +108,7 @@ __all__ = [
     "diagnose",
     "diagnose_gradients",
     "find_models",
+    "intervene",
     "layer_gradients",
     "list_layers",
     "load_model",
@@ -120,6 +123,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("hookscope.registry").VERSION
+    if name == "interventions":  # a room with names of its own, Zero and Scale among them
+        return import_module("hookscope.interventions")
     if name not in _HOMES:
         raise AttributeError(f"module 'hookscope' has no attribute {name!r}")
     value = getattr(import_module(f"hookscope.{_HOMES[name]}"), name)

@@ -256,6 +256,11 @@ class Selection:
         return bool(self._indices)
 
     @property
+    def wants_every_index(self) -> bool:
+        """Whether the calls of the chosen types are wanted one and all."""
+        return self._every_index
+
+    @property
     def from_the_end(self) -> bool:
         """Whether some wanted calls are known only when the pass is over."""
         return bool(self._from_the_end)

@@ -106,12 +106,28 @@ def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: Shown | N
     """
     if tensor.dim() < 2:
         return tensor.reshape(1, -1)
+    axis = channel_axis(tensor, module, shown)
+    if axis == 1:
+        return tensor
+    return tensor.movedim(axis, 1) if axis else tensor[None]
+
+
+def channel_axis(tensor: Tensor, module: nn.Module | None = None, shown: Shown | None = None) -> int:
+    """Which axis of ``tensor`` has the channels; 0 for ``(C, H, W)``, which has no axis of images.
+
+    Example:
+        >>> import torch
+        >>> channel_axis(torch.zeros(2, 8, 4, 4)), channel_axis(torch.zeros(2, 197, 768)), channel_axis(torch.zeros(2, 10))
+        (1, 2, 1)
+    """  # noqa: E501
+    if tensor.dim() < 2:
+        return 0
     if tensor.dim() in (4, 5):
-        return tensor.movedim(-1, 1) if channels_last(module, tensor, shown) else tensor
+        return tensor.dim() - 1 if channels_last(module, tensor, shown) else 1
     kind = _channels_by_class(module)
     if tensor.dim() == 3 and (kind == "first" or (kind is None and shown is not None and not shown.batched)):
-        return tensor if type(module).__name__.endswith("1d") else tensor[None]
-    return tensor.movedim(-1, 1)
+        return 1 if type(module).__name__.endswith("1d") else 0
+    return tensor.dim() - 1
 
 
 def as_float(tensor: Tensor) -> Tensor:

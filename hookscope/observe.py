@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Observer", "describe_types", "types_in"]
 
 OnCall = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any], Any], Any]
+OnBefore = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any]], Any]
 OnInput = Callable[["nn.Module", tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -51,6 +52,7 @@ class _Watched:
     counted: bool
     by_name: frozenset[int | None]
     calls: int = 0
+    index: int | None = None
     open_inputs: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
 
 
@@ -96,6 +98,9 @@ class Observer:
             call that ``on_call`` is called for.
         on_start: ``(args, kwargs)`` of the model when a pass starts.
         on_end: Called when a pass has come to its end.
+        on_before: ``(call, module, args, kwargs)`` before each wanted call; ``(args, kwargs)`` returned go in instead.
+            Indices count calls in the order in which they end, so none of the chosen types may hold another.
+        again: Call ``on_call`` and ``on_before`` for what checkpointing computes again in the backward pass, too.
 
     Raises:
         LayerError: on entry for a name or type the model does not have; on leaving for an index no pass reached.
@@ -120,6 +125,8 @@ class Observer:
         on_input: OnInput | None = None,
         on_start: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
         on_end: Callable[[], None] | None = None,
+        on_before: OnBefore | None = None,
+        again: bool = False,
     ) -> None:
         self.model = model
         self.selection = Selection(layers)
@@ -127,6 +134,7 @@ class Observer:
         self.progress = Course()
         self.input: Any = None
         self._on_call, self._on_input, self._on_start, self._on_end = on_call, on_input, on_start, on_end
+        self._on_before, self._again = on_before, again
         self._stops_early = False
         self._stop: StopForward | None = None
         self._waiting: set[int | tuple[str, int]] | None = None
@@ -138,6 +146,10 @@ class Observer:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: a copy of the model made inside the block has hooks that know they are not meant."""
         return self
+
+    def __reduce__(self) -> Any:
+        """Nothing of it: a model saved whole inside the block is loaded with hooks that do nothing."""
+        return (_Absent, ())
 
     def stop_early(self) -> None:
         """End the pass, and with it the block, after the last wanted call."""
@@ -152,7 +164,8 @@ class Observer:
         try:
             self._door.forward_pre(self.model, self._start)
             for module, layer in found:
-                if self._on_input is not None and (layer.by_name or self.selection.counts):
+                looks = self._on_input is not None or self._on_before is not None
+                if looks and (layer.by_name or self.selection.counts):
                     self._door.forward_pre(module, self._before)
                 self._door.forward(module, self._after)
             self._door.forward(self.model, self._end)
@@ -237,7 +250,18 @@ class Observer:
                 found.append((module, _Watched(tuple(names), fits[kind], by_name)))
         if self.selection.counts and not any(layer.counted for _, layer in found):
             raise no_such_type(self.types, types_in(self.model))
+        if self._on_before is not None and self.selection.counts:
+            self._check_order(found)
         return found
+
+    def _check_order(self, found: list[tuple[nn.Module, _Watched]]) -> None:
+        """Refuse indices before calls where one of the chosen types runs within another and so ends before it."""
+        counted = {id(module): layer.names[0] for module, layer in found if layer.counted}
+        for module, layer in found:
+            within = [counted[id(part)] for part in module.modules() if part is not module and id(part) in counted]
+            if layer.counted and within:
+                what = f"the index of '{layer.names[0]}' is not known before it runs: '{within[0]}' in it is counted first"
+                raise LayerError(what, do="choose it by its name")
 
     def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module is not self.model:
@@ -258,22 +282,47 @@ class Observer:
             if self._on_end is not None:
                 self._on_end()
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         layer = self._watched.get(id(module))
-        if self._on_input is None or layer is None or _is_recomputing():
-            return
-        layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
+        if layer is None:
+            return None
+        if not _is_recomputing():
+            if self._on_input is not None:
+                layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
+            if self._on_before is None:
+                return None
+            index = self.progress.total if layer.counted else None
+            call = Call(layer.names[0], type(module).__name__, layer.calls, index)
+        elif self._on_before is None or not self._again:
+            return None
+        else:
+            call = self._call_again(module, layer)
+        return self._on_before(call, module, args, kwargs) if self.wants(call) else None
+
+    def _call_again(self, module: nn.Module, layer: _Watched) -> Call:
+        """The call that is computed again; which one of several nobody can tell, so all of them must be wanted."""
+        name, kind = layer.names[0], type(module).__name__
+        if layer.calls == 1:
+            return Call(name, kind, 0, layer.index)
+        if None in layer.by_name or self.selection.wants_every_index:
+            return Call(name, kind, 0, layer.index)
+        what = f"'{name}' is computed again by checkpointing, and which of its {layer.calls} calls that is cannot be told"
+        raise LayerError(what, do="choose all of its calls, by its name alone")
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         # every line here is paid at each call of a layer: a fast network spends as long in few of its own
         layer = self._watched.get(id(module))
-        if layer is None or _is_recomputing():
+        if layer is None:
             return None
+        if _is_recomputing():
+            if not self._again or not self.wants(call := self._call_again(module, layer)):
+                return None
+            return self._on_call(call, module, args, kwargs, output)
         number = layer.calls
         layer.calls = number + 1
         index = None
         if layer.counted:
-            index = self.progress.total
+            index = layer.index = self.progress.total
             self.progress.total = index + 1
         taken = _taken(layer.open_inputs, kwargs) if layer.open_inputs else None
         call = Call(layer.names[0], type(module).__name__, number, index)
@@ -293,6 +342,14 @@ class Observer:
             self.progress.stopped = True
             self._stop = StopForward()
             raise self._stop
+
+
+class _Absent:
+    """What is left of an observer in a model that was pickled: its hooks by name, and nothing behind them."""
+
+    def _start(self, *call: Any) -> None: ...
+
+    _before = _after = _end = _start
 
 
 def _is_recomputing() -> bool:

@@ -1,0 +1,212 @@
+"""The `with` block that changes what flows through a model, and puts everything back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from hookscope.errors import LayerError, SelectionError, UsageError, nearest
+from hookscope.interventions.base import Change, Intervention, checked
+from hookscope.interventions.weights import Freeze, Prune, parameter_changed
+from hookscope.layers import Call, Selection
+from hookscope.observe import Observer
+from hookscope.tensors import map_tensors, tensors_in
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Changes", "intervene"]
+
+AnyChange = Change | Prune | Freeze
+Changes = Mapping[Any, AnyChange | Iterable[AnyChange]] | Iterable[tuple[Any, AnyChange]]
+Values = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class intervene:  # a `with` word, named as one reads it  # noqa: N801
+    """Change what flows through ``model`` while the ``with`` block runs.
+
+    Several interventions act in the order given, each on what the one before left. Around a training loop gradients
+    flow through them as through layers. Nothing is written into the model: what is saved inside the block is as
+    without. Hooks are gone and parameters as before when the block is left, whatever is raised.
+
+    Args:
+        model: Any eager module.
+        changes: From a layer selection (``"layer3"``, ``"features.*"``, ``"head.conv#1"``, an index) or a parameter's
+            name (``"conv1.weight"``, ``"layer4*.weight"``) to an intervention, several, or a function
+            ``(call, tensor) -> tensor`` (None for no change); or pairs of these, for several in a certain order.
+        types: Class names that indices count.
+
+    Attributes:
+        step: The training step, which rates on a schedule go by: passes in train mode so far. It may be set.
+        changed: How often each call was changed, by its key; and parameters, by their name.
+
+    Raises:
+        LayerError: on entry, for a name that is neither a layer nor a parameter; on leaving, for an index or call that
+            no pass reached.
+        SelectionError: for an index from the end, which is not known while a pass runs.
+        UsageError: inside a pass, for an intervention that gives another shape, type or device; it names the layer.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.interventions import Clamp
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Identity())
+        >>> with torch.no_grad(), intervene(net, {"re:^0$": Clamp(0, 0.5), "re:^1$": lambda call, x: x + 1}):
+        ...     output = net(torch.full((1, 1), 1e6))
+        >>> output.item() in (1.0, 1.5)
+        True
+    """
+
+    def __init__(self, model: nn.Module, changes: Changes, types: Iterable[Any] = ("Conv2d",)) -> None:
+        self._model, self._types = model, types
+        self._changes = list(_pairs(changes))
+        self._stack = ExitStack()
+        self._counted = False
+        self.step = 0
+        self.changed: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        self.changed.clear()
+        self._counted = False
+        with ExitStack() as stack:
+            for where, change in self._changes:
+                self._put_on(stack, where, change)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def _put_on(self, stack: ExitStack, where: str, change: AnyChange) -> None:
+        """Let ``change`` act on what ``where`` names until ``stack`` is closed."""
+        layers = self._layers_named(where)
+        parameters = self._parameters_named(where, change, layers)
+        for name, parameter in parameters.items():
+            stack.enter_context(parameter_changed(name, parameter, change))
+            self.changed[name] += 1
+        if parameters:
+            return
+        if isinstance(change, Prune | Freeze):
+            self._refuse(where, f"no parameter to {type(change).__name__.lower()} at '{where}'")
+        else:
+            stack.push(self._observer(where, change))
+
+    def _layers_named(self, where: str) -> dict[str, nn.Module]:
+        """The layers called so; where a number stands it may be a name too."""
+        walked = dict(self._model.named_modules(remove_duplicate=False))
+        if where in walked:
+            return {where: walked[where]}
+        selection = Selection(where)
+        return {name: module for name, module in walked.items() if selection.calls_by_name([name])}
+
+    def _parameters_named(
+        self, where: str, change: AnyChange, layers: Mapping[str, nn.Module]
+    ) -> dict[str, nn.Parameter]:
+        """The parameters that are meant: named so, or, to prune and to freeze, those in the layers named so."""
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        if isinstance(change, Prune | Freeze):
+            within = [name for layer, module in layers.items() for name, _ in module.named_parameters(layer)]
+            wanted = [name for name in within if isinstance(change, Freeze) or parameters[name].dim() > 1]
+        else:
+            wanted = []
+        if not layers:
+            selection = Selection(where)
+            wanted = [name for name in parameters if name == where or selection.calls_by_name([name])]
+        return {name: parameters[name] for name in wanted}
+
+    def _observer(self, where: str, change: Change) -> Observer:
+        """The observer, entered, that lets ``change`` act on each selected call."""
+        on_input = isinstance(change, Intervention) and change.on == "input"
+
+        def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            return None if on_input else self._changed(change, call, module, output)
+
+        def on_before(call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values | None:
+            given = _as_one(args, kwargs)
+            changed = self._changed(change, call, module, given)
+            return None if changed is None else _as_arguments(changed, args, kwargs)
+
+        if Selection(where).from_the_end:
+            asked = f"index {where} counts from the end, which is not known while a pass runs"
+            raise SelectionError(asked, do="choose the layer by its name, or by its index from the start")
+        observer = Observer(
+            self._model,
+            where,
+            self._types,
+            on_call,
+            on_end=self._count if not self._counted else None,
+            on_before=on_before if on_input else None,
+            again=True,
+        )
+        try:
+            observer.__enter__()
+        except LayerError as error:
+            if error.asked.startswith("no layer '"):
+                self._refuse(where, f"no layer or parameter '{where}'")
+            raise
+        self._counted = True
+        return observer
+
+    def _count(self) -> None:
+        self.step += self._model.training
+
+    def _refuse(self, where: str, asked: str) -> None:
+        names = [*dict(self._model.named_modules()), *dict(self._model.named_parameters())]
+        raise LayerError(
+            asked, nearest(where, names), "list layers with list-layers --type all, parameters with weights"
+        )
+
+    def _changed(self, change: Change, call: Call, module: nn.Module, value: Any) -> Any:
+        """What ``value`` becomes; None where nothing of it changes."""
+        if isinstance(change, Intervention):
+            if not change.is_active(module):
+                return None
+            change = change.at(self.step)
+        parts = {id(tensor): part for part, tensor in tensors_in(value).items()}
+        made: dict[int, Tensor] = {}  # a tensor that is there twice is one tensor afterwards too
+
+        def one(tensor: Tensor) -> Tensor:
+            if not (tensor.is_floating_point() or tensor.is_quantized):
+                return tensor
+            if id(tensor) not in made:
+                if isinstance(change, Intervention):
+                    made[id(tensor)] = change(call, tensor, module, parts[id(tensor)])
+                else:
+                    made[id(tensor)] = checked(change(call, tensor), tensor, call.key)
+            return made[id(tensor)]
+
+        changed = map_tensors(value, one)
+        if all(id(tensor) == at for at, tensor in made.items()):
+            return None
+        self.changed[call.key] += 1
+        return changed
+
+
+def _pairs(changes: Changes) -> Iterator[tuple[str, AnyChange]]:
+    """Each selection with one change, in order."""
+    for where, several in changes.items() if isinstance(changes, Mapping) else changes:
+        for change in [several] if callable(several) or isinstance(several, Prune | Freeze) else several:
+            if not callable(change) and not isinstance(change, Prune | Freeze):
+                asked = f"no intervention is meant by a {type(change).__name__}"
+                raise UsageError(
+                    asked, do="give one of hookscope.interventions, or a function (call, tensor) -> tensor"
+                )
+            yield str(where), change
+
+
+def _as_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a layer is given, as `capture` keeps it with ``inputs=True``."""
+    if len(args) == 1 and not kwargs:
+        return args[0]
+    return ((args, kwargs) if args else kwargs) if kwargs else args
+
+
+def _as_arguments(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
+    """What `_as_one` made one as arguments again."""
+    if len(args) == 1 and not kwargs:
+        return (value,), kwargs
+    return (value if args else ((), value)) if kwargs else (value, kwargs)

@@ -1,0 +1,226 @@
+"""Interventions that change each value by what stands there: zero, scale, clamp, noise, quantize, permute."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookscope.errors import UsageError
+from hookscope.interventions.base import Intervention, Site, laid_out_like
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Clamp", "Noise", "Permute", "Quantize", "Scale", "Zero"]
+
+
+@dataclass(frozen=True)
+class Zero(Intervention):
+    """0 in the place of every value: ablation. NaN goes too; the gradient that comes back is 0.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> Zero(channels=1)(Call("fc", "Linear", 0, None), torch.ones(1, 3)).tolist()
+        [[1.0, 0.0, 1.0]]
+    """
+
+    def change(self, site: Site, part: Tensor) -> Tensor:
+        """0 everywhere."""
+        import torch
+
+        return part.masked_fill(torch.ones((), dtype=torch.bool, device=part.device), 0)
+
+
+@dataclass(frozen=True)
+class Scale(Intervention):
+    """Every value times ``factor``.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> Scale(2.0)(Call("fc", "Linear", 0, None), torch.tensor([[1.0, -3.0]])).tolist()
+        [[2.0, -6.0]]
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_finite("factor", self.factor)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the factor is 1."""
+        return self.factor == 1
+
+    def change(self, site: Site, part: Tensor) -> Tensor:
+        """The scaled values."""
+        return part * self.factor
+
+
+@dataclass(frozen=True)
+class Clamp(Intervention):
+    """Every value into ``[min, max]``; None for an end that is open.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> Clamp(0, 6)(Call("fc", "Linear", 0, None), torch.tensor([[-1.0, 3.0, 9.0]])).tolist()
+        [[0.0, 3.0, 6.0]]
+    """
+
+    min: float | None = None
+    max: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min is None and self.max is None:
+            raise UsageError("a clamp without ends", do="give min, max or both")
+        low, high = (-math.inf if self.min is None else self.min), (math.inf if self.max is None else self.max)
+        if not low <= high:
+            raise UsageError(f"a clamp from {low:g} to {high:g}", do="give a min that is not above max")
+
+    def change(self, site: Site, part: Tensor) -> Tensor:
+        """The clamped values."""
+        return part.clamp(self.min, self.max)
+
+
+@dataclass(frozen=True)
+class Noise(Intervention):
+    """Gaussian noise with mean 0 added to every value.
+
+    Args:
+        std: Its standard deviation.
+        relative: Whether ``std`` is told in standard deviations of what is changed.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> noisy = Noise(std=0.1)(Call("fc", "Linear", 0, None), torch.zeros(1, 10_000))
+        >>> 0.09 < float(noisy.std()) < 0.11
+        True
+    """
+
+    std: float = 0.1
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_finite("std", self.std)
+        if self.std < 0:
+            raise UsageError(f"std={self.std:g}", do="give 0 or more")
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether it is noise of 0, which would still turn -0 into 0."""
+        return self.std == 0
+
+    def change(self, site: Site, part: Tensor) -> Tensor:
+        """The noisy values."""
+        import torch
+
+        spread = part.detach().float().std(correction=0).to(part.dtype) if self.relative else 1.0
+        return part + torch.randn_like(part) * (self.std * spread)
+
+
+@dataclass(frozen=True)
+class Quantize(Intervention):
+    """Values rounded to ``2 ** bits`` levels between the lowest and the highest: fake quantisation.
+
+    As post-training quantisation of the activation would round them (Jacob et al. 2017, arXiv:1712.05877), 0 among the
+    levels; the values stay floating point and gradients pass straight through. NaN and Inf have no level: an
+    activation with them is refused.
+
+    Args:
+        bits: 1 to 16.
+        symmetric: Whether the levels lie evenly about 0.
+        per_channel: Whether each channel has its own levels.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> Quantize(bits=2)(Call("fc", "Linear", 0, None), torch.tensor([[0.0, 0.4, 1.4, 3.0]])).tolist()
+        [[0.0, 0.0, 1.0, 3.0]]
+    """
+
+    bits: int = 8
+    symmetric: bool = False
+    per_channel: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 + self.symmetric <= self.bits <= 16:
+            raise UsageError(f"bits={self.bits}", do=f"give {1 + self.symmetric} to 16")
+
+    def change(self, site: Site, part: Tensor) -> Tensor:
+        """The rounded values."""
+        import torch
+
+        if not part.numel():
+            return part
+        values = part.float()
+        if not bool(values.isfinite().all()):
+            raise UsageError(f"NaN or Inf at '{site.call.key}' has no level", do="clamp it first")
+        places = [axis for axis in range(part.dim()) if axis != site.axis]
+        low, high = values.detach().clamp(max=0), values.detach().clamp(min=0)
+        low, high = (low.amin(places), high.amax(places)) if self.per_channel else (low.min(), high.max())
+        least, most = (1 - 2 ** (self.bits - 1), 2 ** (self.bits - 1) - 1) if self.symmetric else (0, 2**self.bits - 1)
+        if self.symmetric:
+            high = torch.maximum(high, -low)
+            low = -high
+        scale = ((high - low) / (most - least)).clamp(min=torch.finfo(torch.float32).tiny)
+        zero = (least - low / scale).round().clamp(least, most).to(torch.int32)
+        if self.per_channel:
+            rounded = torch.fake_quantize_per_channel_affine(values, scale, zero, site.axis, least, most)
+        else:
+            rounded = torch.fake_quantize_per_tensor_affine(values, scale, zero, least, most)
+        return rounded.to(part.dtype)
+
+
+@dataclass(frozen=True)
+class Permute(Intervention):
+    """Values in another, random order: what is left is their distribution.
+
+    Args:
+        axis: ``positions`` (the same for all channels and images), ``channels``, or ``images`` of the batch.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> shuffled = Permute("channels")(Call("fc", "Linear", 0, None), torch.arange(4.0)[None])
+        >>> sorted(shuffled.flatten().tolist())
+        [0.0, 1.0, 2.0, 3.0]
+    """
+
+    axis: str = "positions"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.axis not in ("positions", "channels", "images"):
+            raise UsageError(f"no axis '{self.axis}'", "there are positions, channels and images")
+
+    def change(self, site: Site, part: Tensor) -> Tensor:
+        """``part`` in another order."""
+        if self.axis == "channels":
+            return part.index_select(site.axis, _order(part, part.shape[site.axis]))
+        if self.axis == "images":
+            if site.axis == 0:
+                raise UsageError(f"no images to permute at '{site.call.key}'", "its tensor has no batch")
+            return part.index_select(0, _order(part, len(part)))
+        batch = part.movedim(site.axis, 1) if site.axis else part[None]
+        flat = batch.flatten(2) if batch.dim() > 2 else batch[..., None]
+        mixed = flat.index_select(2, _order(part, flat.shape[2])).reshape(batch.shape)
+        return laid_out_like(part, mixed.movedim(1, site.axis) if site.axis else mixed[0])
+
+
+def _order(part: Tensor, count: int) -> Tensor:
+    import torch
+
+    return torch.randperm(count, device=part.device)
+
+
+def _check_finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise UsageError(f"{name}={value:g}", do="give a finite number")

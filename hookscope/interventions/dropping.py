@@ -1,0 +1,203 @@
+"""Interventions that drop a random part of an activation: regularisers, plugged in from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from hookscope.errors import UsageError
+from hookscope.interventions.base import Intervention, Site
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["DropBlock", "DropBlock2d", "DropBlock3d", "Dropout", "Dropout2d", "Linear"]
+
+_TIMES = ("train", "always")
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A rate on its way from ``start`` to ``end`` in ``steps`` steps, where it stays; DropBlock's paper raises it so.
+
+    Any function of the step will do in its place.
+
+    Example:
+        >>> rate = Linear(0.0, 0.1, steps=1000)
+        >>> rate(0), rate(500), rate(5000)
+        (0.0, 0.05, 0.1)
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"a schedule of {self.steps} steps", do="give 1 or more")
+
+    def __call__(self, step: int) -> float:
+        """The rate in ``step``, counted from 0."""
+        return self.start + (self.end - self.start) * min(1.0, max(0, step) / self.steps)
+
+
+@dataclass(frozen=True)
+class _Dropping(Intervention):
+    """Active while the layer is in train mode, unless ``when`` says ``always``.
+
+    Args:
+        p: The share that is dropped, 0 to 1; or a function of the training step such as `Linear`.
+        when: ``train``, or ``always``.
+    """
+
+    p: float | Callable[[int], float] = 0.1
+    when: str = dataclasses.field(default="train", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.when not in _TIMES:
+            raise UsageError(f"no time '{self.when}'", f"there are {' and '.join(_TIMES)}")
+        if not callable(self.p):
+            _check_rate(self.p)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the rate is 0."""
+        return self.p == 0
+
+    @property
+    def rate(self) -> float:
+        """The share that is dropped, where it is no schedule; `at` makes it one number."""
+        if callable(self.p):
+            raise UsageError(f"{type(self).__name__} has a schedule", do="ask for `.at(step)`")
+        return float(self.p)
+
+    def is_active(self, module: nn.Module) -> bool:
+        """Whether the layer is in train mode, or that does not count."""
+        return self.when == "always" or module.training
+
+    def at(self, step: int) -> Self:
+        """Itself with the rate of the training step ``step``."""
+        return dataclasses.replace(self, p=_check_rate(self.p(step))) if callable(self.p) else self
+
+
+def _check_rate(p: float) -> float:
+    if not 0 <= p <= 1:
+        raise UsageError(f"p={p:g} is no share", do="give a number from 0 to 1")
+    return p
+
+
+@dataclass(frozen=True)
+class DropBlock(_Dropping):
+    """Drop whole blocks of a map, each channel by itself, and scale the rest so that the sum is kept on average.
+
+    As `torchvision.ops.drop_block2d` and `drop_block3d`, with the same random numbers (Ghiasi, Lin and Le 2018,
+    arXiv:1810.12890). A block wider than the map is cut to its odd width, where torchvision refuses an even one.
+
+    Args:
+        p: The share of values that is dropped, 0 to 1; or a function of the training step.
+        block_size: Side of a block, an odd number.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> drop = DropBlock(p=0.5, block_size=3, when="always")
+        >>> dropped = drop(Call("layer3", "Sequential", 0, None), torch.ones(1, 64, 9, 9))
+        >>> dropped.shape, bool((dropped == 0).any())
+        (torch.Size([1, 64, 9, 9]), True)
+    """
+
+    block_size: int = 7
+    _dimensions: ClassVar[tuple[int, ...]] = (4, 5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block_size < 1 or self.block_size % 2 == 0:
+            raise UsageError(f"block_size={self.block_size}", do="give an odd number: a block has a middle")
+
+    def change(self, site: Site, part: Tensor) -> Tensor:
+        """``part`` with blocks at 0."""
+        import torch
+        from torchvision.ops import drop_block2d, drop_block3d
+
+        if part.dim() not in self._dimensions or site.axis != 1:
+            wanted = " or ".join("(N, C, H, W)" if axes == 4 else "(N, C, T, H, W)" for axes in self._dimensions)
+            shape = "x".join(map(str, part.shape))
+            raise UsageError(f"{type(self).__name__} at '{site.call.key}' takes {wanted}", f"its tensor is {shape}")
+        if not part.numel():
+            return part
+        size = min(self.block_size, *part.shape[2:])
+        size -= 1 - size % 2
+        drop: Callable[..., Tensor] = drop_block2d if part.dim() == 4 else drop_block3d
+        if part.dtype in (torch.float16, torch.bfloat16):  # which cannot count the values of a map
+            return part * drop(torch.ones_like(part, dtype=torch.float32), self.rate, size).to(part.dtype)
+        return drop(part, self.rate, size)
+
+
+@dataclass(frozen=True)
+class DropBlock2d(DropBlock):
+    """`DropBlock` for maps ``(N, C, H, W)`` alone.
+
+    Example:
+        >>> DropBlock2d(p=0.1, block_size=7).p
+        0.1
+    """
+
+    _dimensions: ClassVar[tuple[int, ...]] = (4,)
+
+
+@dataclass(frozen=True)
+class DropBlock3d(DropBlock):
+    """`DropBlock` for clips ``(N, C, T, H, W)`` alone.
+
+    Example:
+        >>> DropBlock3d(p=0.1, block_size=3).block_size
+        3
+    """
+
+    _dimensions: ClassVar[tuple[int, ...]] = (5,)
+
+
+@dataclass(frozen=True)
+class Dropout(_Dropping):
+    """Drop single values and scale the rest by ``1 / (1 - p)``, as `torch.nn.functional.dropout` does.
+
+    Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov 2014 (JMLR 15); the first words of it are
+    arXiv:1207.0580.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> kept = Dropout(0.5, when="always")(Call("fc", "Linear", 0, None), torch.ones(1, 1000))
+        >>> sorted(set(kept.flatten().tolist()))
+        [0.0, 2.0]
+    """
+
+    def change(self, site: Site, part: Tensor) -> Tensor:
+        """``part`` with values at 0."""
+        from torch.nn import functional
+
+        return functional.dropout(part, self.rate, training=True)
+
+
+@dataclass(frozen=True)
+class Dropout2d(_Dropping):
+    """Drop whole channels of an image and scale the rest by ``1 / (1 - p)`` (Tompson et al. 2014, arXiv:1411.4280).
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> kept = Dropout2d(0.5, when="always")(Call("conv", "Conv2d", 0, 0), torch.ones(1, 100, 2, 2))
+        >>> all(len(set(channel.flatten().tolist())) == 1 for channel in kept[0])
+        True
+    """
+
+    def change(self, site: Site, part: Tensor) -> Tensor:
+        """``part`` with channels at 0."""
+        import torch
+
+        batch = part.movedim(site.axis, 1) if site.axis else part[None]
+        dropped = torch.feature_dropout(batch, self.rate, True)
+        return dropped.movedim(1, site.axis) if site.axis else dropped[0]

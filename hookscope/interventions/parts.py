@@ -1,0 +1,101 @@
+"""Which channels and positions an intervention changes, as texts and in Python. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from operator import index as as_index
+from typing import Any
+
+from hookscope.errors import UsageError
+
+__all__ = ["Ranges", "parse_positions", "parse_ranges"]
+
+_RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+
+
+class Ranges(tuple[int, ...]):
+    """Whole numbers in order, each once; shown as ranges.
+
+    Example:
+        >>> str(Ranges([5, 0, 1, 2]))
+        '0-2,5'
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, numbers: Iterable[int]) -> Ranges:
+        """The numbers, sorted."""
+        return super().__new__(cls, sorted(set(numbers)))
+
+    def __str__(self) -> str:
+        runs: list[list[int]] = []
+        for number in self:
+            if runs and number == runs[-1][1] + 1:
+                runs[-1][1] = number
+            else:
+                runs.append([number, number])
+        return ",".join(f"{first}-{last}" if first != last else f"{first}" for first, last in runs)
+
+
+def parse_ranges(what: str, value: Any) -> Ranges | None:
+    """``"0-31,40"``, a number, or several of either, as numbers; None stays None.
+
+    Args:
+        what: What the numbers are, for the error.
+        value: As a person gives it.
+
+    Raises:
+        UsageError: for anything else.
+
+    Example:
+        >>> parse_ranges("channels", "0-3,8"), parse_ranges("channels", 7)
+        ((0, 1, 2, 3, 8), (7,))
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        spans = [_span(what, value, part) for part in value.split(",")]
+        return Ranges(number for first, last in spans for number in range(first, last + 1))
+    if isinstance(value, Iterable):
+        return Ranges(number for item in value for number in parse_ranges(what, item) or ())
+    try:
+        number = as_index(value)
+    except TypeError:
+        raise UsageError(f"no {what} are meant by a {type(value).__name__}", do=_cure(what)) from None
+    if number < 0:
+        raise UsageError(f"bad {what} {number}", do=f"{what} are counted from 0")
+    return Ranges([number])
+
+
+def parse_positions(value: Any) -> tuple[tuple[int, int], ...] | None:
+    """``"0-9x5-14"`` as the first and last place on each axis; several such pairs stay as they are.
+
+    Raises:
+        UsageError: for what cannot be read.
+
+    Example:
+        >>> parse_positions("0-9x5"), parse_positions(((0, 9), (5, 5)))
+        (((0, 9), (5, 5)), ((0, 9), (5, 5)))
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return tuple(_span("positions", value, part) for part in re.split("[x×]", value))
+    try:
+        spans = [(as_index(first), as_index(last)) for first, last in value]
+    except (TypeError, ValueError):
+        asked = f"no positions are meant by a {type(value).__name__}"
+        raise UsageError(asked, do="give (first, last) for each axis, or a text such as 0-9x5-14") from None
+    return tuple(_span("positions", str(value), f"{first}-{last}") for first, last in spans)
+
+
+def _span(what: str, whole: str, part: str) -> tuple[int, int]:
+    found = _RANGE.fullmatch(part)
+    if found is None or int(found[2] or found[1]) < int(found[1]):
+        raise UsageError(f"bad {what} '{whole}'", do=_cure(what))
+    return int(found[1]), int(found[2] or found[1])
+
+
+def _cure(what: str) -> str:
+    return "write 0-9x5-14, a range for each axis" if what == "positions" else "write 0-31 or 0-31,40"

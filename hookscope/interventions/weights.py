@@ -1,0 +1,182 @@
+"""Interventions on parameters, all of them put back: prune, freeze, and what changes an activation's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hookscope.errors import ModelError, UsageError
+from hookscope.hooks import Door
+from hookscope.interventions.base import Change, Intervention, checked
+from hookscope.layers import Call
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Freeze", "Prune", "parameter_changed"]
+
+
+@dataclass(frozen=True)
+class Prune:
+    """The smallest weights set to 0, by `torch.nn.utils.prune`; they stay 0 in training.
+
+    Magnitude pruning (Han et al. 2015, arXiv:1506.02626); of whole filters Li et al. 2016, arXiv:1608.08710.
+
+    Args:
+        amount: The share that goes, 0 to 1.
+        dim: None for single values by magnitude; else whole slices along this axis by their norm, 0 for the filters
+            of a convolution.
+        norm: Which norm orders slices.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(4, 1, bias=False)
+        >>> with torch.no_grad(): _ = net.weight.copy_(torch.tensor([[1.0, -2.0, 3.0, -4.0]]))
+        >>> with parameter_changed("weight", net.weight, Prune(0.5)):
+        ...     net.weight.tolist()
+        [[0.0, -0.0, 3.0, -4.0]]
+        >>> net.weight.tolist()
+        [[1.0, -2.0, 3.0, -4.0]]
+    """
+
+    amount: float = 0.5
+    dim: int | None = None
+    norm: float = 2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.amount <= 1:
+            raise UsageError(f"amount={self.amount:g} is no share", do="give a number from 0 to 1")
+
+    def mask(self, name: str, weight: Tensor) -> Tensor:
+        """1 for what stays, 0 for what goes, in the shape of ``weight``.
+
+        Raises:
+            UsageError: for a ``dim`` it does not have.
+        """
+        import torch
+        from torch.nn.utils import prune
+
+        everything, method = torch.ones_like(weight), prune.L1Unstructured(float(self.amount))
+        if self.dim is None:
+            mask: Tensor = method.compute_mask(weight, everything)
+            return mask
+        if weight.dim() < 2 or not -weight.dim() <= self.dim < weight.dim():
+            shape = "x".join(map(str, weight.shape))
+            raise UsageError(
+                f"no slices along dim={self.dim} of '{name}'", f"it is {shape}", "give an axis of a matrix"
+            )
+        slices: Tensor = prune.LnStructured(float(self.amount), self.norm, self.dim).compute_mask(weight, everything)
+        return slices
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """No training: the parameter needs no gradient. Of a layer, all that is in it.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(2, 2)
+        >>> with parameter_changed("bias", net.bias, Freeze()):
+        ...     net.bias.requires_grad
+        False
+    """
+
+
+@contextmanager
+def parameter_changed(name: str, parameter: nn.Parameter, change: Change | Prune | Freeze) -> Iterator[None]:
+    """Run the block with ``parameter`` changed; its own values, in its own memory, come back afterwards.
+
+    What a training loop inside the block adds to the changed values is added to the old ones; where a value was
+    pruned, it is as before.
+
+    Args:
+        name: What the parameter is called.
+        parameter: Any with values of its own.
+        change: An intervention, whose ``channels`` are the first axis here, a function ``(call, tensor) -> tensor``,
+            `Prune` or `Freeze`.
+
+    Raises:
+        UsageError: for what this cannot be done to.
+        ModelError: for a parameter that has no values yet.
+    """
+    if isinstance(change, Freeze):
+        with _frozen(parameter):
+            yield
+        return
+    _check_values(name, parameter)
+    with Door() as door:
+        if isinstance(change, Prune):
+            mask = change.mask(name, parameter.detach())
+            changed = parameter.detach() * mask
+            if parameter.requires_grad:
+                door.tensor(parameter, lambda gradient: gradient * mask)
+        else:
+            changed = _of_parameter(name, parameter, change)
+        with _swapped(parameter, changed):
+            yield
+
+
+def _check_values(name: str, parameter: Tensor) -> None:
+    from torch.nn.parameter import is_lazy
+
+    if is_lazy(parameter) or parameter.is_meta:
+        raise ModelError(f"'{name}' has no values yet", do="run the model once, or build it on a real device")
+    if not parameter.is_floating_point():
+        raise UsageError(f"'{name}' is {str(parameter.dtype).removeprefix('torch.')}", do="choose a floating-point one")
+
+
+def _of_parameter(name: str, parameter: Tensor, change: Change) -> Tensor:
+    """New values for a parameter, in memory of their own."""
+    import torch
+
+    whole = parameter.detach()
+    call = Call(name, "Parameter", 0, None)
+    with torch.no_grad():
+        if not isinstance(change, Intervention):
+            changed = checked(change(call, whole.clone()), whole, name)
+        elif change.on != "output":
+            raise UsageError(f"'{name}' is a parameter: it has no {change.on}", do="leave `on` out, or name a layer")
+        else:
+            changed = change(call, whole if whole.dim() else whole[None], axis=0).reshape(whole.shape)
+    return changed.clone()
+
+
+@contextmanager
+def _frozen(parameter: nn.Parameter) -> Iterator[None]:
+    kept = parameter.requires_grad
+    parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        parameter.requires_grad_(kept)
+
+
+@contextmanager
+def _swapped(parameter: nn.Parameter, changed: Tensor) -> Iterator[None]:
+    """Run the block with ``changed`` as the memory of ``parameter``."""
+    import torch
+
+    own, begun = parameter.data, changed.clone()
+    parameter.data = changed
+    try:
+        yield
+    finally:
+        trained = parameter.data
+        parameter.data = own
+        if not _same(trained, begun):
+            with torch.no_grad():
+                added = torch.where(begun == own, trained, own + (trained - begun))
+                own.copy_(torch.where(trained == begun, own, added))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    import torch
+
+    return (
+        one.shape == other.shape
+        and one.device == other.device
+        and torch.equal(one.isnan(), other.isnan())
+        and (torch.equal(one.nan_to_num(), other.nan_to_num()))
+    )
