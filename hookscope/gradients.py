@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from hookscope.gradient_stops import gradient_stops
 from hookscope.hooks import Door, check_hookable
 from hookscope.layers import Call, Layers, usual_types
 from hookscope.losses import AnyLoss, LossLike, OwnLoss, as_loss
-from hookscope.observe import Observer, class_names, is_leaf
+from hookscope.observe import Observer, class_names, layers_with_weights
 from hookscope.tensors import Shape, shape_of, tensors_in
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def layer_gradients(
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     check_hookable(model)
     if layers is None:
-        layers = "all" if types else _layers_with_weights(model)
+        layers = "all" if types else layers_with_weights(model)
     types = types or usual_types(map(class_names, model.modules()))
     with differentiable(model):
         record = _Record(model, layers, types)
@@ -106,20 +105,6 @@ def layer_gradients(
             loss=loss.name,
             saturating=_saturating(model),
         )
-
-
-def _layers_with_weights(model: nn.Module) -> str:
-    """A selection by name, so that one that never runs is no error: layers with a matrix or a filter bank."""
-    weighted = [name for name, module in model.named_modules() if _has_weight(module)]
-    names = weighted or [name for name, module in model.named_modules() if is_leaf(module)]
-    return rf"re:\A(?:{'|'.join(map(re.escape, names))})\Z"
-
-
-def _has_weight(module: nn.Module) -> bool:
-    # what torch.nn.utils.parametrizations has changed keeps its weight in a child
-    if not is_leaf(module) and set(module._modules) != {"parametrizations"}:
-        return False
-    return any(parameter.dim() >= 2 for parameter in module.parameters())
 
 
 def _saturating(model: nn.Module) -> tuple[str, ...]:

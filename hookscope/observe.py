@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,20 @@ def describe_types(counts: Counter[str], most: int = 12) -> str:
     """``Conv2d (36), ReLU (17)``: what a model has, for an error that says so."""
     shown = [f"{name} ({count})" for name, count in counts.most_common(most)]
     return ", ".join(shown) + (", ..." if len(counts) > most else "")
+
+
+def layers_with_weights(model: nn.Module) -> str:
+    """A selection by name, so that one that never runs is no error: layers with a matrix or a filter bank."""
+    weighted = [name for name, module in model.named_modules() if _has_weight(module)]
+    names = weighted or [name for name, module in model.named_modules() if is_leaf(module)]
+    return rf"re:\A(?:{'|'.join(map(re.escape, names))})\Z"
+
+
+def _has_weight(module: nn.Module) -> bool:
+    # what torch.nn.utils.parametrizations has changed keeps its weight in a child
+    if not is_leaf(module) and set(module._modules) != {"parametrizations"}:
+        return False
+    return any(parameter.dim() >= 2 for parameter in module.parameters())
 
 
 @dataclass(slots=True)
@@ -260,7 +275,7 @@ class Observer:
         for module, layer in found:
             within = [counted[id(part)] for part in module.modules() if part is not module and id(part) in counted]
             if layer.counted and within:
-                what = f"the index of '{layer.names[0]}' is not known before it runs: '{within[0]}' in it is counted first"
+                what = f"the index of '{layer.names[0]}' is not known before it runs: '{within[0]}' in it is first"
                 raise LayerError(what, do="choose it by its name")
 
     def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -306,7 +321,7 @@ class Observer:
             return Call(name, kind, 0, layer.index)
         if None in layer.by_name or self.selection.wants_every_index:
             return Call(name, kind, 0, layer.index)
-        what = f"'{name}' is computed again by checkpointing, and which of its {layer.calls} calls that is cannot be told"
+        what = f"'{name}' is computed again by checkpointing, and nothing tells which of its {layer.calls} calls it is"
         raise LayerError(what, do="choose all of its calls, by its name alone")
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

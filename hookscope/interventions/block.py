@@ -18,7 +18,7 @@ from hookscope.tensors import map_tensors, tensors_in
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Changes", "intervene"]
+__all__ = ["Changes", "intervene", "pairs_of"]
 
 AnyChange = Change | Prune | Freeze
 Changes = Mapping[Any, AnyChange | Iterable[AnyChange]] | Iterable[tuple[Any, AnyChange]]
@@ -61,7 +61,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
 
     def __init__(self, model: nn.Module, changes: Changes, types: Iterable[Any] = ("Conv2d",)) -> None:
         self._model, self._types = model, types
-        self._changes = list(_pairs(changes))
+        self._changes = list(pairs_of(changes))
         self._stack = ExitStack()
         self._counted = False
         self.step = 0
@@ -186,7 +186,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         return changed
 
 
-def _pairs(changes: Changes) -> Iterator[tuple[str, AnyChange]]:
+def pairs_of(changes: Changes) -> Iterator[tuple[str, AnyChange]]:
     """Each selection with one change, in order."""
     for where, several in changes.items() if isinstance(changes, Mapping) else changes:
         for change in [several] if callable(several) or isinstance(several, Prune | Freeze) else several:

@@ -1,0 +1,195 @@
+"""What interventions do: the same pass without and with them, and how far every later activation moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookscope.activations import Activations, capture
+from hookscope.interventions.block import Changes, intervene, pairs_of
+from hookscope.layers import Call, Layers, Selection
+from hookscope.maps import as_float
+from hookscope.observe import Observer, layers_with_weights
+from hookscope.tensors import Shape, map_tensors, shape_of, tensors_in
+from hookscope.untouched import random_states_kept
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Effect", "MovedLayer", "intervention_effect"]
+
+
+@dataclass(frozen=True, slots=True)
+class MovedLayer:
+    """One call, and how far its activation moved.
+
+    Attributes:
+        call: The call.
+        shape: Of what it put out with the interventions.
+        changed: Whether an intervention acted on this call itself.
+        relative_l2: Norm of the difference over the norm before, 0 and above; None where the shapes differ, inf for
+            one that was 0 before.
+        cosine: Of the angle between before and after, -1 to 1; None where one of them is 0 or the shapes differ.
+        nonfinite: How many NaN and Inf there are afterwards.
+        before: What it put out without, where it was kept.
+        after: What it put out with the interventions, where it was kept.
+    """
+
+    call: Call
+    shape: Shape
+    changed: bool
+    relative_l2: float | None
+    cosine: float | None
+    nonfinite: int
+    before: Any = None
+    after: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A pass without and a pass with interventions.
+
+    Attributes:
+        before: What the model returned without.
+        after: What it returned with them.
+        layers: Chosen calls from the first that changed on, in order of execution.
+        changed: How often each call and parameter was changed, by key and name.
+        missing: Chosen calls that only one of the two passes made, such as those of a head for another number of boxes.
+    """
+
+    before: Any
+    after: Any
+    layers: tuple[MovedLayer, ...]
+    changed: dict[str, int]
+    missing: tuple[str, ...]
+
+
+def intervention_effect(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    changes: Changes,
+    layers: Layers | None = None,
+    types: Iterable[Any] = ("Conv2d",),
+    *,
+    seed: int | None = None,
+    keep: Layers | None = None,
+) -> Effect:
+    """Run ``model`` without and with ``changes``, and measure how far the activations of chosen calls moved.
+
+    Both passes draw the same random numbers, beside what the interventions draw. Nothing of the model or of the random
+    state is changed.
+
+    Args:
+        model: Any eager module, in the mode in which it shall run.
+        inputs: Its positional inputs.
+        changes: As `hookscope.intervene` takes them.
+        layers: Which calls to measure; None for those with a weight of two or more dimensions.
+        types: Class names that indices count.
+        seed: Seed of the random numbers in both passes; None goes on from where the random state is.
+        keep: Calls whose activations are kept, so that they can be drawn.
+
+    Raises:
+        LayerError: no such layer or parameter.
+        UsageError: an intervention that the tensor cannot take.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.interventions import Scale
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1, bias=False), torch.nn.Conv2d(1, 1, 1, bias=False))
+        >>> found = intervention_effect(net, (torch.ones(1, 1, 2, 2),), {0: Scale(3.0)})
+        >>> [(layer.call.name, layer.changed, round(layer.relative_l2, 5)) for layer in found.layers]
+        [('0', True, 2.0), ('1', False, 2.0)]
+    """
+    import torch
+
+    pairs = list(pairs_of(changes))
+    chosen = [layers_with_weights(model), *_layers_among(model, pairs)] if layers is None else _listed(layers)
+    chosen += [] if keep is None else _listed(keep)
+    with torch.no_grad(), random_states_kept(), capture(model, chosen, types) as before:
+        output = _run(model, inputs, seed)
+    comparison = _Comparison(before, None if keep is None else Selection(keep))
+    with torch.no_grad(), random_states_kept(), ExitStack() as stack:
+        comparison.block = stack.enter_context(intervene(model, pairs, types))
+        # its hooks come later, so that they see what was changed
+        stack.enter_context(Observer(model, chosen, types, comparison.on_call))
+        changed_output = _run(model, inputs, seed)
+    changed = dict(comparison.block.changed)
+    return Effect(output, changed_output, tuple(comparison.moved), changed, comparison.missing())
+
+
+def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:
+    """What the model makes of copies of the inputs: its first layer may work in place."""
+    import torch
+
+    if seed is not None:
+        torch.manual_seed(seed)
+    return model(*map_tensors(inputs, lambda tensor: tensor.clone()))
+
+
+def _listed(layers: Layers) -> list[str | int]:
+    return [layers] if isinstance(layers, str | int) else list(layers)
+
+
+def _layers_among(model: nn.Module, pairs: Iterable[tuple[str, Any]]) -> list[str]:
+    """What of the places of interventions are calls, not parameters."""
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    selections = {where: Selection(where) for where, _ in pairs}
+    return [where for where, one in selections.items() if one.counts or any(one.calls_by_name([n]) for n in names)]
+
+
+class _Comparison:
+    """The calls of the second pass beside those of the first, from the first that an intervention acted on."""
+
+    def __init__(self, before: Activations, keep: Selection | None) -> None:
+        self._before, self._keep = before, keep
+        self._order = list(before)
+        self._new: list[str] = []
+        self.moved: list[MovedLayer] = []
+        self.block: intervene
+
+    def on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self.block.changed:
+            return
+        if call.key not in self._before:
+            self._new.append(call.key)
+            return
+        kept = self._keep is not None and self._keep.wants(call.name, call.call, call.index)
+        changed = call.key in self.block.changed
+        self.moved.append(_moved(call, self._before[call.key], output, changed, kept))
+
+    def missing(self) -> tuple[str, ...]:
+        """The calls that only one of the passes made."""
+        ran = {layer.call.key for layer in self.moved}
+        first = self._order.index(self.moved[0].call.key) if self.moved else len(self._order)
+        return (*(key for key in self._order[first:] if key not in ran), *self._new)
+
+
+def _moved(call: Call, before: Any, after: Any, changed: bool, kept: bool) -> MovedLayer:
+    one, other = list(tensors_in(before).values()), list(tensors_in(after).values())
+    relative, cosine = None, None
+    if [tensor.shape for tensor in one] == [tensor.shape for tensor in other]:
+        relative, cosine = _distance([as_float(tensor) for tensor in one], [as_float(tensor) for tensor in other])
+    nonfinite = sum(int((~as_float(tensor).isfinite()).sum()) for tensor in other)
+    copied = map_tensors(after, lambda tensor: tensor.clone()) if kept else None
+    return MovedLayer(call, shape_of(after), changed, relative, cosine, nonfinite, before if kept else None, copied)
+
+
+def _distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, float | None]:
+    """Relative L2 distance and cosine of all values together, summed in double precision."""
+    squares = {"before": 0.0, "after": 0.0, "difference": 0.0}
+    product = 0.0
+    for one, other in zip(before, after, strict=True):
+        one, other = one.double().flatten(), other.double().flatten()
+        squares["before"] += float(one @ one)
+        squares["after"] += float(other @ other)
+        squares["difference"] += float((other - one) @ (other - one))
+        product += float(one @ other)
+    lengths = {name: math.sqrt(square) if square >= 0 else math.nan for name, square in squares.items()}
+    relative = lengths["difference"] / lengths["before"] if lengths["before"] else math.inf
+    if lengths["difference"] == 0:
+        return 0.0, 1.0 if lengths["before"] else None
+    both = lengths["before"] * lengths["after"]
+    return relative, max(-1.0, min(1.0, product / both)) if both else None
