@@ -83,6 +83,15 @@ def _without_prefixes(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> di
 
 def load_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """The mapping in a checkpoint file, read without executing anything."""
+    content = load_content(path)
+    if not isinstance(content, Mapping):
+        held = type(content).__name__
+        raise WeightsError(f"no state dict in {path}", f"it holds a {held}", "save model.state_dict()")
+    return content
+
+
+def load_content(path: str | os.PathLike[str]) -> Any:
+    """Whatever tensors a file of torch or safetensors holds, read without executing anything."""
     try:
         with open(path, "rb") as file:
             head = file.read(9)
@@ -91,11 +100,7 @@ def load_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         raise WeightsError(f"cannot read weights {path}: {reason}") from error
     if not head:
         raise WeightsError(f"cannot read weights {path}: the file is empty")
-    content = _load_safetensors(path) if head[8:9] == b"{" else _load_torch(path, head)
-    if not isinstance(content, Mapping):
-        held = type(content).__name__
-        raise WeightsError(f"no state dict in {path}", f"it holds a {held}", "save model.state_dict()")
-    return content
+    return _load_safetensors(path) if head[8:9] == b"{" else _load_torch(path, head)
 
 
 def _load_safetensors(path: str | os.PathLike[str]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -105,7 +105,7 @@ def intervention_effect(
     """
     import torch
 
-    pairs = list(pairs_of(changes))
+    pairs = list(_from_the_start(model, inputs, pairs_of(changes), types, seed))
     chosen = [layers_with_weights(model), *_layers_among(model, pairs)] if layers is None else _listed(layers)
     chosen += [] if keep is None else _listed(keep)
     with torch.no_grad(), random_states_kept(), capture(model, chosen, types) as before:
@@ -127,6 +127,21 @@ def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:
     if seed is not None:
         torch.manual_seed(seed)
     return model(*map_tensors(inputs, lambda tensor: tensor.clone()))
+
+
+def _from_the_start(
+    model: nn.Module, inputs: tuple[Any, ...], pairs: Iterable[tuple[str, Any]], types: Iterable[Any], seed: int | None
+) -> Iterator[tuple[str, Any]]:
+    """The places of interventions; indices from the end, known only after a pass, as the calls that they are."""
+    import torch
+
+    for where, change in pairs:
+        if not Selection(where).from_the_end:
+            yield where, change
+            continue
+        with torch.no_grad(), random_states_kept(), capture(model, where, types, transform=lambda _: None) as found:
+            _run(model, inputs, seed)
+        yield from ((f"{call.name}#{call.call}", change) for call in found.calls)
 
 
 def _listed(layers: Layers) -> list[str | int]:

@@ -159,7 +159,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 
         check_family(net.family, net.name)
     loss = _loss(net, options)
-    read = _read(net, photographs)
+    read = photographs.read_together(net)
     pictures = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
     report, findings = _measure(net, pictures, loss, changes, thresholds, options)
     lines = _totals(report, loss, changes)
@@ -200,16 +200,6 @@ def _loss(net: Net, options: Mapping[str, Any]) -> Loss:
     if options["loss"] != "mse":
         Target(options["target"]).check(categories)
     return Loss(options["loss"], options["target"], categories)
-
-
-def _read(net: Net, photographs: Photographs) -> list[Picture]:
-    if len(photographs.paths) > 1 and net.family != "optical_flow":
-        raise UsageError(f"{net.name} takes one image", f"there are {len(photographs.paths)}")
-    read = [photographs.read(path, net.preprocess.frames) for path in photographs.paths]
-    for picture in read:
-        for text in picture.notes:
-            output.note(f"Note: {picture.name}: {text}")
-    return read
 
 
 def _measure(

@@ -14,6 +14,7 @@ from hookscope.errors import HookscopeError, UsageError
 
 if TYPE_CHECKING:
     from hookscope.images import Picture
+    from hookscope.models import Net
 
 __all__ = ["Photographs"]
 
@@ -48,6 +49,20 @@ class Photographs:
 
         source = path if self._kept is None else io.BytesIO(self._kept)
         return read_picture(source, frames=frames, name=path)
+
+    def read_together(self, net: Net) -> list[Picture]:
+        """All of them, which one pass takes: one picture, or two for optical flow; their notes are told.
+
+        Raises:
+            UsageError: for two pictures and another model.
+        """
+        if len(self.paths) > 1 and net.family != "optical_flow":
+            raise UsageError(f"{net.name} takes one image", f"there are {len(self.paths)}")
+        read = [self.read(path, net.preprocess.frames) for path in self.paths]
+        for picture in read:
+            for text in picture.notes:
+                output.note(f"Note: {picture.name}: {text}")
+        return read
 
     def groups(self, size: int) -> list[Sequence[str]]:
         """The paths that go into one pass together: one, or for optical flow two."""

@@ -13,7 +13,7 @@ from hookscope.cli.output import RowWriter, plain_json
 from hookscope.errors import printable
 from hookscope.findings import Finding
 
-__all__ = ["write_report"]
+__all__ = ["json_object", "write_report"]
 
 _MOST_COLUMNS, _LEAST_COLUMNS = 100, 60
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
@@ -60,7 +60,7 @@ def write_report(
     whole = [dict(row) for row in rows]
     if format == "json":
         as_json = {f"{kind}s": whole, "findings": [found.as_row() for found in findings]}
-        stream.write(_object({**(about or {}), **as_json}))
+        stream.write(json_object({**(about or {}), **as_json}))
         stream.flush()
         return
     if format == "ndjson":
@@ -83,7 +83,7 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain_json(value) for name, value in row.items()}
 
 
-def _object(value: Mapping[str, Any]) -> str:
+def json_object(value: Mapping[str, Any]) -> str:
     """A JSON object with one row a line, in ASCII, so that no terminal obeys what a name holds."""
     parts = []
     for name, part in value.items():

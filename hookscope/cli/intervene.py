@@ -1,0 +1,348 @@
+"""``hookscope intervene``: change activations or weights in one pass, and see what it does to the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookscope.cli import output, process
+from hookscope.cli.effect_rows import (
+    CHANNEL_FIELDS,
+    CLASS_FIELDS,
+    FIELDS,
+    channel_row,
+    class_rows,
+    layer_row,
+    target_lines,
+)
+from hookscope.cli.intervening import Wish, at_option, interventions_of
+from hookscope.cli.nets import load_net
+from hookscope.cli.options import (
+    chosen_format,
+    complete_layers,
+    format_option,
+    layer_option,
+    model_argument,
+    net_options,
+    type_option,
+)
+from hookscope.cli.photographs import Photographs
+from hookscope.cli.progress import pass_progress
+from hookscope.cli.report import json_object
+from hookscope.cli.targeting import categories_of, categories_option, target_option
+from hookscope.errors import UsageError
+from hookscope.findings import counted, listed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hookscope.ablation import Ablation
+    from hookscope.effects import Effect
+    from hookscope.images import Picture
+    from hookscope.models import Net
+
+__all__ = ["CHANNEL_FIELDS", "CLASS_FIELDS", "FIELDS", "command"]
+
+_MOST_BANDS = 4  # of the page of --grid, where nobody chose
+
+
+@click.command("intervene")
+@model_argument()
+@click.argument("images", metavar="IMAGE", nargs=-1, required=True, type=click.Path())
+@at_option
+@click.option(
+    "--ablate-each",
+    "ablate",
+    metavar="SEL",
+    multiple=True,
+    shell_complete=complete_layers,
+    help="Set the channels of these calls to 0 one by one, and rank them by the score they are worth.",
+)
+@click.option(
+    "--top",
+    metavar="N",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="How many channels --ablate-each shows.",
+)
+@target_option(help="Whose score is followed")
+@categories_option
+@layer_option(
+    "Which calls are compared, and drawn by --grid: 30, 0:10, 'layer4.*', fc, all.  [default: every layer with a weight"
+    " of two or more dimensions, and what was changed, from the first change on]"
+)
+@type_option
+@click.option("--grid", metavar="FILE", type=click.Path(), help="Draw before, after and difference: a PNG file.")
+@click.option("--classes", "classes", is_flag=True, help="In tsv and csv, rows of classes instead of layers.")
+@click.option(
+    "--batch-size",
+    metavar="N",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Channels in one pass of --ablate-each.",
+)
+@net_options
+@format_option
+def command(model: str, images: tuple[str, ...], **options: Any) -> None:
+    """Change what flows through MODEL on IMAGE, and see what that does.
+
+    IMAGE is one file, or - for standard input; optical flow takes two. Runs the model without and with the
+    interventions of --at, and prints the five best classes of both with their scores, and for each later layer how far
+    its activation moved: relative_l2 is the norm of the difference over the norm before, cosine that of the angle
+    between the two. index counts as in list-layers. Nothing of the model is changed on disk.
+
+    An intervention is WORD or WORD:PARAMETER=VALUE,...; SEL is a layer selection, or the name of a parameter:
+
+    \b
+      dropblock    p, block_size           blocks of a map dropped, p of its values; also dropblock2d, dropblock3d
+      dropout      p                       single values; dropout2d whole channels
+      zero                                 ablation
+      scale        factor
+      clamp        min, max
+      noise        std, relative           Gaussian; relative=true: std in standard deviations of what is there
+      mean         from, over              the mean over the pictures of from=FOLDER, or over=positions
+      permute      axis                    positions, channels or images in random order
+      patch        from                    the activation that another picture, from=IMAGE, has there
+      steer        from, scale             a direction (.npy, .pt, .safetensors) added at every position
+      quantize     bits, symmetric, per_channel
+      prune        amount, dim, norm       of weights: the smallest share; dim=0 whole filters
+      freeze                               of weights: no gradient, which one pass does not show
+
+    All but the last two take channels=0-31,40, positions=0-9x5-14 (rows, columns) and on=input; the dropping ones act
+    here although the model is in eval mode (when=always). Several are done in the order given. --seed is that of random
+    weights and of what interventions draw.
+
+    A table shows classes and layers, json both whole; tsv and csv the layers, or with --classes the classes; ndjson
+    says by "row" which. With --ablate-each the rows are channels: worth is the score before minus the score without
+    the channel.
+
+    \b
+    Examples:
+      hookscope intervene resnet34 cat.jpg --at layer3 dropblock:p=0.1,block_size=7 --seed 1
+      hookscope intervene vgg16 cat.jpg --at features.28 'zero:channels=0-31' --at features.0 noise:std=0.1
+      hookscope intervene resnet34 cat.jpg --at layer4.2.conv2 patch:from=rocket.jpg --grid patched.png
+      hookscope intervene resnet34 cat.jpg --at 'layer4*.weight' quantize:bits=4,per_channel=true --classes
+      hookscope intervene resnet34 cat.jpg --ablate-each layer4.2.conv2 --top 20
+    """
+    wishes = _judged(images, options)
+    photographs = Photographs(images)
+    photographs.read_first()
+    names = ("weights", "seed", "device", "preprocess", "input_size")
+    net = load_net(model, *(options[name] for name in names))
+    read = photographs.read_together(net)
+    pictures = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
+    one = _Subject(net, read, pictures, net.inputs(*pictures), _types(net, options))
+    with process.prints_to_standard_error():
+        changes = interventions_of(net, wishes, one.types)
+    if options["ablate"]:
+        _ablate(one, changes, options)
+    else:
+        _compare(one, wishes, changes, options)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is run, and on what."""
+
+    net: Net
+    read: Sequence[Picture]
+    pictures: Sequence[Tensor]
+    inputs: tuple[Any, ...]
+    types: Sequence[str]
+
+
+def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[Wish]:
+    """Whatever can be known to fail is told before a model is loaded."""
+    from hookscope.layers import Selection
+    from hookscope.targets import Target
+
+    wishes = [Wish.parse(where, text) for where, text in options["wishes"]]
+    for name in ("layers", "ablate"):
+        if options[name]:
+            Selection(options[name])
+    several = Target(options["target"]).count > 1
+    if not wishes and not options["ablate"]:
+        asked = "nothing to do: no --at and no --ablate-each"
+        raise UsageError(asked, do="such as --at layer3 zero:channels=0-31; --help lists the interventions")
+    if options["ablate"] and (options["grid"] or options["layers"] or options["classes"]):
+        raise UsageError("--ablate-each prints channels alone", do="leave --grid, --layer and --classes out")
+    if options["ablate"] and several:
+        raise UsageError(f"--ablate-each ranks by one class, and --target is {options['target']}", do="give one")
+    if len(images) > 2:
+        raise UsageError("intervene takes one image, or two for optical flow", f"there are {len(images)}")
+    if options["grid"] is not None:
+        _check_grid(options["grid"], images)
+    return wishes
+
+
+def _check_grid(path: str, images: Sequence[str]) -> None:
+    from hookscope.destinations import Destination, refuse_input
+
+    where = Destination.parse(path, images)
+    if where.kind != "file":
+        raise UsageError(f"--grid {path} is no name of a file", do="give one that ends in .png")
+    refuse_input(path, images)
+
+
+def _types(net: Net, options: Mapping[str, Any]) -> Sequence[str]:
+    from hookscope.layers import usual_types
+    from hookscope.observe import class_names
+
+    types: Sequence[str] = options["types"] or usual_types(map(class_names, net.model.modules()))
+    return types
+
+
+def _has_classes(one: _Subject, options: Mapping[str, Any]) -> bool:
+    """Whether there are scores to follow; a target that was asked for is an error where there are none."""
+    from hookscope.scores import check_family
+
+    source = click.get_current_context().get_parameter_source("target")
+    asked = source is not click.core.ParameterSource.DEFAULT or options["classes"] or options["ablate"]
+    if one.net.family in ("detection", "optical_flow") and not asked:
+        return False
+    check_family(one.net.family, one.net.name)
+    return True
+
+
+def _compare(one: _Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
+    """Both passes, what moved between them, and where it is written."""
+    from hookscope.effects import intervention_effect
+    from hookscope.visualize import refusal
+
+    scored = _has_classes(one, options)
+    keep = _kept(one, wishes, options) if options["grid"] is not None else None
+    with process.prints_to_standard_error(), refusal(one.net.name, one.inputs):
+        effect = intervention_effect(
+            one.net.model,
+            one.inputs,
+            changes,
+            options["layers"] or None,
+            one.types,
+            seed=options["seed"],
+            keep=keep,
+        )
+    classes = _class_rows(one, effect, options) if scored else []
+    if not effect.changed:
+        output.note("Note: nothing was changed")
+    if effect.missing:
+        output.note(f"Note: {counted(len(effect.missing), 'call')} of one pass alone: {listed(effect.missing, 3)}")
+    if options["grid"] is not None:
+        _draw(one, wishes, effect, options)
+    _report(one, wishes, effect, classes, options)
+
+
+def _kept(one: _Subject, wishes: Sequence[Wish], options: Mapping[str, Any]) -> list[str]:
+    """What ``--grid`` draws: the layers chosen, else those that are changed."""
+    if options["layers"]:
+        return list(options["layers"])
+    parameters = dict(one.net.model.named_parameters(remove_duplicate=False))
+    return [wish.where.rpartition(".")[0] if wish.where in parameters else wish.where for wish in wishes]
+
+
+def _class_rows(one: _Subject, effect: Effect, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    from hookscope.scores import check_categories, class_scores, one_picture
+    from hookscope.targets import Target
+
+    categories = categories_of(one.net, options["categories"])
+    before, after = (one_picture(class_scores(answer, one.net.name)) for answer in (effect.before, effect.after))
+    if categories:
+        check_categories(categories, len(before), one.net.name)
+    return class_rows(before, after, Target(options["target"]), categories, one.net.weights)
+
+
+def _draw(one: _Subject, wishes: Sequence[Wish], effect: Effect, options: Mapping[str, Any]) -> None:
+    raise NotImplementedError
+
+
+def _report(
+    one: _Subject,
+    wishes: Sequence[Wish],
+    effect: Effect,
+    classes: Sequence[dict[str, Any]],
+    options: Mapping[str, Any],
+) -> None:
+    layers = [layer_row(layer, one.net.weights) for layer in effect.layers]
+    format, stream = chosen_format(options["format"]), process.standard_output()
+    if format == "table":
+        if classes:
+            fields = [name for name in CLASS_FIELDS if name != "weights"]
+            rows = [{name: row[name] for name in fields} for row in classes]
+            output.write_rows(rows, fields, format, stream, target_lines(classes))
+            stream.write("\n")
+        fields = [name for name in FIELDS if name not in _unused(layers)]
+        rows = [{name: row[name] for name in fields} for row in layers]
+        output.write_rows(rows, fields, format, stream, [_done(effect)])
+    elif format == "json":
+        done = [{"at": wish.where, "word": wish.word.text} for wish in wishes]
+        about = {"model": one.net.name, "weights": one.net.weights, "seed": options["seed"]}
+        about |= {"image": [picture.name for picture in one.read], "interventions": done, "changed": effect.changed}
+        stream.write(json_object({**about, "classes": classes, "layers": layers}))
+        stream.flush()
+    elif format == "ndjson":
+        output.write_rows([{"row": "class", **row} for row in classes], ("row", *CLASS_FIELDS), format, stream)
+        output.write_rows([{"row": "layer", **row} for row in layers], ("row", *FIELDS), format, stream)
+    elif options["classes"]:
+        output.write_rows(classes, CLASS_FIELDS, format, stream)
+    else:
+        output.write_rows(layers, FIELDS, format, stream)
+
+
+def _unused(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The columns of a table that say nothing: weights, and what is the same for every layer."""
+    return {"weights"} | {name for name in ("call", "nonfinite", "index") if not any(row[name] for row in rows)}
+
+
+def _done(effect: Effect) -> str:
+    if not effect.changed:
+        return "nothing was changed"
+    return f"changed: {listed(list(effect.changed), 6)}"
+
+
+def _ablate(one: _Subject, changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
+    """Channel after channel, on top of what ``--at`` changes."""
+    from hookscope.ablation import ablate_each
+    from hookscope.interventions import intervene
+    from hookscope.visualize import refusal
+
+    _has_classes(one, options)
+    categories = categories_of(one.net, options["categories"])
+    with (
+        process.prints_to_standard_error(),
+        refusal(one.net.name, one.inputs),
+        intervene(one.net.model, changes, one.types) if changes else nullcontext(),
+        pass_progress() as on_progress,
+    ):
+        found = ablate_each(
+            one.net.model,
+            one.inputs,
+            options["ablate"],
+            options["target"],
+            types=one.types,
+            categories=categories,
+            batch_size=options["batch_size"],
+            on_progress=on_progress,
+        )
+    if found.skipped:
+        output.note(
+            f"Note: {counted(len(found.skipped), 'call')} without channels left out: {listed(found.skipped, 3)}"
+        )
+    _report_channels(one, found, options)
+
+
+def _report_channels(one: _Subject, found: Ablation, options: Mapping[str, Any]) -> None:
+    shown = found.channels[: options["top"]]
+    rows = [channel_row(place, channel, one.net.weights) for place, channel in enumerate(shown, 1)]
+    format = chosen_format(options["format"])
+    fields = [name for name in CHANNEL_FIELDS if format != "table" or name != "weights"]
+    asked = found.prediction
+    name = f"{asked.index} {asked.label or ''}".strip()
+    lines = [f"{len(shown)} of {counted(len(found.channels), 'channel')}, by what each is worth to the score of {name}"]
+    lines += [f"with all of them: {asked.score:.4g}"]
+    rows = [{name: row[name] for name in fields} for row in rows]
+    output.write_rows(rows, fields, format, process.standard_output(), lines)
