@@ -1,0 +1,180 @@
+"""A pass without and with interventions: who moved, how far, and that nothing of the model is changed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hookscope.effects import intervention_effect
+from hookscope.errors import LayerError
+from hookscope.interventions import Dropout, Noise, Patch, Scale, Zero
+from hookscope.untouched import State
+
+
+class Net(nn.Module):
+    """A trunk with an in-place layer, and a branch that the trunk's second half does not touch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 2, 1)
+        self.relu = nn.ReLU(inplace=True)
+        self.second = nn.Conv2d(2, 2, 1)
+        self.aside = nn.Conv2d(2, 1, 1)
+        self.fc = nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.first(x))
+        after = self.second(x)
+        self.side = self.aside(x)
+        return self.fc(after.mean((2, 3)))
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    net = Net().eval()
+    with torch.no_grad():
+        net.first.weight.copy_(torch.tensor([1.0, -1.0]).reshape(2, 1, 1, 1))
+        net.first.bias.copy_(torch.tensor([0.0, 0.5]))  # so that the in-place layer takes some values and leaves some
+    return net
+
+
+@pytest.fixture
+def picture() -> torch.Tensor:
+    return torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def by_hand(net: Net, x: torch.Tensor, factor: float) -> dict[str, np.ndarray]:
+    """What every layer gives with the first one scaled, written down without a hook."""
+    with torch.no_grad():
+        first = net.first(x) * factor
+        relu = first.clamp(min=0)
+        second = net.second(relu)
+        found = {"first": first, "second": second, "aside": net.aside(relu), "fc": net.fc(second.mean((2, 3)))}
+    return {name: value.double().numpy().ravel() for name, value in found.items()}
+
+
+def test_distances_are_those_of_a_forward_pass_written_by_hand(net: Net, picture: torch.Tensor) -> None:
+    before, after = by_hand(net, picture, 1), by_hand(net, picture, 3)
+    found = intervention_effect(net, (picture,), {"first": Scale(3.0)})
+    assert [layer.call.key for layer in found.layers] == ["first", "second", "aside", "fc"]
+    assert [layer.changed for layer in found.layers] == [True, False, False, False]
+    for layer in found.layers:
+        one, other = before[layer.call.name], after[layer.call.name]
+        assert layer.relative_l2 == pytest.approx(np.linalg.norm(other - one) / np.linalg.norm(one), rel=1e-6)
+        assert layer.cosine == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other), rel=1e-6)
+    np.testing.assert_allclose(found.before.double().numpy().ravel(), before["fc"], rtol=1e-6)
+    np.testing.assert_allclose(found.after.double().numpy().ravel(), after["fc"], rtol=1e-6)
+
+
+def test_only_what_runs_later_is_told(net: Net, picture: torch.Tensor) -> None:
+    found = intervention_effect(net, (picture,), {"second": Zero(channels=1)})
+    assert [layer.call.key for layer in found.layers] == ["second", "aside", "fc"]
+    assert (found.layers[1].relative_l2, found.layers[1].cosine) == (0.0, 1.0)
+    assert found.changed == {"second": 1}
+
+
+def test_a_parameter_changes_from_the_start(net: Net, picture: torch.Tensor) -> None:
+    found = intervention_effect(net, (picture,), {"second.weight": Scale(2.0)})
+    moved = {layer.call.key: layer.relative_l2 for layer in found.layers}
+    assert list(moved) == ["first", "second", "aside", "fc"]
+    assert moved["first"] == 0 and moved["second"] > 0 and found.changed == {"second.weight": 1}
+
+
+def test_nothing_done_moves_nothing(net: Net, picture: torch.Tensor) -> None:
+    found = intervention_effect(net, (picture,), {"first": Scale(1.0), "second": Noise(0.0), "fc": Dropout(0.5)})
+    assert (found.layers, found.changed) == ((), {}) and torch.equal(found.before, found.after)
+
+
+def test_both_passes_draw_the_same_numbers(net: Net, picture: torch.Tensor) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x) + torch.rand(3)
+
+    state = torch.get_rng_state()
+    found = intervention_effect(Noisy(), (picture,), {"net.fc": Zero()}, seed=5)
+    torch.manual_seed(5)
+    assert torch.allclose(found.after, torch.rand(3)) and not torch.allclose(found.before, found.after)
+    again = intervention_effect(Noisy(), (picture,), {"net.fc": Zero()}, seed=5)
+    assert torch.equal(again.before, found.before)
+    torch.set_rng_state(state)
+
+
+def test_what_was_0_and_what_becomes_0(net: Net, picture: torch.Tensor) -> None:
+    with torch.no_grad():
+        net.second.weight.zero_(), net.second.bias.zero_()
+    dead = intervention_effect(net, (picture,), {"second": lambda call, tensor: tensor + 1}).layers[0]
+    assert (dead.relative_l2, dead.cosine) == (math.inf, None)
+    gone = intervention_effect(net, (picture,), {"first": Zero()}).layers[0]
+    assert (gone.relative_l2, gone.cosine) == (1.0, None)
+
+
+def test_nan_is_counted(net: Net, picture: torch.Tensor) -> None:
+    found = intervention_effect(net, (picture,), {"first": lambda call, tensor: tensor / 0 * 0})
+    assert [layer.nonfinite for layer in found.layers] == [32, 32, 16, 3]
+    assert math.isnan(found.layers[1].relative_l2 or 0)
+
+
+def test_kept_activations_are_those_of_both_passes(net: Net, picture: torch.Tensor) -> None:
+    found = intervention_effect(net, (picture,), {"first": Scale(-1.0)}, layers="second", keep="first")
+    kept = {layer.call.key: (layer.before, layer.after) for layer in found.layers}
+    assert list(kept) == ["first", "second"] and kept["second"] == (None, None)
+    with torch.no_grad():
+        expected = net.first(picture)
+    assert torch.equal(kept["first"][0], expected) and torch.equal(kept["first"][1], -expected)
+
+
+def test_an_index_from_the_end_is_the_last_call(net: Net, picture: torch.Tensor) -> None:
+    assert intervention_effect(net, (picture,), {-1: Zero()}).changed == {"aside": 1}
+    assert intervention_effect(net, (picture,), {"-2:": Zero()}).changed == {"second": 1, "aside": 1}
+
+
+def test_a_patch_with_itself_changes_no_bit(net: Net, picture: torch.Tensor) -> None:
+    kept = intervention_effect(net, (picture,), {"fc": Zero()}, keep="0:3").layers
+    assert [layer.call.key for layer in kept] == ["fc"]
+    found = intervention_effect(
+        net, (picture,), {"second": Patch({"second": net.second(net.relu(net.first(picture)))})}
+    )
+    assert torch.equal(found.before, found.after)
+
+
+def test_nothing_of_the_model_is_changed_whatever_is_raised(net: Net, picture: torch.Tensor) -> None:
+    net.train()
+    net.fc.eval()
+    state = State(net)
+    intervention_effect(net, (picture,), {"first": Zero(), "second.weight": Noise(1.0)})
+    with pytest.raises(LayerError, match="no channel 7 at 'first'; there are 2: 0 to 1"):
+        intervention_effect(net, (picture,), {"second.weight": Noise(1.0), "first": Zero(channels=7)})
+    with pytest.raises(ZeroDivisionError):
+        intervention_effect(net, (picture,), {"first": lambda call, tensor: 1 / 0})
+    assert state.changes() == []
+    assert "side" in vars(net)
+
+
+def test_a_first_layer_in_place_does_not_spoil_the_second_pass() -> None:
+    net, picture = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(1, 1, 1)), torch.full((1, 1, 2, 2), -1.0)
+    found = intervention_effect(net, (picture,), {"re:^0$": lambda call, tensor: tensor + 0})
+    assert torch.equal(found.before, found.after) and float(picture.min()) == -1
+
+
+def test_calls_of_one_pass_alone_are_named() -> None:
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.small, self.large = (nn.Conv2d(1, 1, 1) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            return self.large(x) if float(x.abs().max()) > 1e5 else self.small(x)
+
+    found = intervention_effect(Choosing(), (torch.ones(1, 1, 2, 2),), {"first": lambda call, tensor: tensor * 0 + 1e6})
+    assert [layer.call.key for layer in found.layers] == ["first"]
+    assert found.missing == ("small", "large")

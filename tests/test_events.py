@@ -1,0 +1,500 @@
+"""What hooks saw, against numbers from paper, against hooks put on by hand, and against autograd."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchvision.models.feature_extraction import create_feature_extractor
+
+from hookscope.errors import LayerError, ModelError, TargetError, UsageError
+from hookscope.events import EVENTS, PassRecord, trace_events
+from hookscope.losses import Loss
+from hookscope.models import load_model
+from hookscope.trace import list_layers
+from hookscope.untouched import State
+from hookscope.witness import noise_pictures
+
+EVERYTHING = 10_000
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def conv(weight: float, bias: float = 0.0) -> nn.Conv2d:
+    made = nn.Conv2d(1, 1, 1)
+    nn.init.constant_(made.weight, weight)
+    nn.init.constant_(made.bias, bias)
+    return made
+
+
+def chain(inplace: bool = True) -> nn.Sequential:
+    """On (1, -2): (2, -4), ReLU (2, 0), (-5, 1), ReLU (0, 1), (3, 8)."""
+    return nn.Sequential(conv(2), nn.ReLU(inplace), conv(-3, 1), nn.ReLU(inplace), conv(5, 3))
+
+
+X = torch.tensor([1.0, -2.0]).reshape(1, 1, 1, 2)
+
+
+def flat(facts: Any) -> list[float]:
+    return torch.tensor(facts[""].values).flatten().tolist()
+
+
+def told(record: PassRecord) -> list[tuple[str, str]]:
+    return [(event.event, event.call.key) for event in record.events]
+
+
+class Kept(nn.Module):
+    """Anything as a module."""
+
+    def __init__(self, function: Callable[..., Any], **children: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, child in children.items():
+            self.add_module(name, child)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs) if self._modules else self.function(*args, **kwargs)
+
+
+# -- from paper --------------------------------------------------------------------------------------------------------
+
+
+def test_weights_of_ones_give_the_numbers_one_gets_on_paper() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 1, 2, bias=False), nn.Flatten(), nn.Linear(4, 2, bias=False))
+    for parameter in net.parameters():
+        nn.init.ones_(parameter)
+    picture = torch.arange(1.0, 10.0).reshape(1, 1, 3, 3)
+    found = trace_events(net, picture, backward=True, loss=lambda output: output.sum(), values=9)
+    first, flatten, linear = found.calls
+    assert first.input[""].values == [[[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]]
+    assert first.output[""].values == [[[[1 + 2 + 4 + 5, 2 + 3 + 5 + 6], [4 + 5 + 7 + 8, 5 + 6 + 8 + 9]]]]
+    assert flatten.output[""].values == linear.input[""].values == [[12, 16, 24, 28]]
+    assert linear.output[""].values == [[80, 80]]
+    assert (linear.output[""].min, linear.output[""].shape, found.value) == (80, (1, 2), 160)
+    assert linear.gradient[""].values == [[1, 1]]
+    assert flatten.gradient[""].values == [[2, 2, 2, 2]]
+    assert first.gradient[""].values == [[[[2, 2], [2, 2]]]]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_layers_that_work_in_place_are_seen_before_and_after(inplace: bool) -> None:
+    def loss(output: Tensor) -> Tensor:
+        return (output * torch.tensor([1.0, 10.0])).sum()
+
+    given = X.clone()
+    found = trace_events(chain(inplace), given, backward=True, loss=loss, values=2)
+    assert [flat(seen.input) for seen in found.calls] == [[1, -2], [2, -4], [2, 0], [-5, 1], [0, 1]]
+    assert [flat(seen.output) for seen in found.calls] == [[2, -4], [2, 0], [-5, 1], [0, 1], [3, 8]]
+    # (1, 10) at the end, times 5, through a ReLU open on the right, times -3, through one open on the left
+    assert [flat(seen.gradient) for seen in found.calls] == [[0, 0], [0, -150], [0, 50], [5, 50], [1, 10]]
+    assert found.value == 3 + 80
+    assert torch.equal(given, X)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_input_of_a_first_layer_that_works_in_place(backward: bool) -> None:
+    given = torch.tensor([[-1.0, 2.0]])
+    found = trace_events(nn.ReLU(inplace=True), given, types=("*",), backward=backward, values=2)
+    assert [(flat(seen.input), flat(seen.output)) for seen in found.calls] == [([-1, 2], [0, 2])]
+    assert given.tolist() == [[-1, 2]]
+
+
+# -- the order ---------------------------------------------------------------------------------------------------------
+
+
+def residual() -> nn.Module:
+    """A container, a layer that runs twice, a branch; nothing in place."""
+
+    def block(net: Any, x: Tensor) -> Tensor:
+        y = net.relu(net.bn(net.conv(x)))
+        return net.relu(y + net.side(x))
+
+    def make(width: int) -> nn.Module:
+        inner = {"conv": nn.Conv2d(width, 4, 3, padding=1), "bn": nn.BatchNorm2d(4), "relu": nn.ReLU()}
+        return Kept(block, **inner, side=nn.Sequential(nn.Conv2d(width, 4, 1), nn.Tanh()))
+
+    return nn.Sequential(make(3), make(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+
+
+def by_hand(net: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> list[tuple[str, str]]:
+    """The same events from torch's own hooks; the last call of a layer comes first in backward."""
+    seen: list[tuple[str, str]] = []
+    begun, returned, back = ({name: 0 for name, _ in net.named_modules()} for _ in range(3))
+
+    def key(name: str, call: int) -> str:
+        return f"{name}#{call}" if call else name
+
+    def pre(name: str) -> Any:
+        def hook(*_: Any) -> None:
+            seen.append(("pre-hook", key(name, begun[name])))
+            begun[name] += 1
+
+        return hook
+
+    def after(name: str) -> Any:
+        def hook(*_: Any) -> None:
+            seen.append(("forward", key(name, returned[name])))
+            returned[name] += 1
+
+        return hook
+
+    def gradient(name: str) -> Any:
+        def hook(*_: Any) -> None:
+            back[name] += 1
+            seen.append(("backward", key(name, returned[name] - back[name])))
+
+        return hook
+
+    for name, module in net.named_modules():
+        module.register_forward_pre_hook(pre(name))
+        module.register_forward_hook(after(name))
+        module.register_full_backward_pre_hook(gradient(name))
+    loss(net(x)).backward()
+    return seen
+
+
+@pytest.mark.parametrize("make", [residual, lambda: without_inplace(torchvision.models.squeezenet1_1(num_classes=5))])
+def test_the_order_is_that_of_hooks_put_on_by_hand(make: Callable[[], nn.Module]) -> None:
+    net, x = make(), torch.randn(1, 3, 32, 32)
+    found = trace_events(net, x, types=("*",), backward=True)
+    assert told(found) == by_hand(copy.deepcopy(net), x, lambda output: output.max())
+    assert [event.number for event in found.events] == list(range(3 * len(found.calls)))
+    assert {event.event for event in found.events} == set(EVENTS)
+
+
+def without_inplace(net: nn.Module) -> nn.Module:
+    for module in net.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    return net.eval()
+
+
+def test_depth_counts_the_chosen_calls_around() -> None:
+    net, x = residual(), torch.randn(1, 3, 8, 8)
+    every = trace_events(net, x, types=("*",))
+    assert {s.call.key: s.depth for s in every.calls if s.call.name in ("", "0", "0.side", "0.side.1", "4")} == {
+        "": 0, "0": 1, "0.side": 2, "0.side.1": 3, "4": 1,
+    }  # fmt: skip
+    assert {s.depth for s in trace_events(net, x).calls} == {0}  # leaves run in no other leaf
+    some = trace_events(net, x, ["0.side", "0.side.1", "re:^4$"])
+    assert {s.call.key: s.depth for s in some.calls} == {"0.side.1": 1, "0.side": 0, "4": 0}
+    assert told(some) == [
+        ("pre-hook", "0.side"), ("pre-hook", "0.side.1"), ("forward", "0.side.1"), ("forward", "0.side"),
+        ("pre-hook", "4"), ("forward", "4"),
+    ]  # fmt: skip
+
+
+def test_a_call_that_raised_and_was_caught_is_no_call() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError
+
+    def tries(net: Any, x: Tensor) -> Tensor:
+        try:
+            return net.bad(x)
+        except ValueError:
+            return net.good(x)
+
+    net = Kept(tries, bad=nn.Sequential(nn.Identity(), Kept(fails)), good=nn.Identity())
+    found = trace_events(net, torch.ones(1, 2), types=("*",))
+    assert [(s.call.key, s.depth) for s in found.calls] == [("bad.0", 1), ("good", 1), ("", 0)]
+    assert found.did_not_run == ("bad", "bad.1")
+
+
+def test_events_end_with_forward_where_no_backward_pass_was_asked_for() -> None:
+    found = trace_events(chain(), X)
+    assert told(found)[:2] == [("pre-hook", "0"), ("forward", "0")]
+    assert len(found.events) == 10
+    assert (found.loss, found.value, found.targets, found.without_backward) == ("", None, (), "")
+
+
+# -- against autograd and torchvision ----------------------------------------------------------------------------------
+
+
+def test_gradients_equal_those_of_autograd() -> None:
+    net = torchvision.models.squeezenet1_1(num_classes=5).eval()
+    x = torch.randn(1, 3, 64, 64)
+    found = trace_events(net, x, backward=True, loss=Loss("score", "3"))
+    plain, kept = without_inplace(copy.deepcopy(net)), []
+    for module in plain.modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda module, args, output: kept.append(output))
+    gradients = torch.autograd.grad(plain(x)[0, 3], kept)
+    assert len(kept) == len(found.calls) > 50
+    for seen, output, gradient in zip(found.calls, kept, gradients, strict=True):
+        assert (seen.output[""].min, seen.output[""].max) == (
+            float(output.detach().min()),
+            float(output.detach().max()),
+        )
+        assert seen.gradient[""].shape == tuple(gradient.shape)
+        assert seen.gradient[""].min == pytest.approx(float(gradient.min()), rel=1e-5, abs=1e-9)
+        assert seen.gradient[""].max == pytest.approx(float(gradient.max()), rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_outputs_equal_torchvisions_feature_extractor(backward: bool) -> None:
+    net = torchvision.models.vgg11(num_classes=4, init_weights=False).eval()
+    x = torch.randn(1, 3, 32, 32)
+    found = trace_events(net, x, "features.*", backward=backward, values=EVERYTHING)
+    for seen in found.calls:
+        name = seen.call.name
+        expected = create_feature_extractor(net, [name])(x)[name].detach()
+        fact = seen.output[""]
+        assert (fact.min, fact.max) == (float(expected.min()), float(expected.max()))
+        if fact.values is not None:
+            assert torch.equal(torch.tensor(fact.values), expected)
+    assert sum(seen.output[""].values is not None for seen in found.calls) > 5
+
+
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "shufflenet_v2_x0_5", "mobilenet_v3_small"])
+def test_calls_and_shapes_are_those_of_list_layers(name: str) -> None:
+    net = getattr(torchvision.models, name)(num_classes=4)
+    rows = [row for row in list_layers(net, (64, 64), types=("all",)) if row.index is not None]
+    found = trace_events(net, torch.randn(1, 3, 64, 64), backward=True)
+    assert [(s.call.index, s.call.name, s.call.call) for s in found.calls] == [(r.index, r.name, r.call) for r in rows]
+    assert [s.input[""].shape for s in found.calls] == [r.input_shape for r in rows]
+    assert [s.output[""].shape for s in found.calls] == [r.output_shape for r in rows]
+    assert not found.unreached
+
+
+# -- what is chosen ----------------------------------------------------------------------------------------------------
+
+
+def test_indices_count_within_the_types_and_from_the_end() -> None:
+    found = trace_events(chain(), X, "-1", ("Conv2d",), backward=True)
+    assert told(found) == [("pre-hook", "4"), ("forward", "4"), ("backward", "4")]
+    assert trace_events(chain(), X, "0:2", ("ReLU",)).calls[1].call.key == "3"
+    with pytest.raises(LayerError, match="no layer 'nope'"):
+        trace_events(chain(), X, "nope")
+
+
+def test_layers_that_did_not_run_are_told_where_they_were_chosen() -> None:
+    net = Kept(lambda net, x: net.used[0](x), used=nn.ModuleList([nn.Identity()]), idle=nn.Tanh(), more=nn.ReLU())
+    assert trace_events(net, X).did_not_run == ("idle", "more")
+    assert trace_events(net, X, types=("*",)).did_not_run == ("idle", "more")
+    assert trace_events(net, X, "idle,used.0").did_not_run == ("idle",)
+    assert trace_events(net, X, 0).did_not_run == ()
+
+
+# -- several tensors ---------------------------------------------------------------------------------------------------
+
+
+def test_parts_of_containers_and_keywords() -> None:
+    def inner(x: Tensor, scale: Tensor, flag: bool = False, extra: Any = None) -> dict[str, Any]:
+        return {"out": x * scale, "rest": (x + 1, "word", extra["mask"])}
+
+    def outer(net: Any, x: Tensor) -> Tensor:
+        made = net.inner(x, scale=torch.tensor(2.0), flag=True, extra={"mask": torch.tensor([True, False])})
+        return net.only(x=made["out"])
+
+    net = Kept(outer, inner=Kept(inner), only=Kept(lambda x: x * 3))
+    found = trace_events(net, X, backward=True, loss=lambda output: output.sum(), values=2)
+    first, second = found.calls
+    assert list(first.input) == ["0", "scale", "extra.mask"]
+    assert (first.input["scale"].values, first.input["extra.mask"].dtype) == (2.0, "bool")
+    assert list(first.output) == ["out", "rest.0", "rest.2"]
+    assert first.output["rest.0"].values == [[[[2, -1]]]]
+    assert list(second.input) == [""]  # one tensor, however it was given
+    assert {part: fact.values for part, fact in first.gradient.items()} == {"out": [[[[3, 3]]]]}
+    assert told(found)[-2:] == [("backward", "only"), ("backward", "inner")]
+
+
+def test_the_backward_event_of_several_parts_is_when_the_last_has_come() -> None:
+    def outer(net: Any, x: Tensor) -> Tensor:
+        early, late = net.split(x)
+        return net.b(net.a(early) + late)
+
+    net = Kept(outer, split=Kept(lambda x: (x * 2, x * 3)), a=Kept(lambda x: x * 5), b=Kept(lambda x: x * 7))
+    found = trace_events(net, X, backward=True, loss=lambda output: output.sum(), values=2)
+    assert {part: fact.values for part, fact in found.calls[0].gradient.items()} == {
+        "0": [[[[35, 35]]]],
+        "1": [[[[7, 7]]]],
+    }
+    assert [key for event, key in told(found) if event == "backward"] == ["b", "a", "split"]
+
+
+def test_a_tensor_that_is_there_twice_is_one_tensor() -> None:
+    net = nn.Sequential(Kept(lambda x: [x * 2] * 2), Kept(lambda pair: pair[0] * 3 + pair[1] * 5))
+    found = trace_events(net, X, "0", backward=True, loss=lambda output: output.sum(), values=2)
+    assert {part: fact.values for part, fact in found.calls[0].gradient.items()} == {"0": [[[[8, 8]]]]}
+
+
+def test_calls_that_no_gradient_reaches_have_no_backward_event() -> None:
+    def second_unused(net: Any, x: Tensor) -> Tensor:
+        return net.last(net.chunks(x)[0]) + net.cut(x).detach().sum() + net.whole(x.long()).sum()
+
+    parts = {
+        "chunks": Kept(lambda x: x.chunk(2, -1)),
+        "cut": nn.Tanh(),
+        "whole": Kept(lambda x: x + 1),
+        "last": nn.Identity(),
+    }
+    found = trace_events(Kept(second_unused, **parts), X, backward=True, loss=lambda output: output.sum())
+    assert [call.key for call in found.unreached] == ["cut", "whole"]
+    split = next(seen for seen in found.calls if seen.call.key == "chunks")
+    assert list(split.gradient) == ["0"]
+    assert ("backward", "whole") not in told(found)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantized_layers() -> None:
+    def quantize(x: Tensor) -> Tensor:
+        return torch.quantize_per_tensor(x.detach(), 0.5, 8, torch.quint8)
+
+    net = nn.Sequential(Kept(quantize), nn.ReLU(), Kept(lambda x: x.dequantize().flatten(1)))
+    found = trace_events(net, X, backward=True, values=2)
+    assert [seen.output[""].dtype for seen in found.calls] == ["quint8", "quint8", "float32"]
+    assert [flat(seen.output) for seen in found.calls] == [[1, -2], [1, 0], [1, 0]]
+    assert found.without_backward == "the output of Sequential has no gradient"
+    assert len(found.unreached) == 3
+
+
+# -- what is differentiated --------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_best_score_or_the_mean_square_without_classes() -> None:
+    scores = trace_events(nn.Flatten(), X, backward=True)
+    assert (scores.loss, scores.value, [answer.index for answer in scores.targets]) == ("score", 1.0, [0])
+    square = trace_events(nn.ReLU(), -X, backward=True, values=2)
+    assert (square.loss, square.value, square.targets) == ("mse", 2.0, ())
+    assert flat(square.calls[0].gradient) == [0, 2]  # the derivative of (0² + 2²) / 2
+    chosen = trace_events(nn.Flatten(), X, backward=True, loss=Loss("score", "1"), values=2)
+    assert (chosen.value, flat(chosen.calls[0].gradient)) == (-2.0, [0, 1])
+
+
+def test_an_output_without_numbers_or_gradient_leaves_the_forward_events() -> None:
+    nothing = trace_events(Kept(lambda x: {"boxes": torch.zeros(0, 4)}), X, types=("*",), backward=True)
+    assert nothing.without_backward == "Kept put out no number: there is nothing to differentiate"
+    assert told(nothing) == [("pre-hook", ""), ("forward", "")]
+    several = trace_events(nn.Flatten(), torch.cat([X, X]), backward=True)
+    assert (several.loss, several.value, several.without_backward) == ("mse", 2.5, "")
+    blind = trace_events(nn.Sequential(nn.Tanh(), Kept(lambda x: x.detach())), X, backward=True)
+    assert (blind.loss, len(blind.unreached)) == ("mse", 2)
+    assert blind.without_backward == "the output of Sequential has no gradient"
+
+
+def test_a_loss_that_was_given_must_suit() -> None:
+    with pytest.raises(ModelError, match="no score for each class"):
+        trace_events(nn.ReLU(), X, backward=True, loss=Loss("score"))
+    with pytest.raises(TargetError):
+        trace_events(nn.Flatten(), X, backward=True, loss=Loss("score", "7"))
+    with pytest.raises(UsageError, match="no loss"):
+        trace_events(nn.ReLU(), X, backward=True, loss="nope")
+
+
+def test_checkpoints_are_passed_and_reentrant_ones_refused() -> None:
+    def through(reentrant: bool) -> nn.Module:
+        return Kept(lambda net, x: net.last(checkpoint(net.inner, x, use_reentrant=reentrant)),
+            inner=nn.Sequential(nn.Conv2d(1, 1, 1), nn.Tanh()), last=nn.Flatten())  # fmt: skip
+
+    found = trace_events(through(False), X, backward=True)
+    assert told(found)[-3:] == [("backward", "last"), ("backward", "inner.1"), ("backward", "inner.0")]
+    assert len(found.events) == 9
+    with pytest.raises(ModelError, match="reentrant"):
+        trace_events(through(True), X, backward=True)
+
+
+# -- the model is as before --------------------------------------------------------------------------------------------
+
+
+class Restless(nn.Module):
+    """Draws numbers, counts its passes, keeps a statistic, and fails when it is told to."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.ReLU(inplace=True)
+        self.drop, self.last = nn.Dropout(), nn.Flatten()
+        self.register_buffer("passes", torch.zeros(1))
+        self.fails = fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += torch.rand(1) + 1
+        x = self.relu(self.bn(self.conv(x)))
+        if self.fails:
+            raise ValueError("in the middle")
+        return self.last(self.drop(x))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_the_model_changes(backward: bool, fails: bool) -> None:
+    net = Restless()
+    net(X).sum().backward()
+    net.fails = fails
+    net.bn.eval()
+    net.conv.bias.requires_grad_(False)
+    net.conv.register_forward_hook(lambda *_: None)
+    state = State(net)
+    if fails:
+        with pytest.raises(ValueError, match="in the middle"):
+            trace_events(net, X, types=("*",), backward=backward)
+    else:
+        assert len(trace_events(net, X, types=("*",), backward=backward).calls) == 6
+    assert state.changes() == []
+
+
+def test_a_hook_of_somebody_else_that_raises_in_backward_leaves_nothing() -> None:
+    def refuse(gradient: Tensor) -> None:
+        raise ValueError("in backward")
+
+    def outer(net: Any, x: Tensor) -> Tensor:
+        y = net.a(x) * 1
+        y.register_hook(refuse)
+        return net.b(y)
+
+    net = Kept(outer, a=nn.Conv2d(1, 1, 1), b=nn.Tanh())
+    state = State(net)
+    with pytest.raises(ValueError, match="in backward"):
+        trace_events(net, X, backward=True)
+    assert state.changes() == []
+
+
+@pytest.mark.parametrize("surround", [torch.no_grad, torch.inference_mode])
+def test_what_surrounds_the_call_does_not_count(surround: Callable[[], Any]) -> None:
+    net = chain()
+    with surround():
+        found = trace_events(net, X, backward=True)
+    assert not found.unreached
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_frozen_models_have_gradients_too() -> None:
+    assert not trace_events(chain().requires_grad_(False), X, backward=True).unreached
+
+
+def test_inputs_may_be_a_tuple() -> None:
+    net = Kept(lambda net, x, y: net.last(x + y), last=nn.Flatten())
+    assert flat(trace_events(net, (X, X), values=2).calls[0].output) == [2, -4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["vgg11", "googlenet", "densenet121", "vit_b_16", "swin_t", "raft_small", "r3d_18", "fcn_resnet50",
+     "maskrcnn_resnet50_fpn"],
+)  # fmt: skip
+def test_real_models_are_as_before_and_every_event_has_its_place(name: str) -> None:
+    net = load_model(name, weights="none", device="cpu")
+    state = State(net.model)
+    found = trace_events(net.model, net.inputs(*noise_pictures(net)), types=("*",), backward=True)
+    assert state.changes() == []
+    assert len(found.events) == 3 * len(found.calls) - len(found.unreached)
+    assert {call.name.split(".")[0] for call in found.unreached} <= {"rpn"}  # boxes are detached there
+    assert found.events[0].event == "pre-hook" and found.calls[-1].call.name == ""
+    open_calls: list[str] = []
+    for event in found.events:
+        if event.event == "pre-hook":
+            assert event.depth == len(open_calls)
+            open_calls.append(event.call.key)
+        elif event.event == "forward":
+            assert open_calls.pop() == event.call.key
