@@ -22,6 +22,7 @@ __all__ = [
     "one_picture",
     "predictions",
     "probabilities",
+    "without_scores",
 ]
 
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
@@ -118,6 +119,27 @@ def check_family(family: str, what: str = "the model") -> None:
     """
     if family in _GIVES:
         raise ModelError(f"{what} gives {_GIVES[family]}, no score for each class", do=_INSTEAD)
+
+
+def without_scores(output: Any, family: str, what: str = "the model") -> str:
+    """Why there is no score for each class in ``output``; empty where there is one.
+
+    Args:
+        output: What the model returned.
+        family: What `hookscope.inputs.family_of` says.
+        what: What the model is called.
+
+    Example:
+        >>> import torch
+        >>> without_scores(torch.zeros(1, 2, 9, 9), "optical_flow", "raft")
+        'raft gives the flow of pixels, no score for each class'
+    """
+    try:
+        check_family(family, what)
+        class_scores(output, what)
+    except ModelError as error:
+        return error.asked
+    return ""
 
 
 def check_categories(categories: Sequence[str], classes: int, what: str = "the model") -> None:

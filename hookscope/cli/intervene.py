@@ -198,16 +198,10 @@ def _types(net: Net, options: Mapping[str, Any]) -> Sequence[str]:
     return types
 
 
-def _has_classes(one: _Subject, options: Mapping[str, Any]) -> bool:
-    """Whether there are scores to follow; a target that was asked for is an error where there are none."""
-    from hookscope.scores import check_family
-
+def _asks_for_classes(options: Mapping[str, Any]) -> bool:
+    """Whether something was said about classes: that a model has none is then an error."""
     source = click.get_current_context().get_parameter_source("target")
-    asked = source is not click.core.ParameterSource.DEFAULT or options["classes"] or options["ablate"]
-    if one.net.family in ("detection", "optical_flow") and not asked:
-        return False
-    check_family(one.net.family, one.net.name)
-    return True
+    return source is not click.core.ParameterSource.DEFAULT or options["classes"]
 
 
 def _compare(one: _Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
@@ -215,7 +209,7 @@ def _compare(one: _Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any
     from hookscope.effects import intervention_effect
     from hookscope.visualize import refusal
 
-    scored = _has_classes(one, options)
+    asked = _asks_for_classes(options)
     keep = _kept(one, wishes, options) if options["grid"] is not None else None
     with process.prints_to_standard_error(), refusal(one.net.name, one.inputs):
         effect = intervention_effect(
@@ -227,7 +221,7 @@ def _compare(one: _Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any
             seed=options["seed"],
             keep=keep,
         )
-    classes = _class_rows(one, effect, options) if scored else []
+    classes = _class_rows(one, effect, options, asked)
     if not effect.changed:
         output.note("Note: nothing was changed")
     if effect.missing:
@@ -245,10 +239,14 @@ def _kept(one: _Subject, wishes: Sequence[Wish], options: Mapping[str, Any]) -> 
     return [wish.where.rpartition(".")[0] if wish.where in parameters else wish.where for wish in wishes]
 
 
-def _class_rows(one: _Subject, effect: Effect, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from hookscope.scores import check_categories, class_scores, one_picture
+def _class_rows(one: _Subject, effect: Effect, options: Mapping[str, Any], asked: bool) -> list[dict[str, Any]]:
+    """The classes of both passes; none, and a note, where the model has no scores and nobody asked for them."""
+    from hookscope.scores import check_categories, class_scores, one_picture, without_scores
     from hookscope.targets import Target
 
+    if not asked and (why := without_scores(effect.before, one.net.family, one.net.name)):
+        output.note(f"Note: {why}: layers alone")
+        return []
     categories = categories_of(one.net, options["categories"])
     before, after = (one_picture(class_scores(answer, one.net.name)) for answer in (effect.before, effect.after))
     if categories:
@@ -310,7 +308,6 @@ def _ablate(one: _Subject, changes: list[tuple[str, Any]], options: Mapping[str,
     from hookscope.interventions import intervene
     from hookscope.visualize import refusal
 
-    _has_classes(one, options)
     categories = categories_of(one.net, options["categories"])
     with (
         process.prints_to_standard_error(),
