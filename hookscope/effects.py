@@ -31,8 +31,9 @@ class MovedLayer:
         shape: Of what it put out with the interventions.
         changed: Whether an intervention acted on this call itself.
         relative_l2: Norm of the difference over the norm before, 0 and above; None where the shapes differ, inf for
-            one that was 0 before.
-        cosine: Of the angle between before and after, -1 to 1; None where one of them is 0 or the shapes differ.
+            one that was 0 before, NaN where values are not finite.
+        cosine: Of the angle between before and after, -1 to 1; None where one of them is 0 or not finite, or the
+            shapes differ.
         nonfinite: How many NaN and Inf there are afterwards.
         before: What it put out without, where it was kept.
         after: What it put out with the interventions, where it was kept.
@@ -202,9 +203,11 @@ def _distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float 
         squares["after"] += float(other @ other)
         squares["difference"] += float((other - one) @ (other - one))
         product += float(one @ other)
-    lengths = {name: math.sqrt(square) if square >= 0 else math.nan for name, square in squares.items()}
-    relative = lengths["difference"] / lengths["before"] if lengths["before"] else math.inf
+    if not math.isfinite(sum(squares.values())):
+        return math.nan, None
+    lengths = {name: math.sqrt(square) for name, square in squares.items()}
     if lengths["difference"] == 0:
         return 0.0, 1.0 if lengths["before"] else None
+    relative = lengths["difference"] / lengths["before"] if lengths["before"] else math.inf
     both = lengths["before"] * lengths["after"]
     return relative, max(-1.0, min(1.0, product / both)) if both else None

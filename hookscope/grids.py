@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hookscope.lettering import Pixels
 
-__all__ = ["Grid", "Layout", "channel_grid", "draw_grid", "lay_out", "strongest", "to_image"]
+__all__ = ["Grid", "Layout", "channel_grid", "draw_alike", "draw_grid", "lay_out", "strongest", "to_image"]
 
 # Without --cell a map has at least this side, and more where the whole sheet stays below the area for a screen.
 LEAST_CELL = 56
@@ -137,20 +137,48 @@ def draw_grid(
     The bar under a map is as long as the map's range is, the widest range filling the cell: with a scale for each
     channel it tells the strong ones from magnified noise. At most ``most`` pixels are drawn, the rest is left out.
     """
-    import numpy as np
+    return draw_alike([tiles], strongest(tiles), columns, cell, plain, frames, most)[0]
 
-    count, height, width = tiles.levels.shape
-    label_width = _widest_label(tiles)
+
+def draw_alike(
+    several: Sequence[Tiles],
+    bold: Sequence[int],
+    columns: int | None = None,
+    cell: int | None = None,
+    plain: bool = False,
+    frames: int = 1,
+    most: int = MOST_PIXELS,
+) -> list[Grid]:
+    """Grids to compare, as `draw_grid` makes them: each channel has the same place in all, each bar the same measure.
+
+    Args:
+        several: Tiles of the same shape and channels.
+        bold: Positions of the maps whose numbers stand out.
+        columns: Maps in a row; None for grids of about 3:2.
+        cell: Smallest side of a map in pixels.
+        plain: Maps only.
+        frames: How many frames of a clip stand side by side in a map.
+        most: Pixels of each grid.
+    """
+    count, height, width = several[0].levels.shape
+    label_width = max(map(_widest_label, several))
     layout = lay_out(count, height, width, columns, cell, plain, label_width, frames)
     fitting = max(1, most // (layout.step_x * layout.step_y))
     if layout.width * layout.height > most and fitting < count:
         count = fitting
         layout = lay_out(count, height, width, columns, cell, plain, label_width, frames)
+    longest = max(float(tiles.strength.max(initial=0.0)) for tiles in several)
+    return [_drawn(tiles, layout, count, plain, bold, longest) for tiles in several]
+
+
+def _drawn(tiles: Tiles, layout: Layout, count: int, plain: bool, bold: Sequence[int], longest: float) -> Grid:
+    import numpy as np
+
     pixels = np.full((layout.rows, layout.step_y, layout.columns, layout.step_x), colours.BACKGROUND, np.uint8)
     _place_maps(pixels, layout, tiles.levels[:count])
     if not plain:
-        _place_labels(pixels, layout, tiles, count)
-        _place_bars(pixels, layout, tiles, count)
+        _place_labels(pixels, layout, tiles, count, bold)
+        _place_bars(pixels, layout, tiles, count, longest)
     whole = pixels.reshape(layout.rows * layout.step_y, layout.columns * layout.step_x)
     return Grid(whole[: layout.height, : layout.width], layout, tiles, len(tiles.channels) - count)
 
@@ -185,8 +213,7 @@ def _widest_label(tiles: Tiles) -> int:
     return int(number_pixels(f"{max(tiles.channels)}{mark}", bold=True).shape[1])
 
 
-def _place_labels(pixels: Pixels, layout: Layout, tiles: Tiles, count: int) -> None:
-    bold = set(strongest(tiles))
+def _place_labels(pixels: Pixels, layout: Layout, tiles: Tiles, count: int, bold: Sequence[int]) -> None:
     for at in range(count):
         row, column = divmod(at, layout.columns)
         number = str(tiles.channels[at])
@@ -200,14 +227,13 @@ def _place_labels(pixels: Pixels, layout: Layout, tiles: Tiles, count: int) -> N
         stamp(pixels[row, :, column], label, 0, 0)
 
 
-def _place_bars(pixels: Pixels, layout: Layout, tiles: Tiles, count: int) -> None:
+def _place_bars(pixels: Pixels, layout: Layout, tiles: Tiles, count: int, longest: float) -> None:
     if not layout.bar:
         return
-    widest = float(tiles.strength.max(initial=0.0))
     top = layout.label + layout.map_height + 1
     for at in range(count):
         row, column = divmod(at, layout.columns)
-        length = math.ceil(layout.map_width * (float(tiles.strength[at]) / widest)) if widest else 0
+        length = math.ceil(layout.map_width * (float(tiles.strength[at]) / longest)) if longest else 0
         bar = pixels[row, top : top + layout.bar - 1, column]
         bar[:, : layout.map_width] = colours.TRACK
         bar[:, :length] = colours.BAR

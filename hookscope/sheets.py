@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope import colours
 from hookscope.activity import Activity, Part
-from hookscope.errors import printable
 from hookscope.grids import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
 from hookscope.layers import Call
-from hookscope.lettering import stamp, text_pixels, wrapped
-from hookscope.levels import Tiles
+from hookscope.pages import LEAST_WIDTH, MARGIN, Page, colour_bar
 from hookscope.registry import package_versions
 from hookscope.tensors import Shape
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from hookscope.lettering import Pixels
-
 __all__ = ["Origin", "Sheet", "Style", "draw_sheet"]
 
-MARGIN = 14
-_LEAST_WIDTH = 660
-_HEAD, _BODY = 15, 12
+_HEAD = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +34,19 @@ class Origin:
     sha256: str
     preprocess: str
     second: tuple[str, str] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """The beginning of every provenance: versions, model, weights, picture and preprocessing."""
+        second = self.second and {"image": _file_name(self.second[0]), "sha256": self.second[1]}
+        return {
+            **package_versions(),
+            "model": self.model,
+            "weights": self.weights,
+            "image": _file_name(self.image),
+            "sha256": self.sha256,
+            "preprocess": self.preprocess,
+            **({"second": second} if second else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +66,6 @@ class Sheet:
     image: Image.Image
     provenance: dict[str, Any]
     left_out: int
-
-
-@dataclass
-class _Page:
-    """Blocks of palette indices put one below the other."""
-
-    blocks: list[tuple[int, Pixels]] = field(default_factory=list)
-    height: int = 0
-
-    def add(self, pixels: Pixels, space: int = 0) -> int:
-        """Put ``pixels`` below what is there, after ``space`` rows; returns their y."""
-        top = self.height + space
-        self.blocks.append((top, pixels))
-        self.height = top + pixels.shape[0]
-        return top
-
-    def pixels(self, margin: int) -> Pixels:
-        """The page with its margins."""
-        import numpy as np
-
-        width = max(block.shape[1] for _, block in self.blocks)
-        page = np.full((self.height + 2 * margin, width + 2 * margin), colours.BACKGROUND, np.uint8)
-        for top, block in self.blocks:
-            page[margin + top : margin + top + block.shape[0], margin : margin + block.shape[1]] = block
-        return page
 
 
 def draw_sheet(
@@ -112,9 +94,9 @@ def draw_sheet(
     grids = [
         draw_grid(part.tiles, style.columns, style.cell, style.plain, part.frames, most) for part in activity.parts
     ]
-    page = _Page()
+    page = Page()
     if not style.plain:
-        _add_header(page, activity, call, origin, max([_LEAST_WIDTH, *(grid.layout.width for grid in grids)]))
+        _add_header(page, activity, call, origin, max([LEAST_WIDTH, *(grid.layout.width for grid in grids)]))
     tops = []
     for part, grid in zip(activity.parts, grids, strict=True):
         if not style.plain:
@@ -127,37 +109,37 @@ def draw_sheet(
     provenance = _provenance(activity, call, origin, style, overlay is not None)
     provenance["size"] = list(image.size)
     provenance["parts"] = [
-        _part_provenance(part, grid, margin, margin + top)
+        placed(part.name, part.axes, grid, margin, margin + top)
         for part, grid, top in zip(activity.parts, grids, tops, strict=True)
     ]
     return Sheet(image, provenance, sum(grid.left_out for grid in grids))
 
 
-def _add_header(page: _Page, activity: Activity, call: Call, origin: Origin, width: int) -> None:
+def _add_header(page: Page, activity: Activity, call: Call, origin: Origin, width: int) -> None:
     index = "" if call.index is None else f"   index {call.index}"
     title = f"{call.key or call.type}   {call.type}   {shape_text(activity.shape)}{index}"
-    _add_text(page, title, width, size=_HEAD, bold=True)
+    page.add_text(title, width, size=_HEAD, bold=True)
     seen = origin.image + (f" and {origin.second[0]}" if origin.second else "")
-    _add_text(page, f"{origin.model}   weights: {origin.weights}   {seen}   {origin.preprocess}", width, 2)
+    page.add_text(f"{origin.model}   weights: {origin.weights}   {seen}   {origin.preprocess}", width, 2)
     if activity.low is None or activity.mean is None or activity.high is None:
         words = "no finite value"
     else:
         words = f"values {activity.low:.4g} to {activity.high:.4g}, mean {activity.mean:.4g}"
     words += f"   constant channels: {activity.dead}" if activity.dead else ""
     words += f"   NaN or Inf: {activity.nonfinite} values" if activity.nonfinite else ""
-    _add_text(page, words, width, 2)
+    page.add_text(words, width, 2)
 
 
-def _add_part_header(page: _Page, part: Part, grid: Grid, several: bool) -> None:
-    width = max(_LEAST_WIDTH, grid.layout.width)
+def _add_part_header(page: Page, part: Part, grid: Grid, several: bool) -> None:
+    width = max(LEAST_WIDTH, grid.layout.width)
     tiles = part.tiles
     if several:
         size = "x".join(map(str, tiles.levels.shape))
-        _add_text(page, f"{part.name or 'maps'}   {size} of {part.axes}", width, 10, bold=True)
+        page.add_text(f"{part.name or 'maps'}   {size} of {part.axes}", width, 10, bold=True)
     if tiles.shared:
-        page.add(_colour_bar(tiles), 6)
+        page.add(colour_bar(f"scale: {tiles.scale}, one for all", tiles.low[0], tiles.high[0]), 6)
     else:
-        _add_text(page, f"scale: {tiles.scale}, each map from its lowest (first colour) to its highest value", width, 4)
+        page.add_text(f"scale: {tiles.scale}, each map from its lowest (first colour) to its highest value", width, 4)
     first = ", ".join(str(tiles.channels[at]) for at in strongest(tiles))
     what = "widest range" if grid.layout.bar else "largest |value|"
     hints = f"{what} (bold): {first}" if first else "every value is the same"
@@ -171,30 +153,7 @@ def _add_part_header(page: _Page, part: Part, grid: Grid, several: bool) -> None
         hints += f"   constant: {', '.join(still)}" + (", ..." if int(tiles.constant.sum()) > 8 else "")
     if grid.left_out:
         hints += f"   {grid.left_out} channels left out: too many pixels, choose with --channels"
-    _add_text(page, hints, width, 2)
-
-
-def _add_text(page: _Page, text: str, width: int, space: int = 0, size: int = _BODY, bold: bool = False) -> None:
-    for line in wrapped(printable(text), width, size, bold):
-        page.add(text_pixels(line, size, bold), space)
-        space = 0
-
-
-def _colour_bar(tiles: Tiles) -> Pixels:
-    """The shared scale: its colours from the lowest to the highest value, both written beside it."""
-    import numpy as np
-
-    low, high = text_pixels(f"{tiles.low[0]:.4g}", _BODY), text_pixels(f"{tiles.high[0]:.4g}", _BODY)
-    name = text_pixels(f"scale: {tiles.scale}, one for all", _BODY)
-    bar = np.repeat(np.arange(colours.LEVELS, dtype=np.uint8)[None], low.shape[0] - 3, axis=0)
-    gap = 8
-    width = low.shape[1] + bar.shape[1] + high.shape[1] + name.shape[1] + 4 * gap
-    line = np.full((low.shape[0], width), colours.BACKGROUND, np.uint8)
-    x = 0
-    for piece in (name, low, bar, high):
-        stamp(line, piece, x, 0)
-        x += piece.shape[1] + gap
-    return line
+    page.add_text(hints, width, 2)
 
 
 def _laid_over(
@@ -229,17 +188,7 @@ def _laid_over(
 
 def _provenance(activity: Activity, call: Call, origin: Origin, style: Style, overlay: bool) -> dict[str, Any]:
     return {
-        **package_versions(),
-        "model": origin.model,
-        "weights": origin.weights,
-        "image": os.path.basename(origin.image) or origin.image,
-        "sha256": origin.sha256,
-        "preprocess": origin.preprocess,
-        **(
-            {"second": {"image": os.path.basename(origin.second[0]), "sha256": origin.second[1]}}
-            if origin.second
-            else {}
-        ),
+        **origin.facts(),
         "layer": call.name,
         "call": call.call,
         "index": call.index,
@@ -252,13 +201,14 @@ def _provenance(activity: Activity, call: Call, origin: Origin, style: Style, ov
     }
 
 
-def _part_provenance(part: Part, grid: Grid, x: int, y: int) -> dict[str, Any]:
+def placed(name: str, axes: str, grid: Grid, x: int, y: int) -> dict[str, Any]:
+    """Where the maps of ``grid``, drawn at ``x``, ``y``, lie and what their levels mean, as `read_sheet` takes it."""
     layout, tiles = grid.layout, grid.tiles
     count = len(tiles.channels) - grid.left_out
     return {
-        "part": part.name,
-        "axes": part.axes,
-        "frames": part.frames,
+        "part": name,
+        "axes": axes,
+        "frames": layout.frames,
         "scale": tiles.scale,
         "x": x,
         "y": y + layout.label,
@@ -270,12 +220,13 @@ def _part_provenance(part: Part, grid: Grid, x: int, y: int) -> dict[str, Any]:
         "height": tiles.levels.shape[1],
         "width": tiles.levels.shape[2],
         "channels": tiles.channels[:count],
-        "low": _finite_or_none(tiles.low[:count]),
-        "high": _finite_or_none(tiles.high[:count]),
+        "low": finite_or_none(tiles.low[:count]),
+        "high": finite_or_none(tiles.high[:count]),
     }
 
 
-def _finite_or_none(values: Any) -> list[float | None]:
+def finite_or_none(values: Iterable[float]) -> list[float | None]:
+    """Numbers as JSON holds them: None for NaN and Inf."""
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
@@ -284,3 +235,7 @@ def shape_text(shape: Shape) -> str:
     if isinstance(shape, dict):
         return "  ".join(f"{part}: {shape_text(one)}" for part, one in shape.items())
     return "x".join(map(str, shape)) if shape else "-"
+
+
+def _file_name(path: str) -> str:
+    return os.path.basename(path) or path

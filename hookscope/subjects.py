@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.registry import package_versions
 from hookscope.sheets import Origin
 
 if TYPE_CHECKING:
@@ -70,12 +69,7 @@ class Subject:
     def provenance(self, method: str, cmap: str, size: tuple[int, int]) -> dict[str, Any]:
         """Where a page of ``size`` comes from, as the beginning of its text chunk."""
         return {
-            **package_versions(),
-            "model": self.origin.model,
-            "weights": self.origin.weights,
-            "image": self.image,
-            "sha256": self.origin.sha256,
-            "preprocess": self.origin.preprocess,
+            **self.origin.facts(),
             "seen": [round(side, 3) for side in self.box],
             "method": method,
             "cmap": cmap,

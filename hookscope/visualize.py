@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hookscope.models import Net
 
-__all__ = ["Look", "look", "seen_pictures"]
+__all__ = ["Look", "look", "refusal", "seen_by", "seen_pictures"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def look(
         InputError: the model refuses the picture.
     """
     prepared = list(pictures)
-    shown = _shown(prepared[0])
+    shown = seen_by(prepared[0])
     found: list[tuple[Call, Activity]] = []
     without: list[tuple[Call, HookscopeError]] = []
 
@@ -97,7 +97,8 @@ def look(
     return Look(tuple(found), tuple(without), tuple(observer.did_not_run) if observer.complete else ())
 
 
-def _shown(picture: Tensor) -> Shown:
+def seen_by(picture: Tensor) -> Shown:
+    """The size of a prepared picture ``(3, H, W)`` or clip ``(3, T, H, W)``."""
     height, width = picture.shape[-2:]
     return Shown(int(height), int(width), int(picture.shape[1]) if picture.dim() == 4 else 1)
 

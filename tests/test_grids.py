@@ -12,7 +12,7 @@ from PIL import Image
 import hookscope
 from hookscope import colours, grids
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
-from hookscope.grids import MOST_PIXELS, draw_grid, lay_out, strongest
+from hookscope.grids import MOST_PIXELS, draw_alike, draw_grid, lay_out, strongest
 from hookscope.lettering import number_pixels
 from hookscope.levels import ChannelChoice, Scale, reduce_maps
 
@@ -195,3 +195,23 @@ def test_a_grid_of_2048_maps_costs_little() -> None:
     start = time.process_time()
     draw_grid(reduce_maps(values, ChannelChoice()))
     assert time.process_time() - start < 0.5
+
+
+def test_grids_to_compare_have_one_layout_and_one_measure_of_bars() -> None:
+    values = torch.zeros(12, 8, 8)
+    values[:, 0, 0] = torch.arange(12.0)
+    broken = values / 2
+    broken[3, 0, 0] = math.nan  # its mark takes room
+    one, other = draw_alike([reduce_maps(values), reduce_maps(broken)], [5], cell=8)
+    assert one.layout == other.layout
+    assert one.pixels.shape == other.pixels.shape
+    assert has(label_of(other, 3), "3 !")
+    assert has(label_of(one, 5), "5", bold=True)
+    assert has(label_of(one, 11), "11")
+
+    def bar(grid: grids.Grid) -> int:
+        row, column = divmod(11, grid.layout.columns)
+        y = row * grid.layout.step_y + grid.layout.label + grid.layout.map_height + 1
+        return int((grid.pixels[y, column * grid.layout.step_x :][: grid.layout.map_width] == colours.BAR).sum())
+
+    assert (bar(one), bar(other)) == (8, 4)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope import colours, sheets
+from hookscope import colours, pages, sheets
 from hookscope.activity import reduce_output
 from hookscope.errors import UsageError
 from hookscope.layers import Call
@@ -43,7 +43,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lines.append(text)
         return text_pixels(text, *rest)
 
-    monkeypatch.setattr(sheets, "text_pixels", record)
+    monkeypatch.setattr(pages, "text_pixels", record)
     return lines
 
 

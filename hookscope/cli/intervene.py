@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CHANNEL_FIELDS", "CLASS_FIELDS", "FIELDS", "command"]
 
-_MOST_BANDS = 4  # of the page of --grid, where nobody chose
-
 
 @click.command("intervene")
 @model_argument()
@@ -255,7 +253,20 @@ def _class_rows(one: _Subject, effect: Effect, options: Mapping[str, Any], asked
 
 
 def _draw(one: _Subject, wishes: Sequence[Wish], effect: Effect, options: Mapping[str, Any]) -> None:
-    raise NotImplementedError
+    """Write the page of ``--grid``; where nothing was changed there is nothing to draw."""
+    from hookscope.effect_pages import Cause, draw_effect
+    from hookscope.pictures import write_png
+    from hookscope.sheets import Origin
+    from hookscope.visualize import seen_by
+
+    if not effect.changed:
+        output.note(f"Note: {options['grid']} is not written")
+        return
+    net, picture = one.net, one.read[0]
+    origin = Origin(net.name, net.weights, picture.name, picture.sha256, net.preprocess.describe())
+    cause = Cause([f"{wish.where} {wish.word.text}" for wish in wishes], options["seed"])
+    page, about = draw_effect(effect.layers, origin, cause, net.model, seen_by(one.pictures[0]))
+    write_png(page, options["grid"], about)
 
 
 def _report(

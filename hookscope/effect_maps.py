@@ -1,0 +1,193 @@
+"""Feature maps before, after and their difference: the channels that moved most, on one scale for all three."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hookscope.effects import MovedLayer
+from hookscope.errors import NoMapError
+from hookscope.levels import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
+from hookscope.maps import MOST_ITEMS, Maps, Shown, as_float, feature_maps
+from hookscope.sheets import finite_or_none, shape_text
+from hookscope.tensors import shape_of, tensors_in
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["NAMES", "MovedMaps", "moved_maps"]
+
+NAMES = ("before", "after", "difference")
+_AT_ONCE = 1 << 22  # values
+Extremes = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class MovedMaps:
+    """One part of an output before, after and the difference of the two (after - before).
+
+    Attributes:
+        part: Which part, empty for the only one.
+        axes: How the tensor was read.
+        frames: How many frames of a clip stand side by side.
+        total: Channels in all.
+        moved: Channels of which any value is another.
+        channels: Those that are drawn: the ones that moved most, first the one that moved most.
+        distances: Root mean square of the difference, of each drawn channel; inf where values became NaN or Inf, or
+            NaN or Inf became values.
+        nonfinite: NaN and Inf of all channels, before, after and in the difference.
+        largest: Largest finite \\|difference\\| of the drawn channels.
+        ranges: Of each drawn channel lowest and highest finite value, before, after and of the difference.
+        tiles: The three, on one symmetric scale; ``strength`` is the root mean square. None where nothing moved.
+    """
+
+    part: str
+    axes: str
+    frames: int
+    total: int
+    moved: int
+    channels: tuple[int, ...]
+    distances: tuple[float, ...]
+    nonfinite: tuple[int, int, int]
+    largest: float
+    ranges: tuple[tuple[Extremes, ...], ...]
+    tiles: tuple[Tiles, Tiles, Tiles] | None
+
+    def facts(self, drawn: int) -> dict[str, Any]:
+        """What a text chunk says of the first ``drawn`` channels."""
+        return {
+            "part": self.part,
+            "channels": list(self.channels[:drawn]),
+            "distances": finite_or_none(self.distances[:drawn]),
+            "total": self.total,
+            "moved": self.moved,
+            "nonfinite": dict(zip(NAMES, self.nonfinite, strict=True)),
+            "ranges": {
+                name: [finite_or_none(pair) for pair in pairs[:drawn]]
+                for name, pairs in zip(NAMES, self.ranges, strict=False)
+            },
+        }
+
+
+def moved_maps(
+    layer: MovedLayer, module: nn.Module | None = None, shown: Shown | None = None, most_channels: int = 16
+) -> list[MovedMaps]:
+    """The maps of a kept call before, after and their difference, part by part; vectors as maps of one position.
+
+    Args:
+        layer: A call whose activations `hookscope.effects.intervention_effect` kept.
+        module: The layer, which often tells where the channels are.
+        shown: The size of what the network saw, for the proportions of a token grid.
+        most_channels: So many of the channels that moved are drawn.
+
+    Raises:
+        NoMapError: when no part is a map or a vector, or the shapes before and after differ.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.layers import Call
+        >>> before, after = torch.zeros(1, 3, 2, 2), torch.zeros(1, 3, 2, 2)
+        >>> after[0, 2], after[0, 1, 0, 0] = 5.0, -1.0
+        >>> layer = MovedLayer(Call("conv", "Conv2d", 0, 0), (1, 3, 2, 2), True, None, None, 0, before, after)
+        >>> [maps] = moved_maps(layer)
+        >>> maps.channels, maps.distances, maps.tiles[2].low.tolist()
+        ((2, 1), (5.0, 0.5), [-5.0, -5.0])
+    """
+    one, other = shape_of(layer.before), shape_of(layer.after)
+    if one != other:
+        raise NoMapError(f"the shapes differ: {shape_text(one)} before, {shape_text(other)} after")
+    before, after = (_maps_of(output, module, shown) for output in (layer.before, layer.after))
+    return [_compared(*pair, most_channels) for pair in zip(before, after, strict=True)]
+
+
+def _maps_of(output: Any, module: nn.Module | None, shown: Shown | None) -> list[Maps]:
+    try:
+        return feature_maps(output, module, shown)
+    except NoMapError:
+        vectors = {part: as_float(one) for part, one in tensors_in(output).items() if one.dim() == 2 and one.numel()}
+        strips = [
+            Maps(part, vector[:, None, None], "N C", at, len(vectors[part]))
+            for part in vectors
+            for at, vector in enumerate(vectors[part][:MOST_ITEMS])
+        ]
+        if not strips:
+            raise
+        return strips
+
+
+def _compared(before: Maps, after: Maps, most_channels: int) -> MovedMaps:
+    distances, lost = _distances(before.values, after.values)
+    moved = int((distances > 0).sum())
+    order = distances.argsort(descending=True, stable=True)
+    channels = [int(at) for at in order[: min(moved, most_channels)]]
+    # in double precision: the same value gets the same level in all three, and no difference of floats overflows
+    one, other = before.values[channels].double(), after.values[channels].double()
+    three = [one, other, other - one]
+    extremes = [finite_extremes(values) for values in three] if channels else []
+    ranges = tuple(tuple(zip(low.tolist(), high.tolist(), strict=True)) for low, high, _ in extremes)
+    highest = max(map(_magnitude, ranges), default=0.0) or 1.0
+    return MovedMaps(
+        before.label,
+        before.axes,
+        before.frames,
+        len(distances),
+        moved,
+        tuple(channels),
+        tuple(distances[channels].tolist()),
+        (_nonfinite(before.values), _nonfinite(after.values), lost),
+        max(map(_magnitude, ranges[-1:]), default=0.0),
+        ranges,
+        _tiles(three, channels, Scale("range", -highest, highest)) if channels else None,
+    )
+
+
+def _magnitude(ranges: tuple[Extremes, ...]) -> float:
+    """The largest absolute value, 0 where nothing is finite."""
+    return max((abs(end) for pair in ranges for end in pair if math.isfinite(end)), default=0.0)
+
+
+def _distances(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
+    """``(C,)``: how far each channel moved, inf where a NaN or an Inf came or went; and how many differences are none.
+
+    Done some channels at a time: in double precision large maps take much memory.
+    """
+    import torch
+
+    many = max(1, _AT_ONCE // before[0].numel())
+    distances, lost = [], 0
+    for one, other in zip(before.split(many), after.split(many), strict=True):
+        difference = other.double() - one.double()
+        same = (one == other) | (one.isnan() & other.isnan())
+        broken = (~same & ~difference.isfinite()).flatten(1).any(1)
+        distances.append(torch.where(broken, math.inf, _root_mean_square(torch.where(same, 0.0, difference))))
+        lost += _nonfinite(difference)
+    return torch.cat(distances), lost
+
+
+def _root_mean_square(values: Tensor) -> Tensor:
+    """``(C,)``, of the finite values of each channel of ``(C, H, W)``."""
+    import torch
+
+    finite = values.isfinite()
+    flat = torch.where(finite, values, 0.0).flatten(1)
+    largest = flat.abs().amax(1, keepdim=True)
+    shares = torch.where(largest > 0, flat / largest, 0.0)  # a square of its own may be too large, or too small
+    return largest[:, 0] * (shares.square().sum(1) / finite.flatten(1).sum(1).clamp(min=1)).sqrt()
+
+
+def _nonfinite(values: Tensor) -> int:
+    return int((~values.isfinite()).sum())
+
+
+def _tiles(three: list[Tensor], channels: list[int], scale: Scale) -> tuple[Tiles, Tiles, Tiles]:
+    one, other, difference = (
+        replace(
+            reduce_maps(values, ChannelChoice(), scale),
+            channels=channels,
+            strength=_root_mean_square(values).cpu().numpy(),
+            scale="symmetric",
+        )
+        for values in three
+    )
+    return one, other, difference

@@ -1,0 +1,303 @@
+"""What interventions did, as a page: for each call its maps before, after and their difference, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookscope import colours
+from hookscope.effect_maps import NAMES, MovedMaps, moved_maps
+from hookscope.effects import MovedLayer
+from hookscope.errors import HookscopeError, NoMapError, UsageError
+from hookscope.findings import counted, percent
+from hookscope.grids import MOST_PIXELS, Grid, draw_alike, to_image
+from hookscope.lettering import stamp, text_pixels
+from hookscope.maps import Shown
+from hookscope.pages import LEAST_WIDTH, MARGIN, Page, colour_bar
+from hookscope.sheets import Origin, placed, shape_text
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import nn
+
+    from hookscope.lettering import Pixels
+
+__all__ = ["Cause", "draw_effect"]
+
+_GRID = 480  # about so wide and high is each of the three grids, where its maps are smaller
+_LARGEST_MAP = 240
+_BETWEEN = 30
+_LEAST_GRID = 200  # the captions need so much
+_BOLD = 4  # of the channels, the first places to look
+_CAPTIONS = ("before", "after", "difference: after - before")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What made the difference.
+
+    Attributes:
+        interventions: In words, in the order in which they act, such as ``layer3 dropblock:p=0.1``.
+        seed: Of the random numbers of both passes, None where none was set.
+    """
+
+    interventions: Sequence[str]
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part of a call's output: its maps, their three grids if anything moved."""
+
+    maps: MovedMaps
+    grids: Sequence[Grid]
+
+    @property
+    def drawn(self) -> int:
+        """How many channels are drawn."""
+        return len(self.maps.channels) - (self.grids[0].left_out if self.grids else 0)
+
+
+@dataclass(frozen=True)
+class _Band:
+    """One call: its parts, or why it cannot be drawn."""
+
+    layer: MovedLayer
+    parts: Sequence[_Part]
+    why: HookscopeError | None
+
+
+def draw_effect(
+    layers: Sequence[MovedLayer],
+    origin: Origin,
+    cause: Cause,
+    model: nn.Module | None = None,
+    shown: Shown | None = None,
+    most_channels: int = 16,
+    cmap: str = "RdBu_r",
+) -> tuple[Image.Image, dict[str, Any]]:
+    """Draw each kept call before, after and their difference, on one scale, and say where it comes from.
+
+    The channels that moved most come first, at most ``most_channels`` of them; what did not move is not drawn. The
+    same colour is the same value in the three grids of a band, the scale being symmetric about 0. NaN is magenta, +Inf
+    red, -Inf light blue. `hookscope.readback.read_sheet` gives the values of such a picture.
+
+    Args:
+        layers: What `hookscope.effects.intervention_effect` found; those that were not kept are passed over.
+        origin: Model, weights, picture and preprocessing.
+        cause: The interventions and the seed.
+        model: Its layers tell where their channels are.
+        shown: The size of what the network saw, for the proportions of a token grid.
+        most_channels: So many of the channels that moved are drawn.
+        cmap: Colour map, a diverging one.
+
+    Raises:
+        NoMapError: when no call was kept, or none has a map or a vector that can be compared.
+        UsageError: for a colour map that does not exist, or a page of more than 160 million pixels.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.effects import intervention_effect
+        >>> from hookscope.interventions import Zero
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3))
+        >>> changes = {"0": Zero(channels="2")}
+        >>> found = intervention_effect(net, (torch.rand(1, 1, 9, 9),), changes, keep="0")
+        >>> origin = Origin("a net", "random", "noise", "", "as it is")
+        >>> image, told = draw_effect(found.layers, origin, Cause(["0 zero:channels=2"]), net)
+        >>> [part["channels"] for part in told["parts"]]
+        [[2], [2], [2]]
+    """
+    kept = [layer for layer in layers if layer.before is not None or layer.after is not None]
+    modules = dict(model.named_modules(remove_duplicate=False)) if model is not None else {}
+    most = MOST_PIXELS // max(1, len(kept))
+    bands = [_band(layer, modules.get(layer.call.name), shown, most_channels, most) for layer in kept]
+    _check_drawn(bands)
+    widths = [grid.layout.width for band in bands for part in band.parts for grid in part.grids]
+    step = max([_LEAST_GRID, *widths]) + _BETWEEN  # the same for all bands: one looks down three columns
+    page, places = Page(), []
+    _add_heading(page, origin, cause, _text_width(step))
+    for band in bands:
+        places += _add_band(page, band, step)
+    if page.width * page.height > 2 * MOST_PIXELS:
+        size = f"it would have {page.width:,}x{page.height:,} pixels"
+        raise UsageError(f"a page of {counted(len(bands), 'layer')} is too large", size, "choose fewer")
+    image = to_image(page.pixels(MARGIN), cmap)
+    return image, {
+        **origin.facts(),
+        "interventions": list(cause.interventions),
+        "seed": cause.seed,
+        "scale": "symmetric",
+        "cmap": cmap,
+        "levels": colours.LEVELS,
+        "overlay": False,
+        "size": list(image.size),
+        "bands": [_band_facts(band) for band in bands],
+        "parts": places,
+    }
+
+
+def _band(layer: MovedLayer, module: nn.Module | None, shown: Shown | None, most_channels: int, most: int) -> _Band:
+    try:
+        found = moved_maps(layer, module, shown, most_channels)
+    except NoMapError as error:
+        return _Band(layer, (), error)
+    return _Band(layer, [_Part(maps, _grids(maps, most // len(found))) for maps in found], None)
+
+
+def _grids(maps: MovedMaps, most: int) -> list[Grid]:
+    """The three grids of at most ``most`` pixels together, each about square, of maps as large as go into that."""
+    if maps.tiles is None:
+        return []
+    count, height, width = maps.tiles[0].levels.shape
+    bold = range(min(_BOLD, count)) if count > _BOLD else ()
+    if height * width == 1:
+        return draw_alike(maps.tiles, bold, columns=count, most=most // 3)
+    side = min(_GRID, math.isqrt(most // 4))  # smaller maps come before fewer; a quarter is for numbers and bars
+    columns = max(1, min(count, math.ceil(math.sqrt(count * height / width))))
+    zoom = max(1, min(side // columns, max(_LARGEST_MAP, width)) // width)
+    cell = zoom * min(height, width // maps.frames)
+    return draw_alike(maps.tiles, bold, columns, cell, frames=maps.frames, most=most // 3)
+
+
+def _check_drawn(bands: Sequence[_Band]) -> None:
+    if not bands:
+        raise NoMapError("no activation to draw", "no chosen call ran after the first that was changed", "choose it")
+    failed = [band for band in bands if band.why is not None]
+    if len(failed) == len(bands) and failed[0].why is not None:
+        call, why = failed[0].layer.call, failed[0].why
+        raise NoMapError(f"{call.key or 'the model'} ({call.type}) cannot be drawn: {why.asked}", why.exists, why.do)
+
+
+def _text_width(step: int) -> int:
+    return max(LEAST_WIDTH, 3 * step - _BETWEEN)
+
+
+def _add_heading(page: Page, origin: Origin, cause: Cause, width: int) -> None:
+    words = "   then   ".join(cause.interventions)
+    page.add_text(f"{origin.model} without and with {words}", width, size=15, bold=True)
+    seed = "" if cause.seed is None else f"   seed {cause.seed}"
+    page.add_text(f"weights: {origin.weights}   {origin.image}   {origin.preprocess}{seed}", width, 2)
+    page.add_text(
+        "The channels that moved most come first. Bar: root mean square of the map, one measure for all three.",
+        width,
+        2,
+    )
+
+
+def _add_band(page: Page, band: _Band, step: int) -> list[dict[str, Any]]:
+    """The words and grids of a call; returns where the maps lie."""
+    layer, width = band.layer, _text_width(step)
+    title = f"{layer.call.key or layer.call.type}   {layer.call.type}   {shape_text(layer.shape)}"
+    page.add_text(title + ("   changed here" if layer.changed else ""), width, 18, 13, bold=True)
+    page.add_text(_distance_words(layer), width, 2)
+    if band.why is not None:
+        page.add_text(f"not drawn: {band.why}", width, 2)
+    return [place for part in band.parts for place in _add_part(page, band, part, step)]
+
+
+def _distance_words(layer: MovedLayer) -> str:
+    told = {"relative L2": layer.relative_l2, "cosine": layer.cosine}
+    words = [f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in told.items()]
+    return "   ".join([*words, *([f"NaN or Inf after: {layer.nonfinite:,}"] if layer.nonfinite else [])])
+
+
+def _add_part(page: Page, band: _Band, part: _Part, step: int) -> list[dict[str, Any]]:
+    maps, width = part.maps, _text_width(step)
+    if len(band.parts) > 1:
+        page.add_text(maps.part or "maps", width, 8, bold=True)
+    page.add_text(_moved_words(maps, part.drawn), width, 2)
+    if maps.tiles is None:
+        return []
+    high = float(maps.tiles[0].high[0])
+    page.add(colour_bar("scale: symmetric, one for all three", -high, high), 4)
+    for line in _notes(maps, high):
+        page.add_text(line, width, 2)
+    block, lefts, down = _side_by_side(part.grids, step)
+    top = page.add(block, 8)
+    name = ", ".join(filter(None, [band.layer.call.key, maps.part]))
+    return [
+        placed(f"{name} {which}".strip(), maps.axes, grid, MARGIN + left, MARGIN + top + down)
+        for which, grid, left in zip(NAMES, part.grids, lefts, strict=True)
+    ]
+
+
+def _moved_words(maps: MovedMaps, drawn: int) -> str:
+    if not maps.moved:
+        return f"nothing moved: each of {counted(maps.total, 'channel')} is as before"
+    first = ", ".join(
+        f"{channel} ({'NaN or Inf' if math.isinf(distance) else f'{distance:.3g}'})"
+        for channel, distance in zip(maps.channels[:_BOLD], maps.distances, strict=False)
+    )
+    words = f"{maps.moved:,} of {counted(maps.total, 'channel')} moved"
+    words += f", {drawn} drawn" if drawn < maps.moved else ""
+    return f"{words}; most (root mean square of the difference): {first}"
+
+
+def _notes(maps: MovedMaps, high: float) -> list[str]:
+    """What else one must know to read the grids, whose colours end at ``high``."""
+    step = 2 * high / (colours.LEVELS - 1)
+    notes = []
+    if maps.largest or math.isfinite(maps.distances[0]):
+        hardly = f", hardly to be seen: a step of colour is {step:.3g}" if maps.largest < 2 * step else ""
+        notes.append(f"largest |difference| {maps.largest:.4g}, {percent(maps.largest / high)} of the scale{hardly}")
+    if any(maps.nonfinite):
+        counts = ", ".join(f"{count:,} {name}" for name, count in zip(NAMES, maps.nonfinite, strict=True))
+        notes.append(f"NaN magenta, +Inf red, -Inf light blue (!): {counts}")
+    if maps.frames > 1:
+        notes.append(f"{maps.frames} frames a channel, left to right")
+    return notes
+
+
+def _side_by_side(grids: Sequence[Grid], step: int) -> tuple[Pixels, list[int], int]:
+    """The grids ``step`` apart with their captions, and where they begin: x of each, y of all."""
+    import numpy as np
+
+    captions = [text_pixels(caption, 12, True) for caption in _CAPTIONS]
+    down = captions[0].shape[0] + 4
+    high, wide = grids[0].pixels.shape
+    block = np.full((down + high + 1, 2 * step + max(wide, captions[2].shape[1]) + 2), colours.BACKGROUND, np.uint8)
+    lefts = [1 + at * step for at in range(3)]
+    for grid, caption, left in zip(grids, captions, lefts, strict=True):
+        stamp(block, caption, left, 0)
+        stamp(block, grid.pixels, left, down)
+        _outline(block, grid, left, down)
+    return block, lefts, down
+
+
+def _outline(block: Pixels, grid: Grid, left: int, top: int) -> None:
+    """A line around each map: 0 is as pale as the ground, and much of what was changed is 0."""
+    layout = grid.layout
+    for at in range(len(grid.tiles.channels) - grid.left_out):
+        row, column = divmod(at, layout.columns)
+        x, y = left + column * layout.step_x, top + row * layout.step_y + layout.label
+        rows, columns = slice(y - 1, y + layout.map_height + 1), slice(x - 1, x + layout.map_width + 1)
+        for edge in (
+            block[rows, x - 1],
+            block[rows, x + layout.map_width],
+            block[y - 1, columns],
+            block[y + layout.map_height, columns],
+        ):
+            edge[:] = colours.TEXT_FAINT
+
+
+def _band_facts(band: _Band) -> dict[str, Any]:
+    layer = band.layer
+    return {
+        "layer": layer.call.name,
+        "call": layer.call.call,
+        "index": layer.call.index,
+        "type": layer.call.type,
+        "shape": layer.shape,
+        "changed": layer.changed,
+        "relative_l2": _finite(layer.relative_l2),
+        "cosine": _finite(layer.cosine),
+        "nonfinite": layer.nonfinite,
+        "why_not": str(band.why) if band.why else "",
+        "parts": [part.maps.facts(part.drawn) for part in band.parts],
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,80 @@
+"""A page of palette indices: text and grids one below the other, and the bar that says what its colours mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hookscope import colours
+from hookscope.errors import printable
+from hookscope.lettering import stamp, text_pixels, wrapped
+
+if TYPE_CHECKING:
+    from hookscope.lettering import Pixels
+
+__all__ = ["LEAST_WIDTH", "MARGIN", "Page", "colour_bar"]
+
+MARGIN = 14
+LEAST_WIDTH = 660
+BODY = 12
+
+
+@dataclass
+class Page:
+    """Blocks of palette indices put one below the other.
+
+    Example:
+        >>> page = Page()
+        >>> page.add_text("one line", LEAST_WIDTH)
+        >>> page.add(colour_bar("scale", -1.0, 1.0), space=4)
+        20
+        >>> page.pixels(margin=2).shape[0] == page.height + 4
+        True
+    """
+
+    blocks: list[tuple[int, Pixels]] = field(default_factory=list)
+    height: int = 0
+
+    def add(self, pixels: Pixels, space: int = 0) -> int:
+        """Put ``pixels`` below what is there, after ``space`` rows; returns their y."""
+        top = self.height + space
+        self.blocks.append((top, pixels))
+        self.height = top + pixels.shape[0]
+        return top
+
+    def add_text(self, text: str, width: int, space: int = 0, size: int = BODY, bold: bool = False) -> None:
+        """Put ``text`` below, in lines of at most ``width`` pixels."""
+        for line in wrapped(printable(text), width, size, bold):
+            self.add(text_pixels(line, size, bold), space)
+            space = 0
+
+    @property
+    def width(self) -> int:
+        """Of the widest block."""
+        return max(int(block.shape[1]) for _, block in self.blocks)
+
+    def pixels(self, margin: int) -> Pixels:
+        """The page with its margins."""
+        import numpy as np
+
+        page = np.full((self.height + 2 * margin, self.width + 2 * margin), colours.BACKGROUND, np.uint8)
+        for top, block in self.blocks:
+            page[margin + top : margin + top + block.shape[0], margin : margin + block.shape[1]] = block
+        return page
+
+
+def colour_bar(name: str, lowest: float, highest: float) -> Pixels:
+    """A shared scale: its name, its colours from the lowest to the highest value, both written beside it."""
+    import numpy as np
+
+    low, high = text_pixels(f"{lowest:.4g}", BODY), text_pixels(f"{highest:.4g}", BODY)
+    words = text_pixels(name, BODY)
+    bar = np.repeat(np.arange(colours.LEVELS, dtype=np.uint8)[None], low.shape[0] - 3, axis=0)
+    gap = 8
+    width = low.shape[1] + bar.shape[1] + high.shape[1] + words.shape[1] + 4 * gap
+    line = np.full((low.shape[0], width), colours.BACKGROUND, np.uint8)
+    x = 0
+    for piece in (words, low, bar, high):
+        stamp(line, piece, x, 0)
+        x += piece.shape[1] + gap
+    return line

@@ -1,0 +1,153 @@
+"""What moved: which channels, how far, on what scale; with NumPy as the judge."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hookscope import colours, effect_maps
+from hookscope.effect_maps import MovedMaps, moved_maps
+from hookscope.effects import MovedLayer
+from hookscope.errors import NoMapError
+from hookscope.layers import Call
+from hookscope.tensors import shape_of
+
+
+def moved(before: Any, after: Any, module: nn.Module | None = None, **more: Any) -> list[MovedMaps]:
+    call = Call("conv", "Conv2d", 0, 0)
+    return moved_maps(MovedLayer(call, shape_of(after), True, 0.5, 0.5, 0, before, after), module, **more)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pair(channels: int = 30, side: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    before = random(1, channels, side, side)
+    return before, before + random(1, channels, side, side, seed=1) * torch.rand(channels)[:, None, None] * 4
+
+
+def test_channels_come_in_the_order_of_how_far_they_moved() -> None:
+    before, after = pair()
+    [maps] = moved(before, after)
+    distances = np.sqrt(((after - before)[0].double().numpy() ** 2).mean((1, 2)))
+    order = np.argsort(-distances, kind="stable")[:16]
+    assert list(maps.channels) == order.tolist()
+    np.testing.assert_allclose(maps.distances, distances[order], rtol=1e-6)
+    assert (maps.total, maps.moved) == (30, 30)
+    assert [len(one.channels) for one in moved(before, after, most_channels=3)] == [3]
+
+
+def test_what_did_not_move_is_not_drawn_and_ties_keep_their_order() -> None:
+    before = random(1, 9, 3, 3)
+    after = before.clone()
+    after[0, 4, 0, 0] += 100
+    before[0, 2] = before[0, 7] = 0
+    after[0, 2] = after[0, 7] = 1
+    before[0, 8], after[0, 8] = 0.0, -0.0
+    [maps] = moved(before, after)
+    assert (maps.channels, maps.moved) == ((4, 2, 7), 3)
+    assert maps.distances[1:] == (1.0, 1.0)
+    [still] = moved(before, before.clone())
+    assert (still.channels, still.moved, still.tiles, still.ranges) == ((), 0, None, ())
+
+
+def test_the_three_share_a_symmetric_scale_from_their_largest_value() -> None:
+    before, after = pair()
+    [maps] = moved(before, after)
+    assert maps.tiles is not None
+    drawn = list(maps.channels)
+    three = [one[0, drawn].double() for one in (before, after)]
+    three.append(three[1] - three[0])
+    highest = max(float(one.abs().max()) for one in three)
+    for tiles, values, pairs in zip(maps.tiles, three, maps.ranges, strict=True):
+        assert set(tiles.low.tolist()) == {-highest}
+        assert set(tiles.high.tolist()) == {highest}
+        share = (values.numpy() + highest) / (2 * highest) * (colours.LEVELS - 1)
+        assert np.abs(tiles.levels - share).max() <= 0.5 + 1e-9
+        assert pairs == tuple((float(one.min()), float(one.max())) for one in values)
+        np.testing.assert_allclose(tiles.strength, np.sqrt((values.numpy() ** 2).mean((1, 2))), rtol=1e-12)
+    assert maps.largest == pytest.approx(float(three[2].abs().max()))
+
+
+def test_nan_and_inf_that_come_or_go_are_the_farthest() -> None:
+    before, after = pair(6, 4)
+    before[0, 1, 0, 0] = after[0, 1, 0, 0] = math.nan  # the same as before
+    before[0, 2, 0, 0] = after[0, 2, 0, 0] = math.inf
+    after[0, 5, 0, 0], before[0, 3, 1, 1] = math.nan, -math.inf
+    after[0, :3] = before[0, :3]
+    [maps] = moved(before, after)
+    assert maps.channels[:2] == (3, 5)
+    assert maps.distances[:2] == (math.inf, math.inf)
+    assert math.isfinite(maps.distances[2])
+    assert maps.moved == 3
+    assert maps.nonfinite == (3, 3, 4)
+    assert maps.tiles is not None
+    one, other, difference = (tiles.levels for tiles in maps.tiles)
+    assert one[0, 1, 1] == colours.MINUS_INF
+    assert other[1, 0, 0] == difference[1, 0, 0] == colours.NAN
+    assert difference[0, 1, 1] == colours.PLUS_INF
+    assert [tiles.nonfinite.tolist()[:2] for tiles in maps.tiles] == [[1, 0], [0, 1], [1, 1]]
+    assert maps.facts(1)["distances"] == [None]
+
+
+def test_differences_that_no_float_holds_are_drawn() -> None:
+    before, after = torch.full((1, 1, 2, 2), -3e38), torch.full((1, 1, 2, 2), 3e38)
+    [maps] = moved(before, after)
+    assert maps.largest == pytest.approx(6e38)
+    assert maps.tiles is not None
+    assert maps.tiles[2].levels.tolist() == [[[colours.LEVELS - 1] * 2] * 2]
+    tiny = torch.zeros(1, 1, 2, 2)
+    tiny[0, 0, 0, 0] = 1e-40
+    [maps] = moved(torch.zeros(1, 1, 2, 2), tiny)
+    assert 0 < maps.distances[0] < 1e-40
+
+
+def test_many_values_are_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = pair()
+    after[0, 4, 0, 0] = math.nan
+    [whole] = moved(before, after)
+    monkeypatch.setattr(effect_maps, "_AT_ONCE", 80)  # two channels
+    [parts] = moved(before, after)
+    assert (parts.channels, parts.distances, parts.nonfinite) == (whole.channels, whole.distances, whole.nonfinite)
+
+
+def test_tokens_clips_and_parts_are_read_as_maps() -> None:
+    before, after = random(1, 17, 5), random(1, 17, 5, seed=1)
+    grid, token = moved(before, after)
+    assert (grid.part, token.part) == ("", "class token")
+    assert grid.tiles is not None and token.tiles is not None
+    assert grid.tiles[0].levels.shape == (5, 4, 4)
+    assert token.tiles[0].levels.shape == (5, 1, 1)
+    [last] = moved(random(1, 4, 6, 3), random(1, 4, 6, 3, seed=1), nn.Linear(3, 3))
+    assert last.tiles is not None and last.tiles[0].levels.shape == (3, 4, 6)
+    [clip] = moved(random(1, 3, 2, 4, 4), random(1, 3, 2, 4, 4, seed=1), nn.Conv3d(1, 1, 1))
+    assert (clip.frames, clip.total) == (2, 3)
+    several = moved({"a": random(1, 2, 4, 4), "b": before}, {"a": random(1, 2, 4, 4), "b": after})
+    assert [(one.part, one.moved) for one in several] == [("a", 0), ("b", 5), ("b, class token", 5)]
+
+
+def test_a_vector_is_a_map_of_one_position_for_each_channel() -> None:
+    before = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
+    after = torch.tensor([[1.0, 0.0, 4.0], [0.0, 0.0, 0.0]])
+    first, second = moved(before, after, nn.Linear(3, 3))
+    assert (first.part, first.channels, first.distances) == ("item 0 of 2", (1, 2), (2.0, 1.0))
+    assert second.moved == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (torch.zeros(1, 3, 4, 4), torch.zeros(1, 3, 5, 4), "the shapes differ: 1x3x4x4 before, 1x3x5x4 after"),
+        (torch.zeros(4), torch.ones(4), "no feature map"),
+        (None, None, "no tensor"),
+    ],
+)
+def test_what_cannot_be_compared_is_told(before: Any, after: Any, words: str) -> None:
+    with pytest.raises(NoMapError, match=words):
+        moved(before, after)

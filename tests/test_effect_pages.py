@@ -1,0 +1,330 @@
+"""The page of an effect: the same colour is the same value in its three grids; and its words and provenance."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from hookscope import colours, effect_pages, pages
+from hookscope.effect_pages import Cause, draw_effect
+from hookscope.effects import MovedLayer, intervention_effect
+from hookscope.errors import NoMapError, UsageError
+from hookscope.interventions import Noise, Zero
+from hookscope.layers import Call
+from hookscope.lettering import number_pixels, text_pixels
+from hookscope.pictures import read_provenance, write_png
+from hookscope.readback import read_sheet
+from hookscope.sheets import Origin
+from hookscope.tensors import shape_of
+
+ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
+CAUSE = Cause(["conv zero:channels=2", "conv noise:std=0.1"], seed=7)
+Values = dict[str, tuple[list[int], Any]]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layer(before: Any, after: Any, name: str = "conv", call: int = 0, **more: Any) -> MovedLayer:
+    found = {"changed": True, "relative_l2": 0.25, "cosine": 0.5, "nonfinite": 0} | more
+    return MovedLayer(Call(name, "Conv2d", call, 3), shape_of(after), before=before, after=after, **found)
+
+
+def drawn(*layers: MovedLayer, **more: Any) -> tuple[Image.Image, dict[str, Any]]:
+    return draw_effect(layers, ORIGIN, CAUSE, **more)
+
+
+def read_back(picture: tuple[Image.Image, dict[str, Any]], path: Path) -> Values:
+    write_png(*picture[:1], path, picture[1])
+    return read_sheet(path)
+
+
+def boxes(image: Image.Image, part: dict[str, Any]) -> list[Any]:
+    """The colours ``(H, W, 3)`` of each drawn map of a grid."""
+    pixels = np.asarray(image.convert("RGB"))
+    high, wide = part["height"] * part["zoom"], part["width"] * part["zoom"]
+    places = [divmod(at, part["columns"]) for at in range(len(part["channels"]))]
+    corners = [(part["y"] + row * part["step_y"], part["x"] + column * part["step_x"]) for row, column in places]
+    return [pixels[y : y + high, x : x + wide] for y, x in corners]
+
+
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every line of text of a page."""
+    lines: list[str] = []
+
+    def record(text: str, *rest: Any) -> Any:
+        lines.append(text)
+        return text_pixels(text, *rest)
+
+    monkeypatch.setattr(pages, "text_pixels", record)
+    monkeypatch.setattr(effect_pages, "text_pixels", record)
+    return lines
+
+
+def test_the_pixels_are_before_after_and_their_difference(tmp_path: Path) -> None:
+    before, after = random(1, 20, 5, 7), random(1, 20, 5, 7, seed=1)
+    picture = drawn(layer(before, after))
+    found = read_back(picture, tmp_path / "effect.png")
+    assert list(found) == ["conv before", "conv after", "conv difference"]
+    top = picture[1]["parts"][0]["high"][0]
+    half_a_step = top / (colours.LEVELS - 1)
+    for name, values in zip(found, (before, after, after.double() - before), strict=True):
+        channels, decoded = found[name]
+        assert len(channels) == 16
+        np.testing.assert_allclose(decoded, values[0, channels], atol=half_a_step * 1.0001)
+    distances = (after - before)[0].square().mean((1, 2))
+    assert found["conv after"][0] == distances.argsort(descending=True)[:16].tolist()
+
+
+def test_the_same_value_has_the_same_colour_in_all_three_grids() -> None:
+    # after is 3 where before was 1, the difference 2; and every value occurs in another grid too
+    before, after = torch.zeros(1, 3, 4, 4), torch.zeros(1, 3, 4, 4)
+    before[0, :, :2], after[0, :, 1:3] = torch.tensor([1.0, 2.0, -1.0])[:, None, None], -1.0
+    after[0, 1, 3], before[0, 2, 3] = 2.0, 0.5
+    image, told = drawn(layer(before, after))
+    by_value: dict[float, set[tuple[int, ...]]] = {}
+    grids = zip(told["parts"], (before, after, after - before), strict=True)
+    for part, values in grids:
+        for box, channel in zip(boxes(image, part), part["channels"], strict=True):
+            for y, x in np.ndindex(4, 4):
+                cell = box[y * part["zoom"] : (y + 1) * part["zoom"], x * part["zoom"] : (x + 1) * part["zoom"]]
+                by_value.setdefault(float(values[0, channel, y, x]), set()).update(map(tuple, cell.reshape(-1, 3)))
+    assert len(by_value) >= 6
+    assert all(len(found) == 1 for found in by_value.values())
+    assert len(set().union(*by_value.values())) == len(by_value)
+    assert {part["low"][0] for part in told["parts"]} == {-3.0}
+    palette = colours.palette("RdBu_r")
+    assert by_value[-3.0] == {tuple(palette[0])}
+    assert {tuple(palette[121]), tuple(palette[122])} >= by_value[0.0]
+
+
+def test_the_same_channels_have_the_same_places_however_wide_their_numbers() -> None:
+    before, after = torch.zeros(1, 1100, 1, 1), torch.zeros(1, 1100, 1, 1)
+    after[0, [1000, 1077, 3], 0, 0] = torch.tensor([math.nan, 9.0, 8.0])
+    _, told = drawn(layer(before, after))
+    layouts = {(part["columns"], part["step_x"], part["step_y"], part["y"], part["zoom"]) for part in told["parts"]}
+    assert len(layouts) == 1
+    assert [part["channels"] for part in told["parts"]] == [[1000, 1077, 3]] * 3
+    steps = np.diff([part["x"] for part in told["parts"]])
+    assert steps[0] == steps[1] > 0
+
+
+def test_all_bands_stand_in_the_same_three_columns() -> None:
+    small = layer(random(1, 2, 3, 3), random(1, 2, 3, 3, seed=1), "a")
+    large = layer(random(1, 9, 90, 90), random(1, 9, 90, 90, seed=1), "b")
+    _, told = drawn(small, large, layer(random(1, 10), random(1, 10, seed=1), "c"))
+    lefts = [part["x"] for part in told["parts"]]
+    assert lefts[:3] == lefts[3:6] == lefts[6:]
+    assert [part["part"].split()[0] for part in told["parts"]] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+
+
+def test_nan_and_inf_have_colours_of_their_own_and_are_counted(words: list[str]) -> None:
+    before, after = random(1, 4, 3, 3), random(1, 4, 3, 3, seed=1)
+    after[0, 2, 0, 0], after[0, 2, 1, 1], after[0, 2, 2, 2] = math.nan, math.inf, -math.inf
+    image, told = drawn(layer(before, after, nonfinite=3))
+    fixed = [tuple(colours.palette("RdBu_r")[at]) for at in (colours.NAN, colours.PLUS_INF, colours.MINUS_INF)]
+    assert fixed == [(255, 0, 255), (255, 0, 0), (0, 200, 255)]
+    for part in told["parts"][1:]:
+        box, zoom = boxes(image, part)[0], part["zoom"]
+        assert part["channels"][0] == 2
+        assert [tuple(box[at * zoom, at * zoom]) for at in range(3)] == fixed
+    assert not {tuple(pixel) for pixel in boxes(image, told["parts"][0])[0].reshape(-1, 3)} & set(fixed)
+    assert "NaN magenta, +Inf red, -Inf light blue (!): 0 before, 3 after, 3 difference" in words
+    assert any(line.endswith("NaN or Inf after: 3") for line in words)
+    assert told["bands"][0]["parts"][0]["nonfinite"] == {"before": 0, "after": 3, "difference": 3}
+    json.dumps(told, allow_nan=False)
+
+
+def test_a_map_that_became_constant_is_marked() -> None:
+    before = random(1, 3, 8, 8)
+    after = before.clone()
+    after[0, 1] = 0
+    image, told = drawn(layer(before, after))
+    pixels = np.asarray(image)
+    for part, label in zip(told["parts"], ("1", "1 const", "1"), strict=True):
+        wanted = number_pixels(label)[:-1]  # the line around the map takes its last row
+        y = part["y"] - number_pixels(label).shape[0]
+        found = pixels[y : y + wanted.shape[0], part["x"] : part["x"] + wanted.shape[1]]
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_bars_have_one_measure() -> None:
+    before, after = torch.zeros(1, 2, 8, 8), torch.zeros(1, 2, 8, 8)
+    before[0, 0], after[0, 0], after[0, 1] = 4.0, 1.0, 2.0  # differences 3 and 2
+    image, told = drawn(layer(before, after))
+    pixels = np.asarray(image)
+    wide = told["parts"][0]["width"] * told["parts"][0]["zoom"]
+    lengths: list[list[float]] = []
+    for part in told["parts"]:
+        row = pixels[part["y"] + part["height"] * part["zoom"] + 1]
+        spans = [row[part["x"] + at * part["step_x"] :][:wide] for at in range(2)]
+        lengths.append([int((span == colours.BAR).sum()) / wide for span in spans])
+    assert np.abs(np.array(lengths) - np.array([[1, 0], [0.25, 0.5], [0.75, 0.5]])).max() <= 1 / wide
+
+
+def test_the_page_says_all(words: list[str]) -> None:
+    before = random(1, 30, 4, 4)
+    after = before.clone()
+    after[0, [8, 3]] += torch.tensor([2.0, 1.0])[:, None, None]
+    drawn(layer(before, after, call=1))
+    assert words[:2] == [
+        "resnet34 without and with conv zero:channels=2   then   conv noise:std=0.1",
+        "weights: random (seed 0)   a/cat.jpg   ImageClassification resize 256 crop 224   seed 7",
+    ]
+    assert "conv#1   Conv2d   1x30x4x4   changed here" in words
+    assert "relative L2 0.25   cosine 0.5" in words
+    assert "2 of 30 channels moved; most (root mean square of the difference): 8 (2), 3 (1)" in words
+    assert {"scale: symmetric, one for all three", "before", "after", "difference: after - before"} <= set(words)
+
+
+def test_more_channels_than_are_drawn_and_a_difference_that_is_hardly_seen(words: list[str]) -> None:
+    before = random(1, 300, 4, 4)
+    drawn(layer(before, before + 1e-4), most_channels=5)
+    assert any(line.startswith("300 of 300 channels moved, 5 drawn; most") for line in words)
+    assert any("hardly to be seen: a step of colour is " in line for line in words)
+    words.clear()
+    drawn(layer(before, before * 2))
+    assert not any("hardly" in line for line in words)
+
+
+def test_where_nothing_moved_it_is_said(words: list[str]) -> None:
+    before = random(1, 30, 4, 4)
+    image, told = drawn(layer(before, before.clone(), relative_l2=0.0, cosine=1.0))
+    assert "nothing moved: each of 30 channels is as before" in words
+    assert told["parts"] == []
+    assert told["bands"][0]["parts"][0] | {"ranges": {}} == {
+        "part": "", "channels": [], "distances": [], "total": 30, "moved": 0, "ranges": {},
+        "nonfinite": {"before": 0, "after": 0, "difference": 0},
+    }  # fmt: skip
+    assert (np.asarray(image) >= colours.LEVELS).all()
+
+
+def test_what_cannot_be_drawn_is_told_beside_what_can(words: list[str]) -> None:
+    other = layer(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 3, 4), "head", relative_l2=None, cosine=None)
+    _, told = drawn(layer(random(1, 2, 3, 3), random(1, 2, 3, 3, seed=1)), other)
+    assert "not drawn: the shapes differ: 1x2x3x3 before, 1x2x3x4 after" in words
+    assert "relative L2 -   cosine -" in words
+    assert [bool(band["why_not"]) for band in told["bands"]] == [False, True]
+    with pytest.raises(NoMapError, match=r"head \(Conv2d\) cannot be drawn: the shapes differ"):
+        drawn(other)
+    with pytest.raises(NoMapError, match="no activation to draw"):
+        drawn(MovedLayer(Call("conv", "Conv2d", 0, 0), (1, 2, 3, 3), True, 0.1, 0.9, 0))
+
+
+def test_parts_and_vectors_are_bands_of_their_own(words: list[str], tmp_path: Path) -> None:
+    before, after = random(1, 17, 5), random(1, 17, 5, seed=1)
+    found = read_back(drawn(layer(before, after, "encoder")), tmp_path / "a.png")
+    assert list(found) == [
+        *(f"encoder {name}" for name in ("before", "after", "difference")),
+        *(f"encoder, class token {name}" for name in ("before", "after", "difference")),
+    ]
+    assert {"maps", "class token"} <= set(words)
+    vector = torch.tensor([[1.0, 2.0, 3.0]])
+    strips = read_back(drawn(layer(vector, vector * torch.tensor([1.0, 2.0, 0.0]), "fc")), tmp_path / "b.png")
+    channels, values = strips["fc difference"]
+    assert channels == [2, 1]
+    np.testing.assert_allclose(values[:, 0, 0], [-3, 2], atol=4 / 243)
+
+
+def test_the_frames_of_a_clip_come_back(tmp_path: Path) -> None:
+    before, after = random(1, 3, 2, 4, 4), random(1, 3, 2, 4, 4, seed=1)
+    model = nn.Sequential(nn.Conv3d(1, 1, 1))
+    found = read_back(drawn(layer(before, after, "0"), model=model), tmp_path / "clip.png")
+    channels, values = found["0 after"]
+    sides = torch.cat([after[0, channels, 0], after[0, channels, 1]], 2)
+    np.testing.assert_allclose(values, sides, atol=0.05)
+
+
+def test_the_provenance_names_everything(tmp_path: Path) -> None:
+    before, after = random(1, 4, 3, 3), random(1, 4, 3, 3, seed=1)
+    image, told = drawn(layer(before, after, call=1), cmap="coolwarm")
+    write_png(image, tmp_path / "effect.png", told)
+    assert read_provenance(tmp_path / "effect.png") == json.loads(json.dumps(told, allow_nan=False))
+    expected = {
+        "model": "resnet34",
+        "weights": "random (seed 0)",
+        "image": "cat.jpg",
+        "sha256": "ab" * 32,
+        "preprocess": ORIGIN.preprocess,
+        "interventions": ["conv zero:channels=2", "conv noise:std=0.1"],
+        "seed": 7,
+        "scale": "symmetric",
+        "cmap": "coolwarm",
+        "size": list(image.size),
+    }
+    assert expected.items() <= told.items()
+    assert {"hookscope", "torch", "torchvision"} <= set(told)
+    [band] = told["bands"]
+    facts = {"layer": "conv", "call": 1, "index": 3, "type": "Conv2d", "shape": (1, 4, 3, 3), "changed": True,
+             "relative_l2": 0.25, "cosine": 0.5}  # fmt: skip
+    assert facts.items() <= band.items()
+    [part] = band["parts"]
+    for name, values in (("before", before), ("after", after), ("difference", after.double() - before)):
+        chosen = values[0, part["channels"]].double().flatten(1)
+        assert part["ranges"][name] == torch.stack(chosen.aminmax(dim=1), 1).tolist()
+
+
+def test_it_draws_what_interventions_did(tmp_path: Path) -> None:
+    first, last = nn.Conv2d(1, 3, 1, bias=False), nn.Conv2d(3, 2, 1, bias=False)
+    with torch.no_grad():
+        first.weight[:, 0, 0, 0] = torch.tensor([1.0, 2.0, 3.0])
+        last.weight[:, :, 0, 0] = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    net = nn.Sequential(first, nn.ReLU(inplace=True), last)
+    changes = [("0", Zero(channels="1"))]
+    inputs = (torch.arange(4.0).reshape(1, 1, 2, 2),)
+    found = intervention_effect(net, inputs, changes, layers="all", types=("Conv2d",), keep="all")
+    values = read_back(draw_effect(found.layers, ORIGIN, CAUSE, net), tmp_path / "effect.png")
+    near, far = values["0 difference"], values["2 difference"]
+    assert (near[0], far[0]) == ([1], [0])  # 2x is lost, which only the first channel of the last layer sees
+    np.testing.assert_allclose(near[1][0], [[0, -2], [-4, -6]], atol=6.1 / 243)
+    np.testing.assert_allclose(far[1][0], [[0, -2], [-4, -6]], atol=18.1 / 243)
+
+
+def test_seeded_noise_draws_the_same_page_twice() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 3, 3))
+    inputs = (random(1, 1, 8, 8),)
+    pictures = [
+        draw_effect(intervention_effect(net, inputs, {0: Noise(0.1)}, seed=seed, keep=0).layers, ORIGIN, CAUSE)[0]
+        for seed in (1, 1, 2)
+    ]
+    one, again, other = map(np.asarray, pictures)
+    np.testing.assert_array_equal(one, again)
+    assert one.shape != other.shape or (one != other).any()
+
+
+def test_maps_are_smaller_and_then_fewer_where_pixels_are_too_many(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    many = [layer(random(1, 16, 9, 9), random(1, 16, 9, 9, seed=1), f"conv{at}") for at in range(3)]
+    zooms = {part["zoom"] for part in drawn(*many)[1]["parts"]}
+    monkeypatch.setattr(effect_pages, "MOST_PIXELS", 900_000)
+    image, told = drawn(*many)
+    assert {part["zoom"] for part in told["parts"]} < {*range(1, min(zooms))}
+    assert {len(part["channels"]) for part in told["parts"]} == {16}
+    monkeypatch.setattr(effect_pages, "MOST_PIXELS", 210_000)
+    image, told = drawn(layer(random(1, 16, 64, 64), random(1, 16, 64, 64, seed=1)))
+    counts = {(len(part["channels"]), part["zoom"]) for part in told["parts"]}
+    [(count, zoom)] = counts
+    assert 1 < count < 16
+    assert zoom == 1
+    assert any(f"16 of 16 channels moved, {count} drawn;" in line for line in words)
+    assert len(told["bands"][0]["parts"][0]["ranges"]["after"]) == count
+    assert (image.width - 2 * pages.MARGIN) * (image.height - 2 * pages.MARGIN) < 2 * 210_000
+    monkeypatch.setattr(effect_pages, "MOST_PIXELS", 9_000)
+    with pytest.raises(UsageError, match="a page of 3 layers is too large"):
+        drawn(*many)
+
+
+def test_an_unknown_colour_map_is_refused() -> None:
+    with pytest.raises(UsageError, match="no colour map 'RdBuu'"):
+        drawn(layer(random(1, 2, 3, 3), random(1, 2, 3, 3, seed=1)), cmap="RdBuu")
