@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -112,8 +113,16 @@ def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: Shown | N
     return tensor.movedim(axis, 1) if axis else tensor[None]
 
 
-def channel_axis(tensor: Tensor, module: nn.Module | None = None, shown: Shown | None = None) -> int:
+def channel_axis(
+    tensor: Tensor, module: nn.Module | None = None, shown: Shown | None = None, *, of_input: bool = False
+) -> int:
     """Which axis of ``tensor`` has the channels; 0 for ``(C, H, W)``, which has no axis of images.
+
+    Args:
+        tensor: What the layer put out, or was given.
+        module: The layer, whose class often tells.
+        shown: The size of what the network saw.
+        of_input: Whether it was given: a layer that permutes, or several in a row, put out another order.
 
     Example:
         >>> import torch
@@ -122,11 +131,17 @@ def channel_axis(tensor: Tensor, module: nn.Module | None = None, shown: Shown |
     """  # noqa: E501
     if tensor.dim() < 2:
         return 0
+    kind, name = _told(module, of_input)
+    if kind == "first" and any(word in name for word in _BATCHED):
+        return 1
+    if kind == "first" and (axes := re.search(r"[123](?=d$)", name)):
+        axis = tensor.dim() - int(axes[0]) - 1
+        if axis in (0, 1):
+            return axis
     if tensor.dim() in (4, 5):
-        return tensor.dim() - 1 if channels_last(module, tensor, shown) else 1
-    kind = _channels_by_class(module)
+        return tensor.dim() - 1 if channels_last(module, tensor, shown, of_input=of_input) else 1
     if tensor.dim() == 3 and (kind == "first" or (kind is None and shown is not None and not shown.batched)):
-        return 1 if type(module).__name__.endswith("1d") else 0
+        return 0
     return tensor.dim() - 1
 
 
@@ -232,9 +247,11 @@ def _grid_like(count: int, shown: Shown) -> tuple[int, int] | None:
     return None
 
 
-def channels_last(module: nn.Module | None, tensor: Tensor, shown: Shown | None = None) -> bool:
+def channels_last(
+    module: nn.Module | None, tensor: Tensor, shown: Shown | None = None, *, of_input: bool = False
+) -> bool:
     """Whether the last axis of a batch of maps holds the channels: the layer's class tells, else the proportions."""
-    kind = _channels_by_class(module)
+    kind = _told(module, of_input)[0]
     if kind is not None:
         return kind == "last"
     *_, a, b, c = tensor.shape
@@ -249,25 +266,36 @@ def _like(height: int, width: int, shown: Shown | None) -> bool:
 
 _PERMUTED = {(0, 2, 3, 1): "last", (0, 2, 3, 4, 1): "last", (0, 3, 1, 2): "first", (0, 4, 1, 2, 3): "first"}
 _FIRST = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "Pool", "Upsample", "LayerNorm2d")
+_BATCHED = ("BatchNorm", "GroupNorm", "Upsample")  # they take nothing without an axis of images
 _SEQUENCES = ("RNN", "LSTM", "GRU")
 _LAST = ("Linear", "LayerNorm", "Embedding", "MultiheadAttention")
 
 
 def _channels_by_class(module: nn.Module | None) -> str | None:
     """``first`` or ``last`` where the class of a layer says so, None where it does not."""
+    return _told(module)[0]
+
+
+def _told(module: nn.Module | None, of_input: bool = False) -> tuple[str | None, str]:
+    """``first`` or ``last``, and the class that says so: that of the layer, or of one in a sequence."""
     if module is None:
-        return None
+        return None, ""
     name = type(module).__name__
     if dims := getattr(module, "dims", None):  # torchvision's Permute
-        return _PERMUTED.get(tuple(dims))
+        kind = _PERMUTED.get(tuple(dims))
+        return {"first": "last", "last": "first"}.get(kind or "") if of_input else kind, name
     if any(word in name for word in _FIRST):
-        return "first"
+        return "first", name
     if any(word in name for word in _LAST):
-        return "last"
+        return "last", name
     children = list(module.children())
     if children and "swin_transformer" in type(module).__module__:
-        return "last"
+        return None if of_input else "last", name  # the network itself is given a picture
     if "Sequential" in [cls.__name__ for cls in type(module).__mro__]:
-        kinds = (_channels_by_class(child) for child in reversed(children))
-        return next((kind for kind in kinds if kind is not None), None)
-    return None
+        for child in children if of_input else reversed(children):
+            told = _told(child, of_input)
+            if told[0] is not None:
+                return told
+            if of_input and type(child).__name__ == "Flatten":
+                break
+    return None, name

@@ -6,8 +6,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
+from types import FrameType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.errors import LayerError, near_misses
@@ -17,7 +18,7 @@ from hookscope.layers import Call, Layers, Selection, matches_type, select_types
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Observer", "describe_types", "types_in"]
+__all__ = ["Observer", "describe_types", "is_recomputing", "types_in"]
 
 OnCall = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any], Any], Any]
 OnBefore = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any]], Any]
@@ -163,8 +164,12 @@ class Observer:
         return self
 
     def __reduce__(self) -> Any:
-        """Nothing of it: a model saved whole inside the block is loaded with hooks that do nothing."""
-        return (_Absent, ())
+        """Nothing of it: a model saved whole inside the block is loaded with hooks that do nothing.
+
+        They are made of the standard library, so that such a file can be read where hookscope is not installed.
+        """
+        nothing = nullcontext().__exit__  # takes whatever there is, and returns None
+        return (SimpleNamespace, (), {"_start": nothing, "_before": nothing, "_after": nothing, "_end": nothing})
 
     def stop_early(self) -> None:
         """End the pass, and with it the block, after the last wanted call."""
@@ -301,7 +306,7 @@ class Observer:
         layer = self._watched.get(id(module))
         if layer is None:
             return None
-        if not _is_recomputing():
+        if not is_recomputing():
             if self._on_input is not None:
                 layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
             if self._on_before is None:
@@ -329,7 +334,7 @@ class Observer:
         layer = self._watched.get(id(module))
         if layer is None:
             return None
-        if _is_recomputing():
+        if is_recomputing():
             if not self._again or not self.wants(call := self._call_again(module, layer)):
                 return None
             return self._on_call(call, module, args, kwargs, output)
@@ -359,15 +364,7 @@ class Observer:
             raise self._stop
 
 
-class _Absent:
-    """What is left of an observer in a model that was pickled: its hooks by name, and nothing behind them."""
-
-    def _start(self, *call: Any) -> None: ...
-
-    _before = _after = _end = _start
-
-
-def _is_recomputing() -> bool:
+def is_recomputing() -> bool:
     """Whether a backward pass runs: what checkpointing computes again there is no new call."""
     import torch
 

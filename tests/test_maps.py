@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import PatchMerging, SwinTransformerBlock
 
 from hookscope.errors import NoMapError
-from hookscope.maps import Maps, Shown, by_channel, channels_last, feature_maps, token_grid
+from hookscope.maps import Maps, Shown, by_channel, channel_axis, channels_last, feature_maps, token_grid
 
 SQUARE = Shown(224, 224)
 
@@ -308,3 +308,31 @@ def test_a_picture_without_a_batch_has_maps_without_one() -> None:
     assert by_channel(maps, nn.ReLU(), Shown(5, 9, batched=False)).shape == (1, 8, 5, 9)
     assert by_channel(maps, nn.ReLU(), Shown(5, 9)).shape == (8, 9, 5)
     assert by_channel(maps, nn.LayerNorm(9), Shown(5, 9, batched=False)).shape == (8, 9, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "module", "axis"),
+    [
+        ((2, 3, 5), nn.Sequential(nn.Conv1d(1, 1, 1), nn.ReLU()), 1),
+        ((3, 5), nn.Conv1d(1, 1, 1), 0),
+        ((2, 3, 5), nn.GroupNorm(1, 3), 1),
+        ((2, 3), nn.BatchNorm1d(3), 1),
+        ((3, 4, 5, 6), nn.Conv3d(1, 1, 1), 0),
+        ((3, 5, 6), nn.MaxPool2d(2), 0),
+        ((2, 3, 10), nn.Upsample(10), 1),
+        ((2, 5, 6, 3), nn.Sequential(nn.Conv2d(1, 1, 1), nn.LayerNorm(3)), 3),
+        ((7,), None, 0),
+    ],
+)
+def test_the_axis_of_the_channels(shape: tuple[int, ...], module: nn.Module | None, axis: int) -> None:
+    assert channel_axis(torch.zeros(shape), module) == axis
+
+
+def test_what_a_layer_is_given_may_have_another_order_than_what_it_puts_out() -> None:
+    from torchvision.ops import Permute
+
+    first, last = torch.zeros(2, 3, 8, 9), torch.zeros(2, 8, 9, 3)
+    layers = nn.Sequential(nn.Dropout(), nn.Conv2d(1, 1, 1), Permute([0, 2, 3, 1]), nn.LayerNorm(3))
+    for module in (layers, Permute([0, 2, 3, 1]), nn.Sequential(nn.Flatten(), nn.Linear(1, 1))):
+        assert channel_axis(first, module, of_input=True) == 1
+    assert channel_axis(last, layers) == 3 == channel_axis(last, Permute([0, 3, 1, 2]), of_input=True)

@@ -459,3 +459,126 @@ def test_a_copy_made_inside_the_block_is_a_model_like_any_other() -> None:
         net(torch.rand(1, 1, 2, 2))
     twin(torch.rand(1, 1, 2, 2))
     assert names == ["0"]
+
+
+class Arguments:
+    """A callback before a call that notes it and hands on what ``change`` makes of its arguments."""
+
+    def __init__(self, change: Any = None) -> None:
+        self.seen: list[tuple[str, int | None]] = []
+        self.change = change
+
+    def __call__(self, call: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        self.seen.append((call.key, call.index))
+        return self.change(args, kwargs) if self.change is not None else None
+
+
+@pytest.mark.parametrize(
+    ("layers", "types"),
+    [
+        ("all", ("Conv2d",)),
+        ("1:3", ("Conv2d",)),
+        ("2", ("Linear", "ReLU")),
+        ("head.0#1,fc", ("Conv2d",)),
+        ("ali*,stem", ("Conv2d",)),
+        ("all", ("all",)),
+        ("head", ("Conv2d",)),
+    ],
+)
+def test_before_a_call_it_has_the_key_and_index_that_it_has_after(layers: str, types: Any) -> None:
+    before, after, net = Arguments(), Keys(), Pyramid()
+    with Observer(net, layers, types, after, on_before=before):
+        net(X)
+        net(X)
+    assert before.seen == after.seen and len(before.seen) >= 2 and hooks_on(net) == 0
+
+
+def test_arguments_returned_go_in_instead() -> None:
+    net = nn.Sequential(conv())
+    with torch.no_grad():
+        doubled = Arguments(lambda args, kwargs: ((args[0] * 2,), kwargs))
+        with Observer(net, "0", ("Conv2d",), lambda *call: None, on_before=doubled):
+            assert torch.equal(net(X), nn.functional.conv2d(X * 2, *net[0].parameters()))
+
+        class Named(nn.Module):
+            def forward(self, x: torch.Tensor, *, by: float) -> torch.Tensor:
+                return x * by
+
+        inner = Named()
+        named = Arguments(lambda args, kwargs: (args, {"by": kwargs["by"] + 1}))
+        with Observer(inner, "re:^$", ("Conv2d",), lambda *call: None, on_before=named):
+            assert torch.equal(inner(X, by=2.0), X * 3)
+
+
+def test_an_index_that_is_not_known_before_a_call_is_refused() -> None:
+    net = nn.Sequential(nn.Sequential(conv(), nn.ReLU()))
+    with (
+        pytest.raises(
+            LayerError, match=r"the index of '' is not known before it runs: '0' in it is first; choose it by"
+        ),
+        Observer(net, "0", ("Sequential",), lambda *call: None, on_before=Arguments()),
+    ):
+        pass
+    with Observer(net, "re:^0$", ("Sequential",), lambda *call: None, on_before=(named := Arguments())):
+        net(X)
+    assert named.seen == [("0", 0)] and hooks_on(net) == 0
+
+
+class Again(nn.Module):
+    """Computes its layer ``a`` so many times, each of them again in the backward pass."""
+
+    def __init__(self, times: int, reentrant: bool) -> None:
+        super().__init__()
+        self.a, self.times, self.reentrant = conv(), times, reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        for _ in range(self.times):
+            # what comes after the layer needs its output: else the recomputation ends within the layer
+            x = checkpoint(lambda given: self.a(given).sigmoid(), x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("layers", ["a", "all", "0", "a#0", "0:"])
+def test_what_is_computed_again_is_the_same_call_once_more(reentrant: bool, layers: str) -> None:
+    net, before, after = Again(1, reentrant), Arguments(), Keys()
+    with Observer(net, layers, ("Conv2d",), after, on_before=before, again=True) as observer:
+        net(X.clone().requires_grad_()).sum().backward()
+        assert before.seen == after.seen == [("a", 0), ("a", 0)] and observer.total == 1
+    with Observer(net, layers, ("Conv2d",), once := Keys()):
+        net(X.clone().requires_grad_()).sum().backward()
+    assert once.seen == [("a", 0)]
+
+
+def test_which_of_several_calls_is_computed_again_cannot_be_told() -> None:
+    net = Again(3, reentrant=False)
+    for layers in ("a", "all"):
+        with Observer(net, layers, ("Conv2d",), seen := Keys(), again=True):
+            net(X.clone().requires_grad_()).sum().backward()
+        assert [key for key, _ in seen.seen[:3]] == ["a", "a#1", "a#2"] and len(seen.seen) == 6
+    for layers in ("a#1", "1", "0:2"):
+        with (
+            pytest.raises(LayerError, match="'a' is computed again by checkpointing, and nothing tells which of its 3"),
+            Observer(net, layers, ("Conv2d",), Keys(), again=True),
+        ):
+            net(X.clone().requires_grad_()).sum().backward()
+    assert hooks_on(net) == 0
+
+
+def test_a_model_pickled_inside_the_block_has_hooks_that_do_nothing() -> None:
+    import pickle
+
+    net, before = nn.Sequential(conv(), nn.ReLU()), Arguments()
+    with Observer(net, "all", ("all",), keys := Keys(), on_before=before):
+        saved = pickle.dumps(net)
+        judge = net(X)
+    assert b"hookscope" not in saved
+    twin = pickle.loads(saved)
+    count = len(keys.seen)
+    assert (
+        torch.equal(twin(X), judge)
+        and torch.equal(twin(X), net(X))
+        and len(keys.seen) == len(before.seen) == count == 2
+    )

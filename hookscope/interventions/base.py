@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.errors import LayerError, UsageError
-from hookscope.interventions.parts import Ranges, parse_positions, parse_ranges
+from hookscope.interventions.parts import Ranges, a_type, parse_positions, parse_ranges
 from hookscope.layers import Call
 from hookscope.maps import channel_axis
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Change", "Intervention", "Site", "checked", "laid_out_like", "replaced"]
+__all__ = ["Change", "Intervention", "Site", "check_finite", "checked", "laid_out_like", "replaced"]
 
 SIDES = ("output", "input")
 
@@ -95,10 +96,13 @@ class Intervention:
             return torch.quantize_per_tensor(changed, tensor.q_scale(), tensor.q_zero_point(), tensor.dtype)
         axis = channel_axis(tensor, module) if axis is None else axis
         site = Site(call, part, tuple(tensor.shape), axis, self._where(call, tensor, axis))
+        part_meant = tensor if site.where is None else tensor[site.where]
+        made = self.change(site, part_meant)
+        _check_like(made, part_meant, call.key)
         if site.where is None:
-            return self.change(site, tensor)
+            return made
         changed = tensor.clone()
-        changed[site.where] = self.change(site, tensor[site.where])
+        changed[site.where] = made
         return changed
 
     @property
@@ -149,7 +153,10 @@ def replaced(part: Tensor, source: Tensor) -> Tensor:
     """``source`` in the place of ``part``, in its graph: the gradient that comes back to ``part`` is 0."""
     import torch
 
-    return torch.where(torch.ones((), dtype=torch.bool, device=part.device), source.to(part), part)
+    source = source.to(part)
+    if source.stride() != part.stride():
+        source = laid_out_like(part, source)
+    return torch.where(torch.ones((), dtype=torch.bool, device=part.device), source, part)
 
 
 def checked(changed: Any, tensor: Tensor, key: str) -> Tensor:
@@ -158,27 +165,34 @@ def checked(changed: Any, tensor: Tensor, key: str) -> Tensor:
     Raises:
         UsageError: for anything but a tensor of the same shape, type and device; it names the layer.
     """
-    import torch
-
     if changed is None:
         return tensor
+    _check_like(changed, tensor, key)
+    # the next layer may work in place, and the function may keep what it returned
+    own: Tensor = changed.clone()
+    return own
+
+
+def _check_like(changed: Any, tensor: Tensor, key: str) -> None:
+    import torch
+
     asked = f"the intervention at '{key}' returns"
     if not isinstance(changed, torch.Tensor):
-        raise UsageError(f"{asked} {_article(type(changed).__name__)}", "a tensor was given", "return one like it")
+        raise UsageError(f"{asked} {a_type(changed)}", "a tensor was given", "return one like it")
     for what in ("shape", "dtype", "device"):
         made, given = getattr(changed, what), getattr(tensor, what)
         if made != given:
             raise UsageError(f"{asked} {what} {_told(made)}", f"{_told(given)} was given", "return a tensor like it")
-    # the next layer may work in place, and the function may keep what it returned
-    return changed if changed is tensor else changed.clone()
 
 
 def _told(value: Any) -> str:
     return ("x".join(map(str, value)) or "()") if isinstance(value, tuple) else str(value).removeprefix("torch.")
 
 
-def _article(name: str) -> str:
-    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
+def check_finite(name: str, value: float) -> None:
+    """Refuse NaN and Inf as the parameter ``name``."""
+    if not math.isfinite(value):
+        raise UsageError(f"{name}={value:g}", do="give a finite number")
 
 
 def laid_out_like(part: Tensor, values: Tensor) -> Tensor:

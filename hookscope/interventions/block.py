@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.errors import LayerError, SelectionError, UsageError, nearest
 from hookscope.interventions.base import Change, Intervention, checked
+from hookscope.interventions.parts import a_type
 from hookscope.interventions.weights import Freeze, Prune, parameter_changed
 from hookscope.layers import Call, Selection
-from hookscope.observe import Observer
+from hookscope.maps import channel_axis
+from hookscope.observe import Observer, is_recomputing
 from hookscope.tensors import map_tensors, tensors_in
 
 if TYPE_CHECKING:
@@ -29,25 +31,30 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
     """Change what flows through ``model`` while the ``with`` block runs.
 
     Several interventions act in the order given, each on what the one before left. Around a training loop gradients
-    flow through them as through layers. Nothing is written into the model: what is saved inside the block is as
-    without. Hooks are gone and parameters as before when the block is left, whatever is raised.
+    flow through them as through layers. Nothing is written into the model but the values of changed parameters: what
+    is saved inside the block is as without. Hooks are gone and parameters as before when the block is left, whatever
+    is raised; so run the backward pass inside the block, too.
 
     Args:
         model: Any eager module.
         changes: From a layer selection (``"layer3"``, ``"features.*"``, ``"head.conv#1"``, an index) or a parameter's
             name (``"conv1.weight"``, ``"layer4*.weight"``) to an intervention, several, or a function
-            ``(call, tensor) -> tensor`` (None for no change); or pairs of these, for several in a certain order.
+            ``(call, tensor) -> tensor`` (None for no change); or pairs of these, for several in a certain order. The
+            tensor a function is given is its own. To prune and to freeze, a layer has its parameters in it, and a
+            number is the name of one.
         types: Class names that indices count.
 
     Attributes:
-        step: The training step, which rates on a schedule go by: passes in train mode so far. It may be set.
+        step: The training step, which rates on a schedule go by: passes in train mode so far. It may be set. What
+            checkpointing computes again has the rate it had.
         changed: How often each call was changed, by its key; and parameters, by their name.
 
     Raises:
         LayerError: on entry, for a name that is neither a layer nor a parameter; on leaving, for an index or call that
             no pass reached.
         SelectionError: for an index from the end, which is not known while a pass runs.
-        UsageError: inside a pass, for an intervention that gives another shape, type or device; it names the layer.
+        UsageError: for what is no intervention, for a block that is entered twice; inside a pass for an intervention
+            that gives another shape, type or device; it names the layer.
 
     Example:
         >>> import torch
@@ -62,14 +69,17 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
     def __init__(self, model: nn.Module, changes: Changes, types: Iterable[Any] = ("Conv2d",)) -> None:
         self._model, self._types = model, types
         self._changes = list(pairs_of(changes))
-        self._stack = ExitStack()
-        self._counted = False
+        self._stack: ExitStack | None = None
+        self._last: Observer | None = None
+        self._step_of: dict[str, int] = {}
         self.step = 0
         self.changed: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
+        if self._stack is not None:
+            raise UsageError("this block of interventions is entered already", do="make another with `intervene(...)`")
         self.changed.clear()
-        self._counted = False
+        self._step_of.clear()
         with ExitStack() as stack:
             for where, change in self._changes:
                 self._put_on(stack, where, change)
@@ -79,7 +89,9 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        assert self._stack is not None
+        stack, self._stack, self._last = self._stack, None, None
+        stack.__exit__(kind, error, trace)
 
     def _put_on(self, stack: ExitStack, where: str, change: AnyChange) -> None:
         """Let ``change`` act on what ``where`` names until ``stack`` is closed."""
@@ -108,15 +120,33 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
     ) -> dict[str, nn.Parameter]:
         """The parameters that are meant: named so, or, to prune and to freeze, those in the layers named so."""
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        if isinstance(change, Prune | Freeze):
-            within = [name for layer, module in layers.items() for name, _ in module.named_parameters(layer)]
-            wanted = [name for name in within if isinstance(change, Freeze) or parameters[name].dim() > 1]
-        else:
-            wanted = []
+        wanted: list[str] = []
         if not layers:
             selection = Selection(where)
             wanted = [name for name in parameters if name == where or selection.calls_by_name([name])]
-        return {name: parameters[name] for name in wanted}
+            if wanted and where not in wanted:  # of several terms one may be misspelt
+                self._check_names(where, wanted)
+        elif isinstance(change, Prune | Freeze):
+            if where not in layers:
+                self._check_names(where, layers)
+            within = [name for layer, module in layers.items() for name, _ in module.named_parameters(layer)]
+            wanted = [name for name in within if isinstance(change, Freeze) or parameters[name].dim() > 1]
+        # a parameter under two names is changed once
+        once = {id(parameters[name]): name for name in reversed(wanted)}
+        return {name: parameters[name] for name in wanted if once[id(parameters[name])] == name}
+
+    def _check_names(self, where: str, named: Iterable[str]) -> None:
+        """Refuse ``where`` if not each of its terms is one of those ``named``."""
+        selection = Selection(where)
+        try:
+            selection.check_names(self._names())
+        except LayerError as error:
+            self._refuse(error.asked.split("'")[1], error.asked.replace("no layer", "no layer or parameter", 1))
+        try:
+            selection.check_names([*named])
+        except LayerError:
+            asked = f"'{where}' names layers and parameters at once"
+            raise LayerError(asked, do="give layers and parameters each by themselves") from None
 
     def _observer(self, where: str, change: Change) -> Observer:
         """The observer, entered, that lets ``change`` act on each selected call."""
@@ -127,8 +157,13 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
 
         def on_before(call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values | None:
             given = _as_one(args, kwargs)
-            changed = self._changed(change, call, module, given)
+            changed = self._changed(change, call, module, given, of_input=True)
             return None if changed is None else _as_arguments(changed, args, kwargs)
+
+        def on_end() -> None:
+            # the last that came to a model has its hooks behind those of all others
+            if self._last is observer:
+                self.step += self._model.training
 
         if Selection(where).from_the_end:
             asked = f"index {where} counts from the end, which is not known while a pass runs"
@@ -138,7 +173,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             where,
             self._types,
             on_call,
-            on_end=self._count if not self._counted else None,
+            on_end=on_end,
             on_before=on_before if on_input else None,
             again=True,
         )
@@ -148,24 +183,28 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             if error.asked.startswith("no layer '"):
                 self._refuse(where, f"no layer or parameter '{where}'")
             raise
-        self._counted = True
+        self._last = observer
         return observer
 
-    def _count(self) -> None:
-        self.step += self._model.training
-
     def _refuse(self, where: str, asked: str) -> None:
-        names = [*dict(self._model.named_modules()), *dict(self._model.named_parameters())]
-        raise LayerError(
-            asked, nearest(where, names), "list layers with list-layers --type all, parameters with weights"
-        )
+        do = "list layers with list-layers --type all, parameters with weights"
+        raise LayerError(asked, nearest(where, self._names()), do)
 
-    def _changed(self, change: Change, call: Call, module: nn.Module, value: Any) -> Any:
+    def _names(self) -> list[str]:
+        """What layers and parameters are called."""
+        layers = [name for name, _ in self._model.named_modules(remove_duplicate=False)]
+        return layers + [name for name, _ in self._model.named_parameters(remove_duplicate=False)]
+
+    def _changed(self, change: Change, call: Call, module: nn.Module, value: Any, of_input: bool = False) -> Any:
         """What ``value`` becomes; None where nothing of it changes."""
+        again = is_recomputing()
+        if not again:
+            self._step_of[call.name] = self.step
         if isinstance(change, Intervention):
             if not change.is_active(module):
                 return None
-            change = change.at(self.step)
+            # what is computed again must be what was computed, and a pass has ended since
+            change = change.at(self._step_of.get(call.name, self.step))
         parts = {id(tensor): part for part, tensor in tensors_in(value).items()}
         made: dict[int, Tensor] = {}  # a tensor that is there twice is one tensor afterwards too
 
@@ -174,28 +213,49 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
                 return tensor
             if id(tensor) not in made:
                 if isinstance(change, Intervention):
-                    made[id(tensor)] = change(call, tensor, module, parts[id(tensor)])
+                    axis = channel_axis(tensor, module, of_input=of_input)
+                    made[id(tensor)] = change(call, tensor, module, parts[id(tensor)], axis)
                 else:
-                    made[id(tensor)] = checked(change(call, tensor), tensor, call.key)
+                    made[id(tensor)] = checked(change(call, tensor.clone()), tensor, call.key)
             return made[id(tensor)]
 
         changed = map_tensors(value, one)
         if all(id(tensor) == at for at, tensor in made.items()):
             return None
-        self.changed[call.key] += 1
+        self.changed[call.key] += not again
         return changed
 
 
 def pairs_of(changes: Changes) -> Iterator[tuple[str, AnyChange]]:
-    """Each selection with one change, in order."""
-    for where, several in changes.items() if isinstance(changes, Mapping) else changes:
-        for change in [several] if callable(several) or isinstance(several, Prune | Freeze) else several:
-            if not callable(change) and not isinstance(change, Prune | Freeze):
-                asked = f"no intervention is meant by a {type(change).__name__}"
-                raise UsageError(
-                    asked, do="give one of hookscope.interventions, or a function (call, tensor) -> tensor"
-                )
+    """Each selection with one change, in order.
+
+    Raises:
+        UsageError: for what is no change.
+    """
+    for pair in _items(changes):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise _no_change(pair)
+        where, several = pair
+        for change in several if isinstance(several, Iterable) and not callable(several) else [several]:
+            # a class can be called, too: its brackets were forgotten
+            if isinstance(change, type) or not (callable(change) or isinstance(change, Prune | Freeze)):
+                raise _no_change(change)
             yield str(where), change
+
+
+def _items(changes: Any) -> Iterable[Any]:
+    if not isinstance(changes, Iterable):
+        raise UsageError(
+            f"no layers are told by {a_type(changes)}", do="give a dictionary such as {'layer3': Zero()}, or pairs"
+        )
+    return changes.items() if isinstance(changes, Mapping) else changes
+
+
+def _no_change(change: Any) -> UsageError:
+    if isinstance(change, type):
+        return UsageError(f"'{change.__name__}' is a class, no intervention", do=f"make one, `{change.__name__}(...)`")
+    asked = f"no intervention is meant by {a_type(change)}"
+    return UsageError(asked, do="give one of hookscope.interventions, or a function (call, tensor) -> tensor")
 
 
 def _as_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

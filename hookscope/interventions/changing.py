@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError
-from hookscope.interventions.base import Intervention, Site, laid_out_like
+from hookscope.interventions.base import Intervention, Site, check_finite, laid_out_like, replaced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ class Zero(Intervention):
         """0 everywhere."""
         import torch
 
-        return part.masked_fill(torch.ones((), dtype=torch.bool, device=part.device), 0)
+        return replaced(part, torch.zeros_like(part))
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Scale(Intervention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_finite("factor", self.factor)
+        check_finite("factor", self.factor)
 
     @property
     def changes_nothing(self) -> bool:
@@ -108,7 +108,7 @@ class Noise(Intervention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_finite("std", self.std)
+        check_finite("std", self.std)
         if self.std < 0:
             raise UsageError(f"std={self.std:g}", do="give 0 or more")
 
@@ -160,12 +160,15 @@ class Quantize(Intervention):
 
         if not part.numel():
             return part
-        values = part.float()
+        values = part.detach().float()
         if not bool(values.isfinite().all()):
             raise UsageError(f"NaN or Inf at '{site.call.key}' has no level", do="clamp it first")
         places = [axis for axis in range(part.dim()) if axis != site.axis]
-        low, high = values.detach().clamp(max=0), values.detach().clamp(min=0)
-        low, high = (low.amin(places), high.amax(places)) if self.per_channel else (low.min(), high.max())
+        low, high = values.clamp(max=0), values.clamp(min=0)
+        if not self.per_channel:
+            low, high = low.min(), high.max()
+        elif places:
+            low, high = low.amin(places), high.amax(places)
         least, most = (1 - 2 ** (self.bits - 1), 2 ** (self.bits - 1) - 1) if self.symmetric else (0, 2**self.bits - 1)
         if self.symmetric:
             high = torch.maximum(high, -low)
@@ -176,7 +179,9 @@ class Quantize(Intervention):
             rounded = torch.fake_quantize_per_channel_affine(values, scale, zero, site.axis, least, most)
         else:
             rounded = torch.fake_quantize_per_tensor_affine(values, scale, zero, least, most)
-        return rounded.to(part.dtype)
+        rounded = rounded.to(part.dtype)
+        # no value lies outside of the levels, whatever their rounding says: all gradients pass
+        return rounded + (part - part.detach()) if part.requires_grad else rounded
 
 
 @dataclass(frozen=True)
@@ -204,11 +209,11 @@ class Permute(Intervention):
     def change(self, site: Site, part: Tensor) -> Tensor:
         """``part`` in another order."""
         if self.axis == "channels":
-            return part.index_select(site.axis, _order(part, part.shape[site.axis]))
+            return laid_out_like(part, part.index_select(site.axis, _order(part, part.shape[site.axis])))
         if self.axis == "images":
             if site.axis == 0:
                 raise UsageError(f"no images to permute at '{site.call.key}'", "its tensor has no batch")
-            return part.index_select(0, _order(part, len(part)))
+            return laid_out_like(part, part.index_select(0, _order(part, len(part))))
         batch = part.movedim(site.axis, 1) if site.axis else part[None]
         flat = batch.flatten(2) if batch.dim() > 2 else batch[..., None]
         mixed = flat.index_select(2, _order(part, flat.shape[2])).reshape(batch.shape)
@@ -219,8 +224,3 @@ def _order(part: Tensor, count: int) -> Tensor:
     import torch
 
     return torch.randperm(count, device=part.device)
-
-
-def _check_finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise UsageError(f"{name}={value:g}", do="give a finite number")

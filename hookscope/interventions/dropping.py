@@ -84,8 +84,8 @@ class _Dropping(Intervention):
 
 
 def _check_rate(p: float) -> float:
-    if not 0 <= p <= 1:
-        raise UsageError(f"p={p:g} is no share", do="give a number from 0 to 1")
+    if not isinstance(p, int | float) or not 0 <= p <= 1:
+        raise UsageError(f"p={p} is no share", do="give a number from 0 to 1")
     return p
 
 
@@ -94,7 +94,8 @@ class DropBlock(_Dropping):
     """Drop whole blocks of a map, each channel by itself, and scale the rest so that the sum is kept on average.
 
     As `torchvision.ops.drop_block2d` and `drop_block3d`, with the same random numbers (Ghiasi, Lin and Le 2018,
-    arXiv:1810.12890). A block wider than the map is cut to its odd width, where torchvision refuses an even one.
+    arXiv:1810.12890). A block wider than the map is cut to its odd width, where torchvision refuses an even one. In
+    half precision it is counted what was dropped in single precision, where torchvision's count overflows.
 
     Args:
         p: The share of values that is dropped, 0 to 1; or a function of the training step.
@@ -114,7 +115,7 @@ class DropBlock(_Dropping):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.block_size < 1 or self.block_size % 2 == 0:
+        if not isinstance(self.block_size, int) or self.block_size < 1 or self.block_size % 2 == 0:
             raise UsageError(f"block_size={self.block_size}", do="give an odd number: a block has a middle")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
@@ -122,18 +123,21 @@ class DropBlock(_Dropping):
         import torch
         from torchvision.ops import drop_block2d, drop_block3d
 
-        if part.dim() not in self._dimensions or site.axis != 1:
+        if part.dim() not in self._dimensions or site.axis == 0:
             wanted = " or ".join("(N, C, H, W)" if axes == 4 else "(N, C, T, H, W)" for axes in self._dimensions)
             shape = "x".join(map(str, part.shape))
             raise UsageError(f"{type(self).__name__} at '{site.call.key}' takes {wanted}", f"its tensor is {shape}")
         if not part.numel():
             return part
-        size = min(self.block_size, *part.shape[2:])
+        maps = part.movedim(site.axis, 1)
+        size = min(self.block_size, *maps.shape[2:])
         size -= 1 - size % 2
         drop: Callable[..., Tensor] = drop_block2d if part.dim() == 4 else drop_block3d
         if part.dtype in (torch.float16, torch.bfloat16):  # which cannot count the values of a map
-            return part * drop(torch.ones_like(part, dtype=torch.float32), self.rate, size).to(part.dtype)
-        return drop(part, self.rate, size)
+            dropped = maps * drop(torch.ones_like(maps, dtype=torch.float32), self.rate, size).to(part.dtype)
+        else:
+            dropped = drop(maps, self.rate, size)
+        return dropped.movedim(1, site.axis)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from typing import Any
 
 from hookscope.errors import UsageError
 
-__all__ = ["Ranges", "parse_positions", "parse_ranges"]
+__all__ = ["Ranges", "a_type", "parse_positions", "parse_ranges"]
 
+_MOST = 10_000_000
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 
 
@@ -56,13 +57,15 @@ def parse_ranges(what: str, value: Any) -> Ranges | None:
         return None
     if isinstance(value, str):
         spans = [_span(what, value, part) for part in value.split(",")]
+        if sum(last - first for first, last in spans) > _MOST:
+            raise UsageError(f"{what} '{value}' are more than a tensor has")
         return Ranges(number for first, last in spans for number in range(first, last + 1))
-    if isinstance(value, Iterable):
-        return Ranges(number for item in value for number in parse_ranges(what, item) or ())
     try:
-        number = as_index(value)
+        number = as_index(value)  # before it is asked for parts: a tensor of one number has none
     except TypeError:
-        raise UsageError(f"no {what} are meant by a {type(value).__name__}", do=_cure(what)) from None
+        if isinstance(value, Iterable) and getattr(value, "ndim", None) != 0:
+            return Ranges(number for item in value for number in parse_ranges(what, item) or ())
+        raise UsageError(f"no {what} are meant by {a_type(value)}", do=_cure(what)) from None
     if number < 0:
         raise UsageError(f"bad {what} {number}", do=f"{what} are counted from 0")
     return Ranges([number])
@@ -85,9 +88,20 @@ def parse_positions(value: Any) -> tuple[tuple[int, int], ...] | None:
     try:
         spans = [(as_index(first), as_index(last)) for first, last in value]
     except (TypeError, ValueError):
-        asked = f"no positions are meant by a {type(value).__name__}"
+        asked = f"no positions are meant by {a_type(value)}"
         raise UsageError(asked, do="give (first, last) for each axis, or a text such as 0-9x5-14") from None
     return tuple(_span("positions", str(value), f"{first}-{last}") for first, last in spans)
+
+
+def a_type(value: Any) -> str:
+    """The class of ``value`` with its article, for an error.
+
+    Example:
+        >>> a_type(5)
+        'an int'
+    """
+    name = type(value).__name__
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
 
 def _span(what: str, whole: str, part: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import LayerError, UsageError
-from hookscope.interventions.base import Intervention, Site, laid_out_like, replaced
+from hookscope.interventions.base import Intervention, Site, check_finite, laid_out_like, replaced
 from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -115,6 +115,10 @@ class Steer(Intervention):
 
     direction: Any = dataclasses.field(repr=False)
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_finite("scale", self.scale)
 
     @property
     def changes_nothing(self) -> bool:

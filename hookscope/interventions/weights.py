@@ -112,6 +112,9 @@ def parameter_changed(name: str, parameter: nn.Parameter, change: Change | Prune
             changed = parameter.detach() * mask
             if parameter.requires_grad:
                 door.tensor(parameter, lambda gradient: gradient * mask)
+            # an optimizer has its own reasons to move a weight: the momentum of steps before the block
+            gone = mask == 0
+            door.every_step_post(lambda *_: _to_zero(parameter, gone))
         else:
             changed = _of_parameter(name, parameter, change)
         with _swapped(parameter, changed):
@@ -159,16 +162,47 @@ def _swapped(parameter: nn.Parameter, changed: Tensor) -> Iterator[None]:
     import torch
 
     own, begun = parameter.data, changed.clone()
-    parameter.data = changed
     try:
-        yield
+        with _another_version(parameter):
+            _set(parameter, changed)
+            yield
     finally:
         trained = parameter.data
-        parameter.data = own
+        # where the model was moved inside the block they go along
+        own, begun = own.to(trained), begun.to(trained)
+        _set(parameter, own)
         if not _same(trained, begun):
             with torch.no_grad():
                 added = torch.where(begun == own, trained, own + (trained - begun))
-                own.copy_(torch.where(trained == begun, own, added))
+                parameter.copy_(torch.where(trained == begun, own, added))
+
+
+@contextmanager
+def _another_version(parameter: nn.Parameter) -> Iterator[None]:
+    """Run the block with another version of ``parameter``: a graph from inside it refuses to run back outside of it.
+
+    Without that it would, with the values of the other side.
+    """
+    import torch
+    from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+    if parameter.is_inference():
+        yield
+        return
+    with _unsafe_preserve_version_counter(parameter):
+        torch.autograd.graph.increment_version(parameter)
+        yield
+
+
+def _set(parameter: nn.Parameter, values: Tensor) -> None:
+    import torch
+
+    parameter.data = values
+    torch.clear_autocast_cache()  # which holds copies of parameters in half precision
+
+
+def _to_zero(parameter: nn.Parameter, gone: Tensor) -> None:
+    parameter.data.masked_fill_(gone.to(parameter.device), 0)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -106,12 +106,20 @@ class Word:
         return kind(**values)
 
     def _check(self) -> None:
-        if self.needs_source and self.source is None:
+        if self.source == "" or (self.needs_source and self.source is None):
             raise UsageError(f"{self.name} needs from=FILE", do=f"such as {_EXAMPLES[self.name]}")
+        for field in dataclasses.fields(WORDS[self.name]):
+            if field.default is dataclasses.MISSING and field.name not in {*_FILES, *self.given}:
+                raise UsageError(f"{self.name} needs {field.name}=", do=f"such as {_EXAMPLES[self.name]}")
         self.build(source=... if self.source is not None else None)  # values out of range are told now
 
 
-_EXAMPLES = {"patch": "patch:from=other.jpg", "steer": "steer:from=direction.npy,scale=2"}
+_EXAMPLES = {
+    "mean": "mean:from=folder",
+    "patch": "patch:from=other.jpg",
+    "scale": "scale:factor=0.5",
+    "steer": "steer:from=direction.npy,scale=2",
+}
 
 
 def _parameters(kind: type) -> dict[str, str]:
@@ -130,7 +138,7 @@ def _split(text: str, rest: str, parameters: Mapping[str, str]) -> dict[str, str
                 raise UsageError(f"'{last}' stands twice in '{text}'")
             found[last] = value.strip()
         elif last is not None and not equals:
-            found[last] += f",{part.strip()}"
+            found[last] += f",{part.rstrip()}"  # a file may be called `a, b.jpg`
         else:
             name = text.partition(":")[0].strip()
             asked = f"no parameter '{key.strip()}' of {name}" if equals else f"'{part.strip()}' is no PARAMETER=VALUE"

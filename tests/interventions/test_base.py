@@ -1,0 +1,192 @@
+"""Which part of a tensor is changed, wherever the channels are; what is passed over and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookscope.errors import LayerError, UsageError
+from hookscope.interventions import Clamp, Freeze, Intervention, Noise, Patch, Prune, Quantize, Scale, Zero
+from hookscope.interventions.base import Site, checked, laid_out_like, replaced
+from hookscope.layers import Call
+
+CALL = Call("layer", "Conv2d", 0, 0)
+PLACES = [
+    ((2, 6, 5, 7), nn.Conv2d(1, 1, 1), "0,2-4", "1-3x2-6", (slice(None), [0, 2, 3, 4], slice(1, 4), slice(2, 7))),
+    ((2, 5, 7, 6), nn.LayerNorm(6), "0,2-4", "1-3x2-6", (slice(None), slice(1, 4), slice(2, 7), [0, 2, 3, 4])),
+    ((2, 10, 6), nn.Linear(1, 1), 5, "1-9", (slice(None), slice(1, 10), [5])),
+    ((6, 5, 7), nn.Conv2d(1, 1, 1), [1], "0x0", ([1], slice(0, 1), slice(0, 1))),
+    ((2, 6, 9), nn.Conv1d(1, 1, 1), [1, 3], "2-4", (slice(None), [1, 3], slice(2, 5))),
+    ((6, 9), nn.Conv1d(1, 1, 1), [1, 3], "2-4", ([1, 3], slice(2, 5))),
+    ((2, 6, 9), nn.Sequential(nn.Conv1d(1, 1, 1), nn.ReLU()), [1, 3], "2-4", (slice(None), [1, 3], slice(2, 5))),
+    ((2, 6, 9), nn.GroupNorm(1, 6), [1, 3], "2-4", (slice(None), [1, 3], slice(2, 5))),
+    ((2, 6), nn.Linear(1, 1), "5", None, (slice(None), [5])),
+    ((2, 6), nn.BatchNorm1d(6), "5", None, (slice(None), [5])),
+    ((2, 6, 3, 4, 5), nn.Conv3d(1, 1, 1), 0, "2x1-2x4", (slice(None), [0], slice(2, 3), slice(1, 3), slice(4, 5))),
+    ((6, 3, 4, 5), nn.Conv3d(1, 1, 1), 0, "2x1-2x4", ([0], slice(2, 3), slice(1, 3), slice(4, 5))),
+    ((2, 3, 4, 5, 6), nn.LayerNorm(6), 0, "2x1-2x4", (slice(None), slice(2, 3), slice(1, 3), slice(4, 5), [0])),
+    ((2, 6, 5, 7), None, None, "1-3x2-6", (slice(None), slice(None), slice(1, 4), slice(2, 7))),
+]
+
+
+@pytest.mark.parametrize(("shape", "module", "channels", "positions", "where"), PLACES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **part: Zero(**part),
+        lambda **part: Scale(-3.0, **part),
+        lambda **part: Clamp(0, 0.1, **part),
+        lambda **part: Noise(0.5, relative=True, **part),
+        lambda **part: Quantize(2, **part),
+    ],
+)
+def test_outside_of_the_part_no_bit_changes_inside_it_is_the_thing_done_to_the_part(
+    shape: tuple[int, ...], module: nn.Module | None, channels: Any, positions: str | None, where: Any, make: Any
+) -> None:
+    tensor = torch.randn(shape)
+    tensor.flatten()[::3] = -0.0
+    kept = tensor.clone()
+    torch.manual_seed(2)
+    found = make(channels=channels, positions=positions)(CALL, tensor, module)
+    torch.manual_seed(2)
+    judge = make()(CALL, kept[where])
+    outside = torch.ones(shape, dtype=torch.bool)
+    outside[where] = False
+    assert torch.equal(found[where], judge)
+    assert judge.numel() < 8 or not torch.equal(judge, kept[where])
+    assert torch.equal(found[outside].view(torch.int32), kept[outside].view(torch.int32))
+    assert torch.equal(tensor.view(torch.int32), kept.view(torch.int32)) and found.data_ptr() != tensor.data_ptr()
+
+
+@pytest.mark.parametrize("format_", [torch.channels_last, torch.contiguous_format])
+def test_a_part_leaves_the_memory_format(format_: torch.memory_format) -> None:
+    tensor = torch.randn(2, 6, 5, 5).contiguous(memory_format=format_)
+    found = Zero(channels=1, positions="0-1x0-1")(CALL, tensor)
+    assert found.stride() == tensor.stride()
+
+
+def test_gradients_reach_what_is_outside_of_the_part() -> None:
+    tensor = torch.randn(1, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: Scale(3.0, channels="0,2", positions="1-2x0")(CALL, x), tensor)
+
+
+def test_no_channels_is_no_change() -> None:
+    tensor = torch.randn(1, 3, 2, 2)
+    for change in (Zero(channels=[]), Scale(2.0, channels=()), Noise(channels=[])):
+        assert torch.equal(change(CALL, tensor), tensor)
+
+
+@pytest.mark.parametrize(
+    ("change", "shape", "says"),
+    [
+        (Zero(channels="0-6"), (1, 6, 2, 2), "no channel 6 at 'layer'; there are 6: 0 to 5"),
+        (Zero(channels=[99]), (1, 6), "no channel 99 at 'layer'; there are 6: 0 to 5"),
+        (Zero(positions="0-2x0"), (1, 6, 2, 2), "no position 2 at 'layer'; there are 2: 0 to 1"),
+        (
+            Zero(positions="0"),
+            (1, 6, 2, 2),
+            "positions with 1 axes at 'layer'; its 1x6x2x2 has 2; give one range for each",
+        ),
+        (Zero(positions="0x0"), (1, 6), "positions with 2 axes at 'layer'; its 1x6 has 0"),
+    ],
+)
+def test_a_part_that_is_not_there(change: Intervention, shape: tuple[int, ...], says: str) -> None:
+    with pytest.raises(LayerError) as caught:
+        change(CALL, torch.ones(shape))
+    assert str(caught.value).startswith(says)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_activation_stays_one() -> None:
+    tensor = torch.quantize_per_tensor(torch.arange(24.0).reshape(1, 6, 2, 2), 0.5, 3, torch.quint8)
+    found = Scale(2.0, channels="1-2")(CALL, tensor)
+    assert (found.dtype, found.q_scale(), found.q_zero_point()) == (torch.quint8, 0.5, 3)
+    judge = torch.arange(24.0).reshape(1, 6, 2, 2)
+    judge[:, 1:3] *= 2
+    assert torch.equal(found.dequantize(), judge)
+    assert torch.equal(found.int_repr()[:, [0, 3, 4, 5]], tensor.int_repr()[:, [0, 3, 4, 5]])
+
+
+def test_what_a_function_may_return() -> None:
+    given = torch.ones(2, 3)
+    assert checked(None, given, "layer") is given
+    own = torch.zeros(2, 3)
+    assert torch.equal(checked(own, given, "layer"), own) and checked(own, given, "layer").data_ptr() != own.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (torch.ones(3, 2), "the intervention at 'fc#1' returns shape 3x2; 2x3 was given; return a tensor like it"),
+        (torch.ones(()), "the intervention at 'fc#1' returns shape (); 2x3 was given"),
+        (torch.ones(2, 3).double(), "the intervention at 'fc#1' returns dtype float64; float32 was given"),
+        (torch.ones(2, 3).int(), "the intervention at 'fc#1' returns dtype int32; float32 was given"),
+        (torch.ones(2, 3, device="meta"), "the intervention at 'fc#1' returns device meta; cpu was given"),
+        (5, "the intervention at 'fc#1' returns an int; a tensor was given; return one like it"),
+        ((torch.ones(2, 3),), "the intervention at 'fc#1' returns a tuple; a tensor was given"),
+        (torch.ones(2, 3).numpy(), "the intervention at 'fc#1' returns a ndarray; a tensor was given"),
+    ],
+)
+def test_what_a_function_may_not_return(returned: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        checked(returned, torch.ones(2, 3), "fc#1")
+    assert str(caught.value).startswith(says)
+
+
+@dataclass(frozen=True)
+class Halved(Intervention):
+    """An intervention of somebody's own."""
+
+    wrongly: bool = False
+
+    def change(self, site: Site, part: Tensor) -> Tensor:
+        return part[:1] if self.wrongly else part / 2
+
+
+def test_an_intervention_of_ones_own() -> None:
+    assert Halved(channels=0)(CALL, torch.ones(2, 2)).tolist() == [[0.5, 1], [0.5, 1]]
+    for channels, shape in ((None, "2x2"), (0, "2x1")):
+        with pytest.raises(UsageError, match=f"at 'layer' returns shape 1x.; {shape} was given"):
+            Halved(channels=channels, wrongly=True)(CALL, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("strides", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("other", [torch.channels_last, torch.contiguous_format])
+def test_other_values_take_the_layout_of_what_they_replace(strides: Any, other: Any) -> None:
+    part = torch.randn(2, 6, 5, 5).contiguous(memory_format=strides).requires_grad_()
+    values = torch.randn(2, 6, 5, 5).contiguous(memory_format=other)
+    found = replaced(part, values)
+    assert torch.equal(found, values) and found.stride() == part.stride() == laid_out_like(part, values).stride()
+    assert replaced(part, values[:1].expand(2, -1, -1, -1)).stride() == part.stride()
+    found.sum().backward()
+    assert part.grad is not None and not bool(part.grad.any())
+
+
+def test_a_side_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match="no side 'inside' of a layer; there are output and input"):
+        Zero(on="inside")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (Zero(), "Zero"),
+        (Zero(channels=[0, 1, 2, 7], on="input"), "Zero(channels=0-2,7, on=input)"),
+        (Zero(positions=((0, 9), (5, 5))), "Zero(positions=0-9x5)"),
+        (Scale(0.5), "Scale(factor=0.5)"),
+        (Noise(0.1), "Noise"),
+        (Patch(torch.ones(3), channels=1), "Patch(channels=1)"),
+        (Clamp(0, math.inf), "Clamp(min=0, max=inf)"),
+    ],
+)
+def test_what_it_says_of_itself(change: Intervention, text: str) -> None:
+    assert str(change) == text
+
+
+def test_the_names_in_errors_are_those_of_the_classes() -> None:
+    assert str(Prune()) == "Prune(amount=0.5, dim=None, norm=2)" and str(Freeze()) == "Freeze()"

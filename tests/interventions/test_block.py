@@ -1,0 +1,565 @@
+"""The block around passes and training loops: torchvision's layers, other nets and the bits of the output judge."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchvision.ops import drop_block2d
+
+from hookscope.activations import capture
+from hookscope.errors import LayerError, ModelError, SelectionError, UsageError
+from hookscope.interventions import (
+    Clamp,
+    DropBlock,
+    DropBlock2d,
+    Dropout,
+    Linear,
+    Mean,
+    Noise,
+    Patch,
+    Permute,
+    Quantize,
+    Scale,
+    Steer,
+    Zero,
+    intervene,
+)
+from hookscope.untouched import State
+
+X = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+class Net(nn.Module):
+    """Convolutions with an in-place layer between and, where it is given, another before that."""
+
+    def __init__(self, between: nn.Module | None = None, reentrant: bool | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.relu, self.b, self.fc = (
+            nn.Conv2d(3, 6, 3),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(6, 4, 3),
+            nn.Linear(4, 3),
+        )
+        self.norm = nn.BatchNorm2d(6)
+        self.between, self.reentrant = between, reentrant
+
+    def first(self, x: Tensor) -> Tensor:
+        x = self.norm(self.a(x))
+        return self.relu(self.between(x) if self.between is not None else x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x) if self.reentrant is None else checkpoint(self.first, x, use_reentrant=self.reentrant)
+        return self.fc(self.b(x).mean((2, 3)))
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.detach().contiguous().view(torch.int32), other.detach().contiguous().view(torch.int32))
+
+
+def train(net: nn.Module, steps: int = 4, seed: int = 3) -> None:
+    torch.manual_seed(seed)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(X), torch.arange(4) % 3).backward()
+        optimizer.step()
+
+
+def states_equal(one: nn.Module, other: nn.Module) -> bool:
+    mine, theirs = one.state_dict(), other.state_dict()
+    return list(mine) == list(theirs) and all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_training_with_dropblock_is_that_of_a_net_with_it_built_in() -> None:
+    built_in = Net(torchvision.ops.DropBlock2d(p=0.3, block_size=3)).train()
+    train(built_in)
+    net, plain = Net().train(), Net().train()
+    with intervene(net, {"norm": DropBlock2d(p=0.3, block_size=3)}) as block:
+        train(net)
+        inside = {key: value.clone() for key, value in net.state_dict().items()}
+    train(plain)
+    assert states_equal(net, built_in) and not states_equal(net, plain)
+    assert list(inside) == list(plain.state_dict()) and all(
+        torch.equal(inside[k], v) for k, v in net.state_dict().items()
+    )
+    assert (block.step, block.changed) == (4, {"norm": 4})
+
+
+def test_silent_in_eval() -> None:
+    net = Net().eval()
+    judge, random = net(X), torch.get_rng_state()
+    with intervene(net, {"norm": DropBlock2d(p=0.5, block_size=3), "fc": Dropout(0.5)}) as block:
+        assert same_bits(net(X), judge) and torch.equal(torch.get_rng_state(), random)
+        assert (block.step, block.changed) == (0, {})
+        net.norm.train()  # by the layer itself, not by the net
+        assert not torch.equal(net(X), judge) and block.changed == {"norm": 1}
+
+
+def test_the_rate_goes_by_the_steps_and_goes_on_where_it_was_set() -> None:
+    rates: list[int] = []
+    net = Net().train()
+    change = DropBlock(lambda step: rates.append(step) or 0.1, block_size=3)  # type: ignore[func-returns-value]
+    with intervene(net, {"norm": change, "b": Dropout(Linear(0, 1, 10))}) as block:
+        train(net, 3)
+        net.eval()(X)
+        net.train()(X)
+        block.step = 100
+        train(net, 2)
+    assert rates == [0, 1, 2, 3, 100, 101] and block.step == 102
+    with block:
+        net.train()(X)
+    assert rates[-1] == 102 and block.changed == {"norm": 1, "b": 1}
+
+
+def test_a_step_ends_after_the_last_change_of_the_net_itself() -> None:
+    steps: list[int] = []
+    schedule = lambda step: steps.append(step) or 0.0  # noqa: E731
+    net = Net().train()
+    with intervene(net, [("re:^$", Dropout(schedule)), ("a", Dropout(schedule)), ("re:^$", Dropout(schedule))]):
+        net(X)
+        net(X)
+    assert steps == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("where", [("norm", "output"), ("relu", "input")])
+def test_checkpointing_computes_the_same_again(reentrant: bool, where: tuple[str, str]) -> None:
+    gradients = []
+    for net in (Net().train(), Net(reentrant=reentrant).train()):
+        picture = X.clone().requires_grad_()
+        torch.manual_seed(9)
+        drop = DropBlock(Linear(0.0, 0.9, 3), block_size=3, on=where[1])
+        with intervene(net, [(where[0], drop), ("a", lambda call, x: x * 1.5), ("1", Scale(2.0))]) as block:
+            block.step = 1
+            net(picture).square().sum().backward()
+            net(picture).square().sum().backward()
+        assert block.step == 3 and block.changed == {where[0]: 2, "a": 2, "b": 2}
+        gradients.append([picture.grad, *(parameter.grad for parameter in net.parameters())])
+    plain, again = gradients
+    assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(plain, again, strict=True))
+    assert bool(plain[0].any())
+
+
+def test_saved_whole_and_copied_inside_the_block() -> None:
+    net = torchvision.models.resnet18(weights=None, num_classes=3).eval()
+    x = torch.randn(1, 3, 32, 32)
+    judge = net(x)
+    changes = {"layer2": lambda call, tensor: tensor * 0, "layer3": Noise(on="input"), "fc.weight": Scale(1.0)}
+    with intervene(net, changes):
+        file = io.BytesIO()
+        torch.save(net, file)
+        twin = copy.deepcopy(net)
+        assert same_bits(twin(x), judge) and not torch.equal(net(x), judge)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert same_bits(loaded(x), judge) and same_bits(twin(x), judge) and same_bits(net(x), judge)
+    assert states_equal(loaded, net)
+
+
+def test_a_model_saved_inside_the_block_needs_nothing_of_hookscope(tmp_path: Any) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 1, 1))
+    with intervene(net, {"0": Zero(), "re:^$": Noise(on="input")}):
+        torch.save(net, tmp_path / "net.pt")
+    code = (
+        "import sys, torch; sys.modules['hookscope'] = None; "
+        f"net = torch.load({str(tmp_path / 'net.pt')!r}, weights_only=False); "
+        "assert net(torch.ones(1, 3, 2, 2)).shape == (1, 1, 2, 2)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_several_at_one_place_act_in_their_order() -> None:
+    net = Net().eval()
+    with torch.no_grad():
+        out = net.b(net.first(X))
+        for changes, judge in (
+            ({"b": [Scale(2.0), lambda call, x: x + 1]}, out * 2 + 1),
+            ({"b": [lambda call, x: x + 1, Scale(2.0)]}, (out + 1) * 2),
+            ([("b", Scale(2.0)), ("a", Scale(1)), ("b", lambda call, x: x + 1)], out * 2 + 1),
+            (iter([["b", Scale(2.0)], ["1", (lambda call, x: x + 1,)]]), out * 2 + 1),
+        ):
+            with intervene(net, changes):
+                assert torch.equal(net(X), net.fc(judge.mean((2, 3))))
+        with intervene(net, {"b": Scale(2.0)}), intervene(net, {"b": lambda call, x: x + 1}):
+            assert torch.equal(net(X), net.fc((out * 2 + 1).mean((2, 3))))
+        given = net.first(X)
+        with intervene(net, [("b", lambda call, x: x + 1), ("b", Scale(3.0, on="input")), ("b.bias", Zero())]):
+            judge = nn.functional.conv2d(given * 3, net.b.weight) + 1
+            assert torch.allclose(net(X), net.fc(judge.mean((2, 3))), rtol=1e-5, atol=1e-6)
+
+
+def test_two_models_at_once() -> None:
+    one, other = Net().eval(), Net().eval()
+    judge = one(X)
+    with intervene(one, {"b": Zero()}), intervene(other, {"a": Zero()}) as block:
+        assert not torch.equal(one(X), judge) and block.changed == {}
+        other(X)
+        assert block.changed == {"a": 1}
+
+
+def test_a_block_may_be_entered_again_but_not_twice() -> None:
+    net = Net().eval()
+    state, block = State(net), intervene(net, {"b": Zero()})
+    for _ in range(2):
+        with block:
+            assert torch.equal(net(X), net.fc(torch.zeros(4, 4)))
+            with pytest.raises(UsageError, match="this block of interventions is entered already"):
+                block.__enter__()
+    assert [change for change in state.changes() if "hooks" in change.what] == []
+
+
+SLOW = ["densenet121", "vgg11", "vit_b_16", "mobilenet_v3_small", "googlenet"]
+MODELS = ["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+
+
+def small_swin() -> nn.Module:
+    kind = torchvision.models.SwinTransformer
+    return kind([4, 4], 16, depths=[1, 1], num_heads=[2, 2], window_size=[4, 4], num_classes=3).eval()
+
+
+@pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_changes_nothing_changes_no_bit(name: str, layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    options = {"init_weights": False} if name == "googlenet" else {}
+    model = torchvision.models.get_model(name, weights=None, **options).eval().to(memory_format=layout)
+    side = 224 if name == "vit_b_16" else 64
+    picture = torch.randn(2, 3, side, side).contiguous(memory_format=layout)
+    with torch.no_grad():
+        judge = model(picture)
+        everywhere = "re:."
+        with capture(model, everywhere, inputs=True) as kept:
+            assert same_bits(model(picture), judge)
+        nothing = [Scale(1.0), Noise(0.0), Dropout(0.0), DropBlock(0.0), DropBlock(0.5), Dropout(0.5)]
+        with intervene(model, {everywhere: nothing}) as block:
+            assert same_bits(model(picture), judge) and block.changed == {}
+        # containers hand on what their last layer put out, so that each activation is patched with itself, twice
+        with intervene(model, {everywhere: Patch(kept)}) as block:
+            assert same_bits(model(picture), judge) and len(block.changed) == len(kept)
+        with intervene(model, {everywhere: [Patch(kept.inputs, on="input"), lambda call, tensor: tensor]}):
+            assert same_bits(model(picture), judge)
+
+
+def test_tokens_and_maps_with_their_channels_last() -> None:
+    seen: dict[str, Tensor] = {}
+
+    def keep(call: Any, tensor: Tensor) -> None:
+        seen[call.key] = tensor
+
+    vit = torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=3).eval()
+    swin = small_swin()
+    places = [
+        (vit, "encoder.layers.encoder_layer_0", torch.randn(2, 3, 32, 32), "1-16", (slice(None), slice(1, 17), [3])),
+        (swin, "features.1", torch.randn(1, 3, 64, 64), "0-3x2", (slice(None), slice(0, 4), slice(2, 3), [3])),
+    ]
+    with torch.no_grad():
+        for model, where, picture, positions, index in places:
+            with intervene(model, [(where, keep)]):
+                model(picture)
+            before = seen[where]
+            with intervene(model, [(where, Zero(channels=3, positions=positions)), (where, keep)]):
+                model(picture)
+            judge = before.clone()
+            judge[index] = 0
+            assert torch.equal(seen[where], judge) and not torch.equal(before, judge)
+
+
+def test_what_goes_into_the_first_layers_of_swin_has_its_channels_first() -> None:
+    swin, picture = small_swin(), torch.randn(1, 3, 64, 64)
+    judge = picture.clone()
+    judge[:, 1] = 0
+    with torch.no_grad():
+        wanted = swin(judge)
+        for where in ("features.0", "features.0.0", "features", "re:^$"):
+            with intervene(swin, {where: Zero(channels=1, on="input")}):
+                assert torch.equal(swin(picture), wanted)
+
+
+def test_containers_are_changed_part_by_part() -> None:
+    attention = nn.Sequential(nn.Identity())
+    attention.add_module("mha", nn.MultiheadAttention(8, 2, batch_first=True))
+    attention = attention.mha
+    x = torch.randn(2, 5, 8)
+    plain = attention(x, x, x)
+    with intervene(attention, {"re:^$": Scale(2.0, channels=1)}):
+        out, weights = attention(x, x, x)
+    judge = plain[0].clone()
+    judge[..., 1] *= 2
+    assert torch.equal(out, judge) and isinstance(weights, Tensor)
+    with intervene(attention, {"re:^$": Zero(on="input")}):
+        zeros = torch.zeros_like(x)
+        assert torch.equal(attention(x, value=x, key=x)[0], attention(zeros, zeros, zeros)[0])
+
+    backbone = torchvision.models.detection.backbone_utils.resnet_fpn_backbone(
+        backbone_name="resnet18", weights=None
+    ).eval()
+    picture = torch.randn(1, 3, 64, 64)
+    plain = backbone(picture)
+    with intervene(backbone, {"re:^$": Clamp(0, 0.1, channels="0-9")}) as block:
+        changed = backbone(picture)
+    assert type(changed) is type(plain) and list(changed) == list(plain) and block.changed == {"": 1}
+    for key, tensor in plain.items():
+        assert torch.equal(changed[key][:, :10], tensor[:, :10].clamp(0, 0.1))
+        assert torch.equal(changed[key][:, 10:], tensor[:, 10:])
+
+
+class Odd(nn.Module):
+    """Puts out whole numbers, truths, one tensor twice, and no tensor at all."""
+
+    def forward(self, x: Tensor) -> list[Any]:
+        return [x, x, torch.arange(3), x > 0, "word", None]
+
+
+def test_what_has_no_fractions_is_passed_over_and_one_tensor_stays_one() -> None:
+    net, calls = Odd(), []
+    plain = net(X)
+    with intervene(net, {"re:^$": lambda call, x: calls.append(call.key) or x * 2}):
+        found = net(X)
+    assert calls == [""] and found[0] is found[1] and torch.equal(found[0], plain[0] * 2)
+    assert torch.equal(found[2], plain[2]) and torch.equal(found[3], plain[3]) and found[4:] == ["word", None]
+    embedding = nn.Sequential(nn.Embedding(5, 4))
+    with intervene(embedding, {"0": Zero(on="input")}, types=["Embedding"]) as block:
+        embedding(torch.arange(5))
+    assert block.changed == {}
+
+
+def test_a_function_keeps_what_it_was_given_and_what_it_returned() -> None:
+    net = Net().train()
+    kept: list[Tensor] = []
+
+    def mine(call: Any, tensor: Tensor) -> Tensor:
+        kept.extend([tensor, tensor + 1])
+        return kept[-1]
+
+    with intervene(net, {"norm": [lambda call, tensor: kept.append(tensor), mine]}):
+        net(X).sum().backward()
+    assert torch.equal(kept[0], kept[1]) and torch.equal(kept[2], kept[1] + 1)
+    assert bool((kept[0] < 0).any()) and bool((kept[2] < 0).any())  # the in-place ReLU wrote into neither
+
+
+def test_a_function_may_write_into_what_it_is_given() -> None:
+    net = Net().eval()
+
+    def write(call: Any, tensor: Tensor) -> Tensor:
+        tensor[:, 0] = 7
+        return tensor
+
+    def write_and_say_nothing(call: Any, tensor: Tensor) -> None:
+        tensor.zero_()
+
+    with intervene(net, {"relu": write}):  # whose own output its backward needs
+        net(X).sum().backward()
+    plain = net(X)
+    with intervene(net, {"relu": write_and_say_nothing}) as block:
+        assert same_bits(net(X), plain) and block.changed == {}
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (
+            lambda call, x: x[:1],
+            "the intervention at 'b' returns shape 1x4x8x8; 4x4x8x8 was given; return a tensor like it",
+        ),
+        (lambda call, x: x.half(), "the intervention at 'b' returns dtype float16; float32 was given"),
+        (lambda call, x: x.to("meta"), "the intervention at 'b' returns device meta; cpu was given"),
+        (lambda call, x: 0, "the intervention at 'b' returns an int; a tensor was given"),
+    ],
+)
+def test_a_function_that_returns_another_thing(function: Any, says: str) -> None:
+    net = Net()
+    state = State(net.eval())
+    with pytest.raises(UsageError) as caught, intervene(net, {"b": function}):
+        net(X)
+    assert str(caught.value).startswith(says) and state.changes() == []
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", ["function", "pass", "block"])
+def test_hooks_are_gone_whatever_is_raised(kind: type[BaseException], at: str) -> None:
+    net = Net().eval()
+    state = State(net)
+
+    def fail(*anything: Any) -> None:
+        raise kind
+
+    if at == "pass":
+        net.fc.forward = fail  # type: ignore[method-assign]
+    changes: dict[str, Any] = {
+        "a": Scale(2.0),
+        "norm": Scale(2.0, on="input"),
+        "b": fail if at == "function" else Zero(),
+    }
+    with pytest.raises(kind), intervene(net, changes):
+        fail(net(X))
+    assert state.changes() == []
+
+
+def test_nothing_is_left_of_an_entry_that_failed_half_way() -> None:
+    net = Net()
+    state = State(net)
+    for changes in ({"a": Zero(), "b.weight": Zero(), "nothing": Zero()}, {"a": Zero(), "b.weight": Zero(channels=9)}):
+        block = intervene(net, changes)
+        for _ in range(2):
+            with pytest.raises(LayerError):
+                block.__enter__()
+        assert state.changes() == []
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "error", "says"),
+    [
+        ("bb", Zero(), LayerError, "no layer or parameter 'bb'; nearest: b, b.bias; list layers with"),
+        ("norm.wieght", Zero(), LayerError, "no layer or parameter 'norm.wieght'; nearest: norm.weight"),
+        ("b.bais", lambda call, x: x, LayerError, "no layer or parameter 'b.bais'; nearest: b.bias"),
+        (
+            "-1",
+            Zero(),
+            SelectionError,
+            "index -1 counts from the end, which is not known while a pass runs; choose the",
+        ),
+        ("0:-1", Zero(), SelectionError, "index 0:-1 counts from the end"),
+        ("7", Zero(), LayerError, "no index 7; there are 2 Conv2d calls: 0 to 1"),
+        ("b#3", Zero(), LayerError, "no call 'b#3'; the layer ran once"),
+        ("re:[", Zero(), SelectionError, "bad regular expression '['"),
+        ("", Zero(), SelectionError, "empty layer selection"),
+        ("b", Zero(channels="2-4"), LayerError, "no channel 4 at 'b'; there are 4: 0 to 3"),
+        ("b", Zero(positions="0"), LayerError, "positions with 1 axes at 'b'; its 4x4x8x8 has 2"),
+        ("b", Zero(positions="0-8x0"), LayerError, "no position 8 at 'b'; there are 8: 0 to 7"),
+        (
+            "fc",
+            DropBlock(when="always"),
+            UsageError,
+            "DropBlock at 'fc' takes (N, C, H, W) or (N, C, T, H, W); its tensor",
+        ),
+        ("b", Patch({}), LayerError, "no activation of 'b' to patch with; there is nothing"),
+        ("b", Patch(torch.ones(1, 4, 3, 3)), UsageError, "the patch for 'b' is 1x4x3x3; its activation is 4x4x8x8"),
+        ("b", Zero, UsageError, "'Zero' is a class, no intervention; make one, `Zero(...)`"),
+        ("b", "zero", UsageError, "no intervention is meant by a str; give one of hookscope.interventions"),
+        ("b", 5, UsageError, "no intervention is meant by an int"),
+        ("b", [Zero(), None], UsageError, "no intervention is meant by a NoneType"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(where: str, change: Any, error: type[Exception], says: str) -> None:
+    net = Net().eval()
+    state = State(net)
+    with pytest.raises(error) as caught, intervene(net, {where: change}):
+        net(X)
+    assert str(caught.value).startswith(says) and "\n" not in str(caught.value) and state.changes() == []
+
+
+@pytest.mark.parametrize("changes", [Zero(), 5, [Zero()], [("b", Zero(), 1)], None])
+def test_changes_that_are_none(changes: Any) -> None:
+    with pytest.raises(UsageError, match=r"^no (intervention is meant|layers are told) by an? "):
+        intervene(Net(), changes)
+
+
+def test_under_no_grad_inference_mode_and_autocast() -> None:
+    net = Net().eval()
+    every = {
+        "a": [Noise(0.1), Quantize(8)],
+        "norm": Clamp(-1, 1),
+        "b": [Scale(2.0, channels=1), Permute(), Mean(over="positions")],
+        "fc": [Steer(torch.ones(3)), Zero(channels=0), lambda call, x: x + 1],
+        "b.weight": Scale(2.0),
+    }
+    outputs = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        torch.manual_seed(0)
+        with mode(), intervene(net, every):
+            outputs.append(net(X).clone())
+    torch.manual_seed(0)
+    with intervene(net, every):
+        outputs.append(net(X).detach())
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+    drops = {"a": [DropBlock(0.1, 3, when="always"), Dropout(0.1, when="always")]}
+    with torch.autocast("cpu", dtype=torch.bfloat16), intervene(net, every | drops):
+        found = net(X)
+    assert found.dtype == torch.bfloat16 and bool(found.isfinite().all()) and found[:, 0].tolist() == [1, 1, 1, 1]
+    with torch.inference_mode(), capture(net, "b") as kept:
+        judge = net(X)
+    with intervene(net, {"b": Patch({key: kept[key] for key in kept})}):
+        assert torch.equal(net(torch.zeros_like(X)), judge)
+
+
+def test_models_in_which_hooks_do_not_fire_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"compiled by torch\.compile: hooks added now may never fire"):
+        intervene(torch.compile(Net(), backend="eager"), {"*a": Zero()}).__enter__()
+    with pytest.raises(ModelError, match="scripted or traced"), intervene(_scripted(), {"0": Zero()}):
+        pass
+
+
+def _scripted() -> Any:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Sequential(nn.Conv2d(3, 1, 1)))
+
+
+def test_names_within_a_wrapper() -> None:
+    wrapped = nn.DataParallel(Net().eval())
+    with intervene(wrapped, {"module.b": Zero(), "module.fc.bias": Zero()}) as block:
+        assert not bool(wrapped(X).any()) and block.changed == {"module.b": 1, "module.fc.bias": 1}
+    with pytest.raises(LayerError, match=r"no layer or parameter 'fc\.bias'; nearest: module\.fc\.bias"):
+        intervene(wrapped, {"fc.bias": Zero()}).__enter__()
+
+
+class Repeats(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.conv(self.conv(x)))
+
+
+@pytest.mark.parametrize(
+    ("where", "calls"), [("conv", [0, 1, 2]), ("conv#1", [1]), ("1:", [1, 2]), ("conv#0,2", [0, 2])]
+)
+@pytest.mark.parametrize("on", ["output", "input"])
+def test_only_the_calls_that_are_meant(where: str, calls: list[int], on: str) -> None:
+    net, x = Repeats(), torch.ones(1, 1, 1, 1)
+    with torch.no_grad():
+        judge = x
+        for call in range(3):
+            judge = judge * 3 if on == "input" and call in calls else judge
+            judge = net.conv(judge)
+            judge = judge * 3 if on == "output" and call in calls else judge
+        with intervene(net, {where: Scale(3.0, on=on)}) as block:
+            assert torch.equal(net(x), judge)
+    assert set(block.changed) == {f"conv#{call}" if call else "conv" for call in calls}
+
+
+def test_gradients_through_the_block_are_those_of_finite_differences() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(inplace=True), nn.Conv2d(3, 2, 2)).double()
+
+    def run(x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        changes: dict[Any, Callable[..., Any]] = {0: DropBlock(0.3, 3), 1: Noise(0.1, channels=0)}
+        with intervene(net, changes):
+            return net(x)
+
+    assert torch.autograd.gradcheck(run, torch.randn(1, 2, 6, 6, dtype=torch.float64, requires_grad=True))
+
+
+def test_drop_block_is_that_of_torchvision_where_it_is_hooked() -> None:
+    net = Net().train()
+    torch.manual_seed(4)
+    x = drop_block2d(net.norm(net.a(X)), 0.3, 3)
+    judge = net.fc(net.b(net.relu(x)).mean((2, 3)))
+    torch.manual_seed(4)
+    with intervene(net, {"norm": DropBlock(0.3, 3)}):
+        assert same_bits(net(X), judge)

@@ -1,0 +1,238 @@
+"""What is dropped at random: torchvision and torch are the judges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18
+from torchvision.ops import drop_block2d, drop_block3d
+
+from hookscope.errors import UsageError
+from hookscope.interventions import (
+    DropBlock,
+    DropBlock2d,
+    DropBlock3d,
+    Dropout,
+    Dropout2d,
+    Intervention,
+    Linear,
+    intervene,
+)
+from hookscope.layers import Call
+
+CALL = Call("layer", "Conv2d", 0, 0)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[one.element_size()]
+    return one.dtype == other.dtype and torch.equal(one.contiguous().view(whole), other.contiguous().view(whole))
+
+
+def done(change: Intervention, tensor: Tensor, seed: int = 0, module: nn.Module | None = None) -> Tensor:
+    torch.manual_seed(seed)
+    return change(CALL, tensor, module)
+
+
+@pytest.mark.parametrize("kind", [DropBlock, DropBlock2d])
+@pytest.mark.parametrize(
+    ("shape", "p", "size"),
+    [
+        ((2, 3, 9, 9), 0.1, 7),
+        ((1, 8, 6, 11), 0.5, 3),
+        ((3, 1, 7, 7), 0.3, 7),
+        ((1, 4, 5, 5), 1.0, 1),
+        ((1, 2, 3, 3), 1, 3),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_numbers_of_torchvision(kind: Any, shape: tuple[int, ...], p: float, size: int, dtype: torch.dtype) -> None:
+    tensor = torch.randn(shape, dtype=dtype)
+    torch.manual_seed(5)
+    judge = drop_block2d(tensor, p, size)
+    assert same_bits(done(kind(p, size), tensor, 5), judge)
+
+
+@pytest.mark.parametrize("kind", [DropBlock, DropBlock3d])
+def test_the_numbers_of_torchvision_in_clips(kind: Any) -> None:
+    tensor = torch.randn(2, 3, 4, 7, 8)
+    torch.manual_seed(6)
+    judge = drop_block3d(tensor, 0.4, 3)
+    assert bool((judge == 0).any()) and same_bits(done(kind(0.4, 3), tensor, 6), judge)
+
+
+@pytest.mark.parametrize("layers_last", [False, True])
+def test_a_layer_of_resnet18_as_with_the_function_called_in_it(layers_last: bool) -> None:
+    model = resnet18(weights=None).train()
+    picture = torch.randn(2, 3, 48, 48)
+    if layers_last:
+        model, picture = model.to(memory_format=torch.channels_last), picture.to(memory_format=torch.channels_last)
+    own = model.layer3.forward
+    model.layer3.forward = lambda x: drop_block2d(own(x), 0.2, 3)
+    torch.manual_seed(1)
+    judge = model(picture)
+    judge.sum().backward()
+    wanted = [parameter.grad.clone() for parameter in model.parameters()]
+    model.layer3.forward = own
+    model.zero_grad()
+    for module in model.modules():  # the statistics have moved, which training mode does not look at
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+    torch.manual_seed(1)
+    with intervene(model, {"layer3": DropBlock2d(p=0.2, block_size=3)}) as block:
+        found = model(picture)
+        found.sum().backward()
+    assert same_bits(found, judge) and block.changed == {"layer3": 1}
+    assert all(same_bits(p.grad, grad) for p, grad in zip(model.parameters(), wanted, strict=True))
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.25])
+def test_the_rate_is_near_p_and_the_mean_is_kept(p: float) -> None:
+    dropped = done(DropBlock(p, 3), torch.ones(8, 64, 32, 32))
+    rate = float((dropped == 0).double().mean())
+    # blocks overlap, so that fewer values fall than the blocks have: the paper's rate is an upper bound
+    assert 0.8 * p < rate <= 1.02 * p
+    assert float(dropped.mean()) == pytest.approx(1, abs=1e-4)
+
+
+def test_what_falls_are_whole_blocks() -> None:
+    dropped = done(DropBlock(0.02, 5), torch.ones(1, 32, 20, 20))[0] == 0
+    assert 0 < int(dropped.sum()) < dropped.numel()
+    # each zero lies in a 5x5 square of zeros: opening the set by that square leaves it as it is
+    kept_whole = nn.functional.max_pool2d(dropped.float().neg(), 5, 1).neg()
+    opened = nn.functional.max_pool2d(nn.functional.pad(kept_whole, (4, 4, 4, 4)), 5, 1)
+    assert torch.equal(opened.bool(), dropped)
+    assert not torch.equal(dropped[0], dropped[1])  # each channel by itself
+
+
+@pytest.mark.parametrize(("side", "width"), [((4, 4), 3), ((2, 9), 1), ((7, 7), 7), ((1, 1), 1), ((6, 3), 3)])
+def test_a_block_larger_than_the_map_is_cut_to_its_odd_width(side: tuple[int, int], width: int) -> None:
+    tensor = torch.randn(2, 16, *side)
+    torch.manual_seed(3)
+    judge = drop_block2d(tensor, 0.3, width)
+    found = done(DropBlock(0.3, 9), tensor, 3)
+    assert found.shape == tensor.shape and same_bits(found, judge)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_counts_maps_of_more_values_than_it_has_numbers(dtype: torch.dtype) -> None:
+    tensor = torch.ones(2, 8, 96, 96, dtype=dtype)
+    assert tensor.numel() > 65504
+    found = done(DropBlock(0.1, 7), tensor)
+    assert found.dtype == dtype and bool(found.isfinite().all())
+    torch.manual_seed(0)
+    judge = drop_block2d(tensor.float(), 0.1, 7)
+    assert torch.equal(found, judge.to(dtype))
+    assert 0.08 < float((found == 0).double().mean()) < 0.11
+
+
+def test_channels_last_are_dropped_as_channels_first() -> None:
+    tensor = torch.randn(2, 9, 9, 5)
+    first = done(DropBlock(0.3, 3), tensor.movedim(-1, 1), 2)
+    assert same_bits(done(DropBlock(0.3, 3), tensor, 2, nn.LayerNorm(5)), first.movedim(1, -1))
+
+
+def test_a_part_is_dropped_as_the_part_alone() -> None:
+    tensor = torch.randn(2, 6, 9, 9)
+    torch.manual_seed(4)
+    judge = drop_block2d(tensor[:, [1, 2, 5], 2:8], 0.4, 3)
+    found = done(DropBlock(0.4, 3, channels="1-2,5", positions="2-7x0-8"), tensor, 4)
+    assert same_bits(found[:, [1, 2, 5], 2:8], judge)
+    outside = torch.ones_like(tensor, dtype=torch.bool)
+    outside[:, [1, 2, 5], 2:8] = False
+    assert torch.equal(found[outside], tensor[outside])
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "wanted"),
+    [
+        (DropBlock, (2, 5), "takes (N, C, H, W) or (N, C, T, H, W); its tensor is 2x5"),
+        (DropBlock, (5, 4, 4), "takes (N, C, H, W) or (N, C, T, H, W); its tensor is 5x4x4"),
+        (DropBlock2d, (1, 2, 3, 4, 4), "takes (N, C, H, W); its tensor is 1x2x3x4x4"),
+        (DropBlock3d, (1, 2, 4, 4), "takes (N, C, T, H, W); its tensor is 1x2x4x4"),
+    ],
+)
+def test_what_has_no_blocks_is_refused(kind: Any, shape: tuple[int, ...], wanted: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        done(kind(), torch.ones(shape), module=nn.Conv2d(1, 1, 1))
+    assert str(caught.value) == f"{kind.__name__} at 'layer' {wanted}"
+
+
+def test_an_empty_map_stays() -> None:
+    assert done(DropBlock(0.5), torch.ones(0, 3, 8, 8)).shape == (0, 3, 8, 8)
+
+
+@pytest.mark.parametrize("shape", [(4, 10), (2, 3, 5, 5), (7,)])
+def test_dropout_is_that_of_torch(shape: tuple[int, ...]) -> None:
+    tensor = torch.randn(shape)
+    torch.manual_seed(1)
+    judge = nn.functional.dropout(tensor, 0.3)
+    assert same_bits(done(Dropout(0.3), tensor, 1), judge)
+
+
+def test_dropout2d_is_that_of_torch_wherever_the_channels_are() -> None:
+    tensor = torch.randn(2, 8, 5, 5)
+    torch.manual_seed(1)
+    judge = nn.functional.dropout2d(tensor, 0.5)
+    assert same_bits(done(Dropout2d(0.5), tensor, 1), judge)
+    last = done(Dropout2d(0.5), tensor.movedim(1, -1), 1, nn.LayerNorm(8))
+    assert same_bits(last, judge.movedim(1, -1))
+    tokens = done(Dropout2d(0.5), torch.ones(3, 49, 16), 1, nn.Linear(1, 1))
+    assert {len(set(tokens[n, :, c].tolist())) for n in range(3) for c in range(16)} == {1}
+    single = done(Dropout2d(0.5), torch.ones(16, 4, 4), 1, nn.Conv2d(1, 1, 1))
+    assert {len(set(channel.flatten().tolist())) for channel in single} == {1}
+    assert set(single.flatten().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("change", [DropBlock(0.3, 3), Dropout(0.4), Dropout2d(0.5), DropBlock(0.5, 3, channels="0,2")])
+def test_gradients_are_those_of_finite_differences(change: Intervention) -> None:
+    tensor = torch.randn(2, 3, 5, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: done(change, x, 11), tensor)
+
+
+@pytest.mark.parametrize("kind", [DropBlock, DropBlock2d, DropBlock3d, Dropout, Dropout2d])
+def test_a_rate_of_0_is_the_tensor_itself_and_draws_nothing(kind: Any) -> None:
+    tensor, before = torch.randn(1, 2, 3, 3), torch.get_rng_state()
+    assert kind(0)(CALL, tensor) is tensor and kind(lambda step: 0.0).at(3)(CALL, tensor) is tensor
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_active_in_train_mode_or_always() -> None:
+    layer = nn.Identity()
+    assert Dropout().is_active(layer) and not Dropout().is_active(layer.eval())
+    assert Dropout(when="always").is_active(layer)
+
+
+def test_a_linear_rate() -> None:
+    rate = Linear(0.0, 0.2, steps=4)
+    assert [rate(step) for step in (-1, 0, 1, 2, 3, 4, 9)] == pytest.approx([0, 0, 0.05, 0.1, 0.15, 0.2, 0.2])
+    falling = DropBlock(Linear(0.5, 0.1, 2), block_size=3)
+    assert [falling.at(step).rate for step in (0, 1, 2)] == pytest.approx([0.5, 0.3, 0.1])
+    assert falling.at(1).block_size == 3
+    with pytest.raises(UsageError, match=r"DropBlock has a schedule; ask for `\.at\(step\)`"):
+        falling(CALL, torch.ones(1, 1, 3, 3))
+    with pytest.raises(UsageError, match="a schedule of 0 steps; give 1 or more"):
+        Linear(0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: DropBlock(-0.1), "p=-0.1 is no share; give a number from 0 to 1"),
+        (lambda: Dropout(1.01), "p=1.01 is no share"),
+        (lambda: Dropout(float("nan")), "p=nan is no share"),
+        (lambda: Dropout("0.1"), "p=0.1 is no share"),
+        (lambda: Dropout(Linear(0, 2, 1)).at(1), "p=2.0 is no share"),
+        (lambda: DropBlock(0.1, 4), "block_size=4; give an odd number: a block has a middle"),
+        (lambda: DropBlock(0.1, 0), "block_size=0"),
+        (lambda: DropBlock(0.1, -3), "block_size=-3"),
+        (lambda: DropBlock(0.1, 3.0), "block_size=3.0"),
+        (lambda: Dropout(when="eval"), "no time 'eval'; there are train and always"),
+    ],
+)
+def test_bad_values(make: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert str(caught.value).startswith(says)

@@ -1,0 +1,90 @@
+"""Channels and positions as a person writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hookscope.errors import UsageError
+from hookscope.interventions.parts import Ranges, parse_positions, parse_ranges
+
+
+@pytest.mark.parametrize(
+    ("value", "numbers"),
+    [
+        (None, None),
+        ("0-3", (0, 1, 2, 3)),
+        ("7", (7,)),
+        (" 8 , 0 - 2 ", (0, 1, 2, 8)),
+        ("3,3,1-3", (1, 2, 3)),
+        (5, (5,)),
+        ([5, 0], (0, 5)),
+        (range(2, 8, 3), (2, 5)),
+        (["0-1", 9], (0, 1, 9)),
+        ((), ()),
+        (np.int64(4), (4,)),
+        (np.array([4, 2]), (2, 4)),
+        (torch.tensor([6, 1]), (1, 6)),
+        (torch.tensor(3), (3,)),
+        (torch.tensor([3]), (3,)),
+        (Ranges([2, 1]), (1, 2)),
+    ],
+)
+def test_numbers(value: Any, numbers: tuple[int, ...] | None) -> None:
+    assert parse_ranges("channels", value) == numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("", "bad channels ''; write 0-31 or 0-31,40"),
+        ("3-1", "bad channels '3-1'"),
+        ("-1", "bad channels '-1'"),
+        ("1,,2", "bad channels '1,,2'"),
+        ("a", "bad channels 'a'"),
+        (-1, "bad channels -1; channels are counted from 0"),
+        ([0, -2], "bad channels -2"),
+        (1.5, "no channels are meant by a float"),
+        ([0.5], "no channels are meant by a float"),
+        (torch.tensor([0.5]), "no channels are meant by a Tensor"),
+        (object(), "no channels are meant by an object"),
+        ("0-999999999", "channels '0-999999999' are more than a tensor has"),
+    ],
+)
+def test_no_numbers(value: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_ranges("channels", value)
+    assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize("numbers", [(), (0,), (0, 1, 2), (0, 2, 3, 9), tuple(range(1, 40, 2))])
+def test_what_is_shown_is_read_as_the_same(numbers: tuple[int, ...]) -> None:
+    shown = str(Ranges(numbers))
+    assert (parse_ranges("channels", shown) if shown else ()) == numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "spans"),
+    [
+        (None, None),
+        ("0-9x5-14", ((0, 9), (5, 14))),
+        ("3", ((3, 3),)),
+        ("1 x 2-3×4", ((1, 1), (2, 3), (4, 4))),
+        ([(0, 9), [5, 5]], ((0, 9), (5, 5))),
+        (((np.int64(1), 2),), ((1, 2),)),
+    ],
+)
+def test_positions(value: Any, spans: tuple[tuple[int, int], ...] | None) -> None:
+    assert parse_positions(value) == spans
+
+
+@pytest.mark.parametrize(
+    "value", ["", "0-9x", "9-0", "-1", 5, (0, 9), [(0,)], [(0, 1, 2)], [(3, 1)], [(-1, 2)], [("0", 1)]]
+)
+def test_no_positions(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"^(bad positions|no positions are meant by an? )") as caught:
+        parse_positions(value)
+    assert "0-9x5-14" in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,239 @@
+"""Other values in the place of an activation: hand-written passes are the judges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18, vgg11
+
+from hookscope.activations import capture
+from hookscope.errors import LayerError, UsageError
+from hookscope.interventions import Mean, Patch, Steer, intervene
+from hookscope.layers import Call
+
+CALL = Call("layer", "Conv2d", 0, 0)
+
+
+class Twice(nn.Module):
+    """Runs a layer twice and puts out a dictionary on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.split = nn.Conv2d(2, 2, 1), Split()
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.split(self.conv(torch.relu(self.conv(x))))
+        return parts["low"] + 10 * parts["high"][0]
+
+
+class Split(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"low": x.clamp(max=0), "high": [x.clamp(min=0), torch.arange(3)]}
+
+
+def tail_of_resnet18(model: Any, x: Tensor) -> Tensor:
+    return model.fc(torch.flatten(model.avgpool(model.layer4(model.layer3(x))), 1))
+
+
+def head_of_resnet18(model: Any, x: Tensor) -> Tensor:
+    return model.layer2(model.layer1(model.maxpool(model.relu(model.bn1(model.conv1(x))))))
+
+
+def test_patching_is_the_second_half_of_the_net_on_the_other_activation() -> None:
+    model = resnet18(weights=None).eval()
+    one, other = torch.randn(2, 1, 3, 64, 64)
+    with torch.no_grad():
+        with capture(model, "layer2") as kept:
+            model(other)
+        judge = tail_of_resnet18(model, head_of_resnet18(model, other))
+        with intervene(model, {"layer2": Patch(kept)}) as block:
+            found = model(one)
+        assert torch.equal(found, judge) and not torch.equal(found, model(one)) and block.changed == {"layer2": 1}
+        mixed = head_of_resnet18(model, one)
+        mixed[:, 3:9, 2:5, 0:4] = head_of_resnet18(model, other)[:, 3:9, 2:5, 0:4]
+        with intervene(model, {"layer2": Patch(kept, channels="3-8", positions="2-4x0-3")}):
+            assert torch.equal(model(one), tail_of_resnet18(model, mixed))
+
+
+def test_patching_before_an_in_place_layer_uses_the_true_activation() -> None:
+    model = vgg11(weights=None).eval()
+    one, other = torch.randn(2, 1, 3, 32, 32)
+    with torch.no_grad():
+        with capture(model, "features.3") as kept:
+            model(other)
+        with intervene(model, {"features.3": Patch(kept)}):
+            found = [model(one), model(one)]  # the in-place ReLU has not written into what is patched in
+        x = model.features[3](model.features[:3](other))
+        judge = model.classifier(torch.flatten(model.avgpool(model.features[4:](x)), 1))
+    assert torch.equal(found[0], judge) and torch.equal(found[1], judge)
+
+
+def test_calls_and_parts_each_get_their_own() -> None:
+    net, (one, other) = Twice(), torch.randn(2, 1, 2, 4, 4)
+    with torch.no_grad():
+        with capture(net, "conv,split") as kept:
+            plain = net(other)
+        assert set(kept) == {"conv", "conv#1", "split"}
+        for where in ("conv", "conv#1", "conv#0", "split"):
+            with intervene(net, {where: Patch(kept)}):
+                assert torch.equal(net(one), plain)
+        with intervene(
+            net, {"split": Patch({"split": {"low": kept["split"]["low"], "high": [kept["split"]["high"][0]]}})}
+        ):
+            assert torch.equal(net(one), plain)
+        with (
+            pytest.raises(LayerError, match=r"no activation of 'conv#1' to patch with; there is conv$"),
+            intervene(net, {"conv": Patch({"conv": kept["conv"]})}),
+        ):
+            net(one)
+        with (
+            pytest.raises(LayerError, match=r"no part 'high.0' of 'split' to patch with; there is low$"),
+            intervene(net, {"split": Patch({"split": {"low": kept["split"]["low"]}})}),
+        ):
+            net(one)
+
+
+def test_inputs_are_patched_with_inputs() -> None:
+    net, (one, other) = Twice(), torch.randn(2, 1, 2, 4, 4)
+    with torch.no_grad():
+        with capture(net, "split", inputs=True) as kept:
+            plain = net(other)
+        with intervene(net, {"split": Patch(kept.inputs, on="input")}):
+            assert torch.equal(net(one), plain)
+
+
+def test_the_activation_of_one_image_goes_to_each_of_a_batch() -> None:
+    source = torch.randn(1, 3, 2, 2)
+    found = Patch(source)(CALL, torch.randn(4, 3, 2, 2))
+    assert torch.equal(found, source.expand(4, 3, 2, 2)) and found.is_contiguous()
+
+
+def test_no_gradient_goes_back_through_a_patch_and_all_of_it_beside() -> None:
+    tensor = torch.randn(1, 3, 2, 2, requires_grad=True)
+    source = torch.randn(1, 3, 2, 2, requires_grad=True)
+    Patch(source, channels=1)(CALL, tensor).sum().backward()
+    assert tensor.grad[0].sum((1, 2)).tolist() == [4, 0, 4] and source.grad is None
+
+
+@pytest.mark.parametrize(
+    ("source", "shape", "says"),
+    [
+        (
+            torch.ones(1, 3, 2, 2),
+            (1, 3, 4, 4),
+            "the patch for 'layer' is 1x3x2x2; its activation is 1x3x4x4; take one of",
+        ),
+        (torch.ones(2, 3), (3, 3), "the patch for 'layer' is 2x3; its activation is 3x3"),
+        (torch.ones(()), (3, 3), "the patch for 'layer' is a single number; its activation is 3x3"),
+        (torch.ones(3), (3, 3), "the patch for 'layer' is 3; its activation is 3x3"),
+    ],
+)
+def test_a_patch_of_another_shape(source: Tensor, shape: tuple[int, ...], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Patch(source)(CALL, torch.ones(shape))
+    assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize("source", ["a.jpg", {"layer": None}, None])
+def test_a_patch_without_a_tensor(source: Any) -> None:
+    with pytest.raises(LayerError, match="no part '' of 'layer' to patch with; there is no tensor"):
+        Patch(source)(CALL, torch.ones(1, 2))
+
+
+def test_the_mean_of_the_batch_and_of_other_images() -> None:
+    tensor, others = torch.randn(4, 3, 2, 2), torch.randn(9, 3, 2, 2)
+    assert torch.equal(Mean()(CALL, tensor), tensor.mean(0, keepdim=True).expand(4, 3, 2, 2))
+    found = Mean({"layer": others}, channels="0,2")(CALL, tensor)
+    assert torch.equal(found[:, [0, 2]], others.mean(0)[[0, 2]].expand(4, 2, 2, 2))
+    assert torch.equal(found[:, 1], tensor[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "module", "axes"),
+    [
+        ((2, 3, 4, 5), None, (2, 3)),
+        ((2, 4, 5, 3), nn.LayerNorm(3), (1, 2)),
+        ((2, 9, 3), nn.Linear(1, 1), (1,)),
+        ((3, 4, 5), nn.Conv2d(1, 1, 1), (1, 2)),
+    ],
+)
+def test_the_mean_of_each_map(shape: tuple[int, ...], module: nn.Module | None, axes: tuple[int, ...]) -> None:
+    tensor = torch.randn(shape)
+    assert torch.allclose(Mean(over="positions")(CALL, tensor, module), tensor.mean(axes, keepdim=True).expand(shape))
+
+
+def test_a_mean_that_is_none() -> None:
+    with pytest.raises(UsageError, match="no images to average at 'layer'; its tensor has no batch"):
+        Mean()(CALL, torch.ones(3, 4, 5), nn.Conv2d(1, 1, 1))
+    with pytest.raises(UsageError, match="the mean for 'layer' is 1x3x2x2; its activation is 2x3x4x4"):
+        Mean(torch.ones(5, 3, 2, 2))(CALL, torch.ones(2, 3, 4, 4))
+    with pytest.raises(LayerError, match="no activation of 'layer' to take the mean of; there is conv1, conv2"):
+        Mean({"conv1": torch.ones(1), "conv2": torch.ones(1)})(CALL, torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "module", "reshaped"),
+    [
+        ((2, 3, 4, 5), None, (3, 1, 1)),
+        ((2, 4, 5, 3), nn.LayerNorm(3), (3,)),
+        ((2, 9, 3), nn.Linear(1, 1), (3,)),
+        ((3, 4, 5), nn.Conv2d(1, 1, 1), (3, 1, 1)),
+    ],
+)
+def test_steering_adds_the_direction_everywhere(
+    shape: tuple[int, ...], module: nn.Module | None, reshaped: tuple[int, ...]
+) -> None:
+    tensor, direction = torch.randn(shape), torch.randn(3, dtype=torch.float64)
+    judge = tensor + 2.5 * direction.float().reshape(reshaped)
+    assert torch.equal(Steer(direction, 2.5)(CALL, tensor, module), judge)
+    channel = Steer(direction, 2.5, channels=1)(CALL, tensor, module)
+    assert torch.equal(channel != tensor, (judge != tensor) & (torch.arange(3) == 1).reshape(reshaped))
+
+
+def test_steering_by_a_whole_activation_and_by_none() -> None:
+    tensor, direction = torch.randn(2, 3, 4, 4), torch.randn(3, 4, 4)
+    assert torch.equal(Steer(direction)(CALL, tensor), tensor + direction)
+    at = Steer(direction, positions="1x2-3")(CALL, tensor)
+    assert torch.equal(at[:, :, 1, 2:], (tensor + direction)[:, :, 1, 2:]) and torch.equal(
+        at[:, :, 2:], tensor[:, :, 2:]
+    )
+    assert Steer(direction, scale=0)(CALL, tensor) is tensor
+    with pytest.raises(UsageError, match="the direction for 'layer' is 1x5; its activation is 2x3x4x4"):
+        Steer(torch.ones(5))(CALL, tensor)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Patch(torch.ones(2, 8, 5, 5)),
+        Patch(torch.ones(1, 8, 5, 5)),
+        Mean(),
+        Mean(over="positions"),
+        Mean(torch.ones(3, 8, 5, 5)),
+        Steer(torch.ones(8)),
+        Steer(torch.ones(8, 5, 5)),
+    ],
+)
+def test_the_memory_format_is_kept(change: Any) -> None:
+    tensor = torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last)
+    assert change(CALL, tensor).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Mean(over="time"), "no mean over 'time'; there are images and positions"),
+        (
+            lambda: Mean(torch.ones(1), over="positions"),
+            "a mean over positions is of the image itself; leave the source out",
+        ),
+        (lambda: Steer(torch.ones(1), float("nan")), "scale=nan; give a finite number"),
+    ],
+)
+def test_bad_values(make: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert str(caught.value) == says

@@ -1,0 +1,171 @@
+"""Interventions as a shell spells them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from hookscope import interventions
+from hookscope.errors import UsageError
+from hookscope.interventions import WORDS, Word
+
+EXAMPLES: dict[str, tuple[str, Any]] = {
+    "dropblock": ("dropblock:p=0.2,block_size=3,when=always", interventions.DropBlock(0.2, 3, when="always")),
+    "dropblock2d": (
+        "dropblock2d:block_size=5,channels=0-2,7",
+        interventions.DropBlock2d(block_size=5, channels="0-2,7"),
+    ),
+    "dropblock3d": ("dropblock3d:p=1", interventions.DropBlock3d(1)),
+    "dropout": ("dropout:p=5e-1,when=train", interventions.Dropout(0.5)),
+    "dropout2d": ("dropout2d:p=0", interventions.Dropout2d(0.0)),
+    "zero": ("zero:channels=0-31,40,positions=0-9x5-14", interventions.Zero(channels="0-31,40", positions="0-9x5-14")),
+    "scale": ("scale:factor=-2,on=input", interventions.Scale(-2, on="input")),
+    "clamp": ("clamp: min = none , max = 6", interventions.Clamp(max=6)),
+    "noise": ("noise:std=0.5,relative=yes", interventions.Noise(0.5, relative=True)),
+    "mean": ("mean:over=positions", interventions.Mean(over="positions")),
+    "permute": ("permute:axis=channels", interventions.Permute("channels")),
+    "patch": ("patch:from=a.jpg,channels=1", None),
+    "steer": ("steer:from=d.npy,scale=2", None),
+    "quantize": ("quantize:bits=4,symmetric=TRUE,per_channel=0", interventions.Quantize(4, symmetric=True)),
+    "prune": ("prune:amount=0.3,dim=0,norm=1", interventions.Prune(0.3, 0, 1)),
+    "freeze": ("freeze", interventions.Freeze()),
+}
+
+
+def test_every_word_has_an_example_here_and_every_class_a_word() -> None:
+    assert set(EXAMPLES) == set(WORDS)
+    public = [getattr(interventions, name) for name in interventions.__all__]
+    classes = {kind for kind in public if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
+    assert set(WORDS.values()) == classes - {interventions.Intervention, interventions.Linear, Word}
+
+
+@pytest.mark.parametrize("name", list(WORDS))
+def test_an_example_of_each(name: str) -> None:
+    text, made = EXAMPLES[name]
+    word = Word.parse(text)
+    assert (word.text, word.name) == (text, name)
+    if made is not None:
+        assert word.build() == made and type(word.build()) is WORDS[name] and word.source is None
+    else:
+        assert word.needs_source and word.source == {"patch": "a.jpg", "steer": "d.npy"}[name]
+        assert type(word.build(torch.ones(2))) is WORDS[name]
+
+
+@pytest.mark.parametrize("name", [name for name in WORDS if name not in ("patch", "steer", "scale", "clamp")])
+def test_each_alone_is_its_class_with_defaults(name: str) -> None:
+    assert Word.parse(name).build() == WORDS[name]() == Word.parse(f"{name}:").build()
+
+
+@pytest.mark.parametrize("name", list(WORDS))
+def test_the_word_has_the_parameters_of_its_class_and_no_others(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Word.parse(f"{name}:nonsense=1")
+    told = str(caught.value).partition(f"{name} has ")[2].split(";")[0]
+    files = {"source": "from", "direction": "from"}
+    fields = [files.get(field.name, field.name) for field in dataclasses.fields(WORDS[name])]
+    assert told == (", ".join(fields) or "none")
+
+
+SAMPLE = {
+    "p": "0.25", "block_size": "5", "when": "always", "channels": "1,3-4", "positions": "0-1x2", "on": "input",
+    "factor": "2.5", "min": "-1", "max": "4", "std": "0.5", "relative": "true", "over": "images", "axis": "images",
+    "scale": "3", "bits": "6", "symmetric": "true", "per_channel": "true", "amount": "0.75", "dim": "1", "norm": "1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(WORDS))
+def test_each_parameter_arrives_as_its_class_takes_it(name: str) -> None:
+    fields = [field.name for field in dataclasses.fields(WORDS[name]) if field.name not in ("source", "direction")]
+    given = [f"{field}={SAMPLE[field]}" for field in fields]
+    source = ["from=file"] if name in ("patch", "steer") else []
+    built = Word.parse(f"{name}:{','.join([*given, *source])}").build(torch.ones(1) if source else None)
+    for field in fields:
+        value = getattr(built, field)
+        default = next(f.default for f in dataclasses.fields(WORDS[name]) if f.name == field)
+        assert value != default or field == "over"
+        if isinstance(value, bool):
+            assert value is True
+        elif isinstance(value, int | float):
+            assert value == float(SAMPLE[field])
+
+
+def test_what_a_built_one_says_of_itself_is_read_again() -> None:
+    for text, made in EXAMPLES.values():
+        if isinstance(made, interventions.Intervention):
+            shown = str(Word.parse(text).build())
+            inside = shown.partition("(")[2].rstrip(")")
+            word = next(word for word, kind in WORDS.items() if kind is type(made))
+            assert Word.parse(f"{word}:{inside}").build() == made
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("dropblok:p=1", "no intervention 'dropblok'; nearest: dropblock"),
+        ("", "no intervention ''; there are dropblock, dropblock2d,"),
+        ("xyzzy", "no intervention 'xyzzy'; there are dropblock"),
+        ("noise:sdt=1", "no parameter 'sdt' of noise; noise has channels, positions, on, std, relative; nearest: std"),
+        ("clamp:0,6", "'0' is no PARAMETER=VALUE; clamp has"),
+        ("noise:std", "'std' is no PARAMETER=VALUE; noise has"),
+        ("noise:std=1,std=2", "'std' stands twice in 'noise:std=1,std=2'"),
+        ("noise:std=a", "std='a' of noise is not a number"),
+        ("noise:std=", "std='' of noise is not a number"),
+        ("quantize:bits=2.5", "bits='2.5' of quantize is not a whole number"),
+        ("noise:relative=maybe", "relative='maybe' of noise is not true or false"),
+        ("dropblock:block_size=4", "block_size=4; give an odd number"),
+        ("dropblock:p=1.5", "p=1.5 is no share"),
+        ("dropout:p=nan", "p=nan is no share"),
+        ("dropout:when=eval", "no time 'eval'; there are train and always"),
+        ("zero:channels=b", "bad channels 'b'"),
+        ("zero:channels=-1", "bad channels '-1'"),
+        ("zero:positions=9-0", "bad positions '9-0'"),
+        ("zero:on=side", "no side 'side' of a layer; there are output and input"),
+        ("scale", "scale needs factor="),
+        ("scale:factor=inf", "factor=inf; give a finite number"),
+        ("steer:from=a,scale=nan", "scale=nan; give a finite number"),
+        ("clamp", "a clamp without ends"),
+        ("clamp:min=2,max=1", "a clamp from 2 to 1"),
+        ("clamp:min=nan", "a clamp from nan to inf"),
+        ("noise:std=-1", "std=-1; give 0 or more"),
+        ("quantize:bits=17", "bits=17; give 1 to 16"),
+        ("quantize:bits=1,symmetric=true", "bits=1; give 2 to 16"),
+        ("mean:over=time", "no mean over 'time'; there are images and positions"),
+        ("mean:over=positions,from=x", "a mean over positions is of the image itself"),
+        ("permute:axis=rows", "no axis 'rows'; there are positions, channels and images"),
+        ("patch", "patch needs from=FILE; such as patch:from=other.jpg"),
+        ("steer:scale=2", "steer needs from=FILE"),
+        ("patch:from=", "patch needs from=FILE"),
+        ("prune:amount=2", "amount=2 is no share"),
+        ("freeze:p=1", "no parameter 'p' of freeze; freeze has none"),
+    ],
+)
+def test_what_cannot_be_read_says_what_there_is(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Word.parse(text)
+    assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["other.jpg", "C:/a b.jpg", "a,b.jpg", "a, b.jpg", "x#1.npy"])
+def test_a_file_keeps_its_name(name: str) -> None:
+    assert Word.parse(f"patch:channels=0,from={name}").source == name
+    assert Word.parse(f"patch:from={name},channels=0").source == name
+
+
+def test_defaults_of_the_caller_give_way_and_go_where_they_fit() -> None:
+    assert Word.parse("dropout:p=0.5").build(when="always") == interventions.Dropout(0.5, when="always")
+    assert Word.parse("dropout:when=train").build(when="always") == interventions.Dropout(when="train")
+    assert Word.parse("zero").build(when="always") == interventions.Zero()
+
+
+def test_the_words_need_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from hookscope.interventions.words import Word; Word.parse('noise:std=1'); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
