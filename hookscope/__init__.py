@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hookscope.activations import Activations, SaveOutput, capture
     from hookscope.cam import ClassActivationMap, class_activation_maps
     from hookscope.catalogue import ModelInfo, find_models
-    from hookscope.errors import HookscopeError
+    from hookscope.errors import HookscopeError, NonFiniteError
     from hookscope.findings import Finding
     from hookscope.gradient_findings import diagnose_gradients
     from hookscope.gradient_hooks import ClampSign, ClipNorm, ClipValue, Scale, Zero, change_gradients
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hookscope.layers import Call, LayerCall
     from hookscope.losses import Loss
     from hookscope.models import Net, load_model
+    from hookscope.monitor import Monitor
     from hookscope.parameters import parameter_statistics
     from hookscope.readback import read_sheet
     from hookscope.registry import VERSION
@@ -55,7 +56,9 @@ _HOMES = {
     "LayerStatistics": "statistics",
     "Loss": "losses",
     "ModelInfo": "catalogue",
+    "Monitor": "monitor",
     "Net": "models",
+    "NonFiniteError": "errors",
     "Prediction": "scores",
     "SaveOutput": "activations",
     "Scale": "gradient_hooks",
@@ -93,7 +96,9 @@ __all__ = [
     "LayerStatistics",
     "Loss",
     "ModelInfo",
+    "Monitor",
     "Net",
+    "NonFiniteError",
     "Prediction",
     "SaveOutput",
     "Scale",

@@ -14,6 +14,7 @@ __all__ = [
     "LayerError",
     "ModelError",
     "NoMapError",
+    "NonFiniteError",
     "SelectionError",
     "TargetError",
     "UsageError",
@@ -71,6 +72,12 @@ class NoMapError(HookscopeError):
 
 class TargetError(HookscopeError, LookupError):
     """A class that the model does not have, or a name that fits several."""
+
+
+class NonFiniteError(HookscopeError):
+    """A NaN or an Inf in a training run that was to stop at the first."""
+
+    exit_code = 3
 
 
 class CategoriesError(HookscopeError):
