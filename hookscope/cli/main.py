@@ -7,7 +7,7 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,6 +21,7 @@ from hookscope.cli.process import (
     settle_output,
     signals_as_exits,
     standard_output,
+    streams_as_now,
     warnings_as_notes,
 )
 from hookscope.errors import HookscopeError, WriteError, near_misses
@@ -36,10 +37,13 @@ COMMANDS = {
     "cam": "hookscope.cli.cam",
     "saliency": "hookscope.cli.saliency",
     "gradients": "hookscope.cli.gradients",
+    "intervene": "hookscope.cli.intervene",
     "stats": "hookscope.cli.stats",
     "check": "hookscope.cli.check",
     "weights": "hookscope.cli.weights",
     "verify": "hookscope.cli.verify",
+    "trace": "hookscope.cli.trace",
+    "watch": "hookscope.cli.watch",
     "list-layers": "hookscope.cli.list_layers",
     "list-models": "hookscope.cli.list_models",
     "completion": "hookscope.cli.completion",
@@ -54,9 +58,16 @@ _OUTPUT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBAD
 
 @dataclass
 class _Run:
-    """What one run learns from its options and still needs when the command has failed."""
+    """What one run learns on its way and needs at its end.
+
+    Attributes:
+        traceback: Whether to show the traceback of an error.
+        then: What a command returned: to be run when hookscope has put back all that it sets up around a command.
+            From there on the process is that of a person's script, as Python makes it.
+    """
 
     traceback: bool = False
+    then: Callable[[], None] | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -70,14 +81,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         Traceback (most recent call last):
         SystemExit: 2
     """
-    status = _run(list(sys.argv[1:] if argv is None else argv))
+    run, put_back = _Run(), streams_as_now()
+    status = _run(list(sys.argv[1:] if argv is None else argv), run)
+    if run.then is not None and not status:
+        put_back()
+        run.then()
+        sys.exit(status)  # not by leave(): the script's threads, exit handlers and objects have their end
     if argv is None and "torch" in sys.modules:
         leave(status)
     sys.exit(status)
 
 
-def _run(argv: list[str]) -> int:
-    run = _Run()
+def _run(argv: list[str], run: _Run) -> int:
     with signals_as_exits(), warnings_as_notes():
         try:
             stdout = standard_output()
@@ -95,7 +110,8 @@ def _invoke(argv: list[str], run: _Run) -> int:
         return _complete(instruction)
     # Not cli.main(): it turns an interrupt into status 1, a broken pipe too, and prints a line on both.
     with cli.make_context(_PROGRAM, argv, obj=run) as context:
-        cli.invoke(context)
+        then = cli.invoke(context)
+    run.then = then if callable(then) else None
     return 0
 
 

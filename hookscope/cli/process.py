@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
@@ -29,6 +29,7 @@ __all__ = [
     "signals_as_exits",
     "signals_held",
     "standard_output",
+    "streams_as_now",
     "warnings_as_notes",
 ]
 
@@ -48,6 +49,19 @@ def standard_output() -> TextIO:
         if hasattr(stream, "reconfigure"):  # a name may hold what the terminal's encoding does not
             stream.reconfigure(errors="backslashreplace")
     return sys.stdout
+
+
+def streams_as_now() -> Callable[[], None]:
+    """What puts standard output and standard error back as they are now, before `standard_output` readies them."""
+    stdout, stderr = sys.stdout, sys.stderr
+    errors = [(stream, stream.errors) for stream in (stdout, stderr) if hasattr(stream, "reconfigure")]
+
+    def put_back() -> None:
+        sys.stdout, sys.stderr = stdout, stderr
+        for stream, how in errors:
+            stream.reconfigure(errors=how)
+
+    return put_back
 
 
 def reader_is_gone() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -96,6 +97,41 @@ def raising(error: BaseException) -> Callable[[], None]:
 
 def nothing() -> None:
     """Do nothing."""
+
+
+def around() -> list[Any]:
+    """What hookscope sets up around a command."""
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    return [*handlers, warnings.showwarning, sys.stdout, sys.stdout.errors, sys.stderr, sys.stderr.errors]
+
+
+def test_what_a_command_returns_runs_when_all_is_put_back(run: Any) -> None:
+    seen: list[list[Any]] = []
+
+    def command() -> Callable[[], None]:
+        seen.append(around())
+        return lambda: seen.append(around())
+
+    before = around()
+    assert run(command) == (0, "", "")
+    assert len(seen) == 2 and seen[0] != before and seen[1] == before
+
+
+def test_what_is_run_afterwards_has_errors_of_its_own(run: Any) -> None:
+    assert run(lambda: lambda: sys.exit(7)) == (7, "", "")
+    with pytest.raises(LayerError):
+        run(lambda: raising(LayerError("its own")))
+
+
+def test_nothing_is_run_afterwards_when_the_output_is_lost(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Full())
+        status, _, errors = run(lambda: raising(AssertionError("it ran")))
+    assert (status, errors) == (1, "Error: cannot write standard output: No space left on device\n")
 
 
 def test_a_command_that_is_done_exits_with_zero(run: Any) -> None:
