@@ -14,7 +14,7 @@ from hookscope.untouched import random_states_kept
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["differentiable", "leaf_tensors", "leaves_of", "passed_on"]
+__all__ = ["buffers_kept", "differentiable", "leaf_tensors", "leaves_of", "passed_on"]
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def differentiable(model: nn.Module) -> Iterator[None]:
         asked = f"'{held}' was made inside torch.inference_mode: no gradient can pass it"
         raise ModelError(asked, do="build and load the model outside")
     modes = [(module, module.training) for module in model.modules()]
-    with torch.inference_mode(False), torch.enable_grad(), random_states_kept(), _buffers_kept(model):
+    with torch.inference_mode(False), torch.enable_grad(), random_states_kept(), buffers_kept(model):
         try:
             model.eval()
             yield
@@ -55,7 +55,7 @@ def differentiable(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
+def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put back the buffers that a forward pass counts or keeps something in."""
     import torch
     from torch.nn.parameter import is_lazy

@@ -13,9 +13,10 @@ from hookscope.grids import FRAME_GAP, LEAST_CELL, MOST_PIXELS, Grid, draw_grid,
 from hookscope.layers import Layers
 from hookscope.lettering import text_pixels, wrapped
 from hookscope.levels import ChannelChoice, Scale, Tiles, reduce_maps
+from hookscope.pages import MARGIN
 from hookscope.parameters import layers_named
 from hookscope.registry import package_versions
-from hookscope.sheets import MARGIN, Style
+from hookscope.sheets import Style
 from hookscope.threads import one_thread
 
 if TYPE_CHECKING:

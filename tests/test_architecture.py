@@ -14,19 +14,22 @@ ROOT = Path(__file__).parents[1]
 # A file imports only from the lines above its own. A new file needs a place here before it passes.
 TIERS = [
     "errors",
-    "cache categories descriptions files findings installation registry shipped signatures tensors threads",
+    "after_import cache categories descriptions files findings installation registry scripts shipped signatures"
+    " tensors threads",
     "catalogue checkpoints deep_greys directions dry factories folders hooks images inputs layers models observe"
     " preprocess torchvision_models weights",
-    "activations activity colours destinations figures grids lettering levels maps pictures readback sheets"
+    "activations activity colours destinations figures grids lettering levels maps pages pictures readback sheets"
     " loading accumulator batchnorm moments parameters patterns quantiles recorder saturation statistics survey tally"
     " trace filters values by_call captured_gradients gradient_hooks targets scores losses cam_methods crops overlays"
-    " saliency_methods subjects array_file",
+    " saliency_methods subjects array_file tensor_facts",
     "cam cam_layers cam_passes gradients health interventions junit limits listing monitor saved_statistics"
     " stats_figure tensorboard"
     " verification visualize checks differences node_by_node untouched witness kernels weight_findings weights_figure"
     " differentiable saliency prediction gradient_report gradient_sizes"
     " gradient_stops gradient_findings gradient_changes"
-    " gradient_figure anomaly flow cam_pages saliency_page",
+    " gradient_figure anomaly flow cam_pages saliency_page events effects effect_maps effect_pages ablation"
+    " ablation_passes"
+    " runs",
     "cli",
     "__init__ __main__",
 ]
@@ -36,6 +39,7 @@ NEIGHBOURS = {
     "images": {"deep_greys"},
     "installation": {"registry"},
     "registry": {"shipped"},
+    "scripts": {"findings"},
     "directions": {"preprocess"},
     "factories": {"checkpoints", "preprocess"},
     "torchvision_models": {"checkpoints", "directions", "dry", "factories", "inputs", "preprocess", "weights"},
@@ -53,7 +57,8 @@ NEIGHBOURS = {
     "levels": {"colours"},
     "activity": {"levels", "maps"},
     "grids": {"colours", "lettering", "levels", "maps"},
-    "sheets": {"activity", "colours", "grids", "lettering", "levels"},
+    "pages": {"colours", "lettering"},
+    "sheets": {"activity", "colours", "grids", "lettering", "levels", "pages"},
     "readback": {"colours", "pictures"},
     "accumulator": {"moments", "patterns", "quantiles", "saturation", "statistics"},
     "batchnorm": {"maps", "moments"},
@@ -72,6 +77,12 @@ NEIGHBOURS = {
     "cam_passes": {"cam_layers"},
     "cam_pages": {"cam"},
     "saliency_page": {"saliency"},
+    "effects": {"interventions", "untouched"},
+    "effect_maps": {"effects"},
+    "effect_pages": {"effect_maps", "effects"},
+    "ablation": {"ablation_passes", "cam_passes"},
+    "ablation_passes": {"differentiable", "untouched"},
+    "monitor": {"runs", "tensorboard"},
     "overlays": {"colours", "lettering"},
     "subjects": {"scores", "sheets"},
     "array_file": {"destinations"},
@@ -81,6 +92,7 @@ NEIGHBOURS = {
     "gradient_findings": {"anomaly", "gradient_report", "gradient_sizes", "gradient_stops", "gradients"},
     "gradient_figure": {"gradient_findings", "gradient_report", "gradient_sizes", "gradients"},
     "anomaly": {"differentiable", "flow"},
+    "events": {"differentiable", "flow"},
     "filters": {"maps"},
     "parameters": {"filters", "maps", "values"},
     "figures": {"colours"},

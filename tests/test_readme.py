@@ -44,7 +44,7 @@ def examples(language):
 
 def test_help_blocks_are_the_real_help():
     text = README.read_text()
-    assert len(HELP.findall(text)) == 13
+    assert len(HELP.findall(text)) == 16
     assert text == with_real_help(text), "run: python tests/test_readme.py"
 
 
@@ -104,9 +104,18 @@ def test_the_fields_are_those_of_the_commands():
     for name, module in COMMANDS.items():
         fields = getattr(import_module(module), "FIELDS", None)
         if fields is not None:
+            name = {"watch": "watch --show"}.get(name, name)
             assert f"| `{name}` | `{' '.join(fields)}` |" in text
-    channels = import_module(COMMANDS["stats"]).CHANNEL_FIELDS
-    assert f"| `stats --per-channel` | `{' '.join(channels)}` |" in text
+    others = {
+        ("stats", "per-channel"): "CHANNEL_FIELDS",
+        ("gradients", "parameters"): "PARAMETER_FIELDS",
+        ("intervene", "classes"): "CLASS_FIELDS",
+        ("intervene", "ablate-each"): "CHANNEL_FIELDS",
+        ("trace", "events"): "EVENT_FIELDS",
+    }
+    for (name, option), fields in others.items():
+        words = " ".join(getattr(import_module(COMMANDS[name]), fields))
+        assert f"| `{name} --{option}` | `{words}` |" in text
 
 
 if __name__ == "__main__":

@@ -81,9 +81,7 @@ __all__ = ["CHANNEL_FIELDS", "CLASS_FIELDS", "FIELDS", "command"]
     "--batch-size",
     metavar="N",
     type=click.IntRange(1),
-    default=16,
-    show_default=True,
-    help="Channels in one pass of --ablate-each.",
+    help="Channels in one pass of --ablate-each.  [default: as many as fit in 16 MiB, 8 to 256]",
 )
 @net_options
 @format_option

@@ -84,6 +84,8 @@ class Watch:
         after_import("torch", self._enter)
         try:
             self._script.run(_ours(_HIDDEN), _ours(_ENDS))
+            if self._monitor is not None and self._monitor.stopped is not None:
+                raise self._monitor.stopped  # the script has caught it, and come to its end
         except NonFiniteError as error:
             self._error = error
             if not self._stops:  # it is of a monitor of the script's own

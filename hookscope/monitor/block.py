@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hookscope.errors import LayerError, UsageError, nearest
+from hookscope.errors import LayerError, NonFiniteError, UsageError, nearest
 from hookscope.files import StrPath
 from hookscope.layers import Layers
 from hookscope.monitor.layers import Chosen
@@ -64,6 +64,7 @@ class Monitor:
         sampled: How many of them were sampled.
         rows: The lines, where there is no log.
         trouble: What went wrong first, None where nothing did.
+        stopped: What ``stop_on`` has raised, though the loop may have caught it; None where it has not.
 
     Raises:
         UsageError: for options that make no sense.
@@ -137,6 +138,11 @@ class Monitor:
     def trouble(self) -> str | None:
         """What there was to say first, None where there was nothing."""
         return self._output.trouble
+
+    @property
+    def stopped(self) -> NonFiniteError | None:
+        """What ``stop_on`` has raised, though the loop may have caught it; None where it has not."""
+        return self._watch.stopped
 
     def __enter__(self) -> Self:
         Roots(self._model, self._chosen).check()

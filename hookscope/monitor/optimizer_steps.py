@@ -70,6 +70,7 @@ class Optimizers:
     def __init__(self, only: Optimizer | None, every: int) -> None:
         self.every, self._only = every, only
         self.all: list[Stepper] = [] if only is None else [Stepper(only, 0)]
+        self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def of(self, optimizer: Optimizer) -> Stepper | None:
         """What is known of it, None where it is not followed."""
@@ -77,9 +78,15 @@ class Optimizers:
             if stepper.optimizer is optimizer:
                 return stepper
         if self._only is not None:
+            self._others.add(optimizer)
             return None
         self.all.append(Stepper(optimizer, len(self.all)))
         return self.all[-1]
+
+    def held(self) -> set[int]:
+        """All parameters, by ``id``, of the optimizers that have stepped, followed or not."""
+        others = (p for optimizer in self._others for group in optimizer.param_groups for p in group["params"])
+        return {id(p) for stepper in self.all for p in stepper.parameters()} | {id(p) for p in others}
 
     def is_any_due(self) -> bool:
         """Whether a step that is to be sampled comes next, of any optimizer; the first of a run is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ class OpenStep:
         has_closure: Whether the passes of the step are made inside it.
         weights: The parameters as they were before it; None for a step that is not sampled.
         roots: The models it has parameters of.
+        elsewhere: The parameters, by ``id``, that other optimizers change; None before that is known.
         depth: How often it was begun again inside itself.
     """
 
@@ -46,6 +47,7 @@ class OpenStep:
     has_closure: bool
     weights: StepWeights | None = None
     roots: tuple[Root, ...] = ()
+    elsewhere: frozenset[int] | None = None
     depth: int = 0
 
 
@@ -95,7 +97,8 @@ class RunRecorder:
         assert step.weights is not None
         stepper = step.stepper
         parameters = {id(p) for p in stepper.parameters()}
-        calls = [call for root in step.roots for call in self._calls(root, stepper) if _is_of(call, parameters)]
+        calls = [call for root in step.roots for call in self._calls(root, stepper)]
+        calls = [call for call in calls if _is_of(call, step.elsewhere, parameters)]
         calls.sort(key=lambda call: call.order)
         losses = self._losses_since(step)
         numbers = Numbers()
@@ -160,9 +163,13 @@ class RunRecorder:
         return []
 
 
-def _is_of(call: CallRecord, parameters: set[int]) -> bool:
-    """Whether a line of the step tells of this call: no optimizer but this one changes the layer."""
+def _is_of(call: CallRecord, elsewhere: Container[int] | None, own_ones: Container[int]) -> bool:
+    """Whether a line of the step tells of this call: no other optimizer changes the layer.
+
+    It may be that none does, by mistake. At an optimizer's first step that is not known: others may come after it.
+    """
     module = call.layer.module
     own: Mapping[str, Tensor] = {} if module is None else own_parameters(module)
-    frozen = not any(p.requires_grad for p in own.values())
-    return frozen or not parameters.isdisjoint(map(id, own.values()))
+    if not any(p.requires_grad for p in own.values()) or any(id(p) in own_ones for p in own.values()):
+        return True
+    return elsewhere is not None and not any(id(p) in elsewhere for p in own.values())

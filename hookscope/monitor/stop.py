@@ -26,16 +26,19 @@ class RunStop:
     Args:
         output: Where it is noted.
         optimizers: They tell which step it is.
+
+    Attributes:
+        raised: What was raised, None before that.
     """
 
     def __init__(self, output: RunOutput, optimizers: Optimizers) -> None:
         self._output, self._optimizers = output, optimizers
-        self._raised: NonFiniteError | None = None
+        self.raised: NonFiniteError | None = None
 
     def again(self) -> None:
         """Raise once more, where a script has swallowed it and goes on."""
-        if self._raised is not None:
-            raise NonFiniteError(self._raised.asked, self._raised.exists, self._raised.do)
+        if self.raised is not None:
+            raise NonFiniteError(self.raised.asked, self.raised.exists, self.raised.do)
 
     def before_call(self, now: Pass, module: nn.Module, args: Any) -> None:
         """Look at the input of a layer that will write over it."""
@@ -70,9 +73,9 @@ class RunStop:
         if found is None:
             return
         step = self._optimizers.all[0].steps if self._optimizers.all else 0
-        self._raised = NonFiniteError(f"step {step}: {found.what}", found.why, found.do)
+        self.raised = NonFiniteError(f"step {step}: {found.what}", found.why, found.do)
         about = {"layer": found.layer, "operation": found.operation, "call": found.call}
-        self._output.note("non-finite", step, str(self._raised), **about)
+        self._output.note("non-finite", step, str(self.raised), **about)
         self.again()
 
 

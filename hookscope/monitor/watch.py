@@ -79,6 +79,11 @@ class RunWatch:
         # one object for the whole run: what compiles a model looks whether it is the same hook still
         self._hooks = (self._before, self._after)
 
+    @property
+    def stopped(self) -> NonFiniteError | None:
+        """What the training was told to stop by, None where it was not."""
+        return None if self._stop is None else self._stop.raised
+
     def on(self) -> None:
         """Begin."""
         self._step_door.every_step_pre(self._before_step)
@@ -210,6 +215,8 @@ class RunWatch:
         found = [each for root in step.roots for each in root.with_parameters()]
         wanted = [own for layer, module, own in found if layer.may_want(module)]
         step.weights = StepWeights(wanted, gradients=not step.has_closure)
+        if step.stepper.steps:
+            step.elsewhere = frozenset(self._optimizers.held() - parameters)
 
     def _is_watched_pass(self) -> bool:
         """Whether a pass is one of training: with gradients, and none that is traced or computed again in backward."""

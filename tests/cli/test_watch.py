@@ -262,6 +262,23 @@ def test_a_run_stops_at_the_first_nan(tmp_path: Path) -> None:
     assert lines(tmp_path / "hookscope.ndjson")[-1]["reason"] == "stopped"
 
 
+CAUGHT = f"""
+{NET}
+net[0].weight.data[0] = float("nan")
+for step in range(3):
+    try:
+        list(train(1))
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+def test_a_script_that_catches_everything_ends_with_the_status_of_a_stop(tmp_path: Path) -> None:
+    status, output, errors, _ = watched(tmp_path, "--stop-on", "non-finite", script(tmp_path, CAUGHT))
+    assert (status, output) == (3, "NonFiniteError\n" * 3)
+    assert errors.startswith("Error: step 0: ") and errors.count("\n") == 1
+
+
 ENDLESS = f"""
 import itertools
 {NET}

@@ -399,6 +399,17 @@ class TestOptimizers:
         assert conv["frozen"] is True and conv["gradient_norm"] is None and conv["update_to_weight"] == 0
         assert ("bn", 0) not in by_key(monitor.rows)  # it could learn, but this optimizer does not hold it
 
+    def test_a_layer_that_no_optimizer_holds_is_told_once_that_is_known(self) -> None:
+        net = small()
+        optimizer = torch.optim.SGD(net.fc2.parameters(), lr=0.5)
+        other = torch.optim.SGD(net.bn.parameters(), lr=0.5)
+        with Monitor(net, optimizer, every=1) as monitor:
+            train(net, optimizer, batches(3), other.step)
+        for step, layers in ((0, set()), (1, {"conv", "fc1"}), (2, {"conv", "fc1"})):
+            rows = by_key(monitor.rows, step)
+            assert {name for name, _ in rows} - {"fc2", "relu", "drop"} == layers
+            assert all(rows[name, 0]["gradient_norm"] > 0 == rows[name, 0]["update_to_weight"] for name in layers)
+
     @pytest.mark.parametrize("kind", ["sgd", "lbfgs"])
     def test_a_step_with_a_closure(self, kind: str) -> None:
         torch.manual_seed(0)

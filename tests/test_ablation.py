@@ -1,0 +1,340 @@
+"""What each channel is worth: beside zeroed filters, passes by hand, and one pass for each channel."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from hookscope import ablation_passes
+from hookscope.ablation import Ablation, ablate_each
+from hookscope.errors import InputError, LayerError, NoMapError, TargetError, UsageError
+from hookscope.layers import Call
+from hookscope.untouched import State
+
+PICTURE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small nets gain nothing by a second one, and wait for it where the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def paper() -> nn.Sequential:
+    """Channels ``x``, ``2 x``, 0 and ``-x``; class 0 has the score 1, class 1 the sum of all channels."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([1.0, 2, 0, -1]).reshape(4, 1, 1, 1))
+        net[0].bias.zero_()
+        net[3].weight.copy_(torch.tensor([[0.0] * 4, [1.0] * 4]))
+        net[3].bias.copy_(torch.tensor([1.0, 0.0]))
+    return net.eval()
+
+
+def random_net(name: str, **kwargs: Any) -> nn.Module:
+    torch.manual_seed(5)
+    builder = getattr(torchvision.models, name, None) or getattr(torchvision.models.segmentation, name)
+    net = builder(weights=None, **kwargs).eval()
+    for module in net.modules():  # a ViT's head is all zero
+        if isinstance(module, nn.Linear) and not module.weight.any():
+            nn.init.normal_(module.weight, std=0.02)
+    return net
+
+
+def after(found: Ablation) -> dict[tuple[str, int], float]:
+    return {(one.call.key, one.channel): one.score_after for one in found.channels}
+
+
+def score(net: nn.Module, target: int, picture: Tensor = PICTURE) -> float:
+    with torch.no_grad():
+        return float(net(picture)[0, target])
+
+
+def test_on_paper() -> None:
+    found = ablate_each(paper(), torch.full((1, 1, 2, 2), 3.0), "0", "dog", categories=["cat", "dog"])
+    assert (found.prediction.index, found.prediction.label, found.prediction.score) == (1, "dog", 6.0)
+    assert [(one.channel, one.worth, one.score_after, one.top_after) for one in found.channels] == [
+        (1, 6.0, 0.0, 0),
+        (0, 3.0, 3.0, 1),
+        (2, 0.0, 6.0, 1),
+        (3, -3.0, 9.0, 1),
+    ]
+    assert found.channels[0].call == Call("0", "Conv2d", 0, 0) and found.channels[0].score == 6.0
+    assert found.channels[0].probability_after == pytest.approx(1 / (1 + math.e))
+    assert found.skipped == ()
+
+
+@pytest.mark.parametrize("layer", ["conv1", "layer2.0.conv1", "layer3.0.downsample.0", "layer4.1.conv2"])
+def test_convolutions_beside_zeroed_filters(layer: str) -> None:
+    net = random_net("resnet18")
+    found = ablate_each(net, PICTURE, layer)
+    scores = after(found)
+    assert found.channels[0].worth > 1e-3
+    for channel in (0, 7, len(scores) - 1):
+        judge = copy.deepcopy(net)
+        with torch.no_grad():
+            judge.get_submodule(layer).weight[channel] = 0
+        expected = score(judge, found.prediction.index)
+        assert scores[layer, channel] == pytest.approx(expected, rel=1e-5)
+
+
+def test_filters_with_a_bias_and_an_activation_in_place() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(6 * 62 * 62, 4))
+    found = ablate_each(net, PICTURE, 0, 2)
+    for channel in range(6):
+        judge = copy.deepcopy(net)
+        with torch.no_grad():
+            judge[0].weight[channel], judge[0].bias[channel] = 0, 0
+        assert after(found)["0", channel] == pytest.approx(score(judge, 2), abs=1e-5)
+
+
+def test_tokens_beside_a_pass_by_hand() -> None:
+    net = random_net("vit_b_16", num_classes=10, image_size=64)
+    found = ablate_each(net, PICTURE, "encoder.layers.encoder_layer_10.mlp", 3, batch_size=200)
+    for channel in (0, 500):
+        with torch.no_grad():
+            x = net.encoder.pos_embedding + torch.cat([net.class_token, net._process_input(PICTURE)], 1)
+            for at, block in enumerate(net.encoder.layers):
+                y = block.ln_1(x)
+                x = x + block.self_attention(y, y, y, need_weights=False)[0]
+                y = block.mlp(block.ln_2(x))
+                x = x + (y * (torch.arange(768) != channel) if at == 10 else y)
+            expected = float(net.heads(net.encoder.ln(x)[:, 0])[0, 3])
+        assert after(found)["encoder.layers.encoder_layer_10.mlp", channel] == pytest.approx(expected, abs=1e-5)
+
+
+BOTH_WAYS: list[tuple[str, dict[str, Any], str, int]] = [
+    ("resnet18", {}, "layer4.1.conv2", 0),
+    ("resnet18", {}, "layer2.0.conv1", 0),
+    ("resnet18", {}, "layer4.0.downsample.0", 2),
+    ("densenet121", {}, "features.denseblock4.denselayer16.conv2", 2),
+    ("googlenet", {"init_weights": False}, "inception5b.branch1.conv", 2),
+    ("mobilenet_v3_small", {}, "features.4.block.2.fc1", 0),
+    ("vit_b_16", {"image_size": 64}, "conv_proj", 1),
+    ("swin_t", {}, "features.7.1.mlp", 0),
+    ("swin_t", {}, "features.7.0.attn", 0),
+    ("squeezenet1_1", {}, "features.12.expand1x1", 1),
+    ("fcn_resnet50", {"weights_backbone": None}, "backbone.layer4.2.conv2", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs", "layer", "refused"), BOTH_WAYS)
+def test_many_at_once_are_as_one_by_one(
+    name: str, kwargs: dict[str, Any], layer: str, refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``refused``: at how many places the picture cannot become many, before one is found."""
+    net = random_net(name, **kwargs)
+    inputs, seen = (PICTURE,), ablation_passes.baseline(net, (PICTURE,), layer, ("Conv2d",))
+    [site], tried = seen.sites, tries(monkeypatch)
+    channels, scores = next(
+        filled for filled in ablation_passes.rounds(net, inputs, site, seen, 6) if not silent(filled, site)
+    )
+    assert len(channels) == 6 and tried == [False] * refused + [True]
+    for channel, found in zip(channels[:3], scores, strict=False):
+        alone = ablation_passes._Silencer(site, None, [channel])
+        expected = ablation_passes._scores(net, inputs, alone.observer(net))[0]
+        assert torch.allclose(found, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
+
+
+def silent(filled: Any, site: ablation_passes.Site) -> bool:
+    return list(filled[0]) == site.silent
+
+
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Fills with whether copies side by side were taken, try by try."""
+    tried: list[bool] = []
+    together = ablation_passes._together
+
+    def noted(*args: Any) -> Tensor | None:
+        scores = together(*args)
+        tried.append(scores is not None)
+        return scores
+
+    monkeypatch.setattr(ablation_passes, "_together", noted)
+    return tried
+
+
+class Odd(nn.Module):
+    """A convolution, a rule that is not made for several pictures, and a classifier."""
+
+    def __init__(self, rule: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv, self.fc, self.rule = nn.Conv2d(3, 5, 3), nn.Linear(5, 4), rule
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.fc(self.rule(self.conv(x)).mean((2, 3)))
+        return scores
+
+
+RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean of the batch": lambda maps: maps - maps.mean(0) / 2,
+    "first picture alone": lambda maps: maps[:1],
+    "first picture in all": lambda maps: maps + maps[:1],
+    "remembered size": lambda maps: maps.reshape(1, 5, 62, 62),
+    "random": lambda maps: maps * torch.rand(len(maps), 1, 1, 1),
+    "numpy's random": lambda maps: maps * float(np.random.rand()),
+    "dropout": nn.Dropout(0.5).train(),
+    "batch statistics": nn.BatchNorm2d(5),
+    "no statistics kept": nn.BatchNorm2d(5, track_running_stats=False).eval(),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_models_that_do_not_take_many_pictures_as_one(rule: str) -> None:
+    net = Odd(RULES[rule])
+    state = State(net)
+    found = ablate_each(net, PICTURE, "conv", 1)
+    assert not state.changes()
+    for channel in range(5):
+        judge = copy.deepcopy(net)
+        with torch.no_grad(), torch.random.fork_rng():
+            judge.conv.weight[channel], judge.conv.bias[channel] = 0, 0
+            before = np.random.get_state()
+            expected = score(judge, 1)
+            np.random.set_state(before)
+        assert after(found)["conv", channel] == pytest.approx(expected, abs=1e-6)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.idle = nn.Conv2d(3, 3, 1)
+        self.count = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.pool(self.conv(self.conv(x).relu()))
+        self.count(found.sum())
+        return found
+
+
+def test_the_second_call_alone() -> None:
+    net = Twice()
+    first = ablate_each(net, PICTURE, "conv#0", 0)
+    second = ablate_each(net, PICTURE, "-1", 0)
+    assert {one.call for one in second.channels} == {Call("conv", "Conv2d", 1, 1)}
+    assert sorted(after(second)) == [("conv#1", 0), ("conv#1", 1), ("conv#1", 2)]
+    assert after(second)["conv#1", 0] == 0 and after(second)["conv#1", 1] == pytest.approx(second.prediction.score)
+    with torch.no_grad():
+        maps = net.conv(PICTURE).relu() * torch.tensor([1.0, 0.0, 1.0]).reshape(1, 3, 1, 1)
+        expected = float(net.pool(net.conv(maps))[0, 0])
+    assert after(first)["conv", 1] == pytest.approx(expected, abs=1e-6)
+
+
+def test_several_calls_are_ranked_together_and_what_has_no_channels_is_skipped() -> None:
+    found = ablate_each(Twice(), PICTURE, ["conv", "re:^(pool|count)"], 0)
+    worths = [one.worth for one in found.channels]
+    assert {one.call.key for one in found.channels} == {"conv", "conv#1", "pool", "pool.0", "pool.1"}
+    assert worths == sorted(worths, reverse=True) and len(worths) == 15
+    assert found.skipped == ("count",)
+
+
+def test_channels_that_are_0_everywhere_cost_no_pass_and_equals_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, net = tries(monkeypatch), paper()
+    with torch.no_grad():
+        net[0].weight.zero_()
+    found = ablate_each(net, torch.ones(1, 1, 2, 2), "0,1", 1, types=["all"])
+    assert [(one.call.name, one.channel, one.worth) for one in found.channels] == [
+        (name, channel, 0.0) for name in "01" for channel in range(4)
+    ]
+    assert tried == []
+
+
+def test_progress_counts_every_channel() -> None:
+    told: list[tuple[int, int]] = []
+    ablate_each(
+        paper(), torch.ones(1, 1, 2, 2), "0,1", types=["all"], batch_size=2, on_progress=lambda *at: told.append(at)
+    )
+    assert told == [(1, 8), (3, 8), (4, 8), (5, 8), (7, 8), (8, 8)]
+
+
+def test_a_score_of_nan_comes_last() -> None:
+    class Divided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.maps = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            maps: Tensor = self.maps(x).mean((2, 3))
+            return maps / (maps[:, :1] / maps[:, :1])
+
+    found = ablate_each(Divided(), torch.tensor([4.0, 2.0, 1.0]).reshape(1, 3, 1, 1), "maps", 2)
+    assert [one.channel for one in found.channels] == [2, 1, 0]
+    assert math.isnan(found.channels[-1].worth)
+
+
+def test_nothing_is_changed_and_seeded_passes_draw_the_same() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.3), nn.Flatten(), nn.Linear(4 * 62 * 62, 5))
+    heard: list[int] = []
+    net[0].register_forward_hook(lambda *call: heard.append(1))
+    state, picture = State(net), PICTURE.clone()
+    first = ablate_each(net, picture, "0")
+    second = ablate_each(net, picture, "0")
+    assert first == second and heard
+    assert not state.changes() and torch.equal(picture, PICTURE)
+
+
+def test_hooks_are_gone_after_an_error_and_an_interruption() -> None:
+    net = paper()
+    state = State(net)
+
+    def interrupted(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ablate_each(net, torch.ones(1, 1, 2, 2), "0", on_progress=interrupted)
+    with pytest.raises(RuntimeError):
+        ablate_each(net, torch.ones(1, 2, 2, 2), "0")
+    assert not state.changes()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+def test_halves_and_inference_mode() -> None:
+    net = random_net("squeezenet1_1").bfloat16()
+    with torch.inference_mode():
+        found = ablate_each(net, PICTURE.bfloat16(), "features.12.squeeze", batch_size=64)
+    assert len(found.channels) == 64 and found.channels[0].worth > 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "target", "error", "words"),
+    [
+        ("conv", "top:2", UsageError, "several classes"),
+        ("conv", "0,1", UsageError, "several classes"),
+        ("conv", 7, TargetError, "no class 7"),
+        ("cnov", 0, LayerError, "nearest: conv"),
+        ("conv#2", 0, LayerError, "2 times"),
+        ("9", 0, LayerError, "no index 9"),
+        ("idle", 0, LayerError, "did not run"),
+        ("idle*", 0, LayerError, "did not run"),
+        ("count", 0, NoMapError, "puts out no channels"),
+        ("coun*", 0, NoMapError, "no channels in what count puts out"),
+    ],
+)
+def test_refused(layers: str, target: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        ablate_each(Twice(), PICTURE, layers, target)
+
+
+def test_refused_inputs() -> None:
+    with pytest.raises(UsageError, match="2 pictures"):
+        ablate_each(Twice(), torch.zeros(2, 3, 8, 8), "conv")
+    with pytest.raises(UsageError, match="batches of 0"):
+        ablate_each(Twice(), PICTURE, "conv", batch_size=0)
+    with pytest.raises(InputError, match="not finite"):
+        ablate_each(Twice(), PICTURE * torch.inf, "conv", 0)
