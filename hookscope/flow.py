@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import ModelError
 from hookscope.hooks import Door
+from hookscope.kinds import is_leaf
 from hookscope.layers import call_key
-from hookscope.observe import is_leaf
 from hookscope.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:

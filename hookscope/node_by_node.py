@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from hookscope.errors import ModelError
+from hookscope.kinds import is_leaf
 from hookscope.layers import call_key
-from hookscope.observe import is_leaf
 from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:

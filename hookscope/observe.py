@@ -2,62 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import FrameType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hookscope.errors import LayerError, near_misses
+from hookscope.errors import LayerError
 from hookscope.hooks import Door, StopForward, check_hookable
+from hookscope.kinds import class_names, is_leaf, no_such_type, types_in
 from hookscope.layers import Call, Layers, Selection, matches_type, select_types
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Observer", "describe_types", "is_recomputing", "types_in"]
+__all__ = ["Course", "Observer", "is_recomputing"]
 
 OnCall = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any], Any], Any]
 OnBefore = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any]], Any]
 OnInput = Callable[["nn.Module", tuple[Any, ...], dict[str, Any]], Any]
-
-
-def class_names(module: nn.Module) -> list[str]:
-    """The class names a layer goes by, its own first, without those that every layer has."""
-    return [cls.__name__ for cls in type(module).__mro__[:-1] if cls.__name__ != "Module"]
-
-
-def is_leaf(module: nn.Module) -> bool:
-    """Whether the layer has no children."""
-    return not module._modules or all(child is None for child in module._modules.values())
-
-
-def types_in(model: nn.Module) -> Counter[str]:
-    """How many layers of each class the model has, containers included."""
-    return Counter(type(module).__name__ for module in model.modules())
-
-
-def describe_types(counts: Counter[str], most: int = 12) -> str:
-    """``Conv2d (36), ReLU (17)``: what a model has, for an error that says so."""
-    shown = [f"{name} ({count})" for name, count in counts.most_common(most)]
-    return ", ".join(shown) + (", ..." if len(counts) > most else "")
-
-
-def layers_with_weights(model: nn.Module) -> str:
-    """A selection by name, so that one that never runs is no error: layers with a matrix or a filter bank."""
-    weighted = [name for name, module in model.named_modules() if _has_weight(module)]
-    names = weighted or [name for name, module in model.named_modules() if is_leaf(module)]
-    return rf"re:\A(?:{'|'.join(map(re.escape, names))})\Z"
-
-
-def _has_weight(module: nn.Module) -> bool:
-    # what torch.nn.utils.parametrizations has changed keeps its weight in a child
-    if not is_leaf(module) and set(module._modules) != {"parametrizations"}:
-        return False
-    return any(parameter.dim() >= 2 for parameter in module.parameters())
 
 
 @dataclass(slots=True)
@@ -388,10 +352,3 @@ def _taken(open_inputs: list[tuple[dict[str, Any], Any]], kwargs: dict[str, Any]
     value = open_inputs[at][1]
     del open_inputs[at:]
     return value
-
-
-def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
-    """The error for a model without a layer of the types asked for: it says which there are and how many."""
-    asked = "/".join(types)
-    near = ", ".join(f"perhaps {name}" for kind in types for name in near_misses(kind, have, 1) if name != kind)
-    return LayerError(f"no layer of type {asked}", f"the model has {describe_types(have)}", near or "choose by --type")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hookscope.observe import is_leaf
+from hookscope.kinds import is_leaf
 from hookscope.tensors import Shape, shape_of, tensors_in
 
 if TYPE_CHECKING:

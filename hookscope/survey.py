@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 from hookscope.accumulator import LayerAccumulator
 from hookscope.batchnorm import BATCH_NORMS, BatchNormAccumulator
 from hookscope.errors import InputError
+from hookscope.kinds import class_names, is_leaf
 from hookscope.layers import ACTIVATION_FUNCTIONS, Call, Layers, matches_type, select_types, usual_types
 from hookscope.maps import Shown, as_float, by_channel
 from hookscope.moments import ChannelMoments
-from hookscope.observe import Observer, class_names, is_leaf
+from hookscope.observe import Observer
 from hookscope.patterns import rotations_of
 from hookscope.saturation import bounds_of
 from hookscope.tally import Tally

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from hookscope.dry import dry_forward
 from hookscope.errors import InputError, ModelError
 from hookscope.hooks import Door, check_hookable, other_hooks_set_aside
+from hookscope.kinds import class_names, is_leaf, no_such_type
 from hookscope.layers import LayerCall, matches_type, select_types
-from hookscope.observe import class_names, is_leaf, no_such_type
 from hookscope.recorder import Recorder, TracedCall
 from hookscope.tensors import tensors_in
 

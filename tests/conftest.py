@@ -1,5 +1,6 @@
 """What every test needs: a cache folder of its own, no network but this machine's; and a stand-in for `shapes`."""
 
+import itertools
 import json
 import os
 import tempfile
@@ -22,6 +23,21 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     config.stash[_FOLDER].cleanup()
+
+
+@pytest.fixture(autouse=True)
+def same_noise_each_time(monkeypatch):
+    """Pictures of noise that depend on nothing but the test: Pillow draws them from a sequence of the whole process."""
+    import numpy as np
+    from PIL import Image
+
+    drawn = itertools.count()
+
+    def noise(size, sigma):
+        values = np.random.default_rng(next(drawn)).normal(128, sigma, size[::-1])
+        return Image.fromarray(values.clip(0, 255).astype(np.uint8))
+
+    monkeypatch.setattr(Image, "effect_noise", noise)
 
 
 SHAPES = {

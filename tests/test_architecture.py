@@ -16,7 +16,7 @@ TIERS = [
     "errors",
     "after_import cache categories descriptions files findings installation registry scripts shipped signatures"
     " tensors threads",
-    "catalogue checkpoints deep_greys directions dry factories folders hooks images inputs layers models observe"
+    "catalogue checkpoints deep_greys directions dry factories folders hooks images inputs kinds layers models observe"
     " preprocess torchvision_models weights",
     "activations activity colours destinations figures grids lettering levels maps pages pictures readback sheets"
     " loading accumulator batchnorm moments parameters patterns quantiles recorder saturation statistics survey tally"
@@ -44,7 +44,7 @@ NEIGHBOURS = {
     "factories": {"checkpoints", "preprocess"},
     "torchvision_models": {"checkpoints", "directions", "dry", "factories", "inputs", "preprocess", "weights"},
     "models": {"factories", "inputs", "preprocess", "torchvision_models", "weights"},
-    "observe": {"hooks", "layers"},
+    "observe": {"hooks", "kinds", "layers"},
     "scores": {"targets"},
     "losses": {"scores", "targets"},
     "activations": {"by_call", "captured_gradients"},

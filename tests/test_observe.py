@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch import nn
 
 from hookscope.errors import LayerError, ModelError, SelectionError
 from hookscope.hooks import StopForward
-from hookscope.observe import Observer, class_names, describe_types, is_leaf, types_in
+from hookscope.observe import Observer
 
 X = torch.ones(1, 1, 2, 2)
 
@@ -414,21 +413,6 @@ class TestStop:
                 net(X)
             assert observer.stopped
         assert keys.seen == [("stem", 0), ("stem", 0)]
-
-
-def test_facts_about_modules() -> None:
-    net = Pyramid()
-    assert class_names(net.stem) == ["Conv2d", "_ConvNd"] and class_names(nn.Module()) == []
-    assert is_leaf(net.stem) and not is_leaf(net) and is_leaf(nn.Sequential())
-    childless = nn.Module()
-    childless.register_module("absent", None)
-    assert is_leaf(childless)
-    assert types_in(net) == Counter({"Conv2d": 3, "Pyramid": 1, "Sequential": 1, "ReLU": 1, "Linear": 1})
-
-
-def test_types_are_described_commonest_first_and_not_without_end() -> None:
-    assert describe_types(Counter({"ReLU": 1, "Conv2d": 3})) == "Conv2d (3), ReLU (1)"
-    assert describe_types(Counter("abc"), most=2) == "a (1), b (1), ..."
 
 
 def test_recomputation_in_backward_is_no_new_call() -> None:

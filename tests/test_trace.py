@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks import Door
 from hookscope.inputs import example_inputs
-from hookscope.observe import is_leaf
+from hookscope.kinds import is_leaf
 from hookscope.recorder import count_macs
 from hookscope.registry import torchvision_names
 from hookscope.tensors import shape_of

@@ -193,8 +193,8 @@ def _row(one: Explanation, found: ClassActivationMap, file: str, fuse: bool) -> 
 
 def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: str) -> list[ClassActivationMap]:
     from hookscope.cam import class_activation_maps
+    from hookscope.kinds import class_names
     from hookscope.layers import usual_types
-    from hookscope.observe import class_names
     from hookscope.visualize import refusal
 
     net, inputs = one.net, one.net.inputs(one.tensor)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hookscope.cli import output, process
+from hookscope.cli.ablating import ablate
 from hookscope.cli.effect_rows import (
     CHANNEL_FIELDS,
     CLASS_FIELDS,
     FIELDS,
-    channel_row,
     class_rows,
     layer_row,
     target_lines,
 )
-from hookscope.cli.intervening import Wish, at_option, interventions_of
+from hookscope.cli.intervening import Subject, Wish, at_option, interventions_of
 from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,
@@ -31,18 +29,13 @@ from hookscope.cli.options import (
     type_option,
 )
 from hookscope.cli.photographs import Photographs
-from hookscope.cli.progress import pass_progress
 from hookscope.cli.report import json_object
 from hookscope.cli.targeting import categories_of, categories_option, target_option
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hookscope.ablation import Ablation
     from hookscope.effects import Effect
-    from hookscope.images import Picture
     from hookscope.models import Net
 
 __all__ = ["CHANNEL_FIELDS", "CLASS_FIELDS", "FIELDS", "command"]
@@ -133,24 +126,13 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     net = load_net(model, *(options[name] for name in names))
     read = photographs.read_together(net)
     pictures = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
-    one = _Subject(net, read, pictures, net.inputs(*pictures), _types(net, options))
+    one = Subject(net, read, pictures, net.inputs(*pictures), _types(net, options))
     with process.prints_to_standard_error():
         changes = interventions_of(net, wishes, one.types)
     if options["ablate"]:
-        _ablate(one, changes, options)
+        ablate(one, changes, options)
     else:
         _compare(one, wishes, changes, options)
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """What is run, and on what."""
-
-    net: Net
-    read: Sequence[Picture]
-    pictures: Sequence[Tensor]
-    inputs: tuple[Any, ...]
-    types: Sequence[str]
 
 
 def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[Wish]:
@@ -187,8 +169,8 @@ def _check_grid(path: str, images: Sequence[str]) -> None:
 
 
 def _types(net: Net, options: Mapping[str, Any]) -> Sequence[str]:
+    from hookscope.kinds import class_names
     from hookscope.layers import usual_types
-    from hookscope.observe import class_names
 
     types: Sequence[str] = options["types"] or usual_types(map(class_names, net.model.modules()))
     return types
@@ -200,7 +182,7 @@ def _asks_for_classes(options: Mapping[str, Any]) -> bool:
     return source is not click.core.ParameterSource.DEFAULT or options["classes"]
 
 
-def _compare(one: _Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
+def _compare(one: Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
     """Both passes, what moved between them, and where it is written."""
     from hookscope.effects import intervention_effect
     from hookscope.visualize import refusal
@@ -227,7 +209,7 @@ def _compare(one: _Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any
     _report(one, wishes, effect, classes, options)
 
 
-def _kept(one: _Subject, wishes: Sequence[Wish], options: Mapping[str, Any]) -> list[str]:
+def _kept(one: Subject, wishes: Sequence[Wish], options: Mapping[str, Any]) -> list[str]:
     """What ``--grid`` draws: the layers chosen, else those that are changed."""
     if options["layers"]:
         return list(options["layers"])
@@ -235,7 +217,7 @@ def _kept(one: _Subject, wishes: Sequence[Wish], options: Mapping[str, Any]) -> 
     return [wish.where.rpartition(".")[0] if wish.where in parameters else wish.where for wish in wishes]
 
 
-def _class_rows(one: _Subject, effect: Effect, options: Mapping[str, Any], asked: bool) -> list[dict[str, Any]]:
+def _class_rows(one: Subject, effect: Effect, options: Mapping[str, Any], asked: bool) -> list[dict[str, Any]]:
     """The classes of both passes; none, and a note, where the model has no scores and nobody asked for them."""
     from hookscope.scores import check_categories, class_scores, one_picture, without_scores
     from hookscope.targets import Target
@@ -250,7 +232,7 @@ def _class_rows(one: _Subject, effect: Effect, options: Mapping[str, Any], asked
     return class_rows(before, after, Target(options["target"]), categories, one.net.weights)
 
 
-def _draw(one: _Subject, wishes: Sequence[Wish], effect: Effect, options: Mapping[str, Any]) -> None:
+def _draw(one: Subject, wishes: Sequence[Wish], effect: Effect, options: Mapping[str, Any]) -> None:
     """Write the page of ``--grid``; where nothing was changed there is nothing to draw."""
     from hookscope.effect_pages import Cause, draw_effect
     from hookscope.pictures import write_png
@@ -268,7 +250,7 @@ def _draw(one: _Subject, wishes: Sequence[Wish], effect: Effect, options: Mappin
 
 
 def _report(
-    one: _Subject,
+    one: Subject,
     wishes: Sequence[Wish],
     effect: Effect,
     classes: Sequence[dict[str, Any]],
@@ -302,53 +284,11 @@ def _report(
 
 def _unused(rows: Sequence[Mapping[str, Any]]) -> set[str]:
     """The columns of a table that say nothing: weights, and what is the same for every layer."""
-    return {"weights"} | {name for name in ("call", "nonfinite", "index") if not any(row[name] for row in rows)}
+    unusual = {name for name in ("call", "nonfinite") if not any(row[name] for row in rows)}
+    return {"weights", *unusual} | ({"index"} if all(row["index"] is None for row in rows) else set())
 
 
 def _done(effect: Effect) -> str:
     if not effect.changed:
         return "nothing was changed"
     return f"changed: {listed(list(effect.changed), 6)}"
-
-
-def _ablate(one: _Subject, changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
-    """Channel after channel, on top of what ``--at`` changes."""
-    from hookscope.ablation import ablate_each
-    from hookscope.interventions import intervene
-    from hookscope.visualize import refusal
-
-    categories = categories_of(one.net, options["categories"])
-    with (
-        process.prints_to_standard_error(),
-        refusal(one.net.name, one.inputs),
-        intervene(one.net.model, changes, one.types) if changes else nullcontext(),
-        pass_progress() as on_progress,
-    ):
-        found = ablate_each(
-            one.net.model,
-            one.inputs,
-            options["ablate"],
-            options["target"],
-            types=one.types,
-            categories=categories,
-            batch_size=options["batch_size"],
-            on_progress=on_progress,
-        )
-    if found.skipped:
-        output.note(
-            f"Note: {counted(len(found.skipped), 'call')} without channels left out: {listed(found.skipped, 3)}"
-        )
-    _report_channels(one, found, options)
-
-
-def _report_channels(one: _Subject, found: Ablation, options: Mapping[str, Any]) -> None:
-    shown = found.channels[: options["top"]]
-    rows = [channel_row(place, channel, one.net.weights) for place, channel in enumerate(shown, 1)]
-    format = chosen_format(options["format"])
-    fields = [name for name in CHANNEL_FIELDS if format != "table" or name != "weights"]
-    asked = found.prediction
-    name = f"{asked.index} {asked.label or ''}".strip()
-    lines = [f"{len(shown)} of {counted(len(found.channels), 'channel')}, by what each is worth to the score of {name}"]
-    lines += [f"with all of them: {asked.score:.4g}"]
-    rows = [{name: row[name] for name in fields} for row in rows]
-    output.write_rows(rows, fields, format, process.standard_output(), lines)

@@ -15,10 +15,13 @@ from hookscope.errors import UsageError
 from hookscope.layers import Selection
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hookscope.images import Picture
     from hookscope.interventions import Word
     from hookscope.models import Net
 
-__all__ = ["Wish", "at_option", "interventions_of"]
+__all__ = ["Subject", "Wish", "at_option", "interventions_of"]
 
 # What an activation is dropped by is silent in eval mode, the mode of every command: here it always acts.
 _DEFAULTS = {"when": "always"}
@@ -41,6 +44,25 @@ at_option = click.option(
     shell_complete=_complete_at,
     help="Where (a layer selection, or a parameter's name) and what; repeatable, and done in the order given.",
 )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is run, and on what.
+
+    Attributes:
+        net: The model.
+        read: The pictures as they were read.
+        pictures: As they were prepared.
+        inputs: As the model takes them.
+        types: Class names that indices count.
+    """
+
+    net: Net
+    read: Sequence[Picture]
+    pictures: Sequence[Tensor]
+    inputs: tuple[Any, ...]
+    types: Sequence[str]
 
 
 @dataclass(frozen=True)

@@ -186,8 +186,8 @@ def _rows(job: _Job, net: Net, pictures: Photographs) -> Iterator[dict[str, Any]
 def _rows_of_one_pass(
     job: _Job, net: Net, pictures: Photographs, read: list[Picture], only: bool
 ) -> Iterator[dict[str, Any]]:
+    from hookscope.kinds import class_names
     from hookscope.layers import usual_types
-    from hookscope.observe import class_names
     from hookscope.sheets import draw_sheet
     from hookscope.visualize import look, seen_pictures
 

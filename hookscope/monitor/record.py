@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookscope.batchnorm import BATCH_NORMS
+from hookscope.kinds import class_names
 from hookscope.layers import call_key
 from hookscope.monitor.figures import BatchMoments, Numbers, OutputSums, output_sums, values_of
 from hookscope.monitor.layers import Layer
 from hookscope.monitor.roots import Pass
-from hookscope.observe import class_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -92,8 +92,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "pics" / "b").mkdir(parents=True)
     for at, name in enumerate(NAMES):
-        grey = np.random.default_rng(at).normal(128, 60 + 9 * at, (34, 40)).clip(0, 255).astype(np.uint8)
-        Image.fromarray(grey).convert("RGB").save(tmp_path / name)
+        Image.effect_noise((40, 34), 60 + 9 * at).convert("RGB").save(tmp_path / name)
     (tmp_path / "bad.jpg").write_text("no picture")
     return tmp_path
 

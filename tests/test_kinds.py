@@ -1,0 +1,45 @@
+"""What kinds of layers a model has."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+from torch import nn
+
+from hookscope.errors import LayerError
+from hookscope.kinds import class_names, describe_types, is_leaf, layers_with_weights, no_such_type, types_in
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 1, 1), nn.Sequential(nn.ReLU(), nn.BatchNorm2d(1)), nn.Linear(2, 2))
+
+
+def test_facts_about_modules() -> None:
+    net = small()
+    assert class_names(net[0]) == ["Conv2d", "_ConvNd"] and class_names(nn.Module()) == []
+    assert is_leaf(net[0]) and not is_leaf(net) and is_leaf(nn.Sequential())
+    childless = nn.Module()
+    childless.register_module("absent", None)
+    assert is_leaf(childless)
+    assert types_in(net) == Counter({"Sequential": 2, "Conv2d": 1, "ReLU": 1, "BatchNorm2d": 1, "Linear": 1})
+
+
+def test_types_are_described_commonest_first_and_not_without_end() -> None:
+    assert describe_types(Counter({"ReLU": 1, "Conv2d": 3})) == "Conv2d (3), ReLU (1)"
+    assert describe_types(Counter("abc"), most=2) == "a (1), b (1), ..."
+
+
+def test_layers_with_weights_are_those_with_a_matrix_or_filters() -> None:
+    pattern = re.compile(layers_with_weights(small()).removeprefix("re:"))
+    assert [name for name, _ in small().named_modules() if pattern.search(name)] == ["0", "2"]
+    nn.utils.parametrizations.weight_norm((net := small())[2])
+    pattern = re.compile(layers_with_weights(net).removeprefix("re:"))
+    assert [name for name, _ in net.named_modules() if pattern.search(name)] == ["0", "2"]
+    assert re.search(layers_with_weights(nn.Sequential(nn.ReLU())).removeprefix("re:"), "0")  # every leaf, then
+
+
+def test_a_type_that_is_missing_is_told_with_those_there_are() -> None:
+    with pytest.raises(LayerError, match=r"no layer of type Conv3d; the model has .*Conv2d \(1\).*; perhaps Conv2d"):
+        raise no_such_type(["Conv3d"], types_in(small()))
