@@ -14,10 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hookscope.ablation import ablate_each
     from hookscope.activations import Activations, SaveOutput, capture
     from hookscope.cam import ClassActivationMap, class_activation_maps
     from hookscope.catalogue import ModelInfo, find_models
+    from hookscope.effects import intervention_effect
     from hookscope.errors import HookscopeError, NonFiniteError
+    from hookscope.events import trace_events
     from hookscope.findings import Finding
     from hookscope.gradient_findings import diagnose_gradients
     from hookscope.gradient_hooks import ClampSign, ClipNorm, ClipValue, Scale, Zero, change_gradients
@@ -65,6 +68,7 @@ _HOMES = {
     "Survey": "survey",
     "Tally": "tally",
     "Zero": "gradient_hooks",
+    "ablate_each": "ablation",
     "capture": "activations",
     "change_gradients": "gradient_hooks",
     "channel_grid": "grids",
@@ -73,6 +77,7 @@ _HOMES = {
     "diagnose_gradients": "gradient_findings",
     "find_models": "catalogue",
     "intervene": "interventions",
+    "intervention_effect": "effects",
     "layer_gradients": "gradients",
     "list_layers": "trace",
     "load_model": "models",
@@ -80,6 +85,7 @@ _HOMES = {
     "parameter_statistics": "parameters",
     "read_sheet": "readback",
     "saliency_maps": "saliency",
+    "trace_events": "events",
     "verify": "verification",
 }
 
@@ -106,6 +112,7 @@ __all__ = [
     "Tally",
     "Zero",
     "__version__",
+    "ablate_each",
     "capture",
     "change_gradients",
     "channel_grid",
@@ -114,6 +121,7 @@ __all__ = [
     "diagnose_gradients",
     "find_models",
     "intervene",
+    "intervention_effect",
     "layer_gradients",
     "list_layers",
     "load_model",
@@ -121,6 +129,7 @@ __all__ = [
     "parameter_statistics",
     "read_sheet",
     "saliency_maps",
+    "trace_events",
     "verify",
 ]
 

@@ -69,15 +69,20 @@ def ablate_each(
     types: Iterable[Any] = ("Conv2d",),
     categories: Sequence[str] | None = None,
     batch_size: int | None = None,
+    seed: int | None = None,
     on_progress: Progress | None = None,
 ) -> Ablation:
     """Set the channels of chosen calls to 0 one by one, and rank them by the score of a class that each is worth.
 
     What a layer put out keeps its channels on the second axis or on the last, as its class tells; of several tensors
     the first with channels is meant. The model runs in the mode it is in, without gradients, with the same random
-    numbers in each pass; nothing of it changes: modes, buffers, hooks, random state. Layers before the chosen one run
-    once for many channels where the model allows it; which is tried, and checked in each pass against the scores of a
-    copy that has all its channels. A channel that is 0 everywhere is worth 0 without a pass.
+    numbers in each pass; nothing of it changes: modes, buffers, hooks, random state.
+
+    Where the model allows it, layers before the chosen one run once for many channels, with copies of the picture in
+    one batch. Whether it does is tried with copies far out of range, and checked in each pass: a copy with all its
+    channels must have the scores of the picture, and of the copies without one that which moves most must have the
+    scores that it has alone. A model that draws random numbers, or in which these tell that anything is calculated of
+    the whole batch, has a pass for each channel. A channel that is 0 everywhere is worth 0 without a pass.
 
     Args:
         model: Any eager module with a score for each class.
@@ -87,6 +92,7 @@ def ablate_each(
         types: Class names that indices in ``layers`` count.
         categories: Names of the classes.
         batch_size: Channels in one pass; None for as many as fit well, 8 to 256.
+        seed: Seed of the random numbers in each pass; None goes on from where the random state is.
         on_progress: Called with channels done and in all.
 
     Raises:
@@ -111,7 +117,7 @@ def ablate_each(
         raise UsageError(f"no batches of {batch_size}", do="give a batch size from 1")
     wanted.check(categories)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    seen = baseline(model, inputs, layers, types)
+    seen = baseline(model, inputs, layers, types, seed)
     [prediction] = predictions(one_picture(seen.scores), categories, wanted)
     if not math.isfinite(prediction.score):
         raise InputError(f"the score of class {prediction.index} is not finite", do="see gradients --detect-anomaly")

@@ -2,80 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hookscope.differentiable import buffers_kept
+from hookscope.ablation_copies import Exaggerator, Place, Silencer, Site, alike, scores_of
 from hookscope.errors import LayerError, NoMapError
 from hookscope.layers import Call, Layers, Selection
 from hookscope.maps import channel_axis
 from hookscope.observe import Observer
-from hookscope.scores import class_scores
-from hookscope.tensors import map_tensors, shape_of, tensors_in
-from hookscope.untouched import random_states, random_states_kept
+from hookscope.tensors import shape_of, tensors_in
+from hookscope.untouched import random_states
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Baseline", "Place", "Site", "baseline", "rounds"]
-
-# copies of a late layer's maps cost little, and the more there are, the rarer the layers before it run
-_BYTES = 2**24
-_FEWEST, _MOST = 8, 256
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where one picture may become many: what a call put out, or what a layer around it was given.
-
-    Attributes:
-        name: The layer.
-        bytes: Of what becomes many.
-    """
-
-    name: str
-    bytes: int
-
-    @property
-    def fitting(self) -> int:
-        """How many channels one pass takes well."""
-        return min(max(_BYTES // max(self.bytes, 1), _FEWEST), _MOST)
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A call and its channels.
-
-    Attributes:
-        call: The call.
-        part: Which tensor of its output has them, as `hookscope.tensors.tensors_in` names it.
-        shape: Of that tensor.
-        axis: Which axis the channels are on.
-        live: The channels that are not 0 everywhere.
-        places: Where one picture may become many, the innermost first; the first is the call itself.
-    """
-
-    call: Call
-    part: str
-    shape: tuple[int, ...]
-    axis: int
-    live: tuple[int, ...]
-    places: tuple[Place, ...]
-
-    @property
-    def channels(self) -> int:
-        """How many there are."""
-        return self.shape[self.axis]
-
-    @property
-    def silent(self) -> list[int]:
-        """The channels that are 0 everywhere: without them everything is as it is with them."""
-        live = set(self.live)
-        return [channel for channel in range(self.channels) if channel not in live]
+__all__ = ["Baseline", "baseline", "rounds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +30,19 @@ class Baseline:
         sites: The chosen calls that have channels, in order of execution.
         skipped: The keys of those that have none.
         apart: Whether each copy must have a pass of its own, for copies in one batch would not be alike.
+        seed: Seed of the random numbers in each pass; None goes on from where the random state is.
     """
 
     scores: Tensor
     sites: tuple[Site, ...]
     skipped: tuple[str, ...]
     apart: bool
+    seed: int | None = None
 
 
-def baseline(model: nn.Module, inputs: tuple[Any, ...], layers: Layers, types: Iterable[Any]) -> Baseline:
+def baseline(
+    model: nn.Module, inputs: tuple[Any, ...], layers: Layers, types: Iterable[Any], seed: int | None = None
+) -> Baseline:
     """Run the model once, and see which chosen calls have channels.
 
     Raises:
@@ -110,7 +57,7 @@ def baseline(model: nn.Module, inputs: tuple[Any, ...], layers: Layers, types: I
         model, [*texts, "*"], types, look.on_call, on_input=_bytes_given, on_start=look.on_start, on_end=look.on_end
     )
     look.observer = observer
-    scores = _scores(model, inputs, observer)
+    scores = scores_of(model, inputs, observer, seed)
     sites, skipped = [], []
     for call, site in look.chosen():
         if site is None and asked & {call.name, call.key, str(call.index)}:
@@ -124,7 +71,7 @@ def baseline(model: nn.Module, inputs: tuple[Any, ...], layers: Layers, types: I
     idle = [name for name in observer.did_not_run if name in asked]
     if idle or not (sites or skipped):
         raise LayerError(f"{', '.join(idle[:3]) or 'no layer'} did not run", do="choose a layer that runs: list-layers")
-    return Baseline(scores, tuple(sites), tuple(skipped), look.draws or _mixes(model))
+    return Baseline(scores, tuple(sites), tuple(skipped), look.draws or _mixes(model), seed)
 
 
 def _mixes(model: nn.Module) -> bool:
@@ -213,105 +160,53 @@ def rounds(
     """
     if site.silent:
         yield site.silent, with_all.scores.expand(len(site.silent), -1)
-    left, places = list(site.live), [] if with_all.apart else list(site.places)
+    left, places, kept_apart = list(site.live), [] if with_all.apart else list(site.places), False
     while left:
         some = left[: (batch_size or places[0].fitting) if places else 1]
-        silencer = _Silencer(site, places[0] if places else None, some)
-        if not places:
-            yield some, _scores(model, inputs, silencer.observer(model))
-        elif (scores := _together(model, inputs, silencer, with_all.scores)) is not None:
+        # one copy beside the whole one would have to be run alone as well
+        place = places[0] if places and len(some) > 1 else None
+        silencer = Silencer(site, place, some)
+        if place is None:
+            yield some, scores_of(model, inputs, silencer.observer(model), with_all.seed)
+        elif (scores := _together(model, inputs, silencer, with_all)) is not None and (
+            kept_apart or _keeps_apart(model, inputs, site, place, with_all)
+        ):
+            kept_apart = True
             yield some, scores
         else:
             del places[0]
+            kept_apart = False
             continue
         del left[: len(some)]
 
 
-def _together(model: nn.Module, inputs: tuple[Any, ...], silencer: _Silencer, with_all: Tensor) -> Tensor | None:
-    """The scores without each channel, None where the model does not take that many copies as it takes one."""
+def _together(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    copies: Silencer | Exaggerator,
+    with_all: Baseline,
+    tell: int | None = None,
+) -> Tensor | None:
+    """The scores of each changed copy, None where the model does not take that many as it takes one.
+
+    It shows in the whole copy, which must have the scores of the pass before, and in the changed copy ``tell``, which
+    must have those that it has alone: by default the one that moved most. What is calculated of the whole batch, such
+    as the range of a quantisation, may be as it was for the whole copy, and be wrong for all others.
+    """
     try:
-        scores = _scores(model, inputs, silencer.observer(model))
+        scores = scores_of(model, inputs, copies.observer(model), with_all.seed)
+        if not copies.fits or scores.shape != (copies.copies, with_all.scores.shape[1]):
+            return None
+        if not alike(scores[-1], with_all.scores[0]):
+            return None
+        if tell is None:
+            tell = int((scores[:-1] - scores[-1]).float().nan_to_num().abs().amax(1).argmax())
+        alone = scores_of(model, inputs, copies.alone(tell).observer(model), with_all.seed)
     except Exception:  # whatever a model says when it meets another batch than it has begun with
         return None
-    if not silencer.fits or scores.shape != (silencer.copies, with_all.shape[1]):
-        return None
-    return scores[:-1] if _alike(scores[-1], with_all[0]) else None
+    return scores[:-1] if alike(scores[tell], alone[0]) else None
 
 
-def _scores(model: nn.Module, inputs: tuple[Any, ...], observer: Observer) -> Tensor:
-    """The scores of a pass that leaves nothing behind; it may write to its inputs, which are copies."""
-    import torch
-
-    with torch.no_grad(), random_states_kept(), buffers_kept(model), observer:
-        output = model(*map_tensors(inputs, torch.clone))
-    return class_scores(output, type(model).__name__)
-
-
-class _Silencer:
-    """One pass: copies of the picture from a place on, channel ``channels[i]`` at 0 in copy ``i``, the last one whole.
-
-    Without a place there is one picture, and one channel.
-    """
-
-    def __init__(self, site: Site, place: Place | None, channels: Sequence[int]) -> None:
-        self._site, self._place, self._channels = site, place, channels
-        self.copies = len(channels) + 1 if place else 1
-        self.fits = False
-
-    def observer(self, model: nn.Module) -> Observer:
-        """What puts it on ``model``."""
-        names = {self._site.call.name} | ({self._place.name} if self._place else set())
-        text = rf"re:\A(?:{'|'.join(map(re.escape, sorted(names)))})\Z"
-        before = self._before if self._place and self._place.name != self._site.call.name else None
-        return Observer(model, text, ("all",), self._after, on_before=before)
-
-    def _before(self, call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._place is None or call.name != self._place.name:
-            return None
-        return map_tensors((args, kwargs), partial(_repeated, count=self.copies))
-
-    def _after(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if (call.name, call.call) != (self._site.call.name, self._site.call.call):
-            return None
-        if self._place is not None and self._place.name == call.name:
-            output = map_tensors(output, partial(_repeated, count=self.copies))
-        wanted = tensors_in(output)[self._site.part]
-        return map_tensors(output, lambda tensor: self._silenced(tensor) if tensor is wanted else tensor)
-
-    def _silenced(self, tensor: Tensor) -> Tensor:
-        import torch
-
-        rows, *rest = self._site.shape
-        values = tensor.dequantize() if tensor.is_quantized else tensor.clone()
-        if tuple(values.shape) != (rows * self.copies, *rest):
-            return tensor
-        # a layer that works on parts of the picture has them on the first axis, too, in the order of the pictures?
-        pictures = values.tensor_split(self.copies)
-        self.fits = _alike(pictures[0], pictures[-1])
-        for picture, channel in zip(pictures, self._channels, strict=False):
-            picture.select(self._site.axis, channel).zero_()
-        if tensor.is_quantized:  # activations have one scale
-            values = torch.quantize_per_tensor(values, tensor.q_scale(), tensor.q_zero_point(), tensor.dtype)
-        return values
-
-
-def _repeated(tensor: Tensor, count: int) -> Tensor:
-    import torch
-
-    if not tensor.dim():
-        return tensor
-    if tensor.is_quantized:
-        return torch.cat([tensor] * count)
-    return tensor.repeat(count, *[1] * (tensor.dim() - 1))
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors differ by no more than what another batch size changes in rounding."""
-    import torch
-
-    kind = one.dtype
-    one, other = (part if kind == torch.float64 else part.float() for part in (one, other))
-    # 32 bits may be multiplied with 10 of precision there
-    rounding = 2.0**-10 if one.is_cuda and kind == torch.float32 else torch.finfo(kind).eps
-    largest = float(other.abs().nan_to_num(0, 0, 0).max()) if other.numel() else 0.0
-    return torch.allclose(one, other, rtol=0, atol=largest * rounding**0.65, equal_nan=True)
+def _keeps_apart(model: nn.Module, inputs: tuple[Any, ...], site: Site, place: Place, with_all: Baseline) -> bool:
+    """Whether copies at ``place`` know nothing of each other, even beside some that are far out of any range."""
+    return _together(model, inputs, Exaggerator(site, place, [2.0**-4, 2.0**10, -(2.0**10)]), with_all, 0) is not None

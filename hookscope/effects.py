@@ -20,7 +20,7 @@ from hookscope.untouched import random_states_kept
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Effect", "MovedLayer", "intervention_effect"]
+__all__ = ["Effect", "MovedLayer", "from_the_start", "intervention_effect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class MovedLayer:
     Attributes:
         call: The call.
         shape: Of what it put out with the interventions.
-        changed: Whether an intervention acted on this call itself.
+        changed: Whether an intervention acted on this call itself, or on a parameter of its own.
         relative_l2: Norm of the difference over the norm before, 0 and above; None where the shapes differ, inf for
             one that was 0 before, NaN where values are not finite.
         cosine: Of the angle between before and after, -1 to 1; None where one of them is 0 or not finite, or the
@@ -107,12 +107,12 @@ def intervention_effect(
     """
     import torch
 
-    pairs = list(_from_the_start(model, inputs, pairs_of(changes), types, seed))
+    pairs = list(from_the_start(model, inputs, pairs_of(changes), types, seed))
     chosen = [layers_with_weights(model), *_layers_among(model, pairs)] if layers is None else _listed(layers)
     chosen += [] if keep is None else _listed(keep)
     with torch.no_grad(), random_states_kept(), capture(model, chosen, types) as before:
         output = _run(model, inputs, seed)
-    comparison = _Comparison(before, None if keep is None else Selection(keep))
+    comparison = _Comparison(model, before, None if keep is None else Selection(keep))
     with torch.no_grad(), random_states_kept(), ExitStack() as stack:
         comparison.block = stack.enter_context(intervene(model, pairs, types))
         # its hooks come later, so that they see what was changed
@@ -131,19 +131,42 @@ def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:
     return model(*map_tensors(inputs, lambda tensor: tensor.clone()))
 
 
-def _from_the_start(
-    model: nn.Module, inputs: tuple[Any, ...], pairs: Iterable[tuple[str, Any]], types: Iterable[Any], seed: int | None
+def from_the_start(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    changes: Iterable[tuple[str, Any]],
+    types: Iterable[Any] = ("Conv2d",),
+    seed: int | None = None,
 ) -> Iterator[tuple[str, Any]]:
-    """The places of interventions; indices from the end, known only after a pass, as the calls that they are."""
+    """``changes`` with the calls that indices from the end stand for, which are known only after a pass.
+
+    Args:
+        model: Any eager module.
+        inputs: Its positional inputs.
+        changes: Pairs of a place and an intervention.
+        types: Class names that indices count.
+        seed: Seed of the random numbers of the pass.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.Conv2d(1, 1, 1))
+        >>> list(from_the_start(net, (torch.ones(1, 1, 2, 2),), [("-1", "a change")]))
+        [('re:^1$', 'a change')]
+    """
     import torch
 
-    for where, change in pairs:
+    for where, change in changes:
         if not Selection(where).from_the_end:
             yield where, change
             continue
         with torch.no_grad(), random_states_kept(), capture(model, where, types, transform=lambda _: None) as found:
             _run(model, inputs, seed)
-        yield from ((f"{call.name}#{call.call}", change) for call in found.calls)
+        yield from ((_spelt(call), change) for call in found.calls)
+
+
+def _spelt(call: Call) -> str:
+    """A selection of this call alone; a name that is a number would be an index."""
+    return f"{call.name}#{call.call}" if not call.name.isdecimal() or call.call else f"re:^{call.name}$"
 
 
 def _listed(layers: Layers) -> list[str | int]:
@@ -160,10 +183,12 @@ def _layers_among(model: nn.Module, pairs: Iterable[tuple[str, Any]]) -> list[st
 class _Comparison:
     """The calls of the second pass beside those of the first, from the first that an intervention acted on."""
 
-    def __init__(self, before: Activations, keep: Selection | None) -> None:
+    def __init__(self, model: nn.Module, before: Activations, keep: Selection | None) -> None:
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._before, self._keep = before, keep
         self._order = list(before)
         self._new: list[str] = []
+        self._has_begun = False
         self.moved: list[MovedLayer] = []
         self.block: intervene
 
@@ -174,8 +199,19 @@ class _Comparison:
             self._new.append(call.key)
             return
         kept = self._keep is not None and self._keep.wants(call.name, call.call, call.index)
-        changed = call.key in self.block.changed
-        self.moved.append(_moved(call, self._before[call.key], output, changed, kept))
+        changed = call.key in self.block.changed or self._owns_changed(module)
+        moved = _moved(call, self._before[call.key], output, changed, kept)
+        # a parameter is changed from the start on, and what runs before its layer has nothing to do with it
+        self._has_begun |= (
+            changed or moved.relative_l2 != 0 or any(k not in self._parameters for k in self.block.changed)
+        )
+        if self._has_begun:
+            self.moved.append(moved)
+
+    def _owns_changed(self, module: nn.Module) -> bool:
+        """Whether a parameter of the layer's own was changed."""
+        changed = {id(self._parameters[key]) for key in self.block.changed if key in self._parameters}
+        return any(id(parameter) in changed for parameter in module.parameters(recurse=False))
 
     def missing(self) -> tuple[str, ...]:
         """The calls that only one of the passes made."""

@@ -266,6 +266,11 @@ class Selection:
         return bool(self._from_the_end)
 
     @property
+    def plain_names(self) -> tuple[str, ...]:
+        """The names that are no patterns and mean every call."""
+        return tuple(term.text for term in self._names if isinstance(term.pattern, str) and term.call is None)
+
+    @property
     def end_is_known(self) -> bool:
         """Whether the last wanted call is told by the selection: no index from the end, no name without a call."""
         closed = all(not t.from_the_end and t.window.stop is not None for t in self._indices)
@@ -323,20 +328,24 @@ class Selection:
             wanted |= {(names[0], call or 0) for call in self.calls_by_name(names)}
         return wanted
 
-    def check_ran(self, ran: Iterable[tuple[Sequence[str], int]], total: int, types: Sequence[str]) -> None:
+    def check_ran(
+        self, ran: Iterable[tuple[Sequence[str], int]], total: int, types: Sequence[str], named: Sequence[str] = ()
+    ) -> None:
         """Raise a LayerError when an index, a range or a ``name#call`` met nothing in a whole pass.
 
         Args:
             ran: The names of each layer and how often it ran.
             total: How many calls of the chosen types there were.
             types: What those types are called.
+            named: The names of all layers, for an index may be meant as one.
         """
         of_type = "/".join(types)
         for term in self._indices:
             if not term.within(total):
                 what = "range" if ":" in term.text else "index"
                 have = f"there are {total} {of_type} calls: 0 to {total - 1}" if total else f"no {of_type} ran"
-                raise LayerError(f"no {what} {term.text}", have, "indices are those of list-layers")
+                meant = f"the layer named {term.text} is re:^{term.text}$" if term.text in named else ""
+                raise LayerError(f"no {what} {term.text}", have, meant or "indices are those of list-layers")
         counts = list(ran)
         for by_name in self._names:
             if by_name.call is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from hookscope import ablation_passes
+from hookscope import ablation_copies, ablation_passes
 from hookscope.ablation import Ablation, ablate_each
+from hookscope.effects import intervention_effect
 from hookscope.errors import InputError, LayerError, NoMapError, TargetError, UsageError
+from hookscope.interventions import Clamp, Mean, Noise, Permute, Quantize, Zero, intervene
 from hookscope.layers import Call
 from hookscope.untouched import State
 
@@ -143,12 +146,12 @@ def test_many_at_once_are_as_one_by_one(
     )
     assert len(channels) == 6 and tried == [False] * refused + [True]
     for channel, found in zip(channels[:3], scores, strict=False):
-        alone = ablation_passes._Silencer(site, None, [channel])
-        expected = ablation_passes._scores(net, inputs, alone.observer(net))[0]
+        alone = ablation_copies.Silencer(site, None, [channel])
+        expected = ablation_copies.scores_of(net, inputs, alone.observer(net))[0]
         assert torch.allclose(found, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
 
 
-def silent(filled: Any, site: ablation_passes.Site) -> bool:
+def silent(filled: Any, site: ablation_copies.Site) -> bool:
     return list(filled[0]) == site.silent
 
 
@@ -159,7 +162,8 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def noted(*args: Any) -> Tensor | None:
         scores = together(*args)
-        tried.append(scores is not None)
+        if isinstance(args[2], ablation_copies.Silencer):
+            tried.append(scores is not None)
         return scores
 
     monkeypatch.setattr(ablation_passes, "_together", noted)
@@ -206,6 +210,119 @@ def test_models_that_do_not_take_many_pictures_as_one(rule: str) -> None:
             expected = score(judge, 1)
             np.random.set_state(before)
         assert after(found)["conv", channel] == pytest.approx(expected, abs=1e-6)
+
+
+def one_by_one(net: nn.Module, layer: str, channels: int, target: int) -> list[float]:
+    """The score without each channel, each in a pass of its own with a plain hook."""
+    found: list[float] = []
+    handle = net.get_submodule(layer).register_forward_hook(
+        lambda module, args, output: output.index_fill(1, torch.tensor([len(found)]), 0)
+    )
+    while len(found) < channels:
+        found.append(score(net, target))
+    handle.remove()
+    return found
+
+
+def small_net(*between: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    head = [nn.Conv2d(16, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(
+        OrderedDict(conv=nn.Conv2d(3, 16, 3), between=nn.Sequential(*between), head=nn.Sequential(*head))
+    )
+
+
+def fake_quantize(observer: str, **kwargs: Any) -> nn.Module:
+    from torch.ao import quantization
+
+    return quantization.FakeQuantize(observer=getattr(quantization, observer), **kwargs)
+
+
+MIXING: dict[str, Callable[[], list[nn.Module]]] = {
+    "range": lambda: [nn.ReLU(), Rule(lambda x: (x / x.max() * 15).round() * x.max() / 15)],
+    "range of what saturates": lambda: [nn.ReLU6(), Rule(lambda x: (x / x.max() * 3).round() * x.max() / 3)],
+    "range of what has one spread": lambda: [nn.GroupNorm(1, 16), Rule(lambda x: (x / x.abs().max() * 7).round())],
+    "highest alone": lambda: [Rule(lambda x: x * (x >= x.max() / 2))],
+    "median": lambda: [Rule(lambda x: x * (x > x.median()))],
+    "torch's range": lambda: [nn.ReLU(), fake_quantize("MinMaxObserver", quant_min=0, quant_max=7)],
+    "torch's moving range": lambda: [nn.Tanh(), fake_quantize("MovingAverageMinMaxObserver")],
+}
+
+
+class Rule(nn.Module):
+    def __init__(self, rule: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rule(x)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's quantisation is to move
+@pytest.mark.parametrize("kind", MIXING)
+@pytest.mark.parametrize("batch_size", [None, 2, 5])
+def test_what_is_calculated_of_the_whole_batch_is_calculated_of_each_picture(kind: str, batch_size: int | None) -> None:
+    net = small_net(*MIXING[kind]()).eval()
+    judge = copy.deepcopy(net)
+    found = ablate_each(net, PICTURE, "conv", 3, batch_size=batch_size)
+    for channel in range(16):  # the judge counts ranges anew each time
+        expected = score(judged(judge, channel), 3)
+        assert after(found)["conv", channel] == pytest.approx(expected, abs=1e-6)
+
+
+def judged(net: nn.Module, channel: int) -> nn.Module:
+    judge = copy.deepcopy(net)
+    with torch.no_grad():
+        judge.conv.weight[channel], judge.conv.bias[channel] = 0, 0
+    return judge
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_inside_a_quantisation(bits: int, per_channel: bool, symmetric: bool) -> None:
+    net = small_net(nn.ReLU()).eval()
+    change = Quantize(bits, per_channel=per_channel, symmetric=symmetric)
+    with intervene(net, {"between.0": change}):
+        found = ablate_each(net, PICTURE, "conv", 3)
+        expected = one_by_one(net, "conv", 16, 3)
+    assert [after(found)["conv", channel] for channel in range(16)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_inside_a_quantisation_of_a_later_block() -> None:
+    net = random_net("resnet18", num_classes=10)
+    with intervene(net, {"layer4.0.conv1": Quantize(3)}):
+        found = ablate_each(net, PICTURE, "layer1.1.conv2", 3)
+        expected = one_by_one(net, "layer1.1.conv2", 64, 3)
+    scores = [after(found)["layer1.1.conv2", channel] for channel in range(64)]
+    assert scores == pytest.approx(expected, abs=1e-5 * max(map(abs, expected)))
+
+
+@pytest.mark.parametrize("change", [Mean(), Permute("images"), Permute(), Noise(0.5, relative=True), Clamp(0, 1)])
+def test_inside_an_intervention(change: Any) -> None:
+    net = small_net(nn.ReLU()).eval()
+    with intervene(net, {"between": change}):
+        found = ablate_each(net, PICTURE, "conv", 3, seed=4)
+        for channel in (0, 7, 15):
+            torch.manual_seed(4)
+            with intervene(net, {"conv": Zero(channels=channel)}):
+                assert after(found)["conv", channel] == pytest.approx(score(net, 3), abs=1e-6)
+
+
+def test_a_seed_counts_in_each_pass_and_is_that_of_an_effect() -> None:
+    net, noise = small_net(nn.ReLU()).eval(), {"between": Noise(0.5)}
+    state = State(net)
+    with intervene(net, noise):
+        first, second, other = (ablate_each(net, PICTURE, "conv", 3, seed=seed) for seed in (7, 7, 8))
+        torch.manual_seed(7)
+        assert first.prediction.score == score(net, 3)
+    torch.manual_seed(1)
+    effect = intervention_effect(net, (PICTURE,), noise, seed=7)
+    assert first == second != other and first.prediction.score == float(effect.after[0, 3])
+    assert not [change for change in state.changes() if "random" not in change.what]
+    before = torch.get_rng_state()
+    ablate_each(net, PICTURE, "conv", 3, seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class Twice(nn.Module):

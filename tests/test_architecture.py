@@ -28,7 +28,7 @@ TIERS = [
     " differentiable saliency prediction gradient_report gradient_sizes"
     " gradient_stops gradient_findings gradient_changes"
     " gradient_figure anomaly flow cam_pages saliency_page events effects effect_maps effect_pages ablation"
-    " ablation_passes"
+    " ablation_passes ablation_copies"
     " runs",
     "cli",
     "__init__ __main__",
@@ -81,7 +81,8 @@ NEIGHBOURS = {
     "effect_maps": {"effects"},
     "effect_pages": {"effect_maps", "effects"},
     "ablation": {"ablation_passes", "cam_passes"},
-    "ablation_passes": {"differentiable", "untouched"},
+    "ablation_passes": {"ablation_copies", "differentiable", "untouched"},
+    "ablation_copies": {"differentiable", "untouched"},
     "monitor": {"runs", "tensorboard"},
     "overlays": {"colours", "lettering"},
     "subjects": {"scores", "sheets"},

@@ -78,11 +78,17 @@ def test_only_what_runs_later_is_told(net: Net, picture: torch.Tensor) -> None:
     assert found.changed == {"second": 1}
 
 
-def test_a_parameter_changes_from_the_start(net: Net, picture: torch.Tensor) -> None:
+def test_a_parameter_counts_from_its_layer_on(net: Net, picture: torch.Tensor) -> None:
     found = intervention_effect(net, (picture,), {"second.weight": Scale(2.0)})
-    moved = {layer.call.key: layer.relative_l2 for layer in found.layers}
-    assert list(moved) == ["first", "second", "aside", "fc"]
-    assert moved["first"] == 0 and moved["second"] > 0 and found.changed == {"second.weight": 1}
+    assert [(layer.call.key, layer.changed) for layer in found.layers] == [
+        ("second", True),
+        ("aside", False),
+        ("fc", False),
+    ]
+    assert found.layers[0].relative_l2 > 0 and found.changed == {"second.weight": 1}
+    # of a layer that is not among the chosen ones, from where it shows
+    found = intervention_effect(net, (picture,), {"first.bias": Scale(2.0)}, layers=["second", "fc"])
+    assert [(layer.call.key, layer.changed) for layer in found.layers] == [("second", False), ("fc", False)]
 
 
 def test_nothing_done_moves_nothing(net: Net, picture: torch.Tensor) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from hookscope.cli import output, process
+from hookscope.cli.columns import fitting, terminal_columns
 from hookscope.cli.effect_rows import CHANNEL_FIELDS, channel_row
 from hookscope.cli.intervening import Subject
 from hookscope.cli.options import chosen_format
@@ -23,18 +24,19 @@ __all__ = ["ablate"]
 def ablate(one: Subject, changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
     """Channel after channel, on top of what ``--at`` changes."""
     from hookscope.ablation import ablate_each
+    from hookscope.effects import from_the_start
     from hookscope.interventions import intervene
     from hookscope.visualize import refusal
 
-    categories = categories_of(one.net, options["categories"])
-    with (
-        process.prints_to_standard_error(),
-        refusal(one.net.name, one.inputs),
-        intervene(one.net.model, changes, one.types) if changes else nullcontext(),
-        pass_progress() as on_progress,
-    ):
+    model, categories = one.net.model, categories_of(one.net, options["categories"])
+    with ExitStack() as stack:
+        stack.enter_context(process.prints_to_standard_error())
+        stack.enter_context(refusal(one.net.name, one.inputs))
+        changes = list(from_the_start(model, one.inputs, changes, one.types, options["seed"]))
+        stack.enter_context(intervene(model, changes, one.types))
+        on_progress = stack.enter_context(pass_progress())
         found = ablate_each(
-            one.net.model,
+            model,
             one.inputs,
             options["ablate"],
             options["target"],
@@ -42,22 +44,33 @@ def ablate(one: Subject, changes: list[tuple[str, Any]], options: Mapping[str, A
             categories=categories,
             batch_size=options["batch_size"],
             on_progress=on_progress,
+            seed=options["seed"],
         )
     if found.skipped:
         output.note(
             f"Note: {counted(len(found.skipped), 'call')} without channels left out: {listed(found.skipped, 3)}"
         )
-    _report_channels(one, found, options)
+    if found.channels and all(channel.worth == 0 for channel in found.channels):
+        also = ", after what --at does" if changes else ""
+        output.note(f"Note: the score is the same without any of these channels{also}")
+    _report_channels(one, found, categories, options)
 
 
-def _report_channels(one: Subject, found: Ablation, options: Mapping[str, Any]) -> None:
+def _report_channels(
+    one: Subject, found: Ablation, categories: Sequence[str] | None, options: Mapping[str, Any]
+) -> None:
     shown = found.channels[: options["top"]]
-    rows = [channel_row(place, channel, one.net.weights) for place, channel in enumerate(shown, 1)]
-    format = chosen_format(options["format"])
-    fields = [name for name in CHANNEL_FIELDS if format != "table" or name != "weights"]
+    rows = [channel_row(place, channel, categories, one.net.weights) for place, channel in enumerate(shown, 1)]
+    format, stream = chosen_format(options["format"]), process.standard_output()
+    fields = list(CHANNEL_FIELDS)
+    if format == "table":
+        usual = {"weights", "score"} | {name for name in ("call", "top_label") if not any(row[name] for row in rows)}
+        fields = [name for name in fields if name not in usual]
+        fields = fitting(
+            rows, fields, [{"score_after"}, {"probability_after"}, {"top_after"}], terminal_columns(stream)
+        )
     asked = found.prediction
     name = f"{asked.index} {asked.label or ''}".strip()
     lines = [f"{len(shown)} of {counted(len(found.channels), 'channel')}, by what each is worth to the score of {name}"]
     lines += [f"with all of them: {asked.score:.4g}"]
-    rows = [{name: row[name] for name in fields} for row in rows]
-    output.write_rows(rows, fields, format, process.standard_output(), lines)
+    output.write_rows([{name: row[name] for name in fields} for row in rows], fields, format, stream, lines)

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from hookscope.ablation import ChannelWorth
     from hookscope.effects import MovedLayer
 
-__all__ = ["CHANNEL_FIELDS", "CLASS_FIELDS", "FIELDS", "channel_row", "class_rows", "layer_row", "target_lines"]
+__all__ = [
+    "CHANNEL_FIELDS",
+    "CLASS_FIELDS",
+    "FIELDS",
+    "LEAST_NEEDED",
+    "Row",
+    "channel_row",
+    "class_rows",
+    "layer_row",
+    "target_lines",
+]
 
 FIELDS = ("index", "name", "type", "call", "shape", "changed", "relative_l2", "cosine", "nonfinite", "weights")
 CLASS_FIELDS = (
@@ -23,8 +33,11 @@ CLASS_FIELDS = (
     "rank_after", "weights",
 )  # fmt: skip
 CHANNEL_FIELDS = (
-    "place", "name", "call", "channel", "worth", "score", "score_after", "probability_after", "top_after", "weights",
+    "place", "name", "call", "channel", "worth", "score", "score_after", "probability_after", "top_after", "top_label",
+    "weights",
 )  # fmt: skip
+# which a table does without where it would be too wide, the first first
+LEAST_NEEDED = ({"change"}, {"rank"}, {"target"}, {"probability"}, {"score"}, {"type"}, {"shape"})
 _TOP = Target("top:5")
 
 Row = dict[str, Any]
@@ -47,7 +60,7 @@ def layer_row(layer: MovedLayer, weights: str) -> Row:
     }
 
 
-def channel_row(place: int, found: ChannelWorth, weights: str) -> Row:
+def channel_row(place: int, found: ChannelWorth, categories: Sequence[str] | None, weights: str) -> Row:
     """A channel and what it is worth."""
     return {
         "place": place,
@@ -59,6 +72,7 @@ def channel_row(place: int, found: ChannelWorth, weights: str) -> Row:
         "score_after": found.score_after,
         "probability_after": found.probability_after,
         "top_after": found.top_after,
+        "top_label": class_label(found.top_after, categories),
         "weights": weights,
     }
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
-from io import StringIO
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from hookscope.cli.output import write_rows
+from hookscope.cli.columns import fitting
 from hookscope.findings import counted
 
 if TYPE_CHECKING:
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
     from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
     from hookscope.gradient_sizes import Size
 
-__all__ = ["FIELDS", "PARAMETER_FIELDS", "layer_row", "parameter_row", "table_fields", "terminal_columns", "totals"]
+__all__ = ["FIELDS", "PARAMETER_FIELDS", "layer_row", "parameter_row", "table_fields", "totals"]
 
 FIELDS = (
     "index",
@@ -139,23 +136,7 @@ def table_fields(rows: Sequence[Row], parameters: bool, columns: int = 100) -> l
     fields = list(_PARAMETER_TABLE if parameters else _TABLE)
     fields = [name for name in fields if name not in _UNUSUAL or any(row[name] for row in rows)]
     fields = [name for name in fields if name not in _WHERE_KNOWN or any(row[name] is not None for row in rows)]
-    for name in _LEAST_NEEDED:
-        if name in fields and _width(rows, fields) > columns:
-            fields.remove(name)
-    return fields
-
-
-def terminal_columns(stream: TextIO) -> int:
-    """How many characters a line of the terminal has, 100 where ``stream`` is none."""
-    with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(stream.fileno()).columns or 100
-    return 100
-
-
-def _width(rows: Sequence[Row], fields: Sequence[str]) -> int:
-    text = StringIO()
-    write_rows([{name: row[name] for name in fields} for row in rows], fields, "table", text)
-    return max(map(len, text.getvalue().splitlines()))
+    return fitting(rows, fields, [[name] for name in _LEAST_NEEDED], columns)
 
 
 def totals(report: GradientReport, loss: str, done: Sequence[str]) -> list[str]:

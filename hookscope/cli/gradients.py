@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookscope.cli import output, process
+from hookscope.cli.columns import terminal_columns
 from hookscope.cli.gradient_rows import (
     FIELDS,
     PARAMETER_FIELDS,
     layer_row,
     parameter_row,
     table_fields,
-    terminal_columns,
     totals,
 )
 from hookscope.cli.nets import load_net

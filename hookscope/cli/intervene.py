@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from hookscope.cli import output, process
 from hookscope.cli.ablating import ablate
+from hookscope.cli.columns import fitting, terminal_columns
 from hookscope.cli.effect_rows import (
     CHANNEL_FIELDS,
     CLASS_FIELDS,
     FIELDS,
+    LEAST_NEEDED,
+    Row,
     class_rows,
     layer_row,
     target_lines,
@@ -69,7 +72,7 @@ __all__ = ["CHANNEL_FIELDS", "CLASS_FIELDS", "FIELDS", "command"]
 )
 @type_option
 @click.option("--grid", metavar="FILE", type=click.Path(), help="Draw before, after and difference: a PNG file.")
-@click.option("--classes", "classes", is_flag=True, help="In tsv and csv, rows of classes instead of layers.")
+@click.option("--classes", "classes", is_flag=True, help="In a table, tsv and csv, classes alone instead of layers.")
 @click.option(
     "--batch-size",
     metavar="N",
@@ -89,27 +92,29 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     An intervention is WORD or WORD:PARAMETER=VALUE,...; SEL is a layer selection, or the name of a parameter:
 
     \b
-      dropblock    p, block_size           blocks of a map dropped, p of its values; also dropblock2d, dropblock3d
-      dropout      p                       single values; dropout2d whole channels
+      dropblock  p=0.1 block_size=7 (odd)  blocks of a map, p of its values; also dropblock2d, dropblock3d
+      dropout    p=0.1                     single values; dropout2d whole channels
       zero                                 ablation
-      scale        factor
-      clamp        min, max
-      noise        std, relative           Gaussian; relative=true: std in standard deviations of what is there
-      mean         from, over              the mean over the pictures of from=FOLDER, or over=positions
-      permute      axis                    positions, channels or images in random order
-      patch        from                    the activation that another picture, from=IMAGE, has there
-      steer        from, scale             a direction (.npy, .pt, .safetensors) added at every position
-      quantize     bits, symmetric, per_channel
-      prune        amount, dim, norm       of weights: the smallest share; dim=0 whole filters
-      freeze                               of weights: no gradient, which one pass does not show
+      scale      factor
+      clamp      min max                   either may be left out
+      noise      std=0.1 relative=false    Gaussian; relative: std in standard deviations of what is there
+      mean       from over=images          over the pictures of from=FOLDER, or over=positions of a map
+      permute    axis=positions            positions, channels or images in random order
+      patch      from                      the activation that another picture, from=IMAGE, has there
+      steer      from scale=1              a direction (.npy, .pt, .safetensors) added at every position
+      quantize   bits=8 (1 to 16) symmetric=false per_channel=false
+      prune      amount=0.5 dim=none norm=2  the smallest weights to 0; dim=0: filters, by their norm
+      freeze                               no gradient, which one pass does not show
 
-    All but the last two take channels=0-31,40, positions=0-9x5-14 (rows, columns) and on=input; the dropping ones act
-    here although the model is in eval mode (when=always). Several are done in the order given. --seed is that of random
-    weights and of what interventions draw.
+    The last two are of weights: SEL is a parameter, or a layer for all that is in it. The others change activations,
+    or the values of a parameter that SEL names. They take channels=0-31,40 (of a parameter, filters),
+    positions=0-9x5-14 (rows, columns) and on=output or input; those that drop act here although the model is in eval
+    mode, for they have when=always, not train. Several are done in the order given. --seed is that of random weights
+    and of what interventions draw.
 
-    A table shows classes and layers, json both whole; tsv and csv the layers, or with --classes the classes; ndjson
-    says by "row" which. With --ablate-each the rows are channels: worth is the score before minus the score without
-    the channel.
+    A table shows classes and layers, or with --classes classes alone; json has both whole; tsv and csv the layers, or
+    with --classes the classes; ndjson says by "row" which. With --ablate-each the rows are channels: worth is the
+    score before minus the score without the channel.
 
     \b
     Examples:
@@ -150,6 +155,9 @@ def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[Wish]:
         raise UsageError(asked, do="such as --at layer3 zero:channels=0-31; --help lists the interventions")
     if options["ablate"] and (options["grid"] or options["layers"] or options["classes"]):
         raise UsageError("--ablate-each prints channels alone", do="leave --grid, --layer and --classes out")
+    for name, option in (("top", "--top"), ("batch_size", "--batch-size")):
+        if not options["ablate"] and _was_given(name):
+            raise UsageError(f"{option} is of --ablate-each", "there is none", "leave it out")
     if options["ablate"] and several:
         raise UsageError(f"--ablate-each ranks by one class, and --target is {options['target']}", do="give one")
     if len(images) > 2:
@@ -178,8 +186,12 @@ def _types(net: Net, options: Mapping[str, Any]) -> Sequence[str]:
 
 def _asks_for_classes(options: Mapping[str, Any]) -> bool:
     """Whether something was said about classes: that a model has none is then an error."""
-    source = click.get_current_context().get_parameter_source("target")
-    return source is not click.core.ParameterSource.DEFAULT or options["classes"]
+    return _was_given("target") or options["classes"]
+
+
+def _was_given(option: str) -> bool:
+    """Whether ``option`` was given, be it as its default says."""
+    return click.get_current_context().get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
 
 
 def _compare(one: Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
@@ -200,13 +212,23 @@ def _compare(one: Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any]
             keep=keep,
         )
     classes = _class_rows(one, effect, options, asked)
-    if not effect.changed:
-        output.note("Note: nothing was changed")
+    _note_idle(wishes, effect)
     if effect.missing:
         output.note(f"Note: {counted(len(effect.missing), 'call')} of one pass alone: {listed(effect.missing, 3)}")
     if options["grid"] is not None:
         _draw(one, wishes, effect, options)
     _report(one, wishes, effect, classes, options)
+
+
+def _note_idle(wishes: Sequence[Wish], effect: Effect) -> None:
+    """Say which interventions did nothing: nobody should take the same numbers for a result."""
+    if not effect.changed:
+        output.note("Note: nothing was changed")
+    idle = [layer.call.key for layer in effect.layers if layer.changed and layer.relative_l2 == 0]
+    if idle:
+        output.note(f"Note: {listed(idle, 6)} put out the same as before")
+    if any(wish.word.name == "freeze" for wish in wishes):
+        output.note("Note: freeze changes no forward pass: it is for training, and `gradients --freeze` shows it")
 
 
 def _kept(one: Subject, wishes: Sequence[Wish], options: Mapping[str, Any]) -> list[str]:
@@ -259,14 +281,7 @@ def _report(
     layers = [layer_row(layer, one.net.weights) for layer in effect.layers]
     format, stream = chosen_format(options["format"]), process.standard_output()
     if format == "table":
-        if classes:
-            fields = [name for name in CLASS_FIELDS if name != "weights"]
-            rows = [{name: row[name] for name in fields} for row in classes]
-            output.write_rows(rows, fields, format, stream, target_lines(classes))
-            stream.write("\n")
-        fields = [name for name in FIELDS if name not in _unused(layers)]
-        rows = [{name: row[name] for name in fields} for row in layers]
-        output.write_rows(rows, fields, format, stream, [_done(effect)])
+        _report_tables(effect, classes, [] if options["classes"] else layers, stream)
     elif format == "json":
         done = [{"at": wish.where, "word": wish.word.text} for wish in wishes]
         about = {"model": one.net.name, "weights": one.net.weights, "seed": options["seed"]}
@@ -282,13 +297,23 @@ def _report(
         output.write_rows(layers, FIELDS, format, stream)
 
 
-def _unused(rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The columns of a table that say nothing: weights, and what is the same for every layer."""
-    unusual = {name for name in ("call", "nonfinite") if not any(row[name] for row in rows)}
-    return {"weights", *unusual} | ({"index"} if all(row["index"] is None for row in rows) else set())
+def _report_tables(effect: Effect, classes: Sequence[Row], layers: Sequence[Row], stream: TextIO) -> None:
+    """Classes with what became of the target, then layers with what was changed."""
+    done = f"changed: {listed(list(effect.changed), 6)}" if effect.changed else "nothing was changed"
+    if classes:
+        lines = target_lines(classes)
+        _write_table(classes, CLASS_FIELDS, {"weights"}, lines if layers else [*lines, done], stream)
+    if classes and layers:
+        stream.write("\n")
+    if layers:
+        unusual = {name for name in ("call", "nonfinite") if not any(row[name] for row in layers)}
+        unusual |= {"index"} if all(row["index"] is None for row in layers) else set()
+        _write_table(layers, FIELDS, {"weights", *unusual}, [done], stream)
 
 
-def _done(effect: Effect) -> str:
-    if not effect.changed:
-        return "nothing was changed"
-    return f"changed: {listed(list(effect.changed), 6)}"
+def _write_table(
+    rows: Sequence[Row], fields: Sequence[str], without: Container[str], lines: Sequence[str], stream: TextIO
+) -> None:
+    kept = [name for name in fields if name not in without]
+    kept = fitting(rows, kept, LEAST_NEEDED, terminal_columns(stream))
+    output.write_rows([{name: row[name] for name in kept} for row in rows], kept, "table", stream, lines)

@@ -80,12 +80,16 @@ class Wish:
             UsageError: for a word that is none, or one that lacks something.
             SelectionError: for a selection that cannot be read.
         """
-        from hookscope.interventions import Word
+        from hookscope.interventions import WORDS, Word
 
+        if where.partition(":")[0] in WORDS and text.partition(":")[0] not in WORDS:
+            raise UsageError(f"no intervention '{text}'", do=f"where comes first: --at {text} {where}")
         Selection(where)
         word = Word.parse(text)
         if word.name == "mean" and word.source is None and word.given.get("over") != "positions":
             raise UsageError("the mean over one image is itself", do="give mean:from=FOLDER, or mean:over=positions")
+        if word.name == "permute" and word.given.get("axis") == "images":
+            raise UsageError("one image has no order", do="permute axis=positions or axis=channels")
         return cls(where, word)
 
 

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from hookscope.cli import output, process
-from hookscope.cli.gradient_rows import terminal_columns
+from hookscope.cli.columns import terminal_columns
 from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from hookscope.cli.output import plain_json, write_rows
+from hookscope.cli.columns import fitting
+from hookscope.cli.output import plain_json
 from hookscope.layers import call_key
 
 if TYPE_CHECKING:
@@ -100,9 +100,7 @@ def table(rows: Sequence[Row], fields: Sequence[str], columns: int) -> tuple[lis
     kept = [name for name in kept if name not in _WHERE_THERE_IS_ONE or any(row[name] for row in shown)]
     if len({row[name] for row in shown for name in row if name in _WHERE_THEY_DIFFER} - {None}) < 2:
         kept = [name for name in kept if name not in _WHERE_THEY_DIFFER]
-    for names in _LEAST_NEEDED:
-        if _width(shown, kept) > columns:
-            kept = [name for name in kept if name not in names]
+    kept = fitting(shown, kept, _LEAST_NEEDED, columns)
     return [{name: row[name] for name in kept} for row in shown], kept
 
 
@@ -127,12 +125,6 @@ def _together(what: str, value: Any) -> Any:
 
 def _size(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "one value"
-
-
-def _width(rows: Sequence[Row], fields: Sequence[str]) -> int:
-    text = StringIO()
-    write_rows([{name: row[name] for name in fields} for row in rows], fields, "table", text)
-    return max(map(len, text.getvalue().splitlines()))
 
 
 def value_lines(record: PassRecord, events: bool, columns: int) -> Iterator[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.errors import LayerError, UsageError
+from hookscope.findings import counted
 from hookscope.interventions.parts import Ranges, a_type, parse_positions, parse_ranges
 from hookscope.layers import Call
 from hookscope.maps import channel_axis
@@ -16,7 +18,19 @@ from hookscope.maps import channel_axis
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Change", "Intervention", "Site", "check_finite", "checked", "laid_out_like", "replaced"]
+__all__ = [
+    "Change",
+    "Intervention",
+    "Site",
+    "check_finite",
+    "check_number",
+    "check_takes",
+    "checked",
+    "laid_out_like",
+    "replaced",
+]
+
+_LARGEST = (2 - 2.0**-23) * 2.0**127  # of single precision, in which most models calculate
 
 SIDES = ("output", "input")
 
@@ -130,9 +144,7 @@ class Intervention:
         if self.positions is not None:
             places = [at for at in range(0 if axis == 0 else 1, tensor.dim()) if at != axis]
             if len(places) != len(self.positions):
-                shape = "x".join(map(str, tensor.shape))
-                what = f"positions with {len(self.positions)} axes at '{call.key}'"
-                raise LayerError(what, f"its {shape} has {len(places)}", "give one range for each, such as 0-9x5-14")
+                raise _no_such_axes(call, tensor, len(self.positions), len(places))
             for at, span in zip(places, self.positions, strict=True):
                 where[at] = _span(call, span, tensor.shape[at])
         if self.channels is not None:
@@ -189,10 +201,38 @@ def _told(value: Any) -> str:
     return ("x".join(map(str, value)) or "()") if isinstance(value, tuple) else str(value).removeprefix("torch.")
 
 
-def check_finite(name: str, value: float) -> None:
-    """Refuse NaN and Inf as the parameter ``name``."""
+def check_number(name: str, value: Any) -> None:
+    """Refuse what is no number, and a finite one that single precision does not reach, as the parameter ``name``."""
+    try:
+        number = None if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None:
+        raise UsageError(f"{name}={value!r} is no number", do="give a finite number")
+    if math.isnan(number):
+        raise UsageError(f"{name}=nan", do="give a finite number")
+    if math.isfinite(number) and abs(number) > _LARGEST:
+        raise UsageError(f"{name}={number:g} is out of single precision's range", do="give up to 3.4e38")
+
+
+def check_finite(name: str, value: Any) -> None:
+    """Refuse all but finite numbers that single precision reaches, as the parameter ``name``."""
+    check_number(name, value)
     if not math.isfinite(value):
         raise UsageError(f"{name}={value:g}", do="give a finite number")
+
+
+def check_takes(function: Any, what: str, *names: str) -> None:
+    """Refuse a function, called ``what`` in the error, that cannot be called with arguments such as ``names``."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of what is written in C nothing is known
+        return
+    try:
+        signature.bind(*names)
+    except TypeError:
+        called = f"it is called with ({', '.join(names)})"
+        raise UsageError(f"{what} takes {signature}", called, "write one that takes these") from None
 
 
 def laid_out_like(part: Tensor, values: Tensor) -> Tensor:
@@ -200,6 +240,13 @@ def laid_out_like(part: Tensor, values: Tensor) -> Tensor:
     import torch
 
     return torch.empty_like(part).copy_(values)
+
+
+def _no_such_axes(call: Call, tensor: Tensor, given: int, there: int) -> LayerError:
+    ranges, shape = counted(given, "range"), "x".join(map(str, tensor.shape))
+    axes = ("1 axis" if there == 1 else f"{there} axes") if there else "no axis"
+    do = "give one range for each, such as 0-9x5-14" if there else "leave positions out"
+    return LayerError(f"{ranges} of positions for '{call.key}', whose {shape} has {axes} of positions", do=do)
 
 
 def _within(call: Call, channels: Ranges, count: int) -> list[int]:
@@ -226,4 +273,6 @@ def _spelt(value: Any) -> str:
         return f"{value:g}"
     if isinstance(value, tuple):
         return "x".join(f"{first}-{last}" if first != last else f"{first}" for first, last in value)
-    return str(value) if isinstance(value, str | int | bool) else type(value).__name__
+    if isinstance(value, str | int | bool) or dataclasses.is_dataclass(value):
+        return str(value)
+    return getattr(value, "__name__", type(value).__name__)

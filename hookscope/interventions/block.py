@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Container, Iterable, Mapping
+from contextlib import ExitStack, nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hookscope.errors import LayerError, SelectionError, UsageError, nearest
+from hookscope.errors import LayerError, ModelError, SelectionError, UsageError, nearest
+from hookscope.findings import listed
 from hookscope.interventions.base import Change, Intervention, checked
-from hookscope.interventions.parts import a_type
+from hookscope.interventions.pairs import AnyChange, Changes, pairs_of
 from hookscope.interventions.weights import Freeze, Prune, parameter_changed
 from hookscope.layers import Call, Selection
 from hookscope.maps import channel_axis
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Changes", "intervene", "pairs_of"]
 
-AnyChange = Change | Prune | Freeze
-Changes = Mapping[Any, AnyChange | Iterable[AnyChange]] | Iterable[tuple[Any, AnyChange]]
 Values = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -50,27 +49,31 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         changed: How often each call was changed, by its key; and parameters, by their name.
 
     Raises:
-        LayerError: on entry, for a name that is neither a layer nor a parameter; on leaving, for an index or call that
-            no pass reached.
+        LayerError: on entry, for a name that is neither a layer nor a parameter; on leaving, for an index, a call or
+            a layer named outright that no pass reached, where one came to its end.
         SelectionError: for an index from the end, which is not known while a pass runs.
-        UsageError: for what is no intervention, for a block that is entered twice; inside a pass for an intervention
-            that gives another shape, type or device; it names the layer.
+        UsageError: for what is no intervention, for a function that takes other arguments, for a block that is entered
+            twice; inside a pass for an intervention that gives another shape, type or device; it names the layer.
 
     Example:
         >>> import torch
+        >>> from collections import OrderedDict
         >>> from hookscope.interventions import Clamp
-        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Identity())
-        >>> with torch.no_grad(), intervene(net, {"re:^0$": Clamp(0, 0.5), "re:^1$": lambda call, x: x + 1}):
-        ...     output = net(torch.full((1, 1), 1e6))
-        >>> output.item() in (1.0, 1.5)
-        True
+        >>> net = torch.nn.Sequential(OrderedDict(first=torch.nn.Identity(), last=torch.nn.Identity()))
+        >>> x = torch.tensor([[-1.0, 1.0, 5.0]])
+        >>> with intervene(net, {"first": Clamp(0, 2), "last": lambda call, tensor: tensor + 10}) as block:
+        ...     net(x).tolist()
+        [[10.0, 11.0, 12.0]]
+        >>> net(x).tolist(), dict(block.changed)
+        ([[-1.0, 1.0, 5.0]], {'first': 1, 'last': 1})
     """
 
     def __init__(self, model: nn.Module, changes: Changes, types: Iterable[Any] = ("Conv2d",)) -> None:
         self._model, self._types = model, types
         self._changes = list(pairs_of(changes))
         self._stack: ExitStack | None = None
-        self._last: Observer | None = None
+        self._observers: list[Observer] = []
+        self._passes = 0
         self._step_of: dict[str, int] = {}
         self.step = 0
         self.changed: Counter[str] = Counter()
@@ -80,9 +83,11 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             raise UsageError("this block of interventions is entered already", do="make another with `intervene(...)`")
         self.changed.clear()
         self._step_of.clear()
+        self._observers, self._passes = [], 0
         with ExitStack() as stack:
             for where, change in self._changes:
                 self._put_on(stack, where, change)
+            self._count_passes(stack)
             self._stack = stack.pop_all()
         return self
 
@@ -90,8 +95,27 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._stack is not None
-        stack, self._stack, self._last = self._stack, None, None
+        stack, self._stack = self._stack, None
         stack.__exit__(kind, error, trace)
+        observers, self._observers = self._observers, []
+        if error is None and self._passes:
+            _check_reached(observers, self._step_of)
+
+    def __repr__(self) -> str:
+        changes = ", ".join(f"{where!r}: {getattr(change, '__name__', change)}" for where, change in self._changes)
+        return f"intervene({type(self._model).__name__}, {{{changes}}})"
+
+    def _count_passes(self, stack: ExitStack) -> None:
+        """Count until ``stack`` is closed; what came last to a model has its hooks behind those of all others."""
+
+        def on_end() -> None:
+            self._passes += 1
+            self.step += self._model.training
+
+        counter = Observer(self._model, "re:^$", self._types, lambda *_: None, on_end=on_end)
+        # parameters can be changed in a model that takes no hooks
+        with nullcontext() if self._observers else suppress(ModelError):
+            stack.push(counter.__enter__())
 
     def _put_on(self, stack: ExitStack, where: str, change: AnyChange) -> None:
         """Let ``change`` act on what ``where`` names until ``stack`` is closed."""
@@ -103,7 +127,10 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         if parameters:
             return
         if isinstance(change, Prune | Freeze):
-            self._refuse(where, f"no parameter to {type(change).__name__.lower()} at '{where}'")
+            asked = f"no parameter to {type(change).__name__.lower()} at '{where}'"
+            if layers:
+                raise LayerError(asked, self._some_with_parameters(change), "list them with weights")
+            self._refuse(where, asked)
         else:
             stack.push(self._observer(where, change))
 
@@ -160,11 +187,6 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             changed = self._changed(change, call, module, given, of_input=True)
             return None if changed is None else _as_arguments(changed, args, kwargs)
 
-        def on_end() -> None:
-            # the last that came to a model has its hooks behind those of all others
-            if self._last is observer:
-                self.step += self._model.training
-
         if Selection(where).from_the_end:
             asked = f"index {where} counts from the end, which is not known while a pass runs"
             raise SelectionError(asked, do="choose the layer by its name, or by its index from the start")
@@ -173,7 +195,6 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             where,
             self._types,
             on_call,
-            on_end=on_end,
             on_before=on_before if on_input else None,
             again=True,
         )
@@ -183,8 +204,15 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             if error.asked.startswith("no layer '"):
                 self._refuse(where, f"no layer or parameter '{where}'")
             raise
-        self._last = observer
+        self._observers.append(observer)
         return observer
+
+    def _some_with_parameters(self, change: Prune | Freeze) -> str:
+        """Some layers with parameters that can be pruned or frozen, in words."""
+        parameters = self._model.named_parameters(remove_duplicate=False)
+        wanted = [name for name, parameter in parameters if isinstance(change, Freeze) or parameter.dim() > 1]
+        layers = [*dict.fromkeys(layer for name in wanted if (layer := name.rpartition(".")[0]))]
+        return f"layers with some are {listed(layers, 3)}" if layers else "none of its layers has any"
 
     def _refuse(self, where: str, asked: str) -> None:
         do = "list layers with list-layers --type all, parameters with weights"
@@ -226,36 +254,12 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         return changed
 
 
-def pairs_of(changes: Changes) -> Iterator[tuple[str, AnyChange]]:
-    """Each selection with one change, in order.
-
-    Raises:
-        UsageError: for what is no change.
-    """
-    for pair in _items(changes):
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise _no_change(pair)
-        where, several = pair
-        for change in several if isinstance(several, Iterable) and not callable(several) else [several]:
-            # a class can be called, too: its brackets were forgotten
-            if isinstance(change, type) or not (callable(change) or isinstance(change, Prune | Freeze)):
-                raise _no_change(change)
-            yield str(where), change
-
-
-def _items(changes: Any) -> Iterable[Any]:
-    if not isinstance(changes, Iterable):
-        raise UsageError(
-            f"no layers are told by {a_type(changes)}", do="give a dictionary such as {'layer3': Zero()}, or pairs"
-        )
-    return changes.items() if isinstance(changes, Mapping) else changes
-
-
-def _no_change(change: Any) -> UsageError:
-    if isinstance(change, type):
-        return UsageError(f"'{change.__name__}' is a class, no intervention", do=f"make one, `{change.__name__}(...)`")
-    asked = f"no intervention is meant by {a_type(change)}"
-    return UsageError(asked, do="give one of hookscope.interventions, or a function (call, tensor) -> tensor")
+def _check_reached(observers: Iterable[Observer], reached: Container[str]) -> None:
+    """Refuse a layer that was named outright and did not run: a block without effect would pass for one."""
+    for observer in observers:
+        for name in observer.selection.plain_names:
+            if observer.first_names.get(name, name) not in reached:
+                raise LayerError(f"'{name}' did not run: nothing was changed there", do="see list-layers --type all")
 
 
 def _as_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

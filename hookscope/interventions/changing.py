@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError
-from hookscope.interventions.base import Intervention, Site, check_finite, laid_out_like, replaced
+from hookscope.interventions.base import Intervention, Site, check_finite, check_number, laid_out_like, replaced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,8 +79,12 @@ class Clamp(Intervention):
         if self.min is None and self.max is None:
             raise UsageError("a clamp without ends", do="give min, max or both")
         low, high = (-math.inf if self.min is None else self.min), (math.inf if self.max is None else self.max)
-        if not low <= high:
+        check_number("min", low)
+        check_number("max", high)
+        if low > high:
             raise UsageError(f"a clamp from {low:g} to {high:g}", do="give a min that is not above max")
+        if math.inf in (low, -high):
+            raise UsageError(f"a clamp from {low:g} to {high:g}", do="give finite ends")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         """The clamped values."""
@@ -151,7 +155,7 @@ class Quantize(Intervention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 + self.symmetric <= self.bits <= 16:
+        if not isinstance(self.bits, int) or not 1 + self.symmetric <= self.bits <= 16:
             raise UsageError(f"bits={self.bits}", do=f"give {1 + self.symmetric} to 16")
 
     def change(self, site: Site, part: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from hookscope.errors import UsageError
-from hookscope.interventions.base import Intervention, Site
+from hookscope.interventions.base import Intervention, Site, check_takes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,6 +42,9 @@ class Linear:
         """The rate in ``step``, counted from 0."""
         return self.start + (self.end - self.start) * min(1.0, max(0, step) / self.steps)
 
+    def __str__(self) -> str:
+        return f"Linear({self.start:g}, {self.end:g}, steps={self.steps})"
+
 
 @dataclass(frozen=True)
 class _Dropping(Intervention):
@@ -59,7 +62,9 @@ class _Dropping(Intervention):
         super().__post_init__()
         if self.when not in _TIMES:
             raise UsageError(f"no time '{self.when}'", f"there are {' and '.join(_TIMES)}")
-        if not callable(self.p):
+        if callable(self.p):
+            check_takes(self.p, f"the schedule of {type(self).__name__}", "step")
+        else:
             _check_rate(self.p)
 
     @property
@@ -84,7 +89,9 @@ class _Dropping(Intervention):
 
 
 def _check_rate(p: float) -> float:
-    if not isinstance(p, int | float) or not 0 <= p <= 1:
+    if not isinstance(p, int | float):
+        raise UsageError(f"p={p!r} is no number", do="give one from 0 to 1")
+    if not 0 <= p <= 1:
         raise UsageError(f"p={p} is no share", do="give a number from 0 to 1")
     return p
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["activations_at", "mean_at", "read_direction"]
 
 Inputs = tuple[Any, ...]
+_SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
 def activations_at(
@@ -89,7 +90,7 @@ def read_direction(path: str) -> Tensor:
         ...     read_direction(folder + "/direction.npy").tolist()
         [1.0, 1.0, 1.0]
     """
-    reader: Callable[[str], Any] = _read_array if path.lower().endswith((".npy", ".npz")) else load_content
+    reader: Callable[[str], Any] = _read_array if path.lower().endswith((".npy", ".npz")) else _read_tensors
     found = tensors_in(reader(path))
     if len(found) != 1:
         exists = f"it holds {len(found)}" + (f": {', '.join(list(found)[:4])}" if found else "")
@@ -100,6 +101,20 @@ def read_direction(path: str) -> Tensor:
     if not bool(tensor.isfinite().all()):
         raise WeightsError(f"{path} holds NaN or Inf", do="give a finite direction")
     return tensor
+
+
+def _read_tensors(path: str) -> Any:
+    try:
+        return load_content(path)
+    except WeightsError as error:
+        reason = error.__cause__
+        if isinstance(reason, OSError):
+            asked = f"cannot read {path}: {reason.strerror or 'it is damaged'}"
+            raise WeightsError(asked, do=_nearby(path)) from error
+        if path.lower().endswith(_SUFFIXES):  # what is wrong with it is told
+            raise
+        do = "give a .npy, .pt or .safetensors file with one tensor"
+        raise WeightsError(f"no direction in {path}", do=do) from error
 
 
 def _read_array(path: str) -> Any:

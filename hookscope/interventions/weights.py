@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import Door
-from hookscope.interventions.base import Change, Intervention, checked
+from hookscope.interventions.base import Change, Intervention, check_number, checked
 from hookscope.layers import Call
 
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ class Prune:
         amount: The share that goes, 0 to 1.
         dim: None for single values by magnitude; else whole slices along this axis by their norm, 0 for the filters
             of a convolution.
-        norm: Which norm orders slices.
+        norm: Which norm orders slices, above 0; inf for the largest value.
+
+    Raises:
+        UsageError: for a share or a norm that is none.
 
     Example:
         >>> import torch
@@ -46,8 +49,12 @@ class Prune:
     norm: float = 2
 
     def __post_init__(self) -> None:
+        check_number("amount", self.amount)
         if not 0 <= self.amount <= 1:
             raise UsageError(f"amount={self.amount:g} is no share", do="give a number from 0 to 1")
+        check_number("norm", self.norm)
+        if self.norm <= 0:
+            raise UsageError(f"norm={self.norm:g}", do="give a number above 0, such as 1 or 2")
 
     def mask(self, name: str, weight: Tensor) -> Tensor:
         """1 for what stays, 0 for what goes, in the shape of ``weight``.

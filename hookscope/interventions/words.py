@@ -121,6 +121,16 @@ _EXAMPLES = {
     "steer": "steer:from=direction.npy,scale=2",
 }
 
+_VALUES = {
+    "channels": "0-31",
+    "dim": "0",
+    "factor": "0.5",
+    "from": "FILE",
+    "max": "6",
+    "min": "0",
+    "positions": "0-9x5-14",
+}
+
 
 def _parameters(kind: type) -> dict[str, str]:
     """The parameters by name and what they take, as they are annotated; what holds tensors is ``from``, a file."""
@@ -137,15 +147,26 @@ def _split(text: str, rest: str, parameters: Mapping[str, str]) -> dict[str, str
             if last in found:
                 raise UsageError(f"'{last}' stands twice in '{text}'")
             found[last] = value.strip()
+        elif not equals and key.strip() in parameters and last != "from":
+            raise UsageError(f"{key.strip()} needs a value: {_such(text, key.strip())}")
         elif last is not None and not equals:
             found[last] += f",{part.rstrip()}"  # a file may be called `a, b.jpg`
         else:
             name = text.partition(":")[0].strip()
-            asked = f"no parameter '{key.strip()}' of {name}" if equals else f"'{part.strip()}' is no PARAMETER=VALUE"
-            raise UsageError(
-                asked, f"{name} has {', '.join(parameters) or 'none'}", nearest(key.strip(), [*parameters])
-            )
+            exists = f"{name} has {', '.join(parameters) or 'none'}"
+            if not equals:
+                raise UsageError(f"'{part.strip()}' is no PARAMETER=VALUE", exists)
+            asked = f"no parameter '{key.strip()}' of {name}"
+            raise UsageError(asked, exists, nearest(key.strip(), [*parameters]))
     return found
+
+
+def _such(text: str, parameter: str) -> str:
+    """``parameter`` with a value that it takes: its default where that can be written, else one for example."""
+    fields = dataclasses.fields(WORDS[text.partition(":")[0].strip()])
+    default = next((field.default for field in fields if field.name == parameter), None)
+    usual = f"{default}".lower() if isinstance(default, bool | int | float | str) else ""
+    return f"{parameter}={_VALUES.get(parameter, usual)}"
 
 
 def _converted(word: str, name: str, text: str, annotation: str) -> Any:

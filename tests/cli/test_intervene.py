@@ -110,7 +110,7 @@ def test_fields_are_the_documented_ones() -> None:
         "index label target score score_after change probability probability_after rank rank_after weights"
     )
     assert " ".join(CHANNEL_FIELDS) == (
-        "place name call channel worth score score_after probability_after top_after weights"
+        "place name call channel worth score score_after probability_after top_after top_label weights"
     )
 
 
@@ -183,7 +183,7 @@ def test_a_direction_is_added(run: Run, net: hookscope.Net, here: Path) -> None:
 def test_parameters_are_changed_too(run: Run) -> None:
     told = as_json(run, "--at", "fc.weight", "zero", "--at", "fc.bias", "zero")
     assert all(row["score_after"] == 0 for row in told["classes"]) and told["changed"] == {"fc.weight": 1, "fc.bias": 1}
-    assert [row["relative_l2"] for row in told["layers"]] == [0, 0, 1]
+    assert [(row["name"], row["changed"], row["relative_l2"]) for row in told["layers"]] == [("fc", True, 1)]
     pruned = as_json(run, "--at", "conv*", "prune:amount=1,dim=0")
     assert pruned["changed"] == {"conv1.weight": 1, "conv2.weight": 1}
     told = "patch takes an activation, and fc.weight is a parameter; name its layer: fc"
@@ -203,6 +203,15 @@ def test_dropping_acts_in_eval_mode_unless_it_shall_not(run: Run) -> None:
     assert {json.loads(line)["row"] for line in out.splitlines()} == {"class"}
 
 
+def test_what_did_nothing_is_told(run: Run) -> None:
+    words = ["--at", "conv1", "clamp:min=-1e9", "--at", "conv1", "freeze", "--format", "tsv"]
+    status, _, errors = run(*words)
+    assert status == 0 and errors.splitlines() == [
+        "Note: conv1 put out the same as before",
+        "Note: freeze changes no forward pass: it is for training, and `gradients --freeze` shows it",
+    ]
+
+
 def test_formats_tell_the_same(run: Run) -> None:
     words = ["--at", "1", "noise:std=0.1"]
     told = as_json(run, *words)
@@ -214,7 +223,10 @@ def test_formats_tell_the_same(run: Run) -> None:
         assert tuple(rows[0]) == fields and len(rows) == len(told[key])
     table = run(*words, "--format", "table", "--target", "3")[1]
     assert "score of 3: " in table and "changed: conv2" in table
-    assert table.splitlines()[0].split() == [name for name in CLASS_FIELDS if name != "weights"]
+    lines = table.splitlines()
+    assert set(lines[0].split()) <= set(CLASS_FIELDS) and max(map(len, lines)) <= 100  # as wide as it may be
+    alone = run(*words, "--format", "table", "--classes")[1]
+    assert "relative_l2" in table and "relative_l2" not in alone and "changed: conv2" in alone
 
 
 def test_chosen_layers_are_compared(run: Run) -> None:
@@ -259,6 +271,10 @@ def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: hookscope.Net
 def test_channels_are_ablated_on_top_of_interventions(run: Run) -> None:
     rows = json.loads(run("--ablate-each", "conv2", "--at", "conv2", "zero:channels=0-7", "--format", "json")[1])
     assert len(rows) == 8 and all(row["worth"] == 0 for row in rows)
+    errors = run("--ablate-each", "conv2", "--at", "-1", "zero:channels=0-7")[2]
+    assert errors == "Note: the score is the same without any of these channels, after what --at does\n"
+    words = ["--ablate-each", "conv2", "--at", "relu", "dropout", "--seed", "3", "--format", "json"]
+    assert run(*words)[1] == run(*words)[1]
 
 
 def test_a_grid_is_drawn_with_where_it_comes_from(run: Run, here: Path) -> None:
@@ -292,6 +308,9 @@ def test_a_grid_is_drawn_with_where_it_comes_from(run: Run, here: Path) -> None:
         (["--at", "re:[", "zero"], 2, "bad regular expression"),
         (["--ablate-each", "conv1", "--grid", "a.png"], 2, "--ablate-each prints channels alone"),
         (["--ablate-each", "conv1", "--target", "top:3"], 2, "--ablate-each ranks by one class"),
+        (["--at", "conv1", "zero", "--top", "3"], 2, "--top is of --ablate-each; there is none; leave it out"),
+        (["--at", "zero", "conv1"], 2, "no intervention 'conv1'; where comes first: --at conv1 zero"),
+        (["--at", "conv1", "permute:axis=images"], 2, "one image has no order"),
         (["--ablate-each", "conv7"], 1, "no layer 'conv7'"),
         (["--at", "conv1", "zero", "--target", "99"], 1, "no class 99; the model has 7 classes: 0 to 6"),
     ],

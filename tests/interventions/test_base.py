@@ -90,9 +90,13 @@ def test_no_channels_is_no_change() -> None:
         (
             Zero(positions="0"),
             (1, 6, 2, 2),
-            "positions with 1 axes at 'layer'; its 1x6x2x2 has 2; give one range for each",
+            "1 range of positions for 'layer', whose 1x6x2x2 has 2 axes of positions; give one range for each, such as",
         ),
-        (Zero(positions="0x0"), (1, 6), "positions with 2 axes at 'layer'; its 1x6 has 0"),
+        (
+            Zero(positions="0x0"),
+            (1, 6),
+            "2 ranges of positions for 'layer', whose 1x6 has no axis of positions; leave positions out",
+        ),
     ],
 )
 def test_a_part_that_is_not_there(change: Intervention, shape: tuple[int, ...], says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import subprocess
 import sys
@@ -23,11 +24,13 @@ from hookscope.interventions import (
     DropBlock,
     DropBlock2d,
     Dropout,
+    Freeze,
     Linear,
     Mean,
     Noise,
     Patch,
     Permute,
+    Prune,
     Quantize,
     Scale,
     Steer,
@@ -436,7 +439,12 @@ def test_nothing_is_left_of_an_entry_that_failed_half_way() -> None:
         ("re:[", Zero(), SelectionError, "bad regular expression '['"),
         ("", Zero(), SelectionError, "empty layer selection"),
         ("b", Zero(channels="2-4"), LayerError, "no channel 4 at 'b'; there are 4: 0 to 3"),
-        ("b", Zero(positions="0"), LayerError, "positions with 1 axes at 'b'; its 4x4x8x8 has 2"),
+        (
+            "b",
+            Zero(positions="0"),
+            LayerError,
+            "1 range of positions for 'b', whose 4x4x8x8 has 2 axes of positions; give one",
+        ),
         ("b", Zero(positions="0-8x0"), LayerError, "no position 8 at 'b'; there are 8: 0 to 7"),
         (
             "fc",
@@ -563,3 +571,144 @@ def test_drop_block_is_that_of_torchvision_where_it_is_hooked() -> None:
     torch.manual_seed(4)
     with intervene(net, {"norm": DropBlock(0.3, 3)}):
         assert same_bits(net(X), judge)
+
+
+class Skips(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.only_in_training = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+        self.alias = self.a
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(self.only_in_training(x) if self.training else x)
+
+
+@pytest.mark.parametrize("where", ["b", "a,b", "only_in_training"])
+@pytest.mark.parametrize("change", [Zero(), Zero(on="input"), lambda call, x: x])
+def test_a_layer_that_complete_passes_skip_is_told_when_the_block_is_left(where: str, change: Any) -> None:
+    net, x = Skips().eval(), torch.ones(1, 2)
+    state = State(net)
+
+    def run(error: Exception | None = None) -> None:
+        with intervene(net, {where: change}):
+            net(x)
+            net(x)
+            if error is not None:
+                raise error
+
+    with pytest.raises(LayerError, match=f"^'{where.rpartition(',')[2]}' did not run: nothing was changed"):
+        run()
+    assert state.changes() == []
+    with pytest.raises(ValueError, match="of the block"):
+        run(ValueError("of the block"))
+
+
+def test_a_layer_that_one_pass_reached_or_that_no_pass_could_is_no_error() -> None:
+    net, x = Skips().train(), torch.ones(1, 2)
+    with intervene(net, {"only_in_training": Zero(), "alias": Zero(), "b*": Zero()}):
+        net(x)
+        net.eval()(x)
+    with intervene(net, {"b": Zero()}), pytest.raises(RuntimeError):
+        net(torch.ones(1, 3))
+    with intervene(net, {"b": Zero()}) as block:
+        net.a(x)
+        assert torch.equal(net.b(x), torch.zeros(1, 2)) and block.changed == {"b": 1}
+    with intervene(net, {"b": Zero()}):
+        net.b(x)
+        net(x)
+    with intervene(net, {"b": Zero()}):
+        pass
+    with intervene(net, {"a": Dropout(0.5)}):  # which is silent in eval mode
+        net(x)
+
+
+def test_steps_are_counted_where_only_parameters_are_changed() -> None:
+    net = Net().train()
+    with intervene(net, {"a.weight": Noise(0.1)}) as block:
+        train(net, 3)
+        net.eval()(X)
+    assert block.step == 3
+    compiled = torch.compile(nn.Sequential(nn.Conv2d(3, 1, 1)), backend="eager")
+    with intervene(compiled, {"*weight": Zero()}):
+        assert not bool(compiled._orig_mod[0].weight.any())
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda tensor: tensor, "the function for 'b' takes (tensor); it is called with (call, tensor); write one"),
+        (lambda call, tensor, more: tensor, "the function for 'b' takes (call, tensor, more); it is called with"),
+        (lambda: None, "the function for 'b' takes (); it is called with (call, tensor)"),
+    ],
+)
+def test_a_function_that_takes_other_arguments(function: Any, says: str) -> None:
+    for where in ("b", "b.weight"):
+        with pytest.raises(UsageError) as caught:
+            intervene(Net(), {where: function})
+        assert str(caught.value).startswith(says.replace("'b'", f"'{where}'"))
+
+
+def test_whatever_can_be_called_with_a_call_and_a_tensor_will_do() -> None:
+    class Mine:
+        def __call__(self, call: Any, tensor: Tensor, factor: float = 2.0) -> Tensor:
+            return tensor * factor
+
+    net = Net().eval()
+    for function in (lambda *both: both[1] * 2, Mine(), functools.partial(Mine(), factor=2.0)):
+        with intervene(net, {"b": function}) as block:
+            net(X)
+        assert block.changed == {"b": 1}
+
+
+def test_a_schedule_that_takes_no_step() -> None:
+    with pytest.raises(UsageError, match=r"^the schedule of DropBlock2d takes \(\); it is called with \(step\)"):
+        DropBlock2d(p=lambda: 0.1)  # type: ignore[arg-type, misc]
+
+
+@pytest.mark.parametrize("where", [nn.Linear(1, 1), None, 1.0, ("a", "b")])
+def test_a_layer_is_chosen_by_its_name(where: Any) -> None:
+    with pytest.raises(UsageError, match=r"^a layer is chosen by its name, not by an? (Linear|NoneType|float|tuple)"):
+        intervene(Net(), {where: Zero()})
+
+
+def test_an_index_that_is_the_name_of_a_layer() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 1, 1), nn.ReLU(), nn.Flatten())
+    judge = "no index 2; there are 1 Conv2d calls: 0 to 0; the layer named 2 is re:^2$"
+    with pytest.raises(LayerError) as caught, intervene(net, {"2": Zero()}):
+        net(X)
+    assert str(caught.value) == judge
+    with intervene(net, {"re:^2$": Zero()}):
+        assert not bool(net(X).any())
+    with (
+        pytest.raises(LayerError, match=r"no index 7; .*; indices are those of list-layers"),
+        intervene(net, {7: Zero()}),
+    ):
+        net(X)
+
+
+def test_a_block_and_its_schedules_tell_what_they_are() -> None:
+    block = intervene(Net(), {"a": DropBlock2d(Linear(0, 0.1, steps=100)), 1: [Zero(channels="0-2"), Scale(2.0)]})
+    assert repr(block) == (
+        "intervene(Net, {'a': DropBlock2d(p=Linear(0, 0.1, steps=100)), '1': Zero(channels=0-2), '1': Scale(factor=2)})"
+    )
+    assert repr(intervene(Net(), {"a": same_bits})) == "intervene(Net, {'a': same_bits})"
+    assert str(Dropout(_halves)) == "Dropout(p=_halves)"
+
+
+def _halves(step: int) -> float:
+    return 0.5
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "says"),
+    [
+        ("relu", Prune(), "no parameter to prune at 'relu'; layers with some are a, b, fc; list them with weights"),
+        ("norm", Prune(), "no parameter to prune at 'norm'; layers with some are a, b, fc"),
+        ("relu", Freeze(), "no parameter to freeze at 'relu'; layers with some are a, b, fc and 1 more"),
+        ("rellu", Freeze(), "no parameter to freeze at 'rellu'; nearest: relu"),
+    ],
+)
+def test_layers_without_parameters(where: str, change: Any, says: str) -> None:
+    with pytest.raises(LayerError) as caught:
+        intervene(Net(), {where: change}).__enter__()
+    assert str(caught.value).startswith(says)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -223,7 +224,7 @@ def test_the_memory_format_is_kept(change: Intervention, part: dict[str, Any]) -
         (lambda: Noise(math.inf), "std=inf"),
         (lambda: Clamp(), "a clamp without ends; give min, max or both"),
         (lambda: Clamp(3, 1), "a clamp from 3 to 1; give a min that is not above max"),
-        (lambda: Clamp(math.nan), "a clamp from nan to inf"),
+        (lambda: Clamp(math.nan), "min=nan; give a finite number"),
         (lambda: Quantize(0), "bits=0; give 1 to 16"),
         (lambda: Quantize(17), "bits=17"),
         (lambda: Quantize(1, symmetric=True), "bits=1; give 2 to 16"),
@@ -234,3 +235,27 @@ def test_bad_values(make: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         make()
     assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Scale("2"), "factor='2' is no number"),
+        (lambda: Scale(1e39), "factor=1e+39 is out of single precision's range"),
+        (lambda: Clamp(max=[1]), r"max=[1] is no number"),
+        (lambda: Clamp(min=float("inf")), "a clamp from inf to inf; give finite ends"),
+        (lambda: Clamp(-1e39, 0), "min=-1e+39 is out of single precision's range"),
+        (lambda: Noise(1e39), "std=1e+39 is out of"),
+        (lambda: Quantize(2.5), "bits=2.5; give 1 to 16"),
+    ],
+)
+def test_values_that_make_no_sense(make: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert str(caught.value).startswith(says)
+
+
+def test_numbers_of_other_libraries_and_open_ends() -> None:
+    for factor in (2, np.float32(2), torch.tensor(2.0), 3.4028234663852886e38):
+        Scale(factor)
+    Clamp(-float("inf"), 1)

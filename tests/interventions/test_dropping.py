@@ -223,7 +223,7 @@ def test_a_linear_rate() -> None:
         (lambda: DropBlock(-0.1), "p=-0.1 is no share; give a number from 0 to 1"),
         (lambda: Dropout(1.01), "p=1.01 is no share"),
         (lambda: Dropout(float("nan")), "p=nan is no share"),
-        (lambda: Dropout("0.1"), "p=0.1 is no share"),
+        (lambda: Dropout("0.1"), "p='0.1' is no number"),
         (lambda: Dropout(Linear(0, 2, 1)).at(1), "p=2.0 is no share"),
         (lambda: DropBlock(0.1, 4), "block_size=4; give an odd number: a block has a middle"),
         (lambda: DropBlock(0.1, 0), "block_size=0"),

@@ -334,3 +334,27 @@ def test_parameters_without_values_or_fractions() -> None:
 def test_a_share_out_of_range() -> None:
     with pytest.raises(UsageError, match=r"amount=1\.5 is no share; give a number from 0 to 1"):
         Prune(1.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"norm": "nuc"}, "norm='nuc' is no number; give a finite number"),
+        ({"norm": None}, "norm=None is no number"),
+        ({"norm": float("nan")}, "norm=nan; give a finite number"),
+        ({"norm": 0}, "norm=0; give a number above 0, such as 1 or 2"),
+        ({"norm": float("-inf")}, "norm=-inf; give a number above 0"),
+        ({"amount": float("nan")}, "amount=nan; give a finite number"),
+        ({"amount": "0.5"}, "amount='0.5' is no number"),
+    ],
+)
+def test_shares_and_norms_that_are_none(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Prune(**values)
+    assert str(caught.value).startswith(says)
+
+
+def test_the_norm_of_the_largest_value() -> None:
+    weight = torch.tensor([[3.0, 3.0], [4.0, 0.0]])
+    assert Prune(0.5, dim=0, norm=float("inf")).mask("w", weight).tolist() == [[0, 0], [1, 1]]
+    assert Prune(0.5, dim=0).mask("w", weight).tolist() == [[1, 1], [0, 0]]

@@ -109,7 +109,11 @@ def test_what_a_built_one_says_of_itself_is_read_again() -> None:
         ("xyzzy", "no intervention 'xyzzy'; there are dropblock"),
         ("noise:sdt=1", "no parameter 'sdt' of noise; noise has channels, positions, on, std, relative; nearest: std"),
         ("clamp:0,6", "'0' is no PARAMETER=VALUE; clamp has"),
-        ("noise:std", "'std' is no PARAMETER=VALUE; noise has"),
+        ("noise:std", "std needs a value: std=0.1"),
+        ("dropblock:p", "p needs a value: p=0.1"),
+        ("dropblock:p=0.1, block_size", "block_size needs a value: block_size=7"),
+        ("zero:channels", "channels needs a value: channels=0-31"),
+        ("patch:from", "from needs a value: from=FILE"),
         ("noise:std=1,std=2", "'std' stands twice in 'noise:std=1,std=2'"),
         ("noise:std=a", "std='a' of noise is not a number"),
         ("noise:std=", "std='' of noise is not a number"),
@@ -128,7 +132,15 @@ def test_what_a_built_one_says_of_itself_is_read_again() -> None:
         ("steer:from=a,scale=nan", "scale=nan; give a finite number"),
         ("clamp", "a clamp without ends"),
         ("clamp:min=2,max=1", "a clamp from 2 to 1"),
-        ("clamp:min=nan", "a clamp from nan to inf"),
+        ("clamp:min=nan", "min=nan; give a finite number"),
+        ("clamp:min=inf", "a clamp from inf to inf; give finite ends"),
+        ("clamp:max=-inf", "a clamp from -inf to -inf; give finite ends"),
+        ("clamp:max=1e39", "max=1e+39 is out of single precision's range; give up to 3.4e38"),
+        ("scale:factor=-1e39", "factor=-1e+39 is out of single precision's range"),
+        ("prune:amount=nan", "amount=nan; give a finite number"),
+        ("prune:dim=0,norm=nan", "norm=nan; give a finite number"),
+        ("prune:dim=0,norm=0", "norm=0; give a number above 0"),
+        ("prune:norm=-2", "norm=-2; give a number above 0"),
         ("noise:std=-1", "std=-1; give 0 or more"),
         ("quantize:bits=17", "bits=17; give 1 to 16"),
         ("quantize:bits=1,symmetric=true", "bits=1; give 2 to 16"),
@@ -148,7 +160,28 @@ def test_what_cannot_be_read_says_what_there_is(text: str, says: str) -> None:
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["other.jpg", "C:/a b.jpg", "a,b.jpg", "a, b.jpg", "x#1.npy"])
+def test_what_has_no_value_is_no_near_miss_of_itself() -> None:
+    for text in ("dropblock:p", "clamp:0,6", "noise:sdt"):
+        with pytest.raises(UsageError) as caught:
+            Word.parse(text)
+        assert "nearest" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", list(WORDS))
+def test_the_value_that_is_told_for_a_parameter_is_one(name: str) -> None:
+    for field in dataclasses.fields(WORDS[name]):
+        if field.name in ("source", "direction"):
+            continue
+        with pytest.raises(UsageError) as caught:
+            Word.parse(f"{name}:{field.name}")
+        told = str(caught.value).partition("needs a value: ")[2]
+        source = {"patch": ",from=a.jpg", "steer": ",from=a.npy"}.get(name, "")
+        factor = ",factor=2" if name == "scale" and field.name != "factor" else ""
+        ends = ",max=9" if name == "clamp" and field.name not in ("min", "max") else ""
+        assert field.name in Word.parse(f"{name}:{told}{source}{factor}{ends}").given
+
+
+@pytest.mark.parametrize("name", ["other.jpg", "C:/a b.jpg", "a,b.jpg", "a,on", "a, b.jpg", "x#1.npy"])
 def test_a_file_keeps_its_name(name: str) -> None:
     assert Word.parse(f"patch:channels=0,from={name}").source == name
     assert Word.parse(f"patch:from={name},channels=0").source == name

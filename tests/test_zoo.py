@@ -1,0 +1,308 @@
+"""Interventions, ablations and events over torchvision's models, judged by plain hooks and by changed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from hookscope.ablation import ablate_each
+from hookscope.differences import same_bits
+from hookscope.effects import Effect, intervention_effect
+from hookscope.events import CallRecord, trace_events
+from hookscope.interventions import DropBlock, Dropout, Noise, Patch, Prune, Scale, Zero
+from hookscope.interventions.sources import activations_at
+from hookscope.models import Net, load_model
+from hookscope.tensors import map_tensors, tensors_in
+from hookscope.untouched import State
+
+# the side of a picture that a model runs on and is quick with
+CLASSIFICATION = {
+    "alexnet": 64,
+    "convnext_tiny": 64,
+    "densenet121": 64,
+    "efficientnet_b0": 64,
+    "efficientnet_v2_s": 64,
+    "googlenet": 64,
+    "inception_v3": 96,
+    "maxvit_t": 224,
+    "mnasnet0_5": 64,
+    "mobilenet_v2": 64,
+    "mobilenet_v3_large": 64,
+    "mobilenet_v3_small": 64,
+    "quantized_googlenet": 64,
+    "quantized_mobilenet_v2": 64,
+    "quantized_resnet18": 64,
+    "regnet_x_400mf": 64,
+    "regnet_y_400mf": 64,
+    "resnet18": 64,
+    "resnet50": 64,
+    "resnext50_32x4d": 64,
+    "shufflenet_v2_x0_5": 64,
+    "squeezenet1_0": 64,
+    "squeezenet1_1": 64,
+    "swin_v2_t": 64,
+    "vgg11": 64,
+    "vgg11_bn": 64,
+    "vit_b_32": 224,
+}
+OTHERS = {
+    "fasterrcnn_mobilenet_v3_large_320_fpn": 96,
+    "fcn_resnet50": 64,
+    "lraspp_mobilenet_v3_large": 64,
+    "r3d_18": 32,
+    "raft_small": 128,
+    "ssdlite320_mobilenet_v3_large": 96,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small pictures: threads would wait for each other more than they calculate."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "side"), [*CLASSIFICATION.items(), *OTHERS.items()])
+def test_models_do_as_plain_hooks_and_other_weights_make_them(name: str, side: int) -> None:
+    subject = Subject(name, side)
+    for check in CHECKS if name in OTHERS else (*CHECKS, *CHECKS_OF_CLASSIFIERS):
+        check(subject)
+        assert subject.state.changes() == [], check.__name__
+
+
+# --- a model and what it does without hookscope -----------------------------------------------------------------------
+
+
+class Subject:
+    """A model with random weights, its inputs, and layers to change, found by hooks of its own."""
+
+    def __init__(self, name: str, side: int) -> None:
+        self.net: Net = load_model(name, weights="none", device="cpu")
+        self.model = self.net.model
+        self.inputs = self.net.inputs(*pictures(self.net.family, side))
+        let_signals_through(self.model, self.inputs)
+        self.order: list[str] = []
+        with hooked(self.model, dict(self.model.named_modules()), lambda layer, output: self.order.append(layer)):
+            self.output = self.run()
+        leaves, around = self.leaves(), [layer for layer in self.order if layer and layer not in self.leaves()]
+        self.convolutions = [layer for layer in leaves if isinstance(self.model.get_submodule(layer), _ConvNd)]
+        self.middle, self.around = leaves[len(leaves) // 2], around[len(around) // 2]
+        self.state = State(self.model)
+
+    def leaves(self) -> list[str]:
+        return [layer for layer in self.order if not list(self.model.get_submodule(layer).children())]
+
+    @torch.no_grad()
+    def run(self) -> Any:
+        return self.model(*map_tensors(self.inputs, torch.clone))
+
+    def run_with(self, layer: str, change: Callable[[Tensor], Tensor]) -> Any:
+        """The output where what ``layer`` puts out is changed by a plain hook."""
+        with hooked(self.model, {layer: self.model.get_submodule(layer)}, lambda _, out: map_tensors(out, change)):
+            return self.run()
+
+    def run_with_weights(self, change: Callable[[Tensor], Tensor], *names: str) -> Any:
+        """The output where parameters are others, put back without a trace."""
+        parameters = [self.model.get_parameter(name) for name in names]
+        own = [parameter.data for parameter in parameters]
+        try:
+            for parameter in parameters:
+                parameter.data = change(parameter.data.clone())
+            return self.run()
+        finally:
+            for parameter, values in zip(parameters, own, strict=True):
+                parameter.data = values
+
+    def effect(self, changes: dict[str, Any], seed: int | None = None) -> Effect:
+        effect = intervention_effect(self.model, self.inputs, changes, seed=seed)
+        assert same_bits(effect.before, self.output)
+        return effect
+
+
+def pictures(family: str, side: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (3, 8, side, side) if family == "video" else (3, side, side)
+    return [torch.rand(shape, generator=generator) for _ in range(2 if family == "optical_flow" else 1)]
+
+
+@torch.no_grad()
+def let_signals_through(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Let each BatchNorm bring what it is given to size 1, and no layer be near 0: else early layers hardly matter."""
+
+    torch.manual_seed(2)
+    for weight in model.parameters():
+        if weight.dim() > 1 and weight.abs().max() < 1e-4:  # the head of ViT, the scale of ConvNeXt's branches
+            weight.normal_(std=0.1)
+
+    def fit(norm: Any, args: tuple[Tensor, ...]) -> None:
+        norm.running_var.fill_(args[0].square().mean().clamp(min=1e-6))
+
+    norms = [module for module in model.modules() if isinstance(getattr(module, "running_var", None), Tensor)]
+    handles = [norm.register_forward_pre_hook(fit) for norm in norms]
+    model(*map_tensors(inputs, torch.clone))
+    for handle in handles:
+        handle.remove()
+
+
+@contextmanager
+def hooked(model: nn.Module, layers: dict[str, nn.Module], hook: Callable[[str, Any], Any]) -> Iterator[None]:
+    handles = [
+        module.register_forward_hook(lambda module, args, output, layer=layer: hook(layer, output))
+        for layer, module in layers.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def noise_of_nothing(subject: Subject) -> None:
+    effect = subject.effect({subject.convolutions[0]: Noise(0.0)})
+    assert same_bits(effect.after, subject.output)
+    assert (effect.layers, effect.changed, effect.missing) == ((), {}, ())
+
+
+def a_scaled_layer(subject: Subject) -> None:
+    effect = subject.effect({subject.middle: Scale(0.5)})
+    assert same_bits(effect.after, subject.run_with(subject.middle, lambda tensor: tensor * 0.5))
+    assert sum(effect.changed.values()) == subject.order.count(subject.middle)
+    first, *later = effect.layers
+    assert (first.call.name, first.changed) == (subject.middle, True)
+    assert first.relative_l2 == pytest.approx(0.5) and first.cosine == pytest.approx(1.0)
+    assert any(layer.relative_l2 for layer in later)
+
+
+def silent_channels(subject: Subject) -> None:
+    def silenced(tensor: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(tensor[:, :2]), tensor[:, 2:]], 1)
+
+    last = subject.convolutions[-1]
+    effect = subject.effect({last: Zero(channels="0-1")})
+    assert same_bits(effect.after, subject.run_with(last, silenced))
+    assert effect.layers[0].changed
+
+
+def a_pruned_weight(subject: Subject) -> None:
+    def without_the_smallest(weight: Tensor) -> Tensor:
+        places = weight.abs().flatten().argsort()[: round(weight.numel() / 2)]
+        return weight * torch.ones(weight.numel()).index_fill(0, places, 0).view_as(weight)
+
+    name = f"{subject.convolutions[len(subject.convolutions) // 2]}.weight"
+    effect = subject.effect({name: Prune(0.5)})
+    assert effect.changed == {name: 1}
+    assert same_bits(effect.after, subject.run_with_weights(without_the_smallest, name))
+    assert next(layer for layer in effect.layers if layer.relative_l2).call.name == name.removesuffix(".weight")
+
+
+def patched_with_themselves(subject: Subject) -> None:
+    for layer in (subject.middle, subject.around):
+        effect = subject.effect({layer: Patch(activations_at(subject.model, subject.inputs, layer))})
+        assert sum(effect.changed.values()) == subject.order.count(layer)
+        assert same_bits(effect.after, subject.output)
+        assert not any(moved.relative_l2 for moved in effect.layers)
+
+
+def dropped_with_a_seed(subject: Subject) -> None:
+    last = subject.convolutions[-1]
+    changes = {
+        subject.middle: Dropout(0.3, when="always"),
+        last: DropBlock(0.2, block_size=3, when="always"),
+    }
+    one, again = (subject.effect(changes, seed=3) for _ in range(2))
+    assert same_bits(one.after, again.after) and one.layers == again.layers
+    assert any(layer.relative_l2 for layer in one.layers)
+    assert subject.effect({last: DropBlock(0.2, block_size=3)}, seed=3).changed == {}  # eval mode
+
+
+def events_in_order(subject: Subject) -> None:
+    found = trace_events(subject.model, subject.inputs)
+    assert [record.call.name for record in found.calls] == subject.leaves()
+    assert [event.event for event in found.events] == ["pre-hook", "forward"] * len(found.calls)
+
+
+def gradients_of_the_score(subject: Subject) -> None:
+    """Against tensor hooks on copies, which no layer after them can overwrite."""
+    gradients: list[Tensor | None] = []
+
+    def keep(at: int, gradient: Tensor) -> None:
+        gradients[at] = gradient
+
+    def watch(layer: str, output: Any) -> Any:
+        if layer not in leaves or len(tensors_in(output)) != 1:
+            return None
+        own = map_tensors(output, torch.clone)  # a layer that does nothing returns what others are given too
+        [tensor] = tensors_in(own).values()
+        gradients.append(None)
+        if tensor.requires_grad:
+            tensor.register_hook(partial(keep, len(gradients) - 1))
+        return map_tensors(own, torch.clone)
+
+    leaves = set(subject.leaves())
+    with hooked(subject.model, dict(subject.model.named_modules()), watch):
+        leaf = subject.inputs[0].clone().requires_grad_()
+        scores = subject.model(leaf.clone())
+        wanted = [leaf, *(weight for weight in subject.model.parameters() if weight.requires_grad)]
+        torch.autograd.grad(scores[0, scores[0].argmax()], wanted, allow_unused=True)
+    found = trace_events(subject.model, subject.inputs, backward=True)
+    records = [record for record in found.calls if len(record.output) == 1]
+    assert found.loss == "score" and len(records) == len(gradients)
+    assert [range_of(record) for record in records] == [
+        None if gradient is None else (gradient.min().item(), gradient.max().item()) for gradient in gradients
+    ]
+
+
+def range_of(record: CallRecord) -> tuple[float | None, float | None] | None:
+    return (record.gradient[""].min, record.gradient[""].max) if "" in record.gradient else None
+
+
+def channels_without_weights(subject: Subject) -> None:
+    """Against the score without the filter: its weights and its bias at 0."""
+
+    def width(layer: str) -> int:
+        return len(subject.model.get_parameter(f"{layer}.weight"))
+
+    def without(channel: int, values: Tensor) -> Tensor:
+        return values.index_fill(0, torch.tensor(channel), 0)
+
+    narrow = [layer for layer in subject.convolutions if width(layer) <= 128]
+    if not narrow:
+        return  # ViT: each of 768 channels of its first layer is a whole pass
+    layer = narrow[len(narrow) * 3 // 4]
+    found = ablate_each(subject.model, subject.inputs, layer)
+    assert len(found.channels) == width(layer)
+    names = [f"{layer}.{own}" for own, _ in subject.model.get_submodule(layer).named_parameters()]
+    scores = subject.output[0]
+    assert found.prediction.index == int(scores.argmax())
+    rounding = 1e-5 * float(scores.abs().max())
+    assert max(abs(one.worth) for one in found.channels) > 10 * rounding
+    for channel in range(3):
+        [worth] = [one for one in found.channels if one.channel == channel]
+        silenced = subject.run_with_weights(partial(without, channel), *names)
+        wanted = float(silenced[0, found.prediction.index])
+        assert worth.score_after == pytest.approx(wanted, abs=rounding)
+
+
+CHECKS = (
+    noise_of_nothing,
+    a_scaled_layer,
+    silent_channels,
+    a_pruned_weight,
+    patched_with_themselves,
+    dropped_with_a_seed,
+    events_in_order,
+)
+CHECKS_OF_CLASSIFIERS = (gradients_of_the_score, channels_without_weights)
