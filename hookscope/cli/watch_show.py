@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FIELDS", "show"]
 
 FIELDS = ("step", "last_step", "time", "lasts", "finding", "layer", "layers", "evidence", "meaning")
-_TABLE = ("step", "last_step", "time", "finding", "layer", "layers")
+_TABLE = ("step", "last_step", "time", "finding", "layer")  # how many more layers, and which, is told in words
 # of a layer's line what is of the step
 _OF_THE_STEP = ("row", "loss", "learning_rate")
 
@@ -98,7 +98,8 @@ def _what(run: Run, runs: int) -> str:
     header = run.header
     command, size = header.get("command"), header.get("world_size") or 1
     words = " ".join(map(str, command)) if command else "a training loop"
-    parts = [f"{words}, started {header.get('started')}, every {header.get('every')} steps"]
+    every = header.get("every")
+    parts = [f"{words}, started {header.get('started')}, every {'step' if every == 1 else f'{every} steps'}"]
     parts += [f"rank {header.get('rank')} of {size}"] if size > 1 else []
     parts += [f"the last of {runs:,} runs in the log"] if runs > 1 else []
     return ", ".join(parts)
@@ -149,8 +150,7 @@ def _write_table(
 ) -> None:
     """A line for each finding, then the run as a whole, then the findings in words."""
     if rows:
-        short = [{name: row.get(name) for name in _TABLE} | {"layers": len(row["layers"]) or None} for row in rows]
-        write_report(short, _TABLE, findings, "table", stream, lines)
+        write_report(rows, _TABLE, findings, "table", stream, lines)
     else:
         stream.write("".join(f"{printable(line)}\n" for line in [*lines, "", "no findings"]))
         stream.flush()

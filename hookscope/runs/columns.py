@@ -22,6 +22,7 @@ __all__ = ["COLUMNS", "Column", "Grid", "columns_of", "grid_of"]
 
 MOST_CELLS = 240  # side by side: more than the pixels of a panel would fall between them
 
+_SPOILING = ("non_finite", "gradient_non_finite")  # of what is not judged beside either
 _OF_PARAMETERS = ("gradient_non_finite", "weight_non_finite")
 _MOST_DECADES = 16.0  # of one scale; what is smaller has the colour of its end
 
@@ -42,6 +43,7 @@ class Column:
             geometric one.
         ends: Ends of the scale; None for those of the figures.
         spoiled: Which figures count NaN and Inf in what it is about.
+        judged_from: The step from which on its limits count.
     """
 
     title: str
@@ -54,6 +56,7 @@ class Column:
     peaks: bool = False
     ends: tuple[float, float] | None = None
     spoiled: tuple[str, ...] = ("non_finite",)
+    judged_from: Callable[[WatchThresholds], int] = lambda _: 0
 
     def is_about(self, found: TimedFinding) -> bool:
         """Whether a finding is marked in it; what is not finite where it begins, among activations or gradients."""
@@ -78,6 +81,7 @@ COLUMNS = (
         lambda limits: (limits.dead,),
         peaks=True,
         ends=(0.0, 1.0),
+        spoiled=_SPOILING,
     ),
     Column(
         "zeros (share)", lambda layer: layer.values["zero_share"], "Blues", False, (), lambda _: (), ends=(0.0, 1.0)
@@ -110,7 +114,7 @@ COLUMNS = (
         spoiled=_OF_PARAMETERS,
     ),
     Column(
-        "BatchNorm drift (1: limit)",
+        "BatchNorm drift",
         lambda layer: batchnorm_distance(layer, WatchThresholds()),
         "OrRd",
         False,
@@ -118,6 +122,8 @@ COLUMNS = (
         lambda _: (1.0,),
         peaks=True,
         ends=(0.0, 2.0),
+        spoiled=_SPOILING,
+        judged_from=lambda limits: limits.warm_up,
     ),
 )
 """From left to right."""

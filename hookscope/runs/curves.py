@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.errors import printable
 from hookscope.figures import BODY, SMALL, Colour, write
 from hookscope.runs.columns import Grid, rows_of
-from hookscope.runs.loss import smoothed
+from hookscope.runs.loss import centred
 from hookscope.runs.series import RunSeries
 from hookscope.runs.thresholds import WatchThresholds
 from hookscope.runs.timed import TimedFinding
@@ -24,28 +24,37 @@ if TYPE_CHECKING:
 __all__ = ["badge", "draw_curves", "draw_loss", "draw_rates"]
 
 _LINES = (Colour.BLUE, Colour.ORANGE, Colour.GREEN, "#cc79a7", "#56b4e9")
+_LOST = "#d020d0"
+_FEWEST_SMOOTHED = 20  # of fewer losses each can be seen
 _MOST_NAMED = 3
 _LEAST = 1e-8  # of the highest loss, on a logarithmic axis
 _ORDERS = 20.0  # times the lowest the highest must be for a logarithmic axis
 
 
 def draw_loss(axes: Axes, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
-    """Each sampled loss, and a smoothed line; findings by number where they begin."""
+    """Each sampled loss, where there are many a smoothed line, and what is not finite; findings by number."""
     import numpy as np
 
     _title(axes, "loss", above=15.0)
+    keys: dict[str, None] = {}  # in this order, each once
     seen = [one for one in run.losses if np.isfinite(one.losses).any()]
     for at, one in enumerate(run.losses):
         known = np.isfinite(one.losses)
-        steps, losses = one.steps[known], one.losses[known]
         colour = _LINES[at % len(_LINES)]
-        alone = len(steps) < 2
-        axes.plot(steps, losses, "o" if alone else "-", color=colour, ms=4, lw=0.7, alpha=1 if alone else 0.45)
-        if len(steps) >= 10:
-            axes.plot(steps, smoothed(losses), color=colour, lw=1.6)
-        lost = one.steps[~known & (one.steps > (steps[0] if len(steps) else np.inf))]
+        many = known.sum() >= _FEWEST_SMOOTHED
+        width: dict[str, Any] = {"lw": 0.7, "alpha": 0.45} if many else {"lw": 1.2}
+        axes.plot(one.steps, one.losses, color=colour, **width)  # a NaN breaks it
+        alone = known & ~np.append(known[1:], False) & ~np.insert(known[:-1], 0, False)
+        axes.plot(one.steps[alone], one.losses[alone], "o", color=colour, ms=4)
+        if many:
+            middle, around = centred(one.losses)
+            axes.plot(one.steps, middle, color=colour, lw=1.6)
+            keys[f"thin: each sampled step; thick: median of it and {around} before and after"] = None
+        lost = one.steps[~known & (np.cumsum(known) > 0)]
         bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 5}
-        axes.plot(lost, [0] * len(lost), "x", color="#d020d0", ms=4, **bottom)
+        axes.plot(lost, [0] * len(lost), "x", color=_LOST, ms=4, **bottom)
+        keys |= {"×: NaN or Inf, or not seen": None} if len(lost) else {}
+    axes.set_title("; ".join(keys), loc="right", fontsize=SMALL, color=Colour.FAINT, pad=15.0)
     if not seen:
         axes.set_yticks([])
         write(axes, 0.5, 0.5, "the loss was not seen", transform=axes.transAxes, ha="center", color=Colour.FAINT)
@@ -61,7 +70,9 @@ def _flags(axes: Axes, findings: Sequence[TimedFinding]) -> None:
     left, right = axes.get_xlim()
     near = (right - left) / 45
     flags: list[tuple[float, list[int]]] = []
-    for step, number in sorted((float(found.step), number) for number, found in enumerate(findings, 1)):
+    begun = [(float(one.step), number) for number, one in enumerate(findings, 1) if one.finding != "few-samples"]
+    begun = [(min(max(step, left), right), number) for step, number in begun]  # a run stops between samples
+    for step, number in sorted(begun):  # that there are few samples begins nowhere
         if flags and step - flags[-1][0] < near:
             flags[-1][1].append(number)
         else:
@@ -114,15 +125,18 @@ def draw_curves(
         else:
             axes.fill_between(x, low, high, color="#e2e2e2", lw=0, zorder=2)
         axes.plot(x, middle, "o" if alone else "-", color=Colour.FAINT, lw=1.1, ms=4, zorder=3)
-    named = _worth_naming(grid, run, findings)
-    for (_, row), colour in zip(named, _LINES, strict=False):
+    named = [
+        (name, row, colour) for (name, row), colour in zip(_worth_naming(grid, run, findings), _LINES, strict=False)
+    ]
+    for _, row, colour in named:
         marker = "o" if np.isfinite(cells[row]).sum() == 1 else None
         axes.plot(x, cells[row], color=colour, lw=1.4, marker=marker, ms=4, zorder=5)
     _scale_axis(axes, grid, cells)
+    if grid.column.logarithmic:
+        for _, row, colour in named:  # what is 0 lies below all powers of ten
+            _floor(axes, x[grid.cells[row] == 0], colour)
+    _limits(axes, grid, thresholds)
     low_end, high_end = axes.get_ylim()
-    for limit in grid.column.limits(thresholds):
-        if low_end < limit < high_end:
-            axes.axhline(limit, color=Colour.ALARM, lw=0.8, ls=(0, (3, 3)), zorder=4)
     if grid.column.usual is not None and low_end < grid.column.usual < high_end:
         axes.axhline(grid.column.usual, color=Colour.GREEN, lw=1.0, ls=(0, (1, 1.5)), zorder=4)
         write(
@@ -135,7 +149,40 @@ def draw_curves(
             va="bottom",
             color=Colour.GREEN,
         )
-    _names(axes, [(name, colour) for (name, _), colour in zip(named, _LINES, strict=False)])
+    _names(
+        axes, [(name, colour) for name, _, colour in named], _emptier_half(axes, [cells[row] for _, row, _ in named])
+    )
+
+
+def _floor(axes: Axes, x: Array, colour: str) -> None:
+    """Triangles on the lower edge, few enough to be told apart."""
+    bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 6}
+    x = x[:: max(1, len(x) // 20)]
+    axes.plot(x, [0.02] * len(x), "v", color=colour, ms=4, **bottom)
+
+
+def _limits(axes: Axes, grid: Grid, thresholds: WatchThresholds) -> None:
+    """Dashed lines where limits are near what is drawn, from the step on from which they count."""
+    low, high = axes.get_ylim()
+    begin = grid.column.judged_from(thresholds)
+    left, right = max(grid.edges[0], begin or grid.edges[0]), grid.edges[1]
+    for limit in grid.column.limits(thresholds):
+        if low < limit < high and left < right:
+            axes.plot([left, right], [limit] * 2, color=Colour.ALARM, lw=0.8, ls=(0, (3, 3)), zorder=4)
+    if begin > max(grid.edges[0], 0):
+        text = f"limit 1 from step {begin}" if left < right else f"limit 1 only from step {begin} on"
+        write(axes, 0.97, 0.93, text, transform=axes.transAxes, fontsize=SMALL - 1, ha="right", color=Colour.ALARM)
+
+
+def _emptier_half(axes: Axes, lines: Sequence[Array]) -> str:
+    """Where names are least in the way of the lines that they name."""
+    import numpy as np
+
+    known = np.concatenate([line[np.isfinite(line)] for line in lines] or [np.zeros(0)])
+    if not len(known):
+        return "top"
+    places = axes.transAxes.inverted().transform(axes.transData.transform([(0, value) for value in known]))[:, 1]
+    return "bottom" if float(np.median(places)) > 0.6 else "top"
 
 
 def _worth_naming(grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> list[tuple[str, int]]:
@@ -148,17 +195,22 @@ def _worth_naming(grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) 
     return [(run.layers[row].label, row) for row in rows[:_MOST_NAMED]]
 
 
-def _names(axes: Axes, named: Sequence[tuple[str, str]]) -> None:
-    """Names in the colours of their lines, above one another in the upper left."""
+def _names(axes: Axes, named: Sequence[tuple[str, str]], half: str = "top") -> None:
+    """Names beside a piece of their lines, above one another at the left."""
     if not named:
         return
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}
+    wide = axes.get_position().width * axes.figure.get_size_inches()[0]  # type: ignore[union-attr]
     high = axes.get_position().height * axes.figure.get_size_inches()[1]  # type: ignore[union-attr]
     for at, (name, colour) in enumerate(named):
         text = printable(name)
         text = text if len(text) <= 26 else f"{text[:12]}…{text[-13:]}"
-        y = 1 - (0.1 + 0.14 * at) / high
-        write(axes, 0.03, y, text, transform=axes.transAxes, fontsize=SMALL, color=colour, bbox=box, zorder=8)
+        row = at if half == "top" else len(named) - 1 - at
+        y = (0.1 + 0.14 * row) / high
+        y = 1 - y if half == "top" else y + 0.05 / high
+        place: dict[str, Any] = {"transform": axes.transAxes, "zorder": 8}
+        axes.plot([0.06 / wide, 0.2 / wide], [y, y], color=colour, lw=2.0, **place)
+        write(axes, 0.24 / wide, y, text, fontsize=SMALL, color=colour, bbox=box, **place)
 
 
 def _title(axes: Axes, text: str, above: float = 4.0) -> None:

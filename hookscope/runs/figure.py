@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hookscope import colours
 from hookscope.errors import printable
 from hookscope.figures import BODY, DPI, SMALL, TITLE, Colour, plain_settings, write
 from hookscope.runs.columns import Grid, columns_of, edges_of, grid_of, rows_of
 from hookscope.runs.curves import draw_curves, draw_loss, draw_rates
-from hookscope.runs.heat import draw_heat
+from hookscope.runs.heat import draw_heat, draw_keys
+from hookscope.runs.line_widths import fitting, inches, wrapped
 from hookscope.runs.series import RunSeries, series_of
 from hookscope.runs.summary import summary
 from hookscope.runs.thresholds import WatchThresholds
@@ -30,9 +29,14 @@ __all__ = ["run_figure"]
 _MARGIN, _GAP, _LINE = 0.25, 0.47, 0.18
 _LOSS, _RATE, _CURVES = 1.7, 0.5, 1.35
 _ROW, _LEAST_ROWS, _MOST_ROWS = 0.15, 0.45, 9.0
+_KEYS, _FOOT = 0.42, 0.14
 _PANEL, _NARROWEST = 1.95, 9.0
 _MOST_LINES = 10
 _LONGEST_LABEL = 34
+_CURVES_WORDS = (
+    "curves: band from the lowest to the highest of all layers, grey line their median, coloured lines layers with a"
+    " finding (triangles at the foot: exactly 0); dashed red: threshold"
+)
 
 _Place = tuple[float, float, float, float]
 
@@ -109,16 +113,20 @@ class _Page:
         has_rates = any(np.isfinite(one.rates).any() for one in run.losses)
         rows = min(max(_ROW * len(run.layers), _LEAST_ROWS), _MOST_ROWS) if self.grids else 0.0
         self.row = rows / max(len(run.layers), 1)
-        self.left = _MARGIN + max([0.55, *(inches(name, SMALL) + 0.08 for name in self.names)])
+        self.left = _MARGIN + max([0.55, *(inches(name, SMALL, bold=True) + 0.08 for name in self.names)])
         count = len(self.grids)
         wide = max(count * _PANEL + max(count - 1, 0) * _GAP, _NARROWEST - self.left - _MARGIN)
         self.panel = (wide - max(count - 1, 0) * _GAP) / max(count, 1)
         self.width = self.left + wide + _MARGIN
-        head = _MARGIN + 0.3 + _LINE * len(lines) + 0.42
-        below = _CURVES + 0.5 + rows + 0.95 if self.grids else 0.35
+        self.foot = wrapped(_CURVES_WORDS, self.width - 2 * _MARGIN, SMALL - 0.5, 3)
+        rows_of_text = [
+            (part, at >= len(lines) - alarms) for at, line in enumerate(lines) for part in self._wrapped(line)
+        ]
+        head = _MARGIN + 0.3 + _LINE * len(rows_of_text) + 0.42
+        below = _CURVES + 0.18 + _KEYS + rows + 0.8 + _FOOT * len(self.foot) if self.grids else 0.35
         self.height = head + _LOSS + (_RATE + 0.12 if has_rates else 0) + 0.7 + below
         self.figure: Figure = Figure(figsize=(self.width, self.height), dpi=DPI, facecolor="white")
-        self._head(heading, lines, alarms)
+        self._head(heading, rows_of_text)
         y = head
         self.loss = self._axes(self.left, y, wide, _LOSS)
         y += _LOSS
@@ -131,7 +139,8 @@ class _Page:
         for at in range(count):
             x = self.left + at * (self.panel + _GAP)
             self.curves.append(self._axes(x, y, self.panel, _CURVES))
-            self.heats.append(self._axes(x, y + _CURVES + 0.32, self.panel, rows))
+            self.heats.append(self._axes(x, y + _CURVES + _KEYS, self.panel, rows))
+        self.keys = y + _CURVES + _KEYS - 0.17
         left, right, _ = edges_of(run)
         steps = [axes for axes in (self.loss, self.rates, *self.curves, *self.heats) if axes is not None]
         for axes in steps:
@@ -159,15 +168,18 @@ class _Page:
             side.set_edgecolor(Colour.GRID)
         return axes
 
-    def _head(self, heading: str, lines: Sequence[str], alarms: int) -> None:
+    def _wrapped(self, line: str) -> list[str]:
+        """A line of the head; what stands before the words of a finding is alone at the left."""
+        return wrapped(printable(line), self.width - 2 * _MARGIN, BODY, 2, "     " if line[:1].isdigit() else "")
+
+    def _head(self, heading: str, lines: Sequence[tuple[str, bool]]) -> None:
         y = _MARGIN + 0.08
         self._write(
-            _MARGIN, y, fitting(heading, (self.width - 2 * _MARGIN) * 0.82, TITLE), fontsize=TITLE, fontweight="bold"
+            _MARGIN, y, fitting(heading, self.width - 2 * _MARGIN, TITLE, bold=True), fontsize=TITLE, fontweight="bold"
         )
         y += 0.27
-        for at, line in enumerate(lines):
-            colour = Colour.ALARM if at >= len(lines) - alarms else Colour.INK
-            self._write(_MARGIN, y, fitting(printable(line), self.width - 2 * _MARGIN, BODY), color=colour)
+        for line, alarm in lines:
+            self._write(_MARGIN, y, line, color=Colour.ALARM if alarm else Colour.INK)
             y += _LINE
 
     def _write(self, x: float, y: float, text: str, **more: Any) -> None:
@@ -189,19 +201,12 @@ class _Page:
             write(axes, -0.06 / self.panel, at, self.names[at], **beside, **alarm)
 
     def legend(self) -> None:
-        """What the marks mean, at the foot of the page."""
+        """What the marks mean: of the cells above them, of the curves at the foot of the page."""
         if not self.heats:
             return
-        words = "curves: band from the lowest to the highest of all layers, line their median; dashed red: threshold"
-        words += "; below: a row for each layer in order of execution"
-        if any((grid.cells == 0).any() for grid in self.grids if grid.column.logarithmic):
-            words += "; red: exactly 0"
-        if any(grid.spoiled.any() for grid in self.grids):
-            words += "; violet: NaN or Inf"
-        words += "; grey: no figure (no weights, frozen, did not run)"
-        lines = textwrap.wrap(words, int((self.width - 2 * _MARGIN) / inches("n", SMALL - 0.5)))
-        for at, line in enumerate(reversed(lines)):
-            self._write(_MARGIN, self.height - 0.14 - 0.14 * at, line, fontsize=SMALL - 0.5, color=Colour.FAINT)
+        draw_keys(self.figure, self.left, self.keys, self.grids)
+        for at, line in enumerate(reversed(self.foot)):
+            self._write(_MARGIN, self.height - _FOOT * (at + 1), line, fontsize=SMALL - 0.5, color=Colour.FAINT)
 
 
 def _beside(axes: Axes) -> dict[str, Any]:
@@ -226,15 +231,3 @@ def _thousands(step: int) -> str:
 def _short(label: str) -> str:
     half = _LONGEST_LABEL // 2
     return label if len(label) <= _LONGEST_LABEL else f"{label[: half - 1]}…{label[-half:]}"
-
-
-def inches(text: str, points: float) -> float:
-    """How wide a line is, in bold, the widest it can be."""
-    return float(colours.font(100, True).getlength(text)) * points / 100 / 72
-
-
-def fitting(line: str, width: float, points: float) -> str:
-    """``line``, cut off where the page ends."""
-    while len(line) > 1 and inches(line, points) * 0.92 > width:
-        line = line[: min(len(line) - 2, int(len(line) * width / inches(line, points)) + 2)] + "…"
-    return line

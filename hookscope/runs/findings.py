@@ -3,57 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.findings import counted
 from hookscope.layers import call_key
+from hookscope.runs.consequences import consequences, consequences_words
+from hookscope.runs.few_samples import few_samples
 from hookscope.runs.judges import JUDGES, Case, Judge
 from hookscope.runs.loss import loss_findings
 from hookscope.runs.meanings import MEANINGS
 from hookscope.runs.non_finite import nonfinite_findings
 from hookscope.runs.series import LayerSeries, RunSeries, series_of
+from hookscope.runs.spells import Spell, grouped, spell_of
 from hookscope.runs.thresholds import WatchThresholds
 from hookscope.runs.timed import TimedFinding, when_words
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from hookscope.runs.log import Run
 
 __all__ = ["findings_over_time"]
-
-_CONSEQUENCES = ("dead-channels", "constant-output", "vanishing-activations", "saturated", "batchnorm-drift")
-_MOST_GROUPS = 3  # of one kind of finding; more of them are one thing to know, not thirty
-
-
-@dataclass(frozen=True)
-class _Spell:
-    """From when to when a layer has a finding: positions among its sampled steps."""
-
-    layer: LayerSeries
-    first: int
-    last: int
-    worst: int
-    figure: float
-    times: int
-    lasts: bool
-
-    @property
-    def step(self) -> int:
-        return int(self.layer.steps[self.first])
-
-    @property
-    def last_step(self) -> int:
-        return int(self.layer.steps[self.last])
 
 
 def findings_over_time(run: Run, thresholds: WatchThresholds | None = None) -> list[TimedFinding]:
     """What went wrong in a run, in order of the step at which it began; one finding for layers that began together.
 
     A finding must show in a few sampled steps in a row (`WatchThresholds.patience`), but for what is not finite. While
-    a model computes NaN or Inf, what begins in it is a consequence and is not told.
+    a model computes NaN or Inf, what begins in it is a consequence and is not told. Where fewer steps were sampled than
+    that, a last finding says so: then no others prove little.
 
     Args:
         run: As `hookscope.runs.log.read_runs` reads it; one that goes on still is told as far as it is.
@@ -77,7 +53,8 @@ def findings_over_time(run: Run, thresholds: WatchThresholds | None = None) -> l
     found = [one for one in found if not any(_within(one, bad) for bad in spoiled)]
     losses = [one for one in loss_findings(series, thresholds) if not any(_within(one, bad) for bad in spoiled)]
     everything = [*spoiled, *losses, *found, *_noted(run.notes)]
-    return sorted(everything, key=lambda one: (one.step if one.time is None else one.time, one.step))
+    in_order = sorted(everything, key=lambda one: (one.step if one.time is None else one.time, one.step))
+    return [*in_order, *few_samples(run, series, thresholds)]
 
 
 def _within(one: TimedFinding, spoiled: TimedFinding) -> bool:
@@ -95,28 +72,22 @@ def _models(run: RunSeries) -> list[int]:
 
 def _of_model(model: int, run: RunSeries, thresholds: WatchThresholds) -> Iterator[TimedFinding]:
     layers = [layer for layer in run.layers if layer.model == model]
-    dead: list[_Spell] = []
+    judged = {judge.finding: _judged(judge, layers, run, thresholds) for judge in JUDGES}
+    spells = {name: [one for one in found if isinstance(one, Spell)] for name, found in judged.items()}
+    hidden = consequences(spells, _first_calls(layers), run, thresholds)
     for judge in JUDGES:
-        judged = _first_calls(layers) if judge.of_parameters else layers
-        found = {layer.label: _spell(judge, Case(layer, run, thresholds)) for layer in judged}
-        spells = [one for one in found.values() if isinstance(one, _Spell)]
-        if judge.finding in _CONSEQUENCES:
-            spells = [one for one in spells if not _follows(one, dead, thresholds)]
-        dead = spells if judge.finding == "dead-layer" else dead
-        could = sum(one is not None for one in found.values())
-        for group in _groups(spells, thresholds.patience):
-            yield _told(judge, group, could)
+        told = [one for one in spells[judge.finding] if one not in hidden.get(judge.finding, ())]
+        could = sum(one is not None for one in judged[judge.finding])
+        for group in grouped(told, thresholds.patience):
+            after = consequences_words(group, hidden, thresholds) if judge.finding == "dead-layer" else ""
+            yield _told(judge, group, could, after)
 
 
-def _follows(one: _Spell, dead: Sequence[_Spell], thresholds: WatchThresholds) -> bool:
-    """Whether a layer behind a dead one, or that itself, begins about when that died."""
-    near = max(thresholds.patience * _spacing(one.layer), thresholds.warm_up)
-    return any(spell.layer.index <= one.layer.index and abs(spell.step - one.step) <= near for spell in dead)
-
-
-def _spacing(layer: LayerSeries) -> float:
-    """Steps from one sampled step to the next."""
-    return (int(layer.steps[-1]) - int(layer.steps[0])) / max(len(layer.steps) - 1, 1)
+def _judged(
+    judge: Judge, layers: Sequence[LayerSeries], run: RunSeries, thresholds: WatchThresholds
+) -> list[Spell | bool | None]:
+    judged = _first_calls(layers) if judge.of_parameters else layers
+    return [spell_of(judge, Case(layer, run, thresholds)) for layer in judged]
 
 
 def _first_calls(layers: Sequence[LayerSeries]) -> list[LayerSeries]:
@@ -126,65 +97,15 @@ def _first_calls(layers: Sequence[LayerSeries]) -> list[LayerSeries]:
     return sorted(found.values(), key=lambda one: one.index)
 
 
-def _spell(judge: Judge, case: Case) -> _Spell | bool | None:
-    """When a layer has it: from the first sampled step of a row of them that is long enough to the last of such.
-
-    Returns:
-        False if it does not have it, None if it could not: there is nothing to judge.
-    """
-    import numpy as np
-
-    figures, limit = judge.measure(case), judge.limit(case.thresholds)
-    judged = np.flatnonzero(~np.isnan(figures))
-    bad = figures[judged] < limit if judge.lowest else figures[judged] > limit
-    patience = case.thresholds.patience if judge.patience is None else judge.patience
-    at = judged[_in_a_row(bad, min(patience, case.run.samples(case.layer.optimizer)))]
-    if not len(at):
-        return False if len(judged) else None
-    worst = at[np.argmin(figures[at]) if judge.lowest else np.argmax(figures[at])]
-    first, last = int(at[0]), int(at[-1])
-    lasts = last == judged[-1] == len(figures) - 1
-    return _Spell(case.layer, first, last, int(worst), float(figures[worst]), len(at), lasts)
-
-
-def _in_a_row(bad: NDArray[np.bool_], patience: int) -> NDArray[np.bool_]:
-    """``(S,)`` those that are bad together with their neighbours, so many in a row at least.
-
-    Example:
-        >>> import numpy as np
-        >>> _in_a_row(np.array([1, 0, 1, 1, 1, 0], bool), 3).astype(int).tolist()
-        [0, 0, 1, 1, 1, 0]
-    """
-    import numpy as np
-
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], bad.astype(int), [0]])))
-    found = np.zeros(len(bad), bool)
-    for begin, end in zip(edges[::2], edges[1::2], strict=True):
-        found[begin:end] = end - begin >= patience
-    return found
-
-
-def _groups(spells: Sequence[_Spell], patience: int) -> list[list[_Spell]]:
-    """Layers that began together, give or take a few sampled steps; the latest groups are one where there are many."""
-    groups: list[list[_Spell]] = []
-    for spell in sorted(spells, key=lambda one: one.step):
-        if groups and spell.step - groups[-1][0].step <= patience * _spacing(spell.layer):
-            groups[-1].append(spell)
-        else:
-            groups.append([spell])
-    if len(groups) > _MOST_GROUPS:
-        groups[_MOST_GROUPS - 1 :] = [[spell for group in groups[_MOST_GROUPS - 1 :] for spell in group]]
-    return [sorted(group, key=lambda one: one.layer.index) for group in groups]
-
-
-def _told(judge: Judge, group: Sequence[_Spell], could: int) -> TimedFinding:
+def _told(judge: Judge, group: Sequence[Spell], could: int, after: str) -> TimedFinding:
     worst = (min if judge.lowest else max)(group, key=lambda one: one.figure)
     one = {"first": group[0], "last": group[-1], "worst": worst}[judge.telling]
     layer, lasts = one.layer, any(spell.lasts for spell in group)
     begin, last_step = min(group, key=lambda spell: spell.step), max(spell.last_step for spell in group)
     time = float(begin.layer.times[begin.first])
     when = when_words(begin.step, last_step, time, lasts, len(layer.steps))
-    text = f"{when}{_on_and_off(group)}: {_figures(judge, one, begin.step)}{_others(judge, group, one, worst, could)}"
+    text = f"{when}{_on_and_off(group)}: {_figures(judge, one, begin.step)}"
+    text += f"{_others(judge, group, one, worst, could)}{after}"
     return TimedFinding(
         judge.finding,
         layer.label,
@@ -209,14 +130,14 @@ def _plain(figure: float) -> float | None:
     return figure if abs(figure) < float("inf") else None
 
 
-def _on_and_off(group: Sequence[_Spell]) -> str:
+def _on_and_off(group: Sequence[Spell]) -> str:
     if len(group) > 1:
         return ""
     between = group[0].last - group[0].first + 1
     return f", in {group[0].times} of {between} sampled steps" if group[0].times < between else ""
 
 
-def _figures(judge: Judge, one: _Spell, begin: int) -> str:
+def _figures(judge: Judge, one: Spell, begin: int) -> str:
     """The figures of the layer's first step, and of the worst where that tells more."""
     text, worst = judge.words(one.layer, one.first), judge.words(one.layer, one.worst)
     text = text if one.step == begin else f"at step {one.step:,} {text}"
@@ -227,7 +148,7 @@ def _figures(judge: Judge, one: _Spell, begin: int) -> str:
     )
 
 
-def _others(judge: Judge, group: Sequence[_Spell], one: _Spell, worst: _Spell, could: int) -> str:
+def _others(judge: Judge, group: Sequence[Spell], one: Spell, worst: Spell, could: int) -> str:
     """How many more layers have it, between which, and which is worst."""
     more = len(group) - 1
     if not more:

@@ -10,15 +10,18 @@ from hookscope.colours import _matplotlib
 from hookscope.figures import SMALL, Colour, write
 from hookscope.runs.columns import Grid, rows_of
 from hookscope.runs.curves import badge
+from hookscope.runs.line_widths import inches
 from hookscope.runs.series import RunSeries
 from hookscope.runs.timed import TimedFinding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["draw_heat"]
+__all__ = ["draw_heat", "draw_keys"]
 
 _NONE, _SPOILED = "#e9e9e9", "#ee6aee"
+_ZERO: dict[str, Any] = {"facecolor": "white", "edgecolor": "#4d4d4d", "hatch": "//////", "linewidth": 0.0}
 
 
 def draw_heat(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
@@ -29,12 +32,11 @@ def draw_heat(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFi
     rows = len(run.layers)
     cells = grid.cells.copy()
     norm: Any = Normalize(grid.low, grid.high)
-    colours = _matplotlib().colormaps[grid.column.colours].with_extremes(bad=_NONE, under=Colour.ALARM)
+    colours = _matplotlib().colormaps[grid.column.colours].with_extremes(bad=_NONE)
     if grid.column.logarithmic:
         norm = LogNorm(grid.low, grid.high)
-        zero = cells == 0
-        cells[(cells < grid.low) & ~zero] = grid.low
-        cells[zero] = grid.low / 10  # below the scale: has a colour of its own
+        cells[cells < grid.low] = grid.low  # 0 is covered
+        _mark_zeros(axes, grid)
     place = (*grid.edges, rows - 0.5, -0.5)
     settings: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "extent": place}
     axes.grid(False)
@@ -48,6 +50,53 @@ def draw_heat(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFi
             axes.axhline(at + 0.5, color=Colour.INK, lw=1.0, zorder=3)
     _mark(axes, grid, run, findings)
     _scale(axes, colours, norm, grid)
+
+
+def _mark_zeros(axes: Axes, grid: Grid) -> None:
+    """White with hatching over what is exactly 0, which a logarithmic scale has no colour for."""
+    import numpy as np
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    left, right = grid.edges
+    wide = (right - left) / grid.cells.shape[1]
+    stretches = []
+    for row, zeros in enumerate(grid.cells == 0):
+        ends = np.flatnonzero(np.diff(np.concatenate([[0], zeros.astype(int), [0]])))
+        for begin, end in zip(ends[::2], ends[1::2], strict=True):
+            stretches.append(Rectangle((left + begin * wide, row - 0.5), (end - begin) * wide, 1.0))
+    if stretches:
+        axes.add_collection(PatchCollection(stretches, zorder=2, **_ZERO), autolim=False)
+
+
+def draw_keys(figure: Figure, x: float, y: float, grids: Sequence[Grid]) -> None:
+    """What the rows are, and a patch with its meaning for each look of a cell that has no place on a scale.
+
+    Args:
+        figure: The page.
+        x: Where it begins, in inches from the left.
+        y: The middle of the line, in inches from the top.
+        grids: Those that are drawn.
+    """
+    from matplotlib.patches import Rectangle
+
+    wide, high = figure.get_size_inches()
+    zeros = any((grid.cells == 0).any() for grid in grids if grid.column.logarithmic)
+    keys: list[tuple[str, dict[str, Any]]] = [("exactly 0", _ZERO)] if zeros else []
+    keys += [("NaN or Inf", {"facecolor": _SPOILED})] if any(grid.spoiled.any() for grid in grids) else []
+    keys += [("no figure: no weights, frozen, did not run", {"facecolor": _NONE})]
+    settings: dict[str, Any] = {"fontsize": SMALL, "color": Colour.INK}
+    text = "each layer, in order of execution:"
+    length = inches(text, SMALL) + 0.15 + sum(0.27 + inches(name, SMALL) + 0.22 for name, _ in keys)
+    x = max(0.1, min(x, wide - length))
+    write(figure, x / wide, 1 - y / high, text, **settings)
+    x += inches(text, SMALL) + 0.15
+    for name, look in keys:
+        place = (x / wide, 1 - (y + 0.05) / high)
+        patch = Rectangle(place, 0.22 / wide, 0.1 / high, transform=figure.transFigure, **look)
+        figure.add_artist(patch)
+        write(figure, (x + 0.27) / wide, 1 - y / high, name, **settings)
+        x += 0.27 + inches(name, SMALL) + 0.22
 
 
 def _mark(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> None:

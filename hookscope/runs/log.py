@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -125,14 +126,16 @@ class RunLog:
     def __init__(self, path: StrPath) -> None:
         self.path = os.fspath(path)
         check_writable(path)
-        self._pid = os.getpid()
+        self._pid, self._place = os.getpid(), (-1, -1)
         with_reading = os.O_RDWR if _is_regular(path) else os.O_WRONLY  # a pipe opened for both would be its own reader
         try:
             self._descriptor = os.open(path, with_reading | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise self._refused(error.strerror or str(error)) from error
         try:
-            self._regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+            found = os.fstat(self._descriptor)
+            self._place = (found.st_dev, found.st_ino)
+            self._regular = stat.S_ISREG(found.st_mode)
             if self._regular:
                 self._lock()
                 self._continue()
@@ -157,26 +160,45 @@ class RunLog:
     def close(self) -> None:
         """Let the file go; what is written afterwards goes nowhere."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):  # somebody has closed it; what has its number now is not ours
+                self._found()
+                os.close(self._descriptor)
             self._descriptor = -1
 
     def _append(self, line: bytes) -> None:
-        size = 0
+        size = None
         try:
-            if self._regular:
-                found = os.fstat(self._descriptor)
-                size = found.st_size
-                if not found.st_nlink:
-                    raise OSError(errno.ENOENT, "it was removed")
+            found = self._found()
+            if self._regular and not found.st_nlink:
+                raise OSError(errno.ENOENT, "it was removed")
+            size = found.st_size if self._regular else None
             written = os.write(self._descriptor, line)
             while not self._regular and written < len(line):  # a pipe takes what it has room for
                 written += os.write(self._descriptor, line[written:])
             if written < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            if self._regular and os.fstat(self._descriptor).st_size > size:
-                os.ftruncate(self._descriptor, size)
+            if size is not None:
+                self._take_back(size)
             raise self._refused(error.strerror or str(error)) from error
+
+    def _found(self) -> os.stat_result:
+        """What is behind the descriptor, as long as it is the log: its number may have been closed and given out again.
+
+        Raises:
+            OSError: it is closed, or something else.
+        """
+        with contextlib.suppress(OSError):
+            found = os.fstat(self._descriptor)
+            if (found.st_dev, found.st_ino) == self._place:
+                return found
+        raise OSError(errno.EBADF, "somebody closed it")
+
+    def _take_back(self, size: int) -> None:
+        """Let nothing stay of a line that was not written whole."""
+        with contextlib.suppress(OSError):
+            if self._found().st_size > size:
+                os.ftruncate(self._descriptor, size)
 
     def _lock(self) -> None:
         """Keep other processes out: the lines of two runs at once would not tell which is whose."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["loss_findings", "smoothed"]
+__all__ = ["centred", "loss_findings", "smoothed"]
 
 _FEWEST = 8  # losses that tell a trend from noise
 _WINDOW = 5  # losses at least, whose median stands for them
@@ -53,6 +53,29 @@ def smoothed(losses: Array) -> Array:
 
     around = max(_WINDOW, len(losses) // _WINDOWS) // 2
     return np.array([np.median(losses[max(at - around, 0) : at + around + 1]) for at in range(len(losses))])
+
+
+def centred(losses: Array) -> tuple[Array, int]:
+    """The median of each loss and of as many before as after it, ``(S,)``, and how many these are at most.
+
+    At both ends, and beside what is NaN, they are fewer: the first is the first itself, and no gap is bridged.
+
+    Example:
+        >>> import numpy as np
+        >>> centred(np.array([2.0, 300.0, 9.0, 4.0, 1.0, np.nan, 7.0]))
+        (array([ 2.,  9.,  4.,  4.,  1., nan,  7.]), 2)
+    """
+    import numpy as np
+
+    around = max(_WINDOW, len(losses) // _WINDOWS) // 2
+    known = np.isfinite(losses)
+    middle = np.full(len(losses), np.nan)
+    ends = np.flatnonzero(np.diff(np.concatenate([[0], known.astype(int), [0]])))
+    for begin, end in zip(ends[::2], ends[1::2], strict=True):
+        for at in range(begin, end):
+            reach = min(around, at - begin, end - 1 - at)
+            middle[at] = np.median(losses[at - reach : at + reach + 1])
+    return middle, around
 
 
 def _rises(loss: LossSeries, thresholds: WatchThresholds) -> Iterator[TimedFinding]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["MEANINGS"]
+__all__ = ["MEANINGS", "TO_KNOW_THE_OPERATION"]
 
 MEANINGS = {
     "non-finite": "From here on nothing is learned. Keep the operation from its edge (sqrt, log or a division at 0),"
-    " and look at the learning rate, the inputs and the loss scale; watch --stop-on non-finite names the operation.",
+    " and look at the learning rate, the inputs and the loss scale.",
     "loss-rises": "The run is worse off than it was: lower the learning rate, warm it up, clip the gradient's norm, and"
     " go back to the weights of the lowest loss.",
     "loss-spike": "A single batch or a step too far: look at what was in that batch, and clip the gradient's norm.",
@@ -38,6 +38,11 @@ MEANINGS = {
     " momentum, at batches that are small or of different kinds, and at a learning rate that moves what comes before it"
     " too fast.",
     "frozen": "Right where one means to fine-tune the rest; else set requires_grad before the optimizer is made.",
+    "few-samples": "Most findings are told where a few sampled steps in a row show them, of fewer where all do: that"
+    " there are no others does not mean that the run is sound.",
     "watcher-failed": "The log ends here; the training went on unwatched.",
 }
 """By name."""
+
+TO_KNOW_THE_OPERATION = " To have the operation named: watch --stop-on non-finite."
+"""What more is to be done about values that are not finite, in a run that was not stopped at them."""

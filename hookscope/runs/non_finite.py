@@ -7,7 +7,7 @@ from typing import Any
 
 from hookscope.findings import counted
 from hookscope.layers import call_key
-from hookscope.runs.meanings import MEANINGS
+from hookscope.runs.meanings import MEANINGS, TO_KNOW_THE_OPERATION
 from hookscope.runs.series import LayerSeries, LossSeries, RunSeries
 from hookscope.runs.timed import TimedFinding, step_words, when_words
 
@@ -31,8 +31,7 @@ def nonfinite_findings(run: RunSeries, notes: Sequence[Mapping[str, Any]] = ()) 
     found = [one for model in models if (one := _of_model(model, run)) is not None]
     if not stopped:
         return found
-    steps = [one.step for one in found]
-    return [*_stopped(stopped), *(one for one, step in zip(found, steps, strict=True) if step < _step(stopped[0]))]
+    return [*_stopped(stopped), *(one for one in found if one.step < _step(stopped[0]))]
 
 
 def _step(note: Mapping[str, Any]) -> int:
@@ -87,7 +86,7 @@ def _of_model(model: int, run: RunSeries) -> TimedFinding | None:
         "non-finite",
         source.label,
         text,
-        MEANINGS["non-finite"],
+        MEANINGS["non-finite"] + TO_KNOW_THE_OPERATION,
         numbers={"phase": phase, "values": _count(source, phase, step), "layers": len(having)},
         step=step,
         last_step=last,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunSummary", "summary"]
 
+_NON_FINITE = ("non_finite", "gradient_non_finite", "weight_non_finite")
 _ENDS = {
     "done": "done",
     "exception": "ended by an exception",
@@ -33,8 +35,10 @@ class RunSummary:
         models: How many root models ran.
         optimizers: How many optimizers made steps.
         first_loss: The loss of the first sampled step in which it was seen; None where it never was.
-        last_loss: That of the last.
+        last_loss: That of the last; None where it was no finite number any more.
+        lost_at: The sampled step from which on it was NaN or Inf, to the last; None where it was not.
         duration: Seconds from the start of the run to its last line; None where the log does not tell.
+        stopped_at: The step in which NaN or Inf stopped it; None where they did not.
         reason: Why it ended, as the log writes it; None where it goes on still, or was killed.
         status: Its exit status, where known.
     """
@@ -47,7 +51,9 @@ class RunSummary:
     optimizers: int
     first_loss: float | None
     last_loss: float | None
+    lost_at: int | None
     duration: float | None
+    stopped_at: int | None
     reason: str | None
     status: int | None
 
@@ -57,6 +63,7 @@ class RunSummary:
         if self.reason is None:
             return "no end: it goes on still, or was killed"
         text = _ENDS.get(self.reason, self.reason)
+        text += f" at the first NaN or Inf, in step {self.stopped_at:,}" if self.stopped_at is not None else ""
         return f"{text} with status {self.status}" if self.status else text
 
     def as_row(self) -> dict[str, Any]:
@@ -69,7 +76,11 @@ class RunSummary:
         text += f" with {self.optimizers} optimizers" if self.optimizers > 1 else ""
         if self.duration is not None:
             text += f" in {duration_words(self.duration)}"
-        if self.first_loss is not None and self.last_loss is not None:
+        if self.first_loss is not None and self.lost_at is not None:
+            text += f"; loss {self.first_loss:.4g} -> nan or inf (from step {self.lost_at:,} on)"
+        elif self.first_loss is not None and self.sampled == 1:
+            text += f"; loss {self.first_loss:.4g}"
+        elif self.first_loss is not None and self.last_loss is not None:
             text += f"; loss {self.first_loss:.4g} -> {self.last_loss:.4g}"
         return f"{text}; {self.ended}"
 
@@ -91,6 +102,7 @@ def summary(run: Run) -> RunSummary:
     marks = [*rows, *run.notes, end]
     losses = [row["loss"] for row in rows if isinstance(row.get("loss"), (int, float))]
     times = [mark["time"] for mark in marks if isinstance(mark.get("time"), (int, float))]
+    lost_at = _lost_at(rows)
     last = max((mark["step"] for mark in marks if isinstance(mark.get("step"), int)), default=-1)
     return RunSummary(
         started=str(run.header.get("started") or ""),
@@ -100,8 +112,36 @@ def summary(run: Run) -> RunSummary:
         models=len({row.get("model") or 0 for row in rows}),
         optimizers=len({row.get("optimizer") or 0 for row in rows}),
         first_loss=losses[0] if losses else None,
-        last_loss=losses[-1] if losses else None,
+        last_loss=losses[-1] if losses and lost_at is None else None,
+        lost_at=lost_at,
         duration=max(times, default=None),
+        stopped_at=_stopped_at(run),
         reason=None if run.end is None else str(end.get("reason") or "done"),
         status=end.get("status"),
     )
+
+
+def _lost_at(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """Where the loss is seen no more while there are values that are not finite, up to the last sampled step.
+
+    The log writes a loss that is NaN or Inf as it writes one that was not seen.
+    """
+    steps: dict[tuple[Any, int], tuple[bool, bool]] = {}
+    for row in rows:
+        at = row.get("optimizer") or 0, row["step"]
+        seen, bad = steps.get(at, (False, False))
+        spoiled = any((row.get(name) or 0) > 0 for name in _NON_FINITE)
+        steps[at] = seen or isinstance(row.get("loss"), (int, float)), bad or spoiled
+    found = None
+    for (_, step), (seen, bad) in reversed(steps.items()):
+        if seen or not bad:
+            break
+        found = step
+    return found if any(seen for seen, _ in steps.values()) else None
+
+
+def _stopped_at(run: Run) -> int | None:
+    if (run.end or {}).get("reason") != "stopped":
+        return None
+    steps = [note.get("step") for note in run.notes if note.get("note") == "non-finite"]
+    return steps[0] if steps and isinstance(steps[0], int) else None

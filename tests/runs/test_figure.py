@@ -135,13 +135,72 @@ def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_figure_has() -> None:
     assert grid.cells[0] == pytest.approx([1e-3] + [0.0] * 9)
     assert grid.spoiled.tolist() == [[False] * 10, [True] * 10, [False] * 10]
     assert np.isnan(grid.cells[1:]).all()
-    cells, violet = field(drawn(found), "gradient / weight").get_images()
-    colours = {tuple(cells.to_rgba(cells.get_array())[at]) for at in ((0, 1), (2, 1))}
-    usual = {tuple(cells.get_cmap()(value)) for value in np.linspace(0, 1, 256)}
-    assert len(colours) == 2 and not colours & usual
+    heat = field(drawn(found), "gradient / weight")
+    cells, violet = heat.get_images()
+    nothing = tuple(cells.to_rgba(cells.get_array())[2, 1])
+    assert nothing not in {tuple(cells.get_cmap()(value)) for value in np.linspace(0, 1, 256)}
+    [zeros] = heat.collections
+    assert zeros.get_hatch() and zeros.get_facecolor().tolist() == [[1, 1, 1, 1]] and zeros.get_zorder() > cells.zorder
+    [stretch] = zeros.get_paths()
+    assert stretch.get_extents().extents.tolist() == [25, -0.5, 475, 0.5]
     assert violet.get_array().mask.tolist() == (~grid.spoiled).tolist()
-    foot = drawn(found).texts[-1].get_text() + drawn(found).texts[-2].get_text()
-    assert "red: exactly 0" in foot and "violet: NaN or Inf" in foot
+    keys = {text.get_text() for text in drawn(found).texts}
+    assert keys >= {"exactly 0", "NaN or Inf", "no figure: no weights, frozen, did not run"}
+    sound = {text.get_text() for text in drawn(run()).texts}
+    assert not sound & {"exactly 0", "NaN or Inf"}
+
+
+def test_a_named_layer_whose_figure_is_0_has_marks_at_the_foot_of_its_curves() -> None:
+    lost = run(change=lambda step, layer: {"gradient_norm": 0.0} if layer == 1 else {})
+    curves = panel(drawn(lost), "gradient / weight")
+    assert words(curves) == ["layer1"]
+    [marks] = [line for line in curves.lines if line.get_marker() == "v"]
+    assert marks.get_xdata().tolist() == list(range(0, 500, 50))
+
+
+def test_the_limit_of_a_drift_is_drawn_from_the_step_on_from_which_it_counts() -> None:
+    def limits(of: Run) -> list[list[float]]:
+        lines = panel(drawn(of), "BatchNorm drift").lines
+        return [list(line.get_xdata()) for line in lines if line.get_color() == Colour.ALARM]
+
+    assert limits(run()) == [[50, 475]]
+    assert words(panel(drawn(run()), "BatchNorm drift")) == ["limit 1 from step 50"]
+    assert limits(run(1)) == []
+    assert words(panel(drawn(run(1)), "BatchNorm drift")) == ["limit 1 only from step 50 on"]
+    assert words(panel(drawn(run()), "update / weight")) == ["usual "]
+
+
+def test_a_smoothed_loss_begins_with_the_first_is_explained_and_bridges_no_gap() -> None:
+    def losses(step: int, layer: int) -> dict[str, Any]:
+        at = step // 50
+        return {"loss": None if 20 <= at < 25 else 2.5 if at == 0 else 300.0 + at % 3}
+
+    axes = panel(drawn(run(60, change=losses)), "loss")
+    told = axes.get_title(loc="right")
+    assert told == "thin: each sampled step; thick: median of it and 2 before and after; ×: NaN or Inf, or not seen"
+    thick = next(line for line in axes.lines if line.get_linewidth() == 1.6)
+    values = thick.get_ydata()
+    assert (values[0], values[59]) == (2.5, 302.0)
+    assert np.flatnonzero(np.isnan(values)).tolist() == list(range(20, 25))
+    assert panel(drawn(run(10)), "loss").get_title(loc="right") == ""
+    assert not [line for line in panel(drawn(run(10)), "loss").lines if line.get_linewidth() == 1.6]
+
+
+def test_a_finding_after_the_last_sampled_step_is_at_the_edge_and_few_samples_are_at_none() -> None:
+    at: dict[str, Any] = {"last_step": 0, "time": None, "lasts": True}
+    some = [
+        TimedFinding("non-finite", "", "stopped", "", step=500, **at),
+        TimedFinding("few-samples", "", "few", "", step=0, **at),
+    ]
+    [flag] = panel(run_figure(run(), some), "loss").texts
+    assert (flag.get_text(), flag.get_position()[0]) == ("1", 475)
+
+
+def test_a_long_line_is_told_in_two() -> None:
+    some = [TimedFinding("frozen", "fc", "word " * 60 + "end", "", step=0, last_step=0, time=None, lasts=False)]
+    texts = [text.get_text() for text in run_figure(run(), some).texts]
+    [at] = [at for at, text in enumerate(texts) if text.startswith("1  frozen  fc: word")]
+    assert texts[at + 1].startswith("     word") and texts[at + 1].endswith("end")
 
 
 def test_the_usual_update_is_in_the_middle_of_its_colours() -> None:

@@ -137,9 +137,10 @@ def test_a_sound_run_has_none(every: int, rate: float) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_sound_run_of_few_steps_has_none(steps: int) -> None:
+def test_of_a_sound_run_of_few_steps_only_that_is_told(steps: int) -> None:
     model = net()
-    assert findings_over_time(train(model, sgd(model), steps, 1)) == []
+    [found] = findings_over_time(train(model, sgd(model), steps, 1))
+    assert (found.finding, found.layer, found.numbers["sampled"]) == ("few-samples", "", steps)
 
 
 def test_adam_and_a_schedule_from_0_to_0_are_sound() -> None:
@@ -174,7 +175,10 @@ def test_a_bias_far_below_0_kills_the_relu_and_what_comes_before_gets_no_gradien
     model[2].bias.data.fill_(-10)
     found = findings_over_time(train(model, sgd(model)))
     assert named(found) == [("dead-layer", "3"), ("no-gradient", "2")]
-    assert found[0].evidence.endswith("to the end: all 8 channels are 0 for the whole batch")
+    assert found[0].evidence.endswith(
+        "to the end: all 8 channels are 0 for the whole batch; not told, for it follows from that: dead-channels in 3"
+        " layers from '5' to '7', no-update in '4'"
+    )
     assert found[1].evidence.endswith("to the end: its gradient is 0 everywhere; '0' too")
     assert found[1].layers == ("0", "2")
 

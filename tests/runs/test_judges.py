@@ -205,6 +205,18 @@ def test_what_follows_a_dead_layer_is_not_told() -> None:
 
     [one] = found(dying)
     assert (one.finding, one.layer, one.step) == ("dead-layer", "b", 200)
+    assert one.evidence.endswith("for the whole batch; not told, for it follows from that: dead-channels in 'c'")
+
+
+def test_a_weight_that_stands_still_behind_a_dead_layer_is_told_there_and_one_before_it_is_not() -> None:
+    def dying(step: int, layer: str) -> dict[str, Any]:
+        dead = {"dead_channels": 64, "zero_share": 1.0} if layer == "b" else {}
+        return dead | {"update_to_weight": 1e-3 if layer == "e" else 0.0, "gradient_norm": 1e-5}
+
+    [one] = found(dying, layers="abcde")
+    assert one.evidence.endswith("; not told, for it follows from that: no-update in 'c' and 'd'")
+    still = found(lambda step, layer: dying(step, layer) | {"update_to_weight": 0.0}, layers="abcde")
+    assert "no-update in" not in "".join(one.evidence for one in still)  # nothing at all is changed
 
 
 def test_a_layer_that_gets_its_gradient_later_was_without_until_then() -> None:
@@ -245,10 +257,35 @@ def test_calls_of_one_layer_share_their_parameters_and_not_what_they_put_out() -
 
 @pytest.mark.parametrize("steps", [[0], [0, 50]])
 def test_of_few_steps_all_must_show_it(steps: list[int]) -> None:
-    [one] = found(steps=steps, dead_channels=64, zero_share=1.0, layers=["a"], **NO_WEIGHTS)
-    assert one.finding == "dead-layer"
+    one, few = found(steps=steps, dead_channels=64, zero_share=1.0, layers=["a"], **NO_WEIGHTS)
+    assert (one.finding, few.finding) == ("dead-layer", "few-samples")
     assert ("at step 0 (0 s), the only one sampled" in one.evidence) == (len(steps) == 1)
-    assert found(lambda step, _: {"dead_channels": 64} if step else {}, steps=[0, 50]) == []
+    [few] = found(lambda step, _: {"dead_channels": 64} if step else {}, steps=[0, 50])
+    assert few.finding == "few-samples"
+
+
+@pytest.mark.parametrize(
+    ("steps", "end", "header", "words"),
+    [
+        ([0], {"step": 14}, {"command": ["a.py"]}, "1 sampled step of 15: too few to tell a trend; sample more often,"
+         " --every 1"),
+        ([0, 50], {"step": 99}, {}, "2 sampled steps of 100: too few to tell a trend; sample more often, every=5"),
+        ([0, 1], {"step": 1}, {}, "2 sampled steps of 2: too few to tell a trend; there were no more"),
+        ([0], None, {}, "1 sampled step so far: too few to tell a trend"),
+    ],
+)  # fmt: skip
+def test_that_there_are_few_samples_is_told(
+    steps: list[int], end: dict[str, Any] | None, header: dict[str, Any], words: str
+) -> None:
+    [few] = findings_over_time(Run(header, log(steps=steps).rows, [], end))
+    assert (few.finding, few.evidence) == ("few-samples", words)
+    assert found(steps=[0, 50, 100]) == []
+
+
+def test_of_a_run_that_was_stopped_no_more_samples_are_wanted() -> None:
+    note = {"note": "non-finite", "step": 1, "text": "the loss is NaN"}
+    [stop] = findings_over_time(Run({}, log(steps=[0]).rows, [note], {"reason": "stopped", "step": 1}))
+    assert stop.finding == "non-finite" and "--stop-on" not in stop.meaning
 
 
 def test_thresholds_are_obeyed() -> None:
@@ -276,6 +313,7 @@ def test_of_values_that_are_not_finite_the_first_place_is_told() -> None:
 
     [one] = found(spoil)
     assert (one.layer, one.layers, one.lasts) == ("b", ("a", "b", "c"), True)
+    assert one.meaning.endswith("To have the operation named: watch --stop-on non-finite.")
     assert one.evidence == (
         "from step 200 (20 s) to the end: 7 values of its activation are NaN or Inf; 2 more layers too; the loss is not"
         " finite either; at step 150 all was finite"

@@ -185,3 +185,51 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     log.close()
     assert len(lines(path)) == 1
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "device"])
+@pytest.mark.parametrize("given_out_again", [False, True])
+def test_a_descriptor_that_somebody_closed(tmp_path: Path, kind: str, given_out_again: bool) -> None:
+    path, other = tmp_path / "run.ndjson", tmp_path / "precious"
+    reading = -1
+    if kind == "pipe":
+        os.mkfifo(path)
+        reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = RunLog("/dev/null" if kind == "device" else path)
+    log.write([HEADER])
+    number = log._descriptor
+    os.close(number)
+    if given_out_again:
+        spare = os.open(other, os.O_WRONLY | os.O_CREAT)
+        os.dup2(spare, number)
+        if spare != number:
+            os.close(spare)
+    with pytest.raises(WriteError, match="somebody closed it"):
+        log.write([{"row": "layer", "step": 0}])
+    log.close()
+    log.write([HEADER])  # goes nowhere
+    if given_out_again:
+        os.write(number, b"mine")  # it is open still
+        os.close(number)
+        assert other.read_bytes() == b"mine"
+    if kind == "file":
+        assert len(lines(path)) == 1
+    if reading >= 0:
+        os.close(reading)
+
+
+def test_what_cannot_be_taken_back_is_a_write_error_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RunLog(tmp_path / "run.ndjson")
+    log.write([HEADER])
+    real = os.write
+
+    def closes(number: int, data: bytes) -> int:
+        written = real(number, data[:3])
+        os.close(number)
+        return written
+
+    monkeypatch.setattr(os, "write", closes)
+    with pytest.raises(WriteError, match="No space left"):
+        log.write([{"row": "layer"}])
+    monkeypatch.undo()
+    log.close()
