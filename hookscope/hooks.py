@@ -79,9 +79,12 @@ class Door:
 
         The modules themselves hold nothing of it: they are copied and pickled as without.
         """
-        from torch.nn.modules.module import register_module_forward_hook
+        from torch.nn.modules import module as modules
 
-        self._stack.callback(register_module_forward_hook(hook, with_kwargs=True).remove)
+        handle = modules.register_module_forward_hook(hook, with_kwargs=True)
+        # what torch keeps beside it is not removed with it, and has compiled models warn of hooks for ever
+        self._stack.callback(modules._global_forward_hooks_with_kwargs.pop, handle.id, None)
+        self._stack.callback(handle.remove)
 
     def every_forward_pre(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args)`` before the forward of every module of the process."""

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import shlex
-import stat
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,8 +27,14 @@ __all__ = ["Watch"]
 
 _QUICKLY_READ = 16 * 2**20  # bytes; about a second
 # What stands between the script and what it calls, and what is called in between and is nothing to the script.
-_HIDDEN = ("after_import.py", os.path.join("monitor", "backward_calls.py"))
+_HIDDEN = (
+    "after_import.py",
+    *(os.path.join("monitor", name) for name in ("backward_calls.py", "loss_scales.py", "replaced.py")),
+)
 _ENDS = (os.path.join("monitor", "block.py"), os.path.join("monitor", "watch.py"))
+
+
+_OWN_OPTIONS = ("--log", "--every", "--layer", "--tensorboard", "--stop-on", "--show", "--plot")
 
 
 class Watch:
@@ -53,7 +58,6 @@ class Watch:
         self._stops = options["stop_on"] is not None
         self._settings = {
             **{name: options[name] for name in ("every", "layers", "types", "stop_on")},
-            "log": self._path,
             "tensorboard": None if tensorboard is None else os.path.abspath(tensorboard),
             "command": list(script.words),
             "rank": rank,
@@ -75,7 +79,7 @@ class Watch:
             check_installed()
             check_folder(tensorboard)
         self._is_new = not os.path.lexists(self._log)
-        RunLog(self._log).close()
+        self._opened = RunLog(self._log)  # open from now on: of a pipe, the reader would leave when it is closed
 
     def run(self) -> None:
         """Run the script; whatever ends it is raised."""
@@ -109,7 +113,7 @@ class Watch:
         try:
             from hookscope.monitor import Monitor
 
-            self._monitor = Monitor(**self._settings).__enter__()
+            self._monitor = Monitor(**self._settings, log=self._opened).__enter__()
         except Exception as error:  # this is within the script's `import torch`, which has gone well
             self._say(f"Note: cannot watch, the script goes on: {error}")
 
@@ -120,10 +124,13 @@ class Watch:
 
     def _close(self) -> str:
         """End the watching; what there is to say of it."""
-        if self._monitor is not None and os.getpid() == self._pid:
-            error = self._error
-            self._monitor.__exit__(None if error is None else type(error), error, None)
-        return self._summary()
+        with contextlib.suppress(Exception):  # the script has ended as it did, whatever goes wrong here
+            if self._monitor is not None and os.getpid() == self._pid:
+                error = self._error
+                self._monitor.__exit__(None if error is None else type(error), error, None)
+            self._opened.close()
+            return self._summary()
+        return ""
 
     def _summary(self) -> str:
         if "torch" not in sys.modules:
@@ -131,16 +138,20 @@ class Watch:
         if self._monitor is None:  # which has been told
             return ""
         if not self._monitor.steps:
-            return f"Note: no optimizer of torch took a step in {self._script.name}: there was nothing to watch"
+            told = f"Note: no optimizer of torch took a step in {self._script.name}: there was nothing to watch"
+            strayed = [word for word in self._script.words[1:] if word.partition("=")[0] in _OWN_OPTIONS]
+            return f"{told}; {strayed[0]} went to the script, options of watch stand before it" if strayed else told
         sampled = f"{self._monitor.sampled:,} of {counted(self._monitor.steps, 'step')} sampled"
-        return f"Note: {sampled}{self._contents()}; see `hookscope watch --show {shlex.quote(self._log)}`"
+        return f"Note: {sampled}{self._contents()}"
 
     def _contents(self) -> str:
-        """What the log holds, where that is quickly read."""
+        """What the log holds, where that is quickly read, and how it is shown, where there is a file to read."""
+        show = f"; see `hookscope watch --show {shlex.quote(self._log)}`"
         try:
-            found = os.stat(self._path)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _QUICKLY_READ:
-                return f", in {self._log}"
+            if self._log.startswith(("/dev/", "/proc/")) or not os.path.isfile(self._path):
+                return f", in {self._log}" if os.path.exists(self._path) else ""
+            if os.path.getsize(self._path) > _QUICKLY_READ:
+                return f", in {self._log}{show}"
             from hookscope.runs.findings import findings_over_time
 
             run = read_runs(self._path)[-1]
@@ -148,7 +159,7 @@ class Watch:
         except Exception:  # the script may have done anything to it
             return ""
         told = counted(len(findings), "finding") if findings else "no findings"
-        return f", {counted(len(run.rows), 'line')} in {self._log}, {told}"
+        return f", {counted(len(run.rows), 'line')} in {self._log}, {told}{show}"
 
     def _remove_if_unused(self) -> None:
         """Leave no empty file behind a script that came to nothing."""
@@ -158,9 +169,10 @@ class Watch:
 
     def _say(self, text: str) -> None:
         """A note to standard error as it was before the script, which may have turned it elsewhere."""
-        if text and self._stderr is not None:
-            with contextlib.redirect_stderr(self._stderr):
-                output.note(text)
+        with contextlib.suppress(Exception):
+            if text and self._stderr is not None:
+                with contextlib.redirect_stderr(self._stderr):
+                    output.note(text)
 
 
 def _ours(names: tuple[str, ...]) -> set[str]:

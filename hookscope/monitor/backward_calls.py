@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from hookscope.monitor.loss_scales import LossScales
+from hookscope.monitor.replaced import Replaced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +20,7 @@ class BackwardCalls:
 
     No hook of torch is called there: ``torch.autograd.backward``, which ``Tensor.backward`` calls too, is replaced for
     that time, and put back. What imported the function by name beforehand is not seen. ``value`` is the sum of the
-    scalars the pass begins at, a copy without a graph: a loss that a ``GradScaler`` has scaled is the scaled one.
+    scalars the pass begins at, a copy without a graph; without the scale of a ``GradScaler``.
 
     Args:
         seen: What to call; what it raises is raised in the script, in place of the backward pass.
@@ -35,33 +38,30 @@ class BackwardCalls:
 
     def __init__(self, seen: Callable[[Tensor, Sequence[Tensor]], None]) -> None:
         self._seen = seen
-        self._original: Callable[..., Any] | None = None
-        self._ours: Callable[..., Any] | None = None
+        self._scales = LossScales()
+        self._replaced: Replaced | None = None
 
     def on(self) -> None:
         """See the calls from now on."""
         import torch
 
-        if self._ours is not None:
-            return
-        original = torch.autograd.backward
-
-        @wraps(original)
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._ours is backward:  # else it is over, and somebody who wrapped this one calls it still
-                self._see(tensors, args, kwargs)
-            return original(tensors, *args, **kwargs)
-
-        self._original, self._ours = original, backward
-        torch.autograd.backward = backward
+        if self._replaced is None:
+            self._replaced = Replaced(torch.autograd, "backward", self._backward)
+            self._replaced.on()
+            self._scales.on()
 
     def off(self) -> None:
         """Put back what was there; what somebody has put over it since then stays."""
-        import torch
+        if self._replaced is not None:
+            self._replaced.off()
+            self._scales.off()
+        self._replaced = None
 
-        if torch.autograd.backward is self._ours:
-            torch.autograd.backward = self._original  # type: ignore[assignment]
-        self._original = self._ours = None
+    def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensors, Iterator):  # it can be gone through only once
+            tensors = tuple(tensors)
+        self._see(tensors, args, kwargs)
+        return original(tensors, *args, **kwargs)
 
     def _see(self, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         import torch
@@ -70,10 +70,27 @@ class BackwardCalls:
             return
         if (args and args[0] is not None) or kwargs.get("grad_tensors") is not None:
             return  # a vector times a Jacobian: no loss
-        roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-        values = [value for value in map(scalar_of, roots) if value is not None]
-        if values and len(values) == len(roots):
-            self._seen(values[0] if len(values) == 1 else torch.stack([v.float() for v in values]).sum(), roots)
+        value, roots = None, (tensors,) if isinstance(tensors, torch.Tensor) else tensors
+        with contextlib.suppress(Exception):  # whatever is wrong with them, let the pass itself say so
+            roots = tuple(roots)
+            value = self._value(roots)
+        if value is not None:
+            self._seen(value, roots)
+
+    def _value(self, roots: Sequence[Any]) -> Tensor | None:
+        """The sum of scalars without their scales, None where not all are scalars."""
+        import torch
+
+        values = []
+        for root in roots:
+            value = scalar_of(root)
+            if value is None:
+                return None
+            scale = self._scales.of(root)
+            values.append(value if scale is None else value.float() / scale.to(value.device))
+        if len(values) < 2:
+            return values[0] if values else None
+        return torch.stack([value.float().to(values[0].device) for value in values]).sum()
 
 
 def scalar_of(value: Any) -> Tensor | None:

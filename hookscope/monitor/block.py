@@ -17,6 +17,7 @@ from hookscope.monitor.output import RunOutput
 from hookscope.monitor.roots import Roots
 from hookscope.monitor.watch import RunWatch
 from hookscope.registry import VERSION
+from hookscope.runs.log import RunLog
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,22 +34,26 @@ class Monitor:
     Steps ``0``, ``every``, ``2 * every``, ... of each optimizer are sampled. The model has no hook of its own and can
     be copied and saved as ever; weights, gradients, random numbers and what the loop prints are as without. Passes
     without gradients (validation) are passed over, several passes of one step are added up, with those of a step before
-    that a ``GradScaler`` left out. Where anything goes wrong in the watching itself it ends, says so once, and the
-    training goes on.
+    that a ``GradScaler`` left out; a step that a fused optimizer leaves out so counts, but is not sampled. Where
+    anything goes wrong in the watching itself it ends, says so once, and the training goes on.
 
-    The lines (and `rows`) have: ``step``, ``time`` in seconds, ``loss`` (what ``backward`` was called on, added up over
-    the step; that of a ``GradScaler`` is the scaled one), ``learning_rate``, ``optimizer``, ``layer``, ``call``,
-    ``index`` (order of execution), ``type``, ``model``; ``activation_mean``, ``activation_std``, ``zero_share`` (0 to
-    1), ``channels``, ``dead_channels`` (0 everywhere in the step), ``non_finite``; of its own parameters
-    ``gradient_norm``, ``gradient_non_finite``, ``weight_norm``, ``weight_non_finite`` (without biases, before the
-    step), ``update_to_weight``, ``frozen``; of a BatchNorm in train mode ``running_mean_shift`` and
-    ``running_var_ratio``: the batch against the running statistics from before the pass. What there is not is None.
+    A sampled step of a tiny model takes several times as long as another; a model that ``torch.compile`` compiles is
+    compiled twice, with hooks and without.
+
+    The lines (and `rows`) have: ``step``, ``time`` in seconds, ``loss`` (what ``backward`` was called on, added up
+    over the step, without the scale of a ``GradScaler``), ``learning_rate``, ``optimizer``, ``layer``, ``call``,
+    ``index`` (order of execution), ``type``, ``model``; ``activation_mean``, ``activation_std``, ``zero_share`` (0
+    to 1), ``channels``, ``channel_values`` (images times positions), ``dead_channels`` (0 everywhere in the step),
+    ``non_finite``; of its own parameters ``gradient_norm``, ``gradient_non_finite``, ``weight_norm``,
+    ``weight_non_finite`` (without biases, before the step), ``update_to_weight``, ``frozen``; of a BatchNorm in
+    train mode ``running_mean_shift`` and ``running_var_ratio``: the batch against the running statistics from
+    before the pass. What there is not is None.
 
     Args:
         model: The only model to watch; None for every model that is called.
         optimizer: The only optimizer to follow; None for every one.
         every: Each so many steps one is sampled, from 1.
-        log: File to append to, NDJSON; without one the lines are kept in `rows`.
+        log: File to append to, NDJSON, or a `RunLog` for one run; without one the lines are kept in `rows`.
         layers: Which layers, see `Selection`.
         types: Class names that indices and ``all`` count, ``all`` for every leaf and what has parameters of its own.
         tensorboard: Folder for an event file with the same figures.
@@ -92,7 +97,7 @@ class Monitor:
         optimizer: Optimizer | None = None,
         *,
         every: int = 50,
-        log: StrPath | None = None,
+        log: StrPath | RunLog | None = None,
         layers: Layers = "all",
         types: Iterable[Any] = ("all",),
         tensorboard: StrPath | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ _MOVES = frozenset((
 # With a number or an input, these make no NaN of values that are finite or Inf.
 _NO_NAN = frozenset(("add", "mul", "rsub", "sub"))
 _MOST_NODES = 50
+_MOST_BEHIND = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,9 @@ def made_by(tensor: Tensor) -> str:
         >>> import torch
         >>> made_by(torch.zeros(2, requires_grad=True).log().reshape(2, 1).sum())
         'log'
+        >>> x = torch.zeros(2, requires_grad=True)
+        >>> made_by(((x + 1) + x.log() * 0).sum())
+        'log'
         >>> made_by(torch.full((2,), float("nan")))
         'input'
     """
@@ -125,9 +130,45 @@ def made_by(tensor: Tensor) -> str:
     for _ in range(_MOST_NODES):
         if node is None or node.name().endswith("AccumulateGrad"):
             return name
-        name = _function(node.name())
+        name, last = _function(node.name()), node
         node = _cause(node, name, is_nan)
+        if node is None and name in _NO_NAN | _MOVES:  # of several things that came together here, one brought it
+            return _guilty_behind(last) or name
     return name
+
+
+def _guilty_behind(node: Any) -> str | None:
+    """The nearest operation behind ``node`` that makes NaN or Inf of what it was given, None where there is none."""
+    waiting, seen = [node], {node}
+    while waiting and len(seen) <= _MOST_BEHIND:
+        for parent, _ in waiting.pop(0).next_functions:
+            if parent is None or parent in seen:
+                continue
+            if _makes_non_finite(parent):
+                return _function(parent.name())
+            seen.add(parent)
+            waiting.append(parent)
+    return None
+
+
+def _makes_non_finite(node: Any) -> bool:
+    """Whether the function that made the node, called again on what it was given, makes NaN or Inf of finite values."""
+    import torch
+
+    function = getattr(torch, _function(node.name()), None)
+    given = []
+    for saved in ("_saved_self", "_saved_other", "_saved_exponent"):
+        if not _is_saved_finite(node, saved):
+            return False
+        with contextlib.suppress(RuntimeError, AttributeError):
+            given.append(getattr(node, saved))
+    if function is None or not given or not isinstance(given[0], torch.Tensor):
+        return False
+    try:
+        with torch.no_grad():
+            return not all(map(is_finite, values_of(function(*given))))
+    except (RuntimeError, TypeError, ValueError):  # it takes something that was not saved
+        return False
 
 
 def _cause(node: Any, name: str, is_nan: bool) -> Any:

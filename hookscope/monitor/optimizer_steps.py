@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-__all__ = ["Optimizers", "Stepper", "closure_of", "is_stepping"]
+__all__ = ["Optimizers", "Stepper", "closure_of", "gradient_scale", "is_stepping", "makes_no_step"]
 
 _PATIENCE = 100
 
@@ -102,6 +102,22 @@ class Optimizers:
 def closure_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The closure that a step was given: it makes the gradients itself, so none are there before it."""
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
+
+
+def gradient_scale(optimizer: Optimizer) -> Tensor | None:
+    """What the gradients are multiplied by still, where a ``GradScaler`` leaves it to a fused optimizer to divide."""
+    import torch
+
+    scale = getattr(optimizer, "grad_scale", None)
+    return scale if isinstance(scale, torch.Tensor) else None
+
+
+def makes_no_step(optimizer: Optimizer) -> bool:
+    """Whether a fused optimizer will leave its step out, as a ``GradScaler`` found Inf or NaN in the gradients."""
+    import torch
+
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and bool(found.any())
 
 
 def is_stepping(optimizer: Optimizer | None, beginning: Optimizer) -> bool:

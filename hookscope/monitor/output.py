@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hookscope.errors import HookscopeError, NonFiniteError
+from hookscope.errors import NonFiniteError
 from hookscope.files import StrPath
 from hookscope.monitor.events import RunEvents
 from hookscope.runs.log import RunLog
@@ -21,7 +21,7 @@ class RunOutput:
     """The lines of one run.
 
     Args:
-        log: File to append to; without one they are kept.
+        log: File to append to, or a log that is open, which the run then closes; without one they are kept.
         events: Folder for an event file of TensorBoard.
         header: The first line.
         on_trouble: Called with what there is to say; None for a warning.
@@ -38,7 +38,7 @@ class RunOutput:
 
     def __init__(
         self,
-        log: StrPath | None = None,
+        log: StrPath | RunLog | None = None,
         events: StrPath | None = None,
         header: Mapping[str, Any] | None = None,
         on_trouble: Callable[[str], None] | None = None,
@@ -49,7 +49,7 @@ class RunOutput:
         self._said: set[str] = set()
         self._on_trouble = on_trouble or _warn
         self._pid, self._started = os.getpid(), time.monotonic()
-        self._log = None if log is None else RunLog(log)
+        self._log = RunLog(log) if isinstance(log, (str, os.PathLike)) else log
         self._events: RunEvents | None = None
         try:
             if events is not None:
@@ -76,7 +76,7 @@ class RunOutput:
 
     def note(self, note: str, step: int | None, text: str, **more: Any) -> None:
         """Note something in the log; where that fails it is not noted."""
-        with contextlib.suppress(HookscopeError):
+        with contextlib.suppress(Exception):
             self._write(self.line("note", step) | {"note": note, "text": text} | more)
 
     def say(self, note: str, step: int | None, text: str) -> None:
@@ -93,7 +93,7 @@ class RunOutput:
         """Write the last line and let go of the files; a process that was forked off leaves them alone."""
         if os.getpid() != self._pid:
             return
-        with contextlib.suppress(HookscopeError):  # the run is over, and the log without its last line is whole
+        with contextlib.suppress(Exception):  # the run is over, and the log without its last line is whole
             self._write(self.line("end", step) | {"sampled": self.sampled} | _reason(error))
         self.close()
 
@@ -102,8 +102,9 @@ class RunOutput:
         with contextlib.suppress(Exception):  # nothing of the run depends on it
             if self._events is not None:
                 self._events.close()
-        if self._log is not None:
-            self._log.close()
+        with contextlib.suppress(Exception):
+            if self._log is not None:
+                self._log.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._log is not None:

@@ -85,12 +85,14 @@ class CallRecord:
         count = sum(sums.count for sums in self.sums)
         mean, std = self._moments(numbers, count)
         dead = None if self._dead is None else int(numbers[self._dead])
+        channels = 0 if self.alive is None else self.alive.numel()
         shift, ratio = (None, None) if self._distance is None else (numbers[each] for each in self._distance)
         return {
             "activation_mean": mean,
             "activation_std": std,
             "zero_share": 1 - sum(numbers[sums.nonzero] for sums in self.sums) / count if count else None,
-            "channels": None if self.alive is None else self.alive.numel(),
+            "channels": channels or None,
+            "channel_values": count // channels if channels else None,
             "dead_channels": dead,
             "non_finite": int(sum(numbers[sums.non_finite] for sums in self.sums)),
             "running_mean_shift": shift,

@@ -23,6 +23,7 @@ _NOT_SEEN = {
     "activation_std": None,
     "zero_share": None,
     "channels": None,
+    "channel_values": None,
     "dead_channels": None,
     "non_finite": None,
     "running_mean_shift": None,

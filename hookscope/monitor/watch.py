@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -11,8 +12,9 @@ from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import Door
 from hookscope.monitor.backward_calls import BackwardCalls, scalar_of
 from hookscope.monitor.layers import Root
-from hookscope.monitor.optimizer_steps import Optimizers, closure_of, is_stepping
+from hookscope.monitor.optimizer_steps import Optimizers, closure_of, gradient_scale, is_stepping, makes_no_step
 from hookscope.monitor.output import RunOutput
+from hookscope.monitor.quiet_compile import QuietCompile
 from hookscope.monitor.record import expected_statistics
 from hookscope.monitor.recorder import OpenStep, RunRecorder
 from hookscope.monitor.roots import Roots
@@ -78,6 +80,7 @@ class RunWatch:
         self._backward_calls = BackwardCalls(self._before_backward)
         # one object for the whole run: what compiles a model looks whether it is the same hook still
         self._hooks = (self._before, self._after)
+        self._quiet_compile = QuietCompile(self._hooks)
 
     @property
     def stopped(self) -> NonFiniteError | None:
@@ -176,8 +179,11 @@ class RunWatch:
                 self._stop.again()
                 if not step.has_closure:
                     self._stop.before_step(stepper, optimizer, self._roots.all, self._recorder.order_of_layers())
+            samples = stepper.steps % self._optimizers.every == 0
+            if samples and makes_no_step(optimizer):  # the next one is sampled in its place
+                return
             self._open = step
-            if stepper.steps % self._optimizers.every == 0:
+            if samples:
                 self._prepare(step)
 
     @_guarded
@@ -213,8 +219,10 @@ class RunWatch:
             self._roots.find_owner(parameters)
             step.roots = self._roots.holding(parameters)
         found = [each for root in step.roots for each in root.with_parameters()]
+        optimizer = step.stepper.optimizer
+        scale = None if optimizer is None else gradient_scale(optimizer)
         wanted = [own for layer, module, own in found if layer.may_want(module)]
-        step.weights = StepWeights(wanted, gradients=not step.has_closure)
+        step.weights = StepWeights(wanted, not step.has_closure, scale)
         if step.stepper.steps:
             step.elsewhere = frozenset(self._optimizers.held() - parameters)
 
@@ -240,12 +248,14 @@ class RunWatch:
         if not self._hooks_are_on:
             self._module_door.every_forward_pre(self._hooks[0])
             self._module_door.every_forward(self._hooks[1])
+            self._quiet_compile.on()
             self._hooks_are_on = True
         (self._backward_calls.on if needed else self._backward_calls.off)()
 
     def _no_module_hooks(self) -> None:
         self._module_door.__exit__(None, None, None)
         self._hooks_are_on = False
+        self._quiet_compile.off()
         self._backward_calls.off()
 
     def _say_what_is_missing(self) -> None:
@@ -255,7 +265,8 @@ class RunWatch:
                 if len(root.layers) > 1:
                     root.check()
         except LayerError as error:
-            self._output.say("no-layer", self.last_step, str(error))
+            # how layers are listed is no help: no command lists those of a model that a script makes
+            self._output.say("no-layer", self.last_step, f"nothing is logged: {error.asked}; {error.exists}")
         else:
             text = "no chosen layer ran that the optimizer has parameters of: nothing is logged of its steps"
             self._output.say("nothing-seen", self.last_step, text)
@@ -263,9 +274,11 @@ class RunWatch:
     def _fail(self, error: Exception) -> None:
         """Stop watching: the training goes on without."""
         self.is_off, self._open = True, None
-        self._no_module_hooks()  # those of optimizers stay to the end: torch is just walking through them
-        why = str(error) if isinstance(error, HookscopeError) else f"{type(error).__name__}: {_one_line(error)}"
-        self._output.say("watcher-failed", self.last_step, f"watching has ended, the training goes on: {why}")
+        with contextlib.suppress(Exception):  # nothing of this may reach the script either
+            self._no_module_hooks()  # those of optimizers stay to the end: torch is just walking through them
+        with contextlib.suppress(Exception):
+            why = str(error) if isinstance(error, HookscopeError) else f"{type(error).__name__}: {_one_line(error)}"
+            self._output.say("watcher-failed", self.last_step, f"watching has ended, the training goes on: {why}")
 
 
 def _one_line(error: Exception) -> str:

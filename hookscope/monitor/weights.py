@@ -39,6 +39,7 @@ class StepWeights:
     Args:
         layers: The own parameters of each layer, by name.
         gradients: Whether the gradients are there already; a step with a closure makes them itself.
+        scale: What the gradients are multiplied by still; None for 1.
 
     Example:
         >>> import torch
@@ -51,7 +52,8 @@ class StepWeights:
         (2.0, 0.25)
     """
 
-    def __init__(self, layers: Iterable[Mapping[str, Tensor]], gradients: bool) -> None:
+    def __init__(self, layers: Iterable[Mapping[str, Tensor]], gradients: bool, scale: Tensor | None = None) -> None:
+        self._scale = scale
         self._parameters: dict[int, Tensor] = {}
         self._copies: dict[int, Tensor] = {}
         for name, parameter in (item for own in layers for item in own.items()):
@@ -96,6 +98,9 @@ class StepWeights:
     def _take_gradients(self) -> None:
         gradients = {key: p.grad for key, p in self._parameters.items()}
         self._gradients = _sizes({key: gradient for key, gradient in gradients.items() if gradient is not None})
+        scale = 1.0 if self._scale is None else float(self._scale)
+        for size in self._gradients.values():
+            size.norm /= scale or 1.0
 
 
 def _sizes(tensors: Mapping[int, Tensor]) -> dict[int, _Size]:

@@ -93,9 +93,10 @@ def dead_share(layer: LayerSeries) -> Array:
 
 
 def _some_dead(case: Case) -> Array:
-    """Nothing of a layer that begins dead as a whole: that has a name of its own."""
-    share = dead_share(case.layer)
-    return _where((share < 1) | (share[:1] < 1), share)
+    """Nothing of a layer that begins dead as a whole, which has a name of its own; less of what rests on few values."""
+    share, limits = dead_share(case.layer), case.thresholds
+    few = (case["channel_values"] < limits.few_values) & (share <= limits.dead_of_few)
+    return _where(~few & ((share < 1) | (share[:1] < 1)), share)
 
 
 def _dead_words(layer: LayerSeries, at: int) -> str:

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["FIGURES", "LayerSeries", "LossSeries", "RunSeries", "series_of"]
 
 FIGURES = (
-    "activation_mean", "activation_std", "zero_share", "channels", "dead_channels", "non_finite", "gradient_norm",
-    "gradient_non_finite", "weight_norm", "weight_non_finite", "update_to_weight", "running_mean_shift",
-    "running_var_ratio", "frozen", "learning_rate",
+    "activation_mean", "activation_std", "zero_share", "channels", "channel_values", "dead_channels", "non_finite",
+    "gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite", "update_to_weight",
+    "running_mean_shift", "running_var_ratio", "frozen", "learning_rate",
 )  # fmt: skip
 """The fields of a layer's line that are numbers, or true and false, by the names that the log gives them."""
 
 _BEHIND = 1_000_000
+_MOST = 2**53
 _LEARNED = 0.05  # of the first loss
 
 _Key = tuple[int, str, int]
@@ -253,7 +254,8 @@ def _numbers(rows: Iterable[Mapping[str, Any]], name: str) -> Array:
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether it is a number of steps or the like; what is longer than any run comes from a damaged line."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST
 
 
 def _whole(value: Any) -> int:

@@ -18,6 +18,9 @@ class WatchThresholds:
         dead: Share of a layer's channels that are 0 for the whole batch, 0 to 1. Behind a
             BatchNorm none was seen (resnet18, nets of 3 layers); in such nets without one, while they learned with a
             rate that is too large for some channels, 25 % to 75 %.
+        few_values: Values of a channel in the batch (images times positions) below which it may rest by chance; units
+            of a linear layer have one an image.
+        dead_of_few: The share that takes the place of ``dead`` there. In small sound nets up to 40 % were seen.
         vanishing: Norm of a layer's gradient over the norm of its weight, below which it vanishes; that of
             `hookscope.gradient_findings.GradientThresholds`, which tells where it comes from.
         exploding: The same ratio, above which it explodes; from there too.
@@ -42,6 +45,8 @@ class WatchThresholds:
 
     patience: int = 3
     dead: float = 0.2
+    few_values: int = 256
+    dead_of_few: float = 0.5
     vanishing: float = 1e-7
     exploding: float = 1e3
     too_large: float = 0.3

@@ -82,7 +82,7 @@ def told(name, *about):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = ["layer", "all", "listing", "stats", "capture", "memory", "drawing", "cam", "watch"]
+    usual = ["layer", "all", "listing", "stats", "capture", "memory", "drawing", "cam", "ablate", "watch"]
     parser.add_argument("which", nargs="*", default=usual)
     parser.add_argument("--runs", type=int, default=7)
     args = parser.parse_args()
@@ -121,6 +121,9 @@ def main():
     if "cam" in args.which:
         for about in (("resnet18", "layer4"), ("densenet121", "features.denseblock4")):
             print(f"Grad-CAM of {' '.join(about)}, in process: {told('cam', *about)}")
+    if "ablate" in args.which:
+        for about in (("resnet18", "layer4.1.conv2"), ("resnet34", "layer2.0.conv1")):
+            print(f"every channel of {' '.join(about)} ablated, in process: {told('ablate', *about)}")
     if "watch" in args.which:
         print("training step of resnet18 under Monitor, in process:", told("watch", "resnet18", "plain"))
         print("the same with stop_on='non-finite':", told("watch", "resnet18", "stop"))

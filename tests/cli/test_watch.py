@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import hookscope
-from hookscope.runs.log import read_runs
+from hookscope.runs.log import RunLog, read_runs
 
 ROOT = Path(hookscope.__file__).parents[1]
 NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
@@ -325,6 +325,37 @@ def test_a_watcher_that_fails_says_so_once_and_the_training_goes_on(tmp_path: Pa
     assert len([note for note in notes if "logs/run.ndjson" in note and "removed" in note]) == 1 and len(notes) <= 2
 
 
+@NEEDS_POSIX
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_script_that_closes_what_it_did_not_open(tmp_path: Path, taken: bool) -> None:
+    closes = "os.closerange(3, 256)"
+    if taken:
+        closes += "; files = [open(f'mine{n}', 'w') for n in range(20)]"
+    text = f"import os\n{NET}\nfor step, loss in train(12):\n    if step == 3: {closes}\nprint(*weights())"
+    *result, notes = watched(tmp_path, "--every", "2", script(tmp_path, text))
+    sizes = [path.stat().st_size for path in tmp_path.glob("mine*")]
+    assert tuple(result) == ended(tmp_path, "train.py") and not any(sizes)
+    assert len(notes) == 2 and "somebody closed it" in notes[0] and len(sizes) == 20 * taken
+
+
+@NEEDS_POSIX
+def test_a_log_that_is_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", "pipe"], cwd=tmp_path, stdout=subprocess.PIPE) as reader:
+        status, _, _, [note] = watched(tmp_path, "--every", "5", "--log", "pipe", script(tmp_path, TRAIN))
+        read, _ = reader.communicate(timeout=60)
+    assert status == 0 and len(read.splitlines()) == 2 + 3 * 6
+    assert note == "Note: 3 of 12 steps sampled, in pipe\n"  # nobody can show it from there
+
+
+@NEEDS_POSIX
+def test_a_log_that_another_run_holds_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "hookscope.ndjson")
+    status, output, errors, _ = watched(tmp_path, script(tmp_path, "print('it ran')"))
+    log.close()
+    assert (status, output, errors.count("\n")) == (1, "", 1) and "another run is writing to it" in errors
+
+
 REFUSED = {
     "no script": (["trian.py"], 2, "cannot open the script trian.py: No such file or directory; nearest: train.py"),
     "no module": (["-m", "trian"], 1, "no module named trian; nearest: train"),
@@ -417,8 +448,8 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_a_table_tells_the_run_and_its_findings(tmp_path: Path, shown: Any) -> None:
     text = shown(str(written(tmp_path / "run.ndjson", END)), "--format", "table")
     [head, line] = text.splitlines()[:2]
-    assert head.split() == ["step", "last_step", "time", "finding", "layer", "layers"]
-    assert line.split() == ["100", "200", "10", "dead-layer", "relu1", "1"]
+    assert head.split() == ["step", "last_step", "time", "finding", "layer"]
+    assert line.split() == ["100", "200", "10", "dead-layer", "relu1"]
     assert "train.py --epochs 3, started 2026-11-21T20:00:00+00:00, every 50 steps\n" in text
     assert "241 steps, 5 sampled, of 2 layers in 1 min 15 s; loss 2 -> 1; ended by an exception with status 1\n" in text
     assert "1 finding\n  dead-layer  relu1: from step 100" in text

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hookscope.errors import LayerError, ModelError, NonFiniteError, UsageError, WriteError
 from hookscope.monitor import Monitor
-from hookscope.runs.log import read_runs
+from hookscope.runs.log import RunLog, read_runs
 
 ROOT = Path(__file__).parents[1]
 
@@ -492,6 +492,46 @@ class TestOptimizers:
                 scaler.update()
         assert [r["step"] for r in monitor.rows] == [0, 1] and monitor.trouble is None
 
+    @pytest.mark.parametrize("kind", ["plain", "fused", "unscaled by hand"])
+    def test_under_a_grad_scaler_figures_are_as_without(self, kind: str) -> None:
+        def run(scaler: torch.amp.GradScaler, fused: bool) -> list[dict[str, Any]]:
+            torch.manual_seed(0)
+            net = nn.Linear(3, 2)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1, fused=fused)
+            with Monitor(every=2) as monitor:
+                for step in range(5):
+                    optimizer.zero_grad()
+                    scaler.scale(net(torch.full((4, 3), 1.0 + step)).square().mean()).backward()
+                    if kind == "unscaled by hand":
+                        scaler.unscale_(optimizer)
+                    scaler.step(optimizer)
+                    scaler.update()
+            return monitor.rows
+
+        plain = run(torch.amp.GradScaler("cpu", enabled=False), False)
+        scaled = run(torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=2), kind == "fused")
+        assert [row["step"] for row in plain] == [row["step"] for row in scaled] == [0, 2, 4]
+        for ours, theirs in zip(scaled, plain, strict=True):
+            for name in ("loss", "gradient_norm", "weight_norm", "update_to_weight"):
+                assert close(ours[name], theirs[name]), name
+
+    def test_a_step_that_a_fused_optimizer_leaves_out_is_not_sampled(self) -> None:
+        net = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        with Monitor(every=2) as monitor:
+            for spoilt in (True, False, True, False, False):
+                optimizer.zero_grad()
+                scaler.scale(net(torch.ones(1, 2)).sum()).backward()
+                if spoilt:
+                    assert net.weight.grad is not None
+                    net.weight.grad[0, 0] = float("inf")
+                scaler.step(optimizer)
+                scaler.update()
+        # the first is passed over, the third left out at a step that is not sampled: that one counts
+        assert [r["step"] for r in monitor.rows] == [0, 2] and monitor.steps == 4
+        assert [r["gradient_non_finite"] for r in monitor.rows] == [0, 0]
+
     def test_one_that_never_steps_again_is_not_waited_for(self) -> None:
         from torch.nn.modules import module as modules
 
@@ -847,6 +887,44 @@ class TestTrouble:
             train(net, optimizer, batches(), lambda: log.unlink(missing_ok=True))
         assert len(said) == 1 and "it was removed" in said[0]
 
+    @pytest.mark.parametrize("given_out_again", [False, True])
+    def test_a_log_that_the_script_closes_ends_the_watching_only(self, tmp_path: Path, given_out_again: bool) -> None:
+        said: list[str] = []
+        net, log, other = small(), RunLog(tmp_path / "run.ndjson"), tmp_path / "precious"
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        number = log._descriptor
+
+        def closes() -> None:
+            if not other.exists():
+                spare = os.open(other, os.O_WRONLY | os.O_CREAT)
+                os.dup2(spare, number)
+                os.close(spare)
+                if not given_out_again:
+                    os.close(number)
+
+        with Monitor(every=1, log=log, on_trouble=said.append) as monitor:
+            train(net, optimizer, batches(), closes)
+        if given_out_again:
+            os.close(number)  # which it has left open
+        assert other.read_bytes() == b"" and monitor.sampled == 1
+        assert len(said) == 1 and "somebody closed it" in said[0] and "the training goes on" in said[0]
+        (run,) = read_runs(tmp_path / "run.ndjson")
+        assert len(run.rows) == 7 and run.end is None
+
+    @pytest.mark.parametrize("what", ["write", "close"])
+    def test_whatever_the_log_raises_stays_within(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        def refuse(*args: object) -> None:
+            raise OSError("no more")
+
+        net, said = small(), []
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with Monitor(every=1, log=tmp_path / "run.ndjson", on_trouble=said.append):
+            monkeypatch.setattr(RunLog, what, refuse)
+            train(net, optimizer, batches())
+        assert len(said) == (what == "write")
+
     @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
     def test_a_full_disk(self) -> None:
         with pytest.raises(WriteError, match="No space left"), Monitor(log="/dev/full"):
@@ -863,7 +941,9 @@ class TestTrouble:
             def __getitem__(self, at: int) -> torch.Tensor:
                 inner = nn.Linear(2, 2)
                 chosen = torch.optim.SGD(inner.parameters(), 0.1)
-                inner(torch.full((1, 2), float("nan"))).sum().backward()
+                inner(torch.full((1, 2), float("nan")))
+                # by hand: after any torch.compile in the parent, a child that was forked off cannot call backward
+                inner.weight.grad = torch.full((2, 2), float("nan"))
                 chosen.step()
                 return torch.zeros(1, 6, 6)
 

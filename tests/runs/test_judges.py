@@ -197,6 +197,12 @@ def test_the_size_of_an_activation(mean: float, std: float, finding: str) -> Non
     assert one.evidence.endswith("; all 2 other layers too")
 
 
+@pytest.mark.parametrize(("values", "dead", "told"), [(32, 30, []), (32, 40, ["b"]), (4096, 30, ["b"])])
+def test_units_with_one_value_an_image_may_rest(values: int, dead: int, told: list[str]) -> None:
+    some = {"dead_channels": dead, "channel_values": values}
+    assert [one.layer for one in found(lambda step, layer: some if layer == "b" else {})] == told
+
+
 def test_what_follows_a_dead_layer_is_not_told() -> None:
     def dying(step: int, layer: str) -> dict[str, Any]:
         if step < 200:
