@@ -16,6 +16,8 @@ from hookscope.weights import Progress
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hookscope.images import Picture
+
 __all__ = ["Net", "load_model", "pick_device"]
 
 
@@ -42,6 +44,10 @@ class Net:
     family: str
     device: str
     notes: tuple[str, ...] = ()
+
+    def prepare(self, picture: Picture) -> Tensor:
+        """What the model is shown of a picture that was read: ``(3, H, W)``, of a clip ``(3, T, H, W)``."""
+        return self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
 
     def inputs(self, *pictures: Tensor) -> tuple[Any, ...]:
         """The positional inputs of one pass for prepared pictures ``(3, H, W)``, as the family takes them."""

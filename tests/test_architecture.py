@@ -43,7 +43,7 @@ NEIGHBOURS = {
     "directions": {"preprocess"},
     "factories": {"checkpoints", "preprocess"},
     "torchvision_models": {"checkpoints", "directions", "dry", "factories", "inputs", "preprocess", "weights"},
-    "models": {"factories", "inputs", "preprocess", "torchvision_models", "weights"},
+    "models": {"factories", "images", "inputs", "preprocess", "torchvision_models", "weights"},
     "observe": {"hooks", "kinds", "layers"},
     "scores": {"targets"},
     "losses": {"scores", "targets"},

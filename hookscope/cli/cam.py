@@ -12,7 +12,7 @@ import click
 from hookscope.cam_methods import METHODS
 from hookscope.cli import explaining, process
 from hookscope.cli.explaining import Explanation, Plan, answer_fields, explaining_options, peak_fields
-from hookscope.cli.options import layer_option, model_argument, type_option
+from hookscope.cli.options import layer_option, model_argument, type_option, was_given
 from hookscope.cli.progress import pass_progress
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -90,7 +90,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
         method=options["method"],
         fuse=options["fuse"],
         sheet=options["sheet"],
-        sheet_target=plan.target if _chosen("target") else _SHEET_TARGET,
+        sheet_target=plan.target if was_given("target") else _SHEET_TARGET,
         batch_size=options["batch_size"],
     )
     explaining.explain_all(plan, model, options, FIELDS, lambda one: _rows(one, wish))
@@ -107,11 +107,6 @@ class _Wish:
     sheet: str | None
     sheet_target: str
     batch_size: int
-
-
-def _chosen(option: str) -> bool:
-    """Whether ``option`` was given, be it as its default says."""
-    return click.get_current_context().get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
 
 
 def _check_sheet(sheet: str, plan: Plan) -> None:

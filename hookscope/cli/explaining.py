@@ -244,7 +244,7 @@ def _prepared(
     picture = photographs.read(path, net.preprocess.frames)
     for text in picture.notes:
         output.note(f"Note: {picture.name}: {text}")
-    tensor = net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
+    tensor = net.prepare(picture)
     box = seen_box(net.preprocess, picture.image.width, picture.image.height)
     origin = Origin(net.name, net.weights, picture.name, picture.sha256, net.preprocess.describe())
     return Explanation(plan, net, tensor, Subject(picture.image, box, origin), photographs.words[path], categories)

@@ -28,6 +28,7 @@ from hookscope.cli.options import (
     model_argument,
     net_options,
     type_option,
+    was_given,
 )
 from hookscope.cli.photographs import Photographs
 from hookscope.cli.report import write_report
@@ -160,7 +161,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
         check_family(net.family, net.name)
     loss = _loss(net, options)
     read = photographs.read_together(net)
-    pictures = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
+    pictures = [net.prepare(picture) for picture in read]
     report, findings = _measure(net, pictures, loss, changes, thresholds, options)
     lines = _totals(report, loss, changes)
     shown = dataclasses.replace(report, parameters=_of_layers(net, report, options["layers"]))
@@ -177,8 +178,7 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
     if options["layers"]:
         Selection(options["layers"])
     Target(options["target"])
-    source = click.get_current_context().get_parameter_source("target")
-    if options["loss"] == "mse" and source is not click.core.ParameterSource.DEFAULT:
+    if options["loss"] == "mse" and was_given("target"):
         raise UsageError("--loss mse has no target: it is held against zeros", do="leave --target out")
     if len(images) > 2:
         raise UsageError("gradients takes one image, or two for optical flow", f"there are {len(images)}")

@@ -30,6 +30,7 @@ from hookscope.cli.options import (
     model_argument,
     net_options,
     type_option,
+    was_given,
 )
 from hookscope.cli.photographs import Photographs
 from hookscope.cli.report import json_object
@@ -130,7 +131,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     names = ("weights", "seed", "device", "preprocess", "input_size")
     net = load_net(model, *(options[name] for name in names))
     read = photographs.read_together(net)
-    pictures = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
+    pictures = [net.prepare(picture) for picture in read]
     one = Subject(net, read, pictures, net.inputs(*pictures), _types(net, options))
     with process.prints_to_standard_error():
         changes = interventions_of(net, wishes, one.types)
@@ -156,7 +157,7 @@ def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[Wish]:
     if options["ablate"] and (options["grid"] or options["layers"] or options["classes"]):
         raise UsageError("--ablate-each prints channels alone", do="leave --grid, --layer and --classes out")
     for name, option in (("top", "--top"), ("batch_size", "--batch-size")):
-        if not options["ablate"] and _was_given(name):
+        if not options["ablate"] and was_given(name):
             raise UsageError(f"{option} is of --ablate-each", "there is none", "leave it out")
     if options["ablate"] and several:
         raise UsageError(f"--ablate-each ranks by one class, and --target is {options['target']}", do="give one")
@@ -186,12 +187,7 @@ def _types(net: Net, options: Mapping[str, Any]) -> Sequence[str]:
 
 def _asks_for_classes(options: Mapping[str, Any]) -> bool:
     """Whether something was said about classes: that a model has none is then an error."""
-    return _was_given("target") or options["classes"]
-
-
-def _was_given(option: str) -> bool:
-    """Whether ``option`` was given, be it as its default says."""
-    return click.get_current_context().get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
+    return was_given("target") or options["classes"]
 
 
 def _compare(one: Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:

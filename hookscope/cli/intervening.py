@@ -134,6 +134,6 @@ def _activations(net: Net, wish: Wish, paths: Sequence[str], types: Sequence[str
         picture = read_picture(path, frames=net.preprocess.frames)
         for text in picture.notes:
             output.note(f"Note: {picture.name}: {text}")
-        tensor = net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
+        tensor = net.prepare(picture)
         with refusal(net.name, tensor):
             yield activations_at(net.model, net.inputs(tensor), wish.where, types, wish.word.given.get("on", "output"))

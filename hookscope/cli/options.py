@@ -38,6 +38,7 @@ __all__ = [
     "net_options",
     "size_option",
     "type_option",
+    "was_given",
 ]
 
 
@@ -121,6 +122,11 @@ def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str
 def chosen_format(format: str | None) -> str:
     """``format``, or what suits standard output: a table for a person, tab-separated values for a pipe."""
     return format or default_format(sys.stdout)
+
+
+def was_given(option: str) -> bool:
+    """Whether the running command was given ``option``, be it as its default says."""
+    return click.get_current_context().get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
 
 
 def model_argument(default: str | None = None) -> Callable[[Any], Any]:

@@ -96,7 +96,7 @@ def _rows(
             picture = pictures.read(path, net.preprocess.frames)
             for text in picture.notes:
                 output.note(f"Note: {picture.name}: {text}")
-            tensor = net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
+            tensor = net.prepare(picture)
             with process.prints_to_standard_error():
                 found = predict(net, [tensor], wanted, categories)
         except (ImageError, InputError) as error:

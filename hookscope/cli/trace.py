@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from hookscope.cli import output, process
 from hookscope.cli.columns import terminal_columns
@@ -18,6 +17,7 @@ from hookscope.cli.options import (
     layer_option,
     model_argument,
     net_options,
+    was_given,
 )
 from hookscope.cli.photographs import Photographs
 from hookscope.cli.targeting import categories_of, categories_option, target_option
@@ -117,13 +117,9 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     names = ("weights", "seed", "device", "preprocess", "input_size")
     net = load_net(model, *(options[name] for name in names))
     loss = _loss(net, options)
-    record = _trace(net, _pictures(net, photographs), loss, options)
+    pictures = [net.prepare(picture) for picture in photographs.read_together(net)]
+    record = _trace(net, pictures, loss, options)
     _report(net, record, loss, options)
-
-
-def _given(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source is not None and source is not ParameterSource.DEFAULT
 
 
 def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
@@ -135,9 +131,9 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
         Selection(options["layers"])
     Target(options["target"])
     for name in ("target", "categories"):
-        if _given(name) and not options["events"]:
+        if was_given(name) and not options["events"]:
             raise UsageError(f"--{name} without --events: nothing is differentiated", do="add --events")
-    if _given("most") and not options["values"]:
+    if was_given("most") and not options["values"]:
         raise UsageError("--most without --values", do="add --values, which shows small tensors whole")
     if len(images) > 2:
         raise UsageError("trace takes one image, or two for optical flow", f"there are {len(images)}")
@@ -150,21 +146,11 @@ def _loss(net: Net, options: Mapping[str, Any]) -> Loss | None:
     from hookscope.targets import Target
 
     categories = categories_of(net, options["categories"])
-    if not _given("target"):
+    if not was_given("target"):
         return None
     check_family(net.family, net.name)
     Target(options["target"]).check(categories)
     return Loss("score", options["target"], categories)
-
-
-def _pictures(net: Net, photographs: Photographs) -> list[Tensor]:
-    if len(photographs.paths) > 1 and net.family != "optical_flow":
-        raise UsageError(f"{net.name} takes one image", f"there are {len(photographs.paths)}")
-    read = [photographs.read(path, net.preprocess.frames) for path in photographs.paths]
-    for picture in read:
-        for text in picture.notes:
-            output.note(f"Note: {picture.name}: {text}")
-    return [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
 
 
 def _trace(net: Net, pictures: list[Tensor], loss: Loss | None, options: Mapping[str, Any]) -> PassRecord:

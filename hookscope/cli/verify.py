@@ -106,13 +106,7 @@ def _pictures(net: Net, photographs: Photographs, seed: int) -> list[Tensor]:
 
     if not photographs.paths:
         return noise_pictures(net, seed)
-    if len(photographs.paths) > 1 and net.family != "optical_flow":
-        raise UsageError(f"{net.name} takes one image", f"there are {len(photographs.paths)}")
-    read = [photographs.read(path, net.preprocess.frames) for path in photographs.paths]
-    for picture in read:
-        for text in picture.notes:
-            output.note(f"Note: {picture.name}: {text}")
-    return [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
+    return [net.prepare(picture) for picture in photographs.read_together(net)]
 
 
 def _checks(net: Net, pictures: list[Tensor], layers: Sequence[str], types: Sequence[str]) -> Iterator[Check]:

@@ -194,7 +194,7 @@ def _rows_of_one_pass(
     for picture in read:
         for text in picture.notes:
             output.note(f"Note: {picture.name}: {text}")
-    tensors = [net.preprocess(picture.frames if len(picture.frames) > 1 else picture.image) for picture in read]
+    tensors = [net.prepare(picture) for picture in read]
     types = job.types or usual_types(map(class_names, net.model.modules()))
     with process.prints_to_standard_error():
         seen = look(net, tensors, job.layers, types, job.choice, job.scale)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope.cli.options import format_option, layer_option
+from hookscope.cli.options import format_option, layer_option, was_given
 from hookscope.cli.watch_show import FIELDS, show
 from hookscope.errors import UsageError
 from hookscope.scripts import find_script
@@ -142,10 +142,8 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
 
 
 def _check_together(words: Sequence[str], options: Mapping[str, Any]) -> None:
-    source = click.get_current_context().get_parameter_source
-    default = click.core.ParameterSource.DEFAULT
     spelled = {"layers": "--layer", "types": "--type", "stop_on": "--stop-on"}
-    given = [name for name in (*_OF_A_RUN, *_OF_A_LOG) if source(name) is not default]
+    given = [name for name in (*_OF_A_RUN, *_OF_A_LOG) if was_given(name)]
     of_a_run = [spelled.get(name, f"--{name}") for name in given if name in _OF_A_RUN]
     of_a_log = [f"--{name}" for name in given if name in _OF_A_LOG]
     if options["show"] is None and not words:

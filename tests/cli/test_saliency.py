@@ -1,4 +1,4 @@
-"""The command saliency, in process on a small model, and the words of the issue."""
+"""The command saliency, in process on a small model, and as a person calls it."""
 
 from __future__ import annotations
 
