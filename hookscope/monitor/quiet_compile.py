@@ -28,12 +28,15 @@ class QuietCompile:
 
     Example:
         >>> import torch
+        >>> from hookscope.hooks import Door
         >>> modules, hook = torch.nn.modules.module, lambda module, args: None
-        >>> handle, quiet = modules.register_module_forward_pre_hook(hook), QuietCompile((hook,))
-        >>> bool(modules._has_any_global_hook()); quiet.on(); bool(modules._has_any_global_hook())
+        >>> quiet = QuietCompile((hook,))
+        >>> with Door() as door:
+        ...     door.every_forward_pre(hook)
+        ...     bool(modules._has_any_global_hook()); quiet.on(); bool(modules._has_any_global_hook())
         True
         False
-        >>> handle.remove(); quiet.off()
+        >>> quiet.off()
     """
 
     def __init__(self, ours: tuple[Callable[..., Any], ...]) -> None:

@@ -114,20 +114,9 @@ def draw_curves(
     x = np.linspace(*grid.edges, grid.cells.shape[1] + 1)
     x = (x[1:] + x[:-1]) / 2
     cells = np.where(grid.cells > 0, grid.cells, np.nan) if grid.column.logarithmic else grid.cells
-    some = np.isfinite(cells).any(axis=0)
-    if some.any():
-        low, middle, high = (np.full(len(x), np.nan) for _ in range(3))
-        low[some], high[some] = np.nanmin(cells[:, some], axis=0), np.nanmax(cells[:, some], axis=0)
-        middle[some] = np.nanmedian(cells[:, some], axis=0)
-        alone = some.sum() == 1
-        if alone:
-            axes.plot([x[some]] * 2, [low[some], high[some]], color="#c9c9c9", lw=5, solid_capstyle="butt")
-        else:
-            axes.fill_between(x, low, high, color="#e2e2e2", lw=0, zorder=2)
-        axes.plot(x, middle, "o" if alone else "-", color=Colour.FAINT, lw=1.1, ms=4, zorder=3)
-    named = [
-        (name, row, colour) for (name, row), colour in zip(_worth_naming(grid, run, findings), _LINES, strict=False)
-    ]
+    _band(axes, x, cells)
+    found = zip(_worth_naming(grid, run, findings), _LINES, strict=False)
+    named = [(name, row, colour) for (name, row), colour in found]
     for _, row, colour in named:
         marker = "o" if np.isfinite(cells[row]).sum() == 1 else None
         axes.plot(x, cells[row], color=colour, lw=1.4, marker=marker, ms=4, zorder=5)
@@ -136,22 +125,37 @@ def draw_curves(
         for _, row, colour in named:  # what is 0 lies below all powers of ten
             _floor(axes, x[grid.cells[row] == 0], colour)
     _limits(axes, grid, thresholds)
-    low_end, high_end = axes.get_ylim()
-    if grid.column.usual is not None and low_end < grid.column.usual < high_end:
-        axes.axhline(grid.column.usual, color=Colour.GREEN, lw=1.0, ls=(0, (1, 1.5)), zorder=4)
-        write(
-            axes,
-            grid.edges[1],
-            grid.column.usual,
-            "usual ",
-            fontsize=SMALL - 1,
-            ha="right",
-            va="bottom",
-            color=Colour.GREEN,
-        )
-    _names(
-        axes, [(name, colour) for name, _, colour in named], _emptier_half(axes, [cells[row] for _, row, _ in named])
-    )
+    _usual(axes, grid)
+    half = _emptier_half(axes, [cells[row] for _, row, _ in named])
+    _names(axes, [(name, colour) for name, _, colour in named], half)
+
+
+def _band(axes: Axes, x: Array, cells: Array) -> None:
+    """From the lowest to the highest of all layers, and their median."""
+    import numpy as np
+
+    some = np.isfinite(cells).any(axis=0)
+    if not some.any():
+        return
+    low, middle, high = (np.full(len(x), np.nan) for _ in range(3))
+    low[some], high[some] = np.nanmin(cells[:, some], axis=0), np.nanmax(cells[:, some], axis=0)
+    middle[some] = np.nanmedian(cells[:, some], axis=0)
+    alone = some.sum() == 1
+    if alone:
+        axes.plot([x[some]] * 2, [low[some], high[some]], color="#c9c9c9", lw=5, solid_capstyle="butt")
+    else:
+        axes.fill_between(x, low, high, color="#e2e2e2", lw=0, zorder=2)
+    axes.plot(x, middle, "o" if alone else "-", color=Colour.FAINT, lw=1.1, ms=4, zorder=3)
+
+
+def _usual(axes: Axes, grid: Grid) -> None:
+    """A dotted line at the usual figure, where it is in sight."""
+    usual, (low, high) = grid.column.usual, axes.get_ylim()
+    if usual is None or not low < usual < high:
+        return
+    axes.axhline(usual, color=Colour.GREEN, lw=1.0, ls=(0, (1, 1.5)), zorder=4)
+    about = {"fontsize": SMALL - 1, "ha": "right", "va": "bottom", "color": Colour.GREEN}
+    write(axes, grid.edges[1], usual, "usual ", **about)
 
 
 def _floor(axes: Axes, x: Array, colour: str) -> None:

@@ -127,35 +127,39 @@ class _Page:
         self.height = head + _LOSS + (_RATE + 0.12 if has_rates else 0) + 0.7 + below
         self.figure: Figure = Figure(figsize=(self.width, self.height), dpi=DPI, facecolor="white")
         self._head(heading, rows_of_text)
-        y = head
+        self.rates: Axes | None = None
+        self._place_panels(head, wide, rows, has_rates)
+        self._mark_steps()
+
+    def _place_panels(self, y: float, wide: float, rows: float, has_rates: bool) -> None:
+        """Loss and learning rate across the page from ``y`` inches down, below them a curve and a heat map a column."""
         self.loss = self._axes(self.left, y, wide, _LOSS)
         y += _LOSS
-        self.rates: Axes | None = None
         if has_rates:
             self.rates = self._axes(self.left, y + 0.12, wide, _RATE)
             y += 0.12 + _RATE
         y += 0.7
         self.curves, self.heats = [], []
-        for at in range(count):
+        for at in range(len(self.grids)):
             x = self.left + at * (self.panel + _GAP)
             self.curves.append(self._axes(x, y, self.panel, _CURVES))
             self.heats.append(self._axes(x, y + _CURVES + _KEYS, self.panel, rows))
         self.keys = y + _CURVES + _KEYS - 0.17
-        left, right, _ = edges_of(run)
-        steps = [axes for axes in (self.loss, self.rates, *self.curves, *self.heats) if axes is not None]
-        for axes in steps:
+
+    def _mark_steps(self) -> None:
+        """The same steps along every panel, written where there is room."""
+        left, right, _ = edges_of(self.run)
+        across = [self.loss] if self.rates is None else [self.loss, self.rates]
+        for axes in [*across, *self.curves, *self.heats]:
             axes.set_xlim(left, right)
-        for axes in [self.loss] if self.rates is None else [self.loss, self.rates]:
-            _step_ticks(axes, run, 8)
-        if self.rates is not None:
-            self.loss.tick_params(labelbottom=False)
-        write(
-            (self.rates or self.loss), 1, -0.2 if not has_rates else -0.68, "step", **_beside(self.rates or self.loss)
-        )
+        for axes in across:
+            _step_ticks(axes, self.run, 8)
         for axes in [*self.curves, *self.heats]:
-            _step_ticks(axes, run, 3)
-        for axes in self.curves:
+            _step_ticks(axes, self.run, 3)
+        for axes in [*across[:-1], *self.curves]:
             axes.tick_params(labelbottom=False)
+        lowest = across[-1]
+        write(lowest, 1, -0.2 if self.rates is None else -0.68, "step", **_beside(lowest))
 
     def _axes(self, x: float, y: float, wide: float, high: float) -> Axes:
         """Panel, its left upper corner so many inches from that of the page."""
