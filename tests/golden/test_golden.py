@@ -1,0 +1,27 @@
+"""Every command line does what it did when the golden files were written.
+
+A deliberate change is written with `python -m tests.golden --write [PATTERN]`, and its diff reviewed.
+"""
+
+import pytest
+
+from tests.golden import golden_files
+from tests.golden.commands import CASES
+from tests.golden.comparison import differences
+from tests.golden.recording import record
+
+
+@pytest.mark.parametrize(("group", "case"), [(group, case) for group in CASES for case in CASES[group]])
+def test_command_line_does_what_it_did(group, case):
+    now = record(CASES[group][case])
+
+    moved = []
+    for kind in golden_files.KINDS:
+        moved += [f"{kind}{line}" for line in differences(golden_files.read(kind, group)[case], now[kind])]
+    assert not moved, "\n".join([CASES[group][case], *moved[:30]])
+
+
+def test_golden_files_hold_the_cases_and_no_others():
+    for kind in golden_files.KINDS:
+        assert {path.stem for path in (golden_files.HERE / kind).iterdir()} == CASES.keys()
+        assert all(list(golden_files.read(kind, group)) == list(CASES[group]) for group in CASES)
