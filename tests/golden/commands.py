@@ -1,7 +1,8 @@
 """The command lines whose behaviour is kept: name of a golden file -> name of a case -> its command lines.
 
-How lines are read is told in ``recording.record``. The folder has the pictures star, ring, square and circle (.png,
-128x128), photos/ with two of them, empty/, cut.png (broken), notes.txt (no picture), and all that is in ``inputs``.
+`recording.record` explains the words TERMINAL, PROCESS and ``<``. The folder holds the pictures star, ring, square and
+circle (.png, 128x128), photos/ with two of them, empty/, cut.png (broken), notes.txt (no picture), and the files of
+``inputs``.
 """
 
 SQUEEZE = "squeezenet1_1 star.png --weights none --input-size 64"

@@ -8,7 +8,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 KINDS = ("facts", "texts")
-_WIDTH = 118
+_WIDTH, _SHORT = 118, 40
 
 
 def path_of(kind: str, group: str) -> Path:
@@ -30,11 +30,9 @@ def write(kind: str, group: str, cases: dict[str, Any]) -> None:
 
 
 def _laid_out(value: Any, indent: str = "") -> str:
-    """JSON: in one line what fits in one, and lists of plain values always."""
+    """JSON: what fits in a line in one line, and rows always; all else an item a line."""
     line = json.dumps(value, ensure_ascii=False)
-    plain = isinstance(value, list) and not any(isinstance(item, dict | list) for item in value)
-    few = not plain or not any(isinstance(item, str) and " " in item for item in value)
-    if not isinstance(value, dict | list) or len(line) + len(indent) <= _WIDTH or (plain and few):
+    if not isinstance(value, dict | list) or len(line) + len(indent) <= _WIDTH or _is_row(value):
         return line
     inner = indent + " "
     if isinstance(value, dict):
@@ -43,3 +41,14 @@ def _laid_out(value: Any, indent: str = "") -> str:
         items = [_laid_out(item, inner) for item in value]
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     return f"{opening}\n{inner}" + f",\n{inner}".join(items) + f"\n{indent}{closing}"
+
+
+def _is_row(value: dict[str, Any] | list[Any]) -> bool:
+    """Whether it holds short values only, or lists of numbers: no sentences, no rows."""
+    for item in value.values() if isinstance(value, dict) else value:
+        numbers = isinstance(item, list) and not any(isinstance(part, dict | list | str) for part in item)
+        if isinstance(item, dict) or (isinstance(item, list) and not numbers):
+            return False
+        if isinstance(item, str) and len(item) > _SHORT:
+            return False
+    return True

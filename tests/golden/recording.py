@@ -243,8 +243,8 @@ def _plain_name(name: str) -> str:
 
 
 def _names(folder: Path) -> set[str]:
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    return {name for name in found if "__pycache__" not in name}
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return {name for name in names if "__pycache__" not in name}
 
 
 def _describe(path: Path, folder: Path) -> Any:
@@ -290,12 +290,13 @@ def _picture(file: Any) -> dict[str, Any]:
         pixels = image.convert("RGB")
         text = image.info.get("hookscope")
     if text is not None:
-        told = json.loads(text)
-        facts["provenance"] = _without_prose({k: v for k, v in told.items() if k not in VERSIONS}, "", {})
+        facts["provenance"] = {
+            name: _without_prose(item, "", {}) for name, item in json.loads(text).items() if name not in VERSIONS
+        }
     small = pixels.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
     facts["thumbnail"] = base64.b64encode(small.tobytes()).decode()
     values = np.asarray(pixels).astype(np.int16)
     counts = [np.bincount(values[..., colour].ravel() // 32, minlength=8) for colour in range(3)]
-    facts["shares"] = [[round(float(count) / values[..., 0].size, 4) for count in one] for one in counts]
+    facts["shares"] = [[round(float(count) / values[..., 0].size, 4) for count in levels] for levels in counts]
     facts["edges"] = [round(float(np.abs(np.diff(values, axis=axis)).mean()), 3) for axis in (0, 1)]
     return facts
