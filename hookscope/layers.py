@@ -329,7 +329,7 @@ class Selection:
         return wanted
 
     def check_ran(
-        self, ran: Iterable[tuple[Sequence[str], int]], total: int, types: Sequence[str], named: Sequence[str] = ()
+        self, ran: Iterable[tuple[Sequence[str], int]], total: int, types: Sequence[str], named: Iterable[str] = ()
     ) -> None:
         """Raise a LayerError when an index, a range or a ``name#call`` met nothing in a whole pass.
 
@@ -337,7 +337,7 @@ class Selection:
             ran: The names of each layer and how often it ran.
             total: How many calls of the chosen types there were.
             types: What those types are called.
-            named: The names of all layers, for an index may be meant as one.
+            named: The names of all layers, read only for an error: an index may be meant as a name.
         """
         of_type = "/".join(types)
         for term in self._indices:

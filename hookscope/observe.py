@@ -170,8 +170,8 @@ class Observer:
             return error is stop
         if self.complete:
             ran = [(layer.names, layer.calls) for layer in self.progress.layers]
-            named = [name for name, _ in self.model.named_modules(remove_duplicate=False)]
-            self.selection.check_ran(ran, self.total, self.types, named if self.selection.counts else ())
+            named = (name for name, _ in self.model.named_modules(remove_duplicate=False))
+            self.selection.check_ran(ran, self.total, self.types, named)
         return False
 
     @property

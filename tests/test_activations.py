@@ -550,6 +550,52 @@ def test_what_is_kept_is_what_every_module_returned(name: str, mode: str) -> Non
     assert hooks_on(model) == 0
 
 
+class KeepsItsMemory(nn.Module):
+    """A layer whose memory the network still holds, as a NumPy array, after the call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x * 2
+        self.memory = out.detach().numpy()
+        return out
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "in place": lambda t: t.mul_(0),
+    "view": lambda t: t[..., :1].mul_(0),
+    "data": lambda t: t.data.mul_(0),
+    "out": lambda t: torch.mul(t.detach(), 0, out=t.detach()),
+    "numpy": lambda t: t.detach().numpy().fill(0),
+    "dlpack": lambda t: torch.from_dlpack(t.detach()).zero_(),
+    "storage": lambda t: t.untyped_storage().fill_(0),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("write", WRITES)
+def test_no_write_of_the_network_changes_what_is_kept(write: str, mode: str) -> None:
+    net = chain()[:1]
+    save_output = hookscope.SaveOutput()
+    handle = net[0].register_forward_hook(save_output)
+    with MODES[mode](), hookscope.capture(net) as activations:
+        first = net(X)
+        kept = activations[0]
+        WRITES[write](first)
+        assert numbers(first) != [2, -4]  # the write took place
+        WRITES[write](net(X))
+    handle.remove()
+    assert [numbers(t) for t in (kept, activations[0], *save_output.outputs)] == [[2, -4]] * 4
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_a_write_through_an_array_taken_before_the_hook_changes_nothing_kept(mode: str) -> None:
+    net = nn.Sequential(KeepsItsMemory())
+    with MODES[mode](), hookscope.capture(net, types=("KeepsItsMemory",)) as activations:
+        out = net(X)
+    net[0].memory.fill(0)
+    assert numbers(out) == [0, 0]
+    assert numbers(activations["0"]) == [2, -4]
+
+
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
 def test_without_gradients_writes_through_an_alias_reach_the_rest_of_the_network(mode: str) -> None:
     net = ReadsThroughAnAlias().eval()
