@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hookscope._version import VERSION
     from hookscope.ablation import ablate_each
     from hookscope.activations import Activations, SaveOutput, capture
     from hookscope.cam import ClassActivationMap, class_activation_maps
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from hookscope.monitor import Monitor
     from hookscope.parameters import parameter_statistics
     from hookscope.readback import read_sheet
-    from hookscope.registry import VERSION
     from hookscope.saliency import saliency_maps
     from hookscope.scores import Prediction
     from hookscope.statistics import LayerStatistics
@@ -136,7 +136,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("hookscope.registry").VERSION
+        return import_module("hookscope._version").VERSION
     if name == "interventions":  # a room with names of its own, Zero and Scale among them
         return import_module("hookscope.interventions")
     if name not in _HOMES:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.ablation_passes import baseline, rounds
-from hookscope.cam_passes import Progress
 from hookscope.errors import InputError, NoMapError, UsageError
 from hookscope.findings import listed
 from hookscope.layers import Call, Layers
@@ -70,7 +69,7 @@ def ablate_each(
     categories: Sequence[str] | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
-    on_progress: Progress | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Ablation:
     """Set the channels of chosen calls to 0 one by one, and rank them by the score of a class that each is worth.
 

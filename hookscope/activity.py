@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hookscope.layers import Shape
 from hookscope.levels import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
 from hookscope.maps import Maps, Shown, as_float, feature_maps
-from hookscope.tensors import Shape, shape_of, tensors_in
+from hookscope.tensors import shape_of, tensors_in
 from hookscope.threads import one_thread
 
 if TYPE_CHECKING:

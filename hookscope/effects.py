@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from hookscope.activations import Activations, capture
 from hookscope.interventions.block import Changes, intervene, pairs_of
 from hookscope.kinds import layers_with_weights
-from hookscope.layers import Call, Layers, Selection
+from hookscope.layers import Call, Layers, Selection, Shape
 from hookscope.maps import as_float
 from hookscope.observe import Observer
-from hookscope.tensors import Shape, map_tensors, shape_of, tensors_in
+from hookscope.tensors import map_tensors, shape_of, tensors_in
 from hookscope.untouched import random_states_kept
 
 if TYPE_CHECKING:

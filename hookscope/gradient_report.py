@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hookscope.gradient_sizes import Size
-from hookscope.layers import Call
+from hookscope.layers import Call, Shape
 from hookscope.scores import Prediction
-from hookscope.tensors import Shape
 
 __all__ = ["GradientReport", "LayerGradient", "ParameterGradient"]
 

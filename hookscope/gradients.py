@@ -16,10 +16,10 @@ from hookscope.gradient_sizes import norm_and_nonfinite, size_of, total_norm
 from hookscope.gradient_stops import gradient_stops
 from hookscope.hooks import Door, check_hookable
 from hookscope.kinds import class_names, layers_with_weights
-from hookscope.layers import Call, Layers, usual_types
+from hookscope.layers import Call, Layers, Shape, usual_types
 from hookscope.losses import AnyLoss, LossLike, OwnLoss, as_loss
 from hookscope.observe import Observer
-from hookscope.tensors import Shape, shape_of, tensors_in
+from hookscope.tensors import shape_of, tensors_in
 
 if TYPE_CHECKING:
     from types import TracebackType

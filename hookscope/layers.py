@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookscope.errors import LayerError, SelectionError, nearest
-from hookscope.tensors import Shape
 
 __all__ = [
     "ACTIVATION_FUNCTIONS",
     "Call",
     "LayerCall",
     "Selection",
+    "Shape",
     "call_key",
     "matches_type",
     "select_types",
@@ -31,6 +31,7 @@ ACTIVATION_FUNCTIONS = (
 # fmt: on
 """Class names of torch's activation functions."""
 
+Shape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 Layers = str | int | Iterable[str | int]
 
 

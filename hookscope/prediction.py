@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from hookscope.run import refusal
 from hookscope.scores import Prediction, check_family, class_scores, one_picture, predictions
 from hookscope.targets import Target
-from hookscope.visualize import refusal
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookscope.kinds import is_leaf
-from hookscope.tensors import Shape, shape_of, tensors_in
+from hookscope.layers import Shape
+from hookscope.tensors import shape_of, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,12 +9,12 @@ import os
 import re
 from collections.abc import Iterator
 
+from hookscope._version import VERSION
 from hookscope.errors import InstallationError, ModelError, nearest
 from hookscope.shipped import SHIPPED
 
-__all__ = ["VERSION", "check_model_name", "class_names_of", "model_names", "package_versions", "torchvision_names"]
+__all__ = ["check_model_name", "class_names_of", "model_names", "package_versions", "torchvision_names"]
 
-VERSION = "0.1.0"
 
 # `@register_model()` takes the function's name, `@register_model(name="quantized_resnet18")` another one;
 # further decorators may stand between.

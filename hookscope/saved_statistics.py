@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hookscope._version import VERSION
 from hookscope.errors import InputError, printable
 from hookscope.files import StrPath, write_atomically
-from hookscope.registry import VERSION
 from hookscope.tally import Tally
 from hookscope.tensors import tensors_in
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from hookscope import colours
 from hookscope.activity import Activity, Part
 from hookscope.grids import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
-from hookscope.layers import Call
+from hookscope.layers import Call, Shape
 from hookscope.pages import LEAST_WIDTH, MARGIN, Page, colour_bar
 from hookscope.registry import package_versions
-from hookscope.tensors import Shape
 
 if TYPE_CHECKING:
     from PIL import Image

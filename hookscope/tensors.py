@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from hookscope.layers import Shape
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Shape", "map_tensors", "shape_of", "shares_storage", "storage_keys", "tensors_in"]
-
-Shape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
+__all__ = ["map_tensors", "shape_of", "shares_storage", "storage_keys", "tensors_in"]
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from hookscope.checks import Check, Comparison
 from hookscope.differences import largest_difference, same_bits
 from hookscope.errors import HookscopeError, LayerError, ModelError
-from hookscope.layers import Call, Layers, call_key
+from hookscope.layers import Call, Layers, Shape, call_key
 from hookscope.node_by_node import is_out_of_memory, run_node_by_node
 from hookscope.observe import Observer
 from hookscope.recorder import TracedCall
-from hookscope.tensors import Shape, tensors_in
+from hookscope.tensors import tensors_in
 from hookscope.trace import Trace, rows_of_type, trace
 from hookscope.untouched import Change, State, random_states, random_states_kept
 from hookscope.witness import Witness, noise_pictures

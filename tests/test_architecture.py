@@ -1,4 +1,4 @@
-"""The house plan, checked from the imports: who may know whom, and what an import may cost."""
+"""The house plan of docs/architecture.md, checked from the imports: which package knows which, what an import costs."""
 
 from __future__ import annotations
 
@@ -11,102 +11,28 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# A file imports only from the lines above its own. A new file needs a place here before it passes.
-TIERS = [
-    "errors",
-    "after_import cache categories descriptions files findings installation registry scripts shipped signatures"
-    " tensors threads",
-    "catalogue checkpoints deep_greys directions dry factories folders hooks images inputs kinds layers models observe"
-    " preprocess torchvision_models weights",
-    "activations activity colours destinations figures grids lettering levels maps pages pictures readback sheets"
-    " loading accumulator batchnorm moments parameters patterns quantiles recorder saturation statistics survey tally"
-    " trace filters values by_call captured_gradients gradient_hooks targets scores losses cam_methods crops overlays"
-    " saliency_methods subjects array_file tensor_facts",
-    "cam cam_layers cam_passes gradients health interventions junit limits listing monitor saved_statistics"
-    " stats_figure tensorboard"
-    " verification visualize checks differences node_by_node untouched witness kernels weight_findings weights_figure"
-    " differentiable saliency prediction gradient_report gradient_sizes"
-    " gradient_stops gradient_findings gradient_changes"
-    " gradient_figure anomaly flow cam_pages saliency_page events effects effect_maps effect_pages ablation"
-    " ablation_passes ablation_copies"
-    " runs",
+HOUSE = ROOT / "hookscope"
+# A package imports only from the rows above its own.
+ROWS = [
+    "errors _version findings",
+    "hooks images system",
+    "models",
+    "drawing scores",
+    "gradients interventions parameters statistics",
+    "explain tracing training",
+    "verification",
+    "__init__",
     "cli",
-    "__init__ __main__",
+    "__main__",
 ]
-# Within a line only these.
-NEIGHBOURS = {
-    "folders": {"images"},
-    "images": {"deep_greys"},
-    "installation": {"registry"},
-    "registry": {"shipped"},
-    "scripts": {"findings"},
-    "directions": {"preprocess"},
-    "factories": {"checkpoints", "preprocess"},
-    "torchvision_models": {"checkpoints", "directions", "dry", "factories", "inputs", "preprocess", "weights"},
-    "models": {"factories", "images", "inputs", "preprocess", "torchvision_models", "weights"},
-    "observe": {"hooks", "kinds", "layers"},
-    "scores": {"targets"},
-    "losses": {"scores", "targets"},
-    "activations": {"by_call", "captured_gradients"},
-    "captured_gradients": {"by_call"},
-    "gradient_hooks": {"activations"},
-    "differentiable": {"untouched"},
-    "prediction": {"visualize"},
-    "saliency": {"differentiable"},
-    "lettering": {"colours"},
-    "levels": {"colours"},
-    "activity": {"levels", "maps"},
-    "grids": {"colours", "lettering", "levels", "maps"},
-    "pages": {"colours", "lettering"},
-    "sheets": {"activity", "colours", "grids", "lettering", "levels", "pages"},
-    "readback": {"colours", "pictures"},
-    "accumulator": {"moments", "patterns", "quantiles", "saturation", "statistics"},
-    "batchnorm": {"maps", "moments"},
-    "patterns": {"moments"},
-    "tally": {"accumulator", "batchnorm", "statistics"},
-    "survey": {"accumulator", "batchnorm", "maps", "moments", "patterns", "saturation", "tally"},
-    "statistics": {"moments", "quantiles"},
-    "trace": {"recorder"},
-    "health": {"limits"},
-    "junit": {"limits"},
-    "checks": {"differences"},
-    "untouched": {"differences"},
-    "verification": {"checks", "differences", "node_by_node", "untouched", "witness"},
-    "witness": {"node_by_node", "untouched"},
-    "cam": {"cam_layers", "cam_passes", "differentiable"},
-    "cam_passes": {"cam_layers"},
-    "cam_pages": {"cam"},
-    "saliency_page": {"saliency"},
-    "effects": {"interventions", "untouched"},
-    "effect_maps": {"effects"},
-    "effect_pages": {"effect_maps", "effects"},
-    "ablation": {"ablation_passes", "cam_passes"},
-    "ablation_passes": {"ablation_copies", "differentiable", "untouched"},
-    "ablation_copies": {"differentiable", "untouched"},
-    "monitor": {"runs", "tensorboard"},
-    "overlays": {"colours", "lettering"},
-    "subjects": {"scores", "sheets"},
-    "array_file": {"destinations"},
-    "gradient_report": {"gradient_sizes"},
-    "gradients": {"differentiable", "flow", "gradient_changes", "gradient_report", "gradient_sizes", "gradient_stops"},
-    "gradient_stops": {"differentiable", "flow"},
-    "gradient_findings": {"anomaly", "gradient_report", "gradient_sizes", "gradient_stops", "gradients"},
-    "gradient_figure": {"gradient_findings", "gradient_report", "gradient_sizes", "gradients"},
-    "anomaly": {"differentiable", "flow"},
-    "events": {"differentiable", "flow"},
-    "filters": {"maps"},
-    "parameters": {"filters", "maps", "values"},
-    "figures": {"colours"},
-    "weights_figure": {"weight_findings"},
-}
-TIER = {room: height for height, line in enumerate(TIERS) for room in line.split()}
-FILES = sorted((ROOT / "hookscope").rglob("*.py"))
-LIBRARY = [path for path in FILES if path.parent.name != "cli" and path.name != "__main__.py"]
+ROW = {package: number for number, row in enumerate(ROWS) for package in row.split()}
+FILES = sorted(HOUSE.rglob("*.py"))
+LIBRARY = [path for path in FILES if ROW.get(path.relative_to(HOUSE).parts[0], 0) < ROW["cli"]]
 HEAVY = {"torch", "torchvision", "matplotlib"}
 
 
-def room(path: Path) -> str:
-    return path.relative_to(ROOT / "hookscope").with_suffix("").parts[0]
+def package(path: Path) -> str:
+    return path.relative_to(HOUSE).with_suffix("").parts[0]
 
 
 def tree(path: Path) -> ast.Module:
@@ -140,18 +66,19 @@ def calls(path: Path) -> Iterator[str]:
 
 
 def named(path: Path) -> str:
-    return path.relative_to(ROOT / "hookscope").as_posix()
+    return path.relative_to(HOUSE).as_posix()
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
-def test_imports_only_from_the_tiers_above(path: Path) -> None:
-    here = room(path)
-    assert here in TIER, f"{path.name} has no tier yet: give it one in {Path(__file__).name}"
+def test_a_package_imports_from_the_rows_above_and_through_faces(path: Path) -> None:
+    here = package(path)
     for module in imports(ast.walk(tree(path))):
         assert not module.startswith("."), f"relative import of {module}"
-        package, *parts = module.split(".")
-        if package == "hookscope" and parts and parts[0] in TIER and parts[0] != here:
-            assert TIER[parts[0]] < TIER[here] or parts[0] in NEIGHBOURS.get(here, set()), module
+        root, *parts = module.split(".")
+        if root == "hookscope" and parts and parts[0] in ROW and here in ROW and parts[0] != here:
+            assert ROW[parts[0]] < ROW[here], module
+            face = HOUSE / parts[0] / "__init__.pyi"
+            assert len(parts) <= 2 or not face.exists(), f"{module} is inside {parts[0]}: import it from the face"
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=named)
@@ -161,22 +88,17 @@ def test_the_library_neither_prints_nor_knows_click(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
-def test_only_hooks_registers_hooks(path: Path) -> None:
+def test_one_file_registers_hooks(path: Path) -> None:
     used = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
     hooks = {name for name in used if name.startswith("register_") and name.endswith("hook")}
-    assert bool(hooks) == (path.name == "hooks.py"), hooks
+    assert bool(hooks) == (named(path) in ("hooks.py", "hooks/registration.py")), hooks
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_only_models_and_catalogue_know_torchvisions_models(path: Path) -> None:
-    users = [module for module in imports(ast.walk(tree(path))) if module.startswith("torchvision.models")]
-    if path.name == "node_by_node.py":  # a tool for any model, which torchvision keeps there
-        users.remove("torchvision.models.feature_extraction")
-    assert not users or path.name in ("torchvision_models.py", "catalogue.py"), users
-
-
-LIGHT_ROOMS = {*TIERS[0].split(), *TIERS[1].split(), "catalogue", "images", "pictures", "cli", "__init__", "__main__"}
-LIGHT = [path for path in FILES if room(path) in LIGHT_ROOMS]
+LIGHT = [
+    path
+    for path in FILES
+    if package(path) in ("errors", "_version", "findings", "images", "system", "cli", "__init__", "__main__")
+]
 
 
 @pytest.mark.parametrize("path", LIGHT, ids=named)
@@ -184,7 +106,7 @@ def test_light_files_import_nothing_heavy(path: Path) -> None:
     assert not HEAVY & {module.split(".")[0] for module in imports(when_imported(tree(path)))}
 
 
-@pytest.mark.parametrize("module", ["hookscope", "hookscope.cli.main", "hookscope.cli.list_models"])
+@pytest.mark.parametrize("module", ["hookscope", "hookscope.cli.main"])
 def test_importing_loads_nothing_heavy(module: str) -> None:
     code = f"import sys, {module}; print(sorted({HEAVY!r} & set(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)

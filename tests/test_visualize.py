@@ -16,7 +16,8 @@ from hookscope.inputs import family_of
 from hookscope.levels import ChannelChoice, Scale
 from hookscope.models import Net, load_model
 from hookscope.preprocess import Preprocess
-from hookscope.visualize import look, refusal, seen_pictures
+from hookscope.run import refusal
+from hookscope.visualize import look, seen_pictures
 
 
 class Small(nn.Module):

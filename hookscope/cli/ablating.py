@@ -26,7 +26,7 @@ def ablate(one: Subject, changes: list[tuple[str, Any]], options: Mapping[str, A
     from hookscope.ablation import ablate_each
     from hookscope.effects import from_the_start
     from hookscope.interventions import intervene
-    from hookscope.visualize import refusal
+    from hookscope.run import refusal
 
     model, categories = one.net.model, categories_of(one.net, options["categories"])
     with ExitStack() as stack:

@@ -190,7 +190,7 @@ def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: s
     from hookscope.cam import class_activation_maps
     from hookscope.kinds import class_names
     from hookscope.layers import usual_types
-    from hookscope.visualize import refusal
+    from hookscope.run import refusal
 
     net, inputs = one.net, one.net.inputs(one.tensor)
     types = wish.types or usual_types(map(class_names, net.model.modules()))
@@ -218,7 +218,7 @@ def _write_sheet(one: Explanation, wish: _Wish, sheet: str, maps: list[ClassActi
     from hookscope.cam import landmark_layers
     from hookscope.cam_pages import draw_sheet
     from hookscope.pictures import write_png
-    from hookscope.visualize import refusal
+    from hookscope.run import refusal
 
     layers: Sequence[str] = wish.layers
     if not layers:

@@ -214,7 +214,7 @@ def _measure(
     from hookscope.gradient_findings import anything_unreached, diagnose_gradients
     from hookscope.gradient_stops import gradient_stops
     from hookscope.gradients import layer_gradients
-    from hookscope.visualize import refusal
+    from hookscope.run import refusal
 
     layers, types = options["layers"] or None, options["types"] or None
     change = changes.of(net.model, net.name) if changes else None

@@ -193,7 +193,7 @@ def _asks_for_classes(options: Mapping[str, Any]) -> bool:
 def _compare(one: Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
     """Both passes, what moved between them, and where it is written."""
     from hookscope.effects import intervention_effect
-    from hookscope.visualize import refusal
+    from hookscope.run import refusal
 
     asked = _asks_for_classes(options)
     keep = _kept(one, wishes, options) if options["grid"] is not None else None

@@ -124,7 +124,7 @@ def _activations(net: Net, wish: Wish, paths: Sequence[str], types: Sequence[str
     """What the calls in question put out for each of some pictures."""
     from hookscope.images import read_picture
     from hookscope.interventions.sources import activations_at
-    from hookscope.visualize import refusal
+    from hookscope.run import refusal
 
     names = [name for name, _ in net.model.named_parameters(remove_duplicate=False)]
     if wish.where in names:

@@ -189,8 +189,8 @@ class _Run:
         self.losses.finish()
 
     def _pass(self, batch: Batch, first: int) -> None:
+        from hookscope.run import refusal
         from hookscope.tally import Tally
-        from hookscope.visualize import refusal
 
         positions = [first + position for position in batch.positions]
         self.survey.tally = Tally()

@@ -106,8 +106,8 @@ def _rows(one: Explanation, method: str, settings: Settings) -> Iterator[dict[st
 
 
 def _maps(one: Explanation, method: str, settings: Settings) -> list[Saliency]:
+    from hookscope.run import refusal
     from hookscope.saliency import saliency_maps
-    from hookscope.visualize import refusal
 
     inputs = one.net.inputs(one.tensor)
     with process.prints_to_standard_error(), refusal(one.net.name, inputs), pass_progress() as on_progress:

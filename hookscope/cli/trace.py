@@ -155,7 +155,7 @@ def _loss(net: Net, options: Mapping[str, Any]) -> Loss | None:
 
 def _trace(net: Net, pictures: list[Tensor], loss: Loss | None, options: Mapping[str, Any]) -> PassRecord:
     from hookscope.events import trace_events
-    from hookscope.visualize import refusal
+    from hookscope.run import refusal
 
     layers, events = options["layers"], options["events"]
     types = options["types"] or (("*",) if events and not layers else ("all",))

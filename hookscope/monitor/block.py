@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from hookscope._version import VERSION
 from hookscope.errors import LayerError, NonFiniteError, UsageError, nearest
 from hookscope.files import StrPath
 from hookscope.layers import Layers
@@ -16,7 +17,6 @@ from hookscope.monitor.optimizer_steps import Optimizers
 from hookscope.monitor.output import RunOutput
 from hookscope.monitor.roots import Roots
 from hookscope.monitor.watch import RunWatch
-from hookscope.registry import VERSION
 from hookscope.runs.log import RunLog
 
 if TYPE_CHECKING:
