@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from hookscope.events import trace_events
     from hookscope.findings import Finding
     from hookscope.gradient_findings import diagnose_gradients
-    from hookscope.gradient_hooks import ClampSign, ClipNorm, ClipValue, Scale, Zero, change_gradients
+    from hookscope.gradient_hooks import (
+        ClampGradientSign,
+        ClipGradientNorm,
+        ClipGradientValue,
+        ScaleGradient,
+        ZeroGradient,
+        change_gradients,
+    )
     from hookscope.gradients import layer_gradients
     from hookscope.grids import channel_grid
     from hookscope.health import diagnose
@@ -32,15 +39,15 @@ if TYPE_CHECKING:
     from hookscope.interventions import intervene
     from hookscope.layers import Call, LayerCall
     from hookscope.losses import Loss
-    from hookscope.models import Net, load_model
+    from hookscope.models import LoadedModel, load_model
     from hookscope.monitor import Monitor
     from hookscope.parameters import parameter_statistics
     from hookscope.readback import read_sheet
     from hookscope.saliency import saliency_maps
     from hookscope.scores import Prediction
     from hookscope.statistics import LayerStatistics
-    from hookscope.survey import Survey
-    from hookscope.tally import Tally
+    from hookscope.survey import StatisticsCollector
+    from hookscope.tally import RunningStatistics
     from hookscope.trace import list_layers
     from hookscope.verification import verify
 
@@ -49,10 +56,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "Activations": "activations",
     "Call": "layers",
-    "ClampSign": "gradient_hooks",
+    "ClampGradientSign": "gradient_hooks",
     "ClassActivationMap": "cam",
-    "ClipNorm": "gradient_hooks",
-    "ClipValue": "gradient_hooks",
+    "ClipGradientNorm": "gradient_hooks",
+    "ClipGradientValue": "gradient_hooks",
     "Finding": "findings",
     "HookscopeError": "errors",
     "LayerCall": "layers",
@@ -60,14 +67,14 @@ _HOMES = {
     "Loss": "losses",
     "ModelInfo": "catalogue",
     "Monitor": "monitor",
-    "Net": "models",
+    "LoadedModel": "models",
     "NonFiniteError": "errors",
     "Prediction": "scores",
     "SaveOutput": "activations",
-    "Scale": "gradient_hooks",
-    "Survey": "survey",
-    "Tally": "tally",
-    "Zero": "gradient_hooks",
+    "ScaleGradient": "gradient_hooks",
+    "StatisticsCollector": "survey",
+    "RunningStatistics": "tally",
+    "ZeroGradient": "gradient_hooks",
     "ablate_each": "ablation",
     "capture": "activations",
     "change_gradients": "gradient_hooks",
@@ -92,25 +99,25 @@ _HOMES = {
 __all__ = [
     "Activations",
     "Call",
-    "ClampSign",
+    "ClampGradientSign",
     "ClassActivationMap",
-    "ClipNorm",
-    "ClipValue",
+    "ClipGradientNorm",
+    "ClipGradientValue",
     "Finding",
     "HookscopeError",
     "LayerCall",
     "LayerStatistics",
+    "LoadedModel",
     "Loss",
     "ModelInfo",
     "Monitor",
-    "Net",
     "NonFiniteError",
     "Prediction",
+    "RunningStatistics",
     "SaveOutput",
-    "Scale",
-    "Survey",
-    "Tally",
-    "Zero",
+    "ScaleGradient",
+    "StatisticsCollector",
+    "ZeroGradient",
     "__version__",
     "ablate_each",
     "capture",

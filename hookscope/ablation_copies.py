@@ -18,7 +18,7 @@ from hookscope.untouched import random_states_kept
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Exaggerator", "Place", "Silencer", "Site", "alike", "scores_of"]
+__all__ = ["BatchIndependenceProbe", "ChannelZeroer", "Place", "Site", "alike", "scores_of"]
 
 # copies of a late layer's maps cost little, and the more there are, the rarer the layers before it run
 _BYTES = 2**24
@@ -153,14 +153,14 @@ class _Copies:
         return values
 
 
-class Silencer(_Copies):
+class ChannelZeroer(_Copies):
     """Channel ``changes[i]`` at 0 in copy ``i``."""
 
     def _write(self, picture: Tensor, change: int) -> None:
         picture.select(self._site.axis, change).zero_()
 
 
-class Exaggerator(_Copies):
+class BatchIndependenceProbe(_Copies):
     """All channels of copy ``i`` times about ``changes[i]``: far out of range, or well within.
 
     Each by another factor, for a normalisation would take out one that they have in common.

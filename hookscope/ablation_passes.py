@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.ablation_copies import Exaggerator, Place, Silencer, Site, alike, scores_of
+from hookscope.ablation_copies import BatchIndependenceProbe, ChannelZeroer, Place, Site, alike, scores_of
 from hookscope.errors import LayerError, NoMapError
 from hookscope.layers import Call, Layers, Selection
 from hookscope.maps import channel_axis
@@ -165,7 +165,7 @@ def rounds(
         some = left[: (batch_size or places[0].fitting) if places else 1]
         # one copy beside the whole one would have to be run alone as well
         place = places[0] if places and len(some) > 1 else None
-        silencer = Silencer(site, place, some)
+        silencer = ChannelZeroer(site, place, some)
         if place is None:
             yield some, scores_of(model, inputs, silencer.observer(model), with_all.seed)
         elif (scores := _together(model, inputs, silencer, with_all)) is not None and (
@@ -183,7 +183,7 @@ def rounds(
 def _together(
     model: nn.Module,
     inputs: tuple[Any, ...],
-    copies: Silencer | Exaggerator,
+    copies: ChannelZeroer | BatchIndependenceProbe,
     with_all: Baseline,
     tell: int | None = None,
 ) -> Tensor | None:
@@ -209,4 +209,7 @@ def _together(
 
 def _keeps_apart(model: nn.Module, inputs: tuple[Any, ...], site: Site, place: Place, with_all: Baseline) -> bool:
     """Whether copies at ``place`` know nothing of each other, even beside some that are far out of any range."""
-    return _together(model, inputs, Exaggerator(site, place, [2.0**-4, 2.0**10, -(2.0**10)]), with_all, 0) is not None
+    return (
+        _together(model, inputs, BatchIndependenceProbe(site, place, [2.0**-4, 2.0**10, -(2.0**10)]), with_all, 0)
+        is not None
+    )

@@ -14,7 +14,7 @@ from hookscope.moments import ChannelMoments, MapSums, sums_of_maps
 from hookscope.patterns import ChannelCovariance, PatternSketch, effective_rank, rotations_of
 from hookscope.quantiles import ValueHistogram
 from hookscope.saturation import Bounds, margins
-from hookscope.statistics import QUANTILES, LayerStatistics, Place
+from hookscope.statistics import QUANTILES, LayerStatistics, ValuePosition
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,9 +59,9 @@ class LayerAccumulator:
     shape: tuple[int | None, ...] = ()
     low: float = math.inf
     high: float = -math.inf
-    low_at: Place | None = None
-    high_at: Place | None = None
-    nonfinite_at: Place | None = None
+    low_at: ValuePosition | None = None
+    high_at: ValuePosition | None = None
+    nonfinite_at: ValuePosition | None = None
 
     def __post_init__(self) -> None:
         import numpy as np
@@ -111,9 +111,9 @@ class LayerAccumulator:
     def _find_places(self, flat: Tensor, sums: MapSums, images: Sequence[str | None], grid: tuple[int, ...]) -> None:
         import numpy as np
 
-        def first(at: tuple[int, int], found: Tensor) -> Place:
+        def first(at: tuple[int, int], found: Tensor) -> ValuePosition:
             position = np.unravel_index(int(found.int().argmax()), grid) if grid else ()
-            return Place(images[at[0]], at[1], tuple(int(axis) for axis in position))
+            return ValuePosition(images[at[0]], at[1], tuple(int(axis) for axis in position))
 
         low, high = float(sums.low.min()), float(sums.high.max())
         if low < self.low:
@@ -228,7 +228,7 @@ class LayerAccumulator:
         found.low, found.high = float(state["low"]), float(state["high"])
         for name in _PLACES:
             place = state[name]
-            setattr(found, name, None if place is None else Place(place[0], place[1], tuple(place[2])))
+            setattr(found, name, None if place is None else ValuePosition(place[0], place[1], tuple(place[2])))
         found.saturated = np.array(state["saturated"], np.int64)
         found.moments = ChannelMoments.from_state(state["moments"])
         found.image_means = ChannelMoments.from_state(state["image_means"])

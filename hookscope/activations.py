@@ -8,10 +8,10 @@ from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hookscope.by_call import ByCall
+from hookscope.by_call import CallMapping
 from hookscope.captured_gradients import Gradients
 from hookscope.layers import Call, Layers
-from hookscope.observe import Course, Observer
+from hookscope.observe import Observer, PassProgress
 from hookscope.tensors import map_tensors, shares_storage, storage_keys, tensors_in
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class SaveOutput:
         self.outputs.clear()
 
 
-class Activations(ByCall):
+class Activations(CallMapping):
     """What a pass put out, by call, in order of execution: a read-only mapping.
 
     ``activations[30]`` takes the index among the calls of the chosen types, ``activations["layer4.0.conv2"]`` the
@@ -103,9 +103,9 @@ class Activations(ByCall):
         complete: Whether the last pass came to its end: False after an exception and after an early stop.
     """
 
-    def __init__(self, progress: Course) -> None:
+    def __init__(self, progress: PassProgress) -> None:
         super().__init__(progress)
-        self.inputs = ByCall(progress)
+        self.inputs = CallMapping(progress)
         self.grad = Gradients(progress)
 
     @property
@@ -214,7 +214,7 @@ class capture:  # a `with` word, named as one reads it
     ) -> bool:
         self._drop_unwanted()
         # what is kept belongs to the caller alone, and goes when the caller lets it go
-        self._activations = Activations(Course())
+        self._activations = Activations(PassProgress())
         return self._observer.__exit__(kind, error, trace)
 
     def _restart(self, *inputs: Any) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.layers import Shape
 from hookscope.levels import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
-from hookscope.maps import Maps, Shown, as_float, feature_maps
+from hookscope.maps import InputSize, Maps, as_float, feature_maps
 from hookscope.tensors import shape_of, tensors_in
 from hookscope.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Activity", "Part", "measure", "reduce_output"]
+__all__ = ["ActivationSummary", "Part", "measure", "reduce_output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
+class ActivationSummary:
     """An output reduced inside the hook to what its row and its sheet need.
 
     Attributes:
@@ -57,10 +57,10 @@ class Activity:
 def reduce_output(
     output: Any,
     module: nn.Module | None = None,
-    shown: Shown | None = None,
+    shown: InputSize | None = None,
     choice: ChannelChoice | None = None,
     scale: Scale | None = None,
-) -> Activity:
+) -> ActivationSummary:
     """Measure an output and reduce its feature maps to one byte a value.
 
     Raises:
@@ -74,7 +74,7 @@ def reduce_output(
         parts = tuple(
             Part(m.label, m.axes, m.item, m.items, m.frames, reduce_maps(m.values, choice, scale)) for m in maps
         )
-        return Activity(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts)
+        return ActivationSummary(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts)
 
 
 def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.differentiable import differentiable, leaf_tensors, leaves_of, passed_on
 from hookscope.flow import WatchedPass, node_of, operation_name, place_of_code, refuse_reentrant_checkpoints
-from hookscope.hooks import Door
+from hookscope.hooks import HookHandles
 from hookscope.layers import call_key
 from hookscope.losses import LossLike, as_loss
 from hookscope.tensors import storage_key, tensors_in
@@ -241,7 +241,7 @@ def _backward(value: Tensor, wanted: Sequence[Tensor], origins: dict[Any, Anomal
     import torch
 
     first: dict[str, Anomaly] = {}
-    with Door() as door:
+    with HookHandles() as door:
         for node in list(origins):
             door.node(node, _node_hook(node.name(), origins[node], first))
         gradients = torch.autograd.grad(value, wanted, allow_unused=True)

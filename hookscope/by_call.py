@@ -8,15 +8,15 @@ from typing import Any
 
 from hookscope.errors import LayerError, nearest
 from hookscope.layers import Call
-from hookscope.observe import Course
+from hookscope.observe import PassProgress
 
-__all__ = ["ByCall"]
+__all__ = ["CallMapping"]
 
 
-class ByCall(Mapping[str, Any]):
+class CallMapping(Mapping[str, Any]):
     """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution."""
 
-    def __init__(self, progress: Course) -> None:
+    def __init__(self, progress: PassProgress) -> None:
         self._values: dict[str, Any] = {}
         self._calls: dict[str, Call] = {}
         self._names: dict[str, str] = {}

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.activations import capture
 from hookscope.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps, no_default
-from hookscope.cam_methods import METHODS, Evidence, Method
+from hookscope.cam_methods import METHODS, CamInputs, CamMethod
 from hookscope.cam_passes import Progress, Rerun, resized
 from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError, nearest
 from hookscope.layers import Call, Layers
-from hookscope.maps import Shown
+from hookscope.maps import InputSize
 from hookscope.scores import Prediction, class_scores, one_picture, predictions
 from hookscope.targets import Target
 from hookscope.tensors import tensors_in
@@ -195,13 +195,13 @@ def landmark_layers(
     return [layer.call.key for layer in reversed(list(chosen.values())[:most])]
 
 
-def _method(name: str) -> Method:
+def _method(name: str) -> CamMethod:
     if name not in METHODS:
         raise UsageError(f"no method '{name}'", nearest(name, list(METHODS)), f"there are {', '.join(METHODS)}")
     return METHODS[name]
 
 
-def _seen(inputs: tuple[Any, ...]) -> Shown:
+def _seen(inputs: tuple[Any, ...]) -> InputSize:
     picture = next(iter(tensors_in(inputs).values()), None)
     if picture is None:
         raise UsageError("no picture among the inputs", do="give a tensor (1, 3, H, W)")
@@ -210,7 +210,7 @@ def _seen(inputs: tuple[Any, ...]) -> Shown:
         raise UsageError(
             f"a picture of {shape}", "wanted is (1, C, H, W), or a clip (1, C, T, H, W)", "x[None] adds a batch"
         )
-    return Shown(int(picture.shape[-2]), int(picture.shape[-1]), int(picture.shape[2]) if picture.dim() == 5 else 1)
+    return InputSize(int(picture.shape[-2]), int(picture.shape[-1]), int(picture.shape[2]) if picture.dim() == 5 else 1)
 
 
 def _map_of(
@@ -218,7 +218,7 @@ def _map_of(
     gradient: Tensor | None,
     prediction: Prediction,
     method: str,
-    seen: Shown,
+    seen: InputSize,
     rerun: Rerun,
 ) -> ClassActivationMap:
     import torch
@@ -232,7 +232,7 @@ def _map_of(
     _check_finite(layer, "activation", activation)
     read = torch.zeros_like(activation) if gradient is None else layer.read(gradient, seen)
     _check_finite(layer, "gradient", read)
-    evidence = Evidence(
+    evidence = CamInputs(
         activation,
         read,
         prediction.score,

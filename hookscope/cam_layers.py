@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.activations import Activations
 from hookscope.errors import LayerError, NoMapError
 from hookscope.layers import Call, Layers
-from hookscope.maps import Maps, Shown, feature_maps
+from hookscope.maps import InputSize, Maps, feature_maps
 from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class MapLayer:
     tensor: Tensor
     maps: Maps
 
-    def is_of_places(self, seen: Shown) -> bool:
+    def is_of_places(self, seen: InputSize) -> bool:
         """Whether the map has about the proportions of the picture, and the layer is none of the inside of attention.
 
         There queries, keys and weights have such shapes as (1, heads, tokens, channels), which is no map of places.
@@ -45,7 +45,7 @@ class MapLayer:
         off = min(abs(high - wide * share), abs(wide - high / share))
         return 0.5 <= high / wide / share <= 2 or off < _EDGE
 
-    def read(self, tensor: Tensor, seen: Shown) -> Tensor:
+    def read(self, tensor: Tensor, seen: InputSize) -> Tensor:
         """``tensor``, of the shape of the layer's own, as ``(C, H, W)``."""
         return feature_maps(tensor, self.module, seen)[0].values
 
@@ -55,7 +55,7 @@ def layers_with_maps(
     activations: Activations,
     layers: Layers,
     score: Tensor,
-    seen: Shown,
+    seen: InputSize,
     on_skip: Callable[[Call, NoMapError], None] | None = None,
 ) -> list[MapLayer]:
     """The kept calls in order of execution, each with the part of its output that the score depends on.
@@ -97,7 +97,7 @@ def layers_with_maps(
 
 
 def default_layer(
-    model: nn.Module, activations: Activations, score: Tensor, seen: Shown, needs_gradient: bool
+    model: nn.Module, activations: Activations, score: Tensor, seen: InputSize, needs_gradient: bool
 ) -> MapLayer:
     """The last call with a map that the score depends on, pooling aside; of a score that no value changes, the last."""
     found = candidates(model, activations, seen)
@@ -127,7 +127,7 @@ def no_default(model: nn.Module, found: Sequence[MapLayer]) -> NoMapError:
     return NoMapError(asked, why, "name a layer for eigencam, scorecam or ablationcam, which need no gradient")
 
 
-def candidates(model: nn.Module, activations: Activations, seen: Shown) -> list[MapLayer]:
+def candidates(model: nn.Module, activations: Activations, seen: InputSize) -> list[MapLayer]:
     """The calls with a map, the last first; those that are maps only by their shape if there are no others."""
     modules = dict(model.named_modules())
     found = []
@@ -149,7 +149,7 @@ def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None
     return [next(found) if tensor.requires_grad and score.requires_grad else None for tensor in tensors]
 
 
-def _parts_with_maps(call: Call, module: nn.Module, output: Any, seen: Shown) -> list[MapLayer]:
+def _parts_with_maps(call: Call, module: nn.Module, output: Any, seen: InputSize) -> list[MapLayer]:
     """The parts of ``output`` with a map of more than one position.
 
     Raises:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["METHODS", "Evidence", "Method"]
+__all__ = ["METHODS", "CamInputs", "CamMethod"]
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CamInputs:
     """What is known of one layer, one picture and one class.
 
     Attributes:
@@ -38,7 +38,7 @@ class Evidence:
     ablated_scores: Callable[[], Tensor]
 
 
-def gradcam(seen: Evidence) -> Tensor:
+def gradcam(seen: CamInputs) -> Tensor:
     """Grad-CAM (Selvaraju et al., arXiv:1610.02391): the gradient's mean over the positions, then ReLU.
 
     ``w_k = mean(G_k)``, ``map = ReLU(sum_k w_k A_k)``.
@@ -46,7 +46,7 @@ def gradcam(seen: Evidence) -> Tensor:
     return seen.gradient.mean((1, 2))
 
 
-def gradcam_plus_plus(seen: Evidence) -> Tensor:
+def gradcam_plus_plus(seen: CamInputs) -> Tensor:
     """Grad-CAM++ (Chattopadhay et al., arXiv:1710.11063): positions weigh as much as they alone explain, then ReLU.
 
     ``w_k = sum(a_k ReLU(G_k))``, ``a_k = G_k^2 / (2 G_k^2 + sum(A_k) G_k^3 + 1e-6)``, 0 where ``G_k`` is 0: the
@@ -63,7 +63,7 @@ def gradcam_plus_plus(seen: Evidence) -> Tensor:
     return (alpha * gradient.relu()).sum((1, 2))
 
 
-def hirescam(seen: Evidence) -> Tensor:
+def hirescam(seen: CamInputs) -> Tensor:
     """HiResCAM (Draelos and Carin, arXiv:2011.08891): every position by its own gradient, without ReLU.
 
     ``map = sum_k G_k * A_k``, position by position: where it is negative, the layer speaks against the class.
@@ -71,7 +71,7 @@ def hirescam(seen: Evidence) -> Tensor:
     return seen.gradient
 
 
-def layercam(seen: Evidence) -> Tensor:
+def layercam(seen: CamInputs) -> Tensor:
     """LayerCAM (Jiang et al., TIP 2021, doi:10.1109/TIP.2021.3089943; not on arXiv): positive gradients, then ReLU.
 
     ``map = ReLU(sum_k ReLU(G_k) * A_k)``, position by position, which suits early layers with fine maps too.
@@ -79,7 +79,7 @@ def layercam(seen: Evidence) -> Tensor:
     return seen.gradient.relu()
 
 
-def xgradcam(seen: Evidence) -> Tensor:
+def xgradcam(seen: CamInputs) -> Tensor:
     """XGrad-CAM (Fu et al., arXiv:2008.02312): the gradient's mean weighted by the activation, then ReLU.
 
     ``w_k = sum(G_k A_k) / (sum(A_k) + 1e-7)``, the paper without the 1e-7, which is grad-cam's: sensitivity and
@@ -89,7 +89,7 @@ def xgradcam(seen: Evidence) -> Tensor:
     return (seen.gradient * seen.activation).sum((1, 2)) / (total + 1e-7)
 
 
-def eigencam(seen: Evidence) -> Tensor:
+def eigencam(seen: CamInputs) -> Tensor:
     """Eigen-CAM (Muhammad and Yeasin, arXiv:2008.00299): the first principal component; no class, no ReLU.
 
     ``map = (A - mean(A)) V_1``, ``V_1`` the first right singular vector of the ``H W x C`` matrix of centred
@@ -107,7 +107,7 @@ def eigencam(seen: Evidence) -> Tensor:
     return first if float(along @ (size - size.mean())) >= 0 else -first
 
 
-def scorecam(seen: Evidence) -> Tensor:
+def scorecam(seen: CamInputs) -> Tensor:
     """Score-CAM (Wang et al., arXiv:1910.01279): the score of the picture under each channel as a mask, then ReLU.
 
     ``w = softmax_k(S(X * H_k))``, ``H_k`` channel ``k`` brought to the size of the picture ``X`` and then to 0..1: no
@@ -116,7 +116,7 @@ def scorecam(seen: Evidence) -> Tensor:
     return seen.masked_scores(seen.activation).softmax(0)
 
 
-def ablationcam(seen: Evidence) -> Tensor:
+def ablationcam(seen: CamInputs) -> Tensor:
     """Ablation-CAM (Desai and Ramaswamy, WACV 2020; not on arXiv): what of the score goes without a channel, then ReLU.
 
     ``w_k = (S - S_k) / |S|``, ``S_k`` the score with ``A_k`` set to 0. The paper divides by ``S``, which turns the map
@@ -131,7 +131,7 @@ _ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class CamMethod:
     """A method and what else it needs.
 
     Attributes:
@@ -142,7 +142,7 @@ class Method:
         passes: Whether it takes a forward pass for each channel.
     """
 
-    weigh: Callable[[Evidence], Tensor]
+    weigh: Callable[[CamInputs], Tensor]
     relu: bool = True
     gradient: bool = True
     centred: bool = False
@@ -150,13 +150,13 @@ class Method:
 
 
 METHODS = {
-    "gradcam": Method(gradcam),
-    "gradcam++": Method(gradcam_plus_plus),
-    "hirescam": Method(hirescam, relu=False),
-    "layercam": Method(layercam),
-    "xgradcam": Method(xgradcam),
-    "eigencam": Method(eigencam, relu=False, gradient=False, centred=True),
-    "scorecam": Method(scorecam, gradient=False, passes=True),
-    "ablationcam": Method(ablationcam, gradient=False, passes=True),
+    "gradcam": CamMethod(gradcam),
+    "gradcam++": CamMethod(gradcam_plus_plus),
+    "hirescam": CamMethod(hirescam, relu=False),
+    "layercam": CamMethod(layercam),
+    "xgradcam": CamMethod(xgradcam),
+    "eigencam": CamMethod(eigencam, relu=False, gradient=False, centred=True),
+    "scorecam": CamMethod(scorecam, gradient=False, passes=True),
+    "ablationcam": CamMethod(ablationcam, gradient=False, passes=True),
 }
 """Every method by the name that ``--method`` takes."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.findings import counted, percent
 from hookscope.grids import MOST_PIXELS
 from hookscope.overlays import Heat, Panel, draw_page
-from hookscope.subjects import Subject, answer_facts, answer_lines
+from hookscope.subjects import OverlaySource, answer_facts, answer_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ _BESIDE = 4  # so many maps stand side by side; more of them make rows
 
 
 def draw_overlay(
-    subject: Subject, maps: Sequence[ClassActivationMap], cmap: str = "inferno", fused: bool = False
+    subject: OverlaySource, maps: Sequence[ClassActivationMap], cmap: str = "inferno", fused: bool = False
 ) -> tuple[Image.Image, dict[str, Any]]:
     """The maps of one class, side by side over the photograph, and their provenance.
 
@@ -59,7 +59,7 @@ def draw_overlay(
 
 
 def draw_sheet(
-    subject: Subject, maps: Sequence[ClassActivationMap], cmap: str = "inferno"
+    subject: OverlaySource, maps: Sequence[ClassActivationMap], cmap: str = "inferno"
 ) -> tuple[Image.Image, dict[str, Any]]:
     """One page: a row for each layer, in it the photograph and the maps of all classes on one scale; and provenance.
 
@@ -116,7 +116,7 @@ def _with_highest(one: ClassActivationMap) -> list[str]:
 
 
 def _panel(
-    subject: Subject, one: ClassActivationMap, words: Sequence[str], scale: str = _SCALE, top: float | None = None
+    subject: OverlaySource, one: ClassActivationMap, words: Sequence[str], scale: str = _SCALE, top: float | None = None
 ) -> Panel:
     values = still_of(one)
     low, high = float(values.min()), float(values.max())
@@ -131,7 +131,9 @@ def _shape_line(one: ClassActivationMap) -> str:
     return "  ".join([one.call.type, f"{counted(one.channels, 'channel')} of {high}×{wide}", *clip])
 
 
-def _provenance(subject: Subject, maps: Iterable[ClassActivationMap], cmap: str, page: Image.Image) -> dict[str, Any]:
+def _provenance(
+    subject: OverlaySource, maps: Iterable[ClassActivationMap], cmap: str, page: Image.Image
+) -> dict[str, Any]:
     maps = list(maps)
     return {**subject.provenance(maps[0].method, cmap, page.size), "maps": [_one_map(one) for one in maps]}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.cam_layers import MapLayer
 from hookscope.errors import UsageError
-from hookscope.hooks import Door
+from hookscope.hooks import HookHandles
 from hookscope.scores import class_scores
 from hookscope.tensors import map_tensors, tensors_in
 
@@ -69,7 +69,7 @@ class Rerun:
         for begin in range(0, count, self.batch_size):
             channels = range(begin, min(count, begin + self.batch_size))
             repeated = map_tensors(self.inputs, partial(_repeated, count=len(channels)))
-            with torch.no_grad(), Door() as door:
+            with torch.no_grad(), HookHandles() as door:
                 door.forward(layer.module, _Silencer(layer, channels))
                 found.append(class_scores(self.model(*repeated)).float())
             self._advance(len(channels))

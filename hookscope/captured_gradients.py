@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from hookscope.by_call import ByCall
+from hookscope.by_call import CallMapping
 from hookscope.errors import LayerError, nearest
 from hookscope.hooks import hook_tensor
 from hookscope.layers import Call
-from hookscope.observe import Course
+from hookscope.observe import PassProgress
 from hookscope.tensors import map_tensors, tensors_in
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["Gradients"]
 
 
-class Gradients(ByCall):
+class Gradients(CallMapping):
     """Gradients by call, there once a backward pass has brought them; in order of execution of the forward pass."""
 
-    def __init__(self, progress: Course) -> None:
+    def __init__(self, progress: PassProgress) -> None:
         super().__init__(progress)
         self._seen: dict[str, Call] = {}
         self._without_graph: set[str] = set()

@@ -19,7 +19,7 @@ from hookscope import cache
 from hookscope.descriptions import Description, count_parameters, read_description, read_header
 from hookscope.errors import ModelError, SelectionError, WeightsError, nearest
 from hookscope.registry import package_versions
-from hookscope.shipped import SHIPPED, Shipped, weights_path
+from hookscope.shipped import BUNDLED, BundledModel, weights_path
 
 __all__ = ["ModelInfo", "catalogue", "find_models"]
 
@@ -86,7 +86,7 @@ def catalogue() -> tuple[ModelInfo, ...]:
         >>> resnet34.params, resnet34.gflops, resnet34.accuracy, resnet34.metric
         (21797672, 3.664, 73.314, 'ImageNet-1K acc@1')
     """
-    models = [*_cached(), *map(_describe_shipped, SHIPPED.values())]
+    models = [*_cached(), *map(_describe_shipped, BUNDLED.values())]
     return tuple(sorted(models, key=lambda model: model.name))
 
 
@@ -182,7 +182,7 @@ def _describe(name: str, models: Any) -> ModelInfo:
     )
 
 
-def _describe_shipped(shipped: Shipped) -> ModelInfo:
+def _describe_shipped(shipped: BundledModel) -> ModelInfo:
     """What the file of the weights says; a file that is not there, or is damaged, states nothing."""
     try:
         path = weights_path(shipped)

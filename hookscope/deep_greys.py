@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["deep_grey_to_rgb", "note_dark"]
+__all__ = ["grayscale_to_rgb", "note_dark"]
 
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLE_FORMAT = 258, 262, 339
 
 
-def deep_grey_to_rgb(image: Image.Image, name: str, notes: list[str]) -> Image.Image:
+def grayscale_to_rgb(image: Image.Image, name: str, notes: list[str]) -> Image.Image:
     """Grey of 16 or 32 bits or floating point, which Pillow would clip at 255."""
     import numpy as np
 

@@ -13,21 +13,21 @@ from hookscope.errors import UsageError, WriteError
 from hookscope.files import check_folder, check_writable
 from hookscope.layers import Call
 
-__all__ = ["Destination", "call_names", "image_words", "model_word"]
+__all__ = ["OutputPath", "call_names", "image_words", "model_word"]
 
 # In bytes: file systems take 255. The parts are cut so that the index stays, by which names sort and differ.
 _LONGEST_NAME, _LONGEST_IMAGE, _LONGEST_MODEL = 180, 80, 60
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
+class OutputPath:
     """What ``-o`` asks for: a ``file``, a ``folder``, ``stdout``, or by ``default`` a name of ours."""
 
     kind: str
     path: str = ""
 
     @classmethod
-    def parse(cls, output: str | None, images: Sequence[str]) -> Destination:
+    def parse(cls, output: str | None, images: Sequence[str]) -> OutputPath:
         """Decide what ``output`` means, and refuse what cannot work before anything is computed.
 
         A folder exists, ends in a slash or has no suffix; a file ends in ``.png`` or is a device.

@@ -10,11 +10,11 @@ from hookscope.errors import WeightsError
 from hookscope.findings import counted
 from hookscope.preprocess import imagenet_transforms
 
-__all__ = ["Directions", "directions_in"]
+__all__ = ["WeightsMetadata", "directions_in"]
 
 
 @dataclass(frozen=True)
-class Directions:
+class WeightsMetadata:
     """How a model with certain weights is used.
 
     Attributes:
@@ -28,7 +28,9 @@ class Directions:
     notes: tuple[str, ...] = ()
 
 
-def directions_in(path: str, classes: int | None, usual: Directions, family: str = "classification") -> Directions:
+def directions_in(
+    path: str, classes: int | None, usual: WeightsMetadata, family: str = "classification"
+) -> WeightsMetadata:
     """What the weights file at ``path`` says of its use, and ``usual`` for what it leaves out.
 
     A description that is damaged, makes no sense, or is not of this model becomes a note, and none of it is believed.
@@ -48,10 +50,10 @@ def directions_in(path: str, classes: int | None, usual: Directions, family: str
     transforms = usual.transforms
     if said.crop_size and said.resize_size and said.mean and said.std:
         transforms = imagenet_transforms(said.crop_size, said.resize_size, mean=said.mean, std=said.std)
-    return Directions(transforms, said.categories or usual.categories, usual.notes)
+    return WeightsMetadata(transforms, said.categories or usual.categories, usual.notes)
 
 
-def _noted(usual: Directions, note: str) -> Directions:
+def _noted(usual: WeightsMetadata, note: str) -> WeightsMetadata:
     return replace(usual, notes=(*usual.notes, note))
 
 

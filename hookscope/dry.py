@@ -10,10 +10,10 @@ from hookscope.tensors import map_tensors
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["build_dry", "dry_forward"]
+__all__ = ["build_on_meta", "meta_forward"]
 
 
-def build_dry(build: Callable[[], nn.Module]) -> nn.Module:
+def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
     """The model that ``build`` makes, on the meta device: its shapes are right, its values do not exist.
 
     Only ``torch.empty`` is sent to the meta device while building, for some builders (RegNet) calculate with real
@@ -21,7 +21,7 @@ def build_dry(build: Callable[[], nn.Module]) -> nn.Module:
 
     Example:
         >>> import torch
-        >>> build_dry(lambda: torch.nn.Linear(10**6, 10**6)).weight.device
+        >>> build_on_meta(lambda: torch.nn.Linear(10**6, 10**6)).weight.device
         device(type='meta')
     """
     import torch
@@ -39,7 +39,7 @@ def build_dry(build: Callable[[], nn.Module]) -> nn.Module:
     return model.to("meta")
 
 
-def dry_forward(model: nn.Module, args: tuple[Any, ...]) -> Any:
+def meta_forward(model: nn.Module, args: tuple[Any, ...]) -> Any:
     """One forward pass on the meta device with the parameters and buffers of ``model`` swapped out, none touched.
 
     Raises:

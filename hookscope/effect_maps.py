@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.effects import MovedLayer
 from hookscope.errors import NoMapError
 from hookscope.levels import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
-from hookscope.maps import MOST_ITEMS, Maps, Shown, as_float, feature_maps
+from hookscope.maps import MOST_ITEMS, InputSize, Maps, as_float, feature_maps
 from hookscope.sheets import finite_or_none, shape_text
 from hookscope.tensors import shape_of, tensors_in
 
@@ -71,7 +71,7 @@ class MovedMaps:
 
 
 def moved_maps(
-    layer: MovedLayer, module: nn.Module | None = None, shown: Shown | None = None, most_channels: int = 16
+    layer: MovedLayer, module: nn.Module | None = None, shown: InputSize | None = None, most_channels: int = 16
 ) -> list[MovedMaps]:
     """The maps of a kept call before, after and their difference, part by part; vectors as maps of one position.
 
@@ -101,7 +101,7 @@ def moved_maps(
     return [_compared(*pair, most_channels) for pair in zip(before, after, strict=True)]
 
 
-def _maps_of(output: Any, module: nn.Module | None, shown: Shown | None) -> list[Maps]:
+def _maps_of(output: Any, module: nn.Module | None, shown: InputSize | None) -> list[Maps]:
     try:
         return feature_maps(output, module, shown)
     except NoMapError:

@@ -14,7 +14,7 @@ from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.findings import counted, percent
 from hookscope.grids import MOST_PIXELS, Grid, draw_alike, to_image
 from hookscope.lettering import stamp, text_pixels
-from hookscope.maps import Shown
+from hookscope.maps import InputSize
 from hookscope.pages import LEAST_WIDTH, MARGIN, Page, colour_bar
 from hookscope.sheets import Origin, placed, shape_text
 
@@ -74,7 +74,7 @@ def draw_effect(
     origin: Origin,
     cause: Cause,
     model: nn.Module | None = None,
-    shown: Shown | None = None,
+    shown: InputSize | None = None,
     most_channels: int = 16,
     cmap: str = "RdBu_r",
 ) -> tuple[Image.Image, dict[str, Any]]:
@@ -138,7 +138,7 @@ def draw_effect(
     }
 
 
-def _band(layer: MovedLayer, module: nn.Module | None, shown: Shown | None, most_channels: int, most: int) -> _Band:
+def _band(layer: MovedLayer, module: nn.Module | None, shown: InputSize | None, most_channels: int, most: int) -> _Band:
     try:
         found = moved_maps(layer, module, shown, most_channels)
     except NoMapError as error:

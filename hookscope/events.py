@@ -12,7 +12,7 @@ from hookscope.activations import keep_and_hand_on
 from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import ModelError, UsageError
 from hookscope.flow import refuse_reentrant_checkpoints
-from hookscope.hooks import Door
+from hookscope.hooks import HookHandles
 from hookscope.layers import Call, Layers
 from hookscope.losses import AnyLoss, Loss, LossLike, as_loss
 from hookscope.observe import Observer
@@ -163,7 +163,7 @@ def trace_events(
         stack.enter_context(differentiable(model))
         if not backward:
             stack.enter_context(torch.no_grad())
-        recorder = _Recorder(model, layers, types, stack.enter_context(Door()) if backward else None, values)
+        recorder = _Recorder(model, layers, types, stack.enter_context(HookHandles()) if backward else None, values)
         with recorder.observer:
             output = model(*passed_on(leaves_of(inputs)))
         about = _differentiate(model, output, given, recorder) if backward else {}
@@ -227,7 +227,9 @@ class _Seen:
 class _Recorder:
     """The functions that the hooks call, and what they have seen."""
 
-    def __init__(self, model: nn.Module, layers: Layers, types: Iterable[Any], door: Door | None, values: int) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Layers, types: Iterable[Any], door: HookHandles | None, values: int
+    ) -> None:
         self._seen: list[_Seen] = []
         self._clock = count()
         self._door, self._values = door, values

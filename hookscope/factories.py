@@ -19,11 +19,11 @@ from hookscope.preprocess import imagenet_transforms
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Loaded", "load_from_elsewhere"]
+__all__ = ["BuiltModel", "load_from_elsewhere"]
 
 
 @dataclass
-class Loaded:
+class BuiltModel:
     """A model while it is made: the module, the words for its weights, what transforms a picture for it."""
 
     model: nn.Module
@@ -33,7 +33,7 @@ class Loaded:
     notes: list[str] = field(default_factory=list)
 
 
-def load_from_elsewhere(spec: str, weights: str, seed: int) -> Loaded:
+def load_from_elsewhere(spec: str, weights: str, seed: int) -> BuiltModel:
     """The model that ``package.module:factory``, ``path/to/file.py:factory`` or ``timm:NAME`` means.
 
     Raises:
@@ -47,7 +47,7 @@ def load_from_elsewhere(spec: str, weights: str, seed: int) -> Loaded:
     if source == "timm":
         made = _from_timm(name, weights, seed)
     else:
-        made = Loaded(_call_factory(spec, source, name), f"from factory (seed {seed})")
+        made = BuiltModel(_call_factory(spec, source, name), f"from factory (seed {seed})")
     if is_weights_file(weights):
         state = read_state_dict(weights)
         if mismatches(made.model, state):
@@ -57,7 +57,7 @@ def load_from_elsewhere(spec: str, weights: str, seed: int) -> Loaded:
     return made
 
 
-def _from_timm(name: str, weights: str, seed: int) -> Loaded:
+def _from_timm(name: str, weights: str, seed: int) -> BuiltModel:
     import torch
 
     try:
@@ -78,7 +78,7 @@ def _from_timm(name: str, weights: str, seed: int) -> Loaded:
     if model is None:
         torch.default_generator.manual_seed(seed)  # the attempt may have drawn numbers before it failed
         model, words = timm.create_model(name, pretrained=False), f"random (seed {seed})"
-    made = Loaded(model, words, notes=notes)
+    made = BuiltModel(model, words, notes=notes)
     data = timm.data.resolve_model_data_config(made.model)
     crop = data["input_size"][-1]
     resize = round(crop / data.get("crop_pct", 0.875))

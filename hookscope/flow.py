@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import ModelError
-from hookscope.hooks import Door
+from hookscope.hooks import HookHandles
 from hookscope.kinds import is_leaf
 from hookscope.layers import call_key
 from hookscope.tensors import storage_key, tensors_in
@@ -96,7 +96,7 @@ class WatchedPass(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._names = {module: name for name, module in model.named_modules()}
-        self._door = Door()
+        self._door = HookHandles()
 
     def __enter__(self) -> Self:
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hookscope.errors import LayerError, UsageError, nearest
 from hookscope.findings import listed
-from hookscope.gradient_hooks import ClampSign, ClipValue, Scale, Zero, clip_total_norm
+from hookscope.gradient_hooks import ClampGradientSign, ClipGradientValue, ScaleGradient, ZeroGradient, clip_total_norm
 from hookscope.layers import Selection
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class GradientChanges:
         if self.scale is not None and not math.isfinite(self.scale):
             raise UsageError(f"no scale {self.scale:g}", do="give a finite factor")
         if self.sign is not None:
-            ClampSign(self.sign)
+            ClampGradientSign(self.sign)
         for term in _terms(self.freeze):
             Selection(term)
             if "#" in term and not term.startswith("re:"):
@@ -93,13 +93,13 @@ class GradientChanges:
         frozen = set(self.frozen(model, called))
 
         def change(gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-            changed = {name: Zero()(g) if name in frozen else g for name, g in gradients.items()}
+            changed = {name: ZeroGradient()(g) if name in frozen else g for name, g in gradients.items()}
             if self.scale is not None:
-                changed = {name: Scale(self.scale)(g) for name, g in changed.items()}
+                changed = {name: ScaleGradient(self.scale)(g) for name, g in changed.items()}
             if self.sign is not None:
-                changed = {name: ClampSign(self.sign)(g) for name, g in changed.items()}
+                changed = {name: ClampGradientSign(self.sign)(g) for name, g in changed.items()}
             if self.clip_value is not None:
-                changed = {name: ClipValue(self.clip_value)(g) for name, g in changed.items()}
+                changed = {name: ClipGradientValue(self.clip_value)(g) for name, g in changed.items()}
             if self.clip_norm is not None:
                 changed = dict(zip(changed, clip_total_norm(changed.values(), self.clip_norm), strict=True))
             return changed

@@ -11,7 +11,7 @@ from hookscope.colours import font
 from hookscope.figures import SMALL, Colour, RowPage, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
 from hookscope.gradient_findings import GradientThresholds, layer_finding_names, parameter_finding_names
-from hookscope.gradient_sizes import Size
+from hookscope.gradient_sizes import GradientSize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ _MOST_LINES = 8
 _MOST_DECADES = 40  # beyond, what single precision can hold is drawn at the edge
 _WIDEST = 8.7  # all panels together, in inches
 
-_Sizes = list[tuple[int, Size]]
+_Sizes = list[tuple[int, GradientSize]]
 _Mark = tuple[str, str, dict[str, Any]]
 
 _ZERO: _Mark = ("0 everywhere", "<", {"color": Colour.ALARM, "ms": 4.0})
@@ -226,7 +226,7 @@ def _spans(axes: Axes, sizes: _Sizes, shift: float, dark: str, light: str) -> No
     axes.plot(means, at, "o", ms=2.8, color=dark, zorder=4)
 
 
-def _limits(sizes: Sequence[Size]) -> tuple[float, float]:
+def _limits(sizes: Sequence[GradientSize]) -> tuple[float, float]:
     values = [value for size in sizes for value in (size.mean_abs, size.max_abs) if value > 0]
     if not values:
         return 1e-3, 1.0
@@ -235,7 +235,7 @@ def _limits(sizes: Sequence[Size]) -> tuple[float, float]:
     return least / 10**beside, most * 10**beside
 
 
-def _least(sizes: Sequence[Size]) -> float:
+def _least(sizes: Sequence[GradientSize]) -> float:
     values = [value for size in sizes for value in (size.mean_abs, size.max_abs) if value > 0]
     return max(min(values), max(values) * 10.0**-_MOST_DECADES)
 

@@ -13,7 +13,7 @@ from hookscope.findings import Finding, counted, listed
 if TYPE_CHECKING:
     from hookscope.anomaly import Anomaly
     from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
-    from hookscope.gradient_sizes import Size
+    from hookscope.gradient_sizes import GradientSize
     from hookscope.gradient_stops import Stop
 
 __all__ = [
@@ -172,7 +172,7 @@ def parameter_finding_names(
     return ("exploding-gradient",) if ratio is not None and ratio > thresholds.exploding else ()
 
 
-def _spoiled(size: Size | None) -> bool:
+def _spoiled(size: GradientSize | None) -> bool:
     return size is not None and bool(size.nan or size.inf)
 
 

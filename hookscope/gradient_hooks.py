@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.activations import keep_and_hand_on
 from hookscope.errors import LayerError, UsageError, nearest
-from hookscope.hooks import Door, hook_tensor
+from hookscope.hooks import HookHandles, hook_tensor
 from hookscope.layers import Call
 from hookscope.observe import Observer
 from hookscope.tensors import tensors_in
@@ -19,18 +19,26 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["ClampSign", "ClipNorm", "ClipValue", "Scale", "Zero", "change_gradients", "clip_total_norm"]
+__all__ = [
+    "ClampGradientSign",
+    "ClipGradientNorm",
+    "ClipGradientValue",
+    "ScaleGradient",
+    "ZeroGradient",
+    "change_gradients",
+    "clip_total_norm",
+]
 
 GradientHook = Callable[["Tensor"], "Tensor | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class ClipValue:
+class ClipGradientValue:
     """Every value into ``[-limit, limit]``, as `torch.nn.utils.clip_grad_value_` does (Mikolov, 2012).
 
     Example:
         >>> import torch
-        >>> ClipValue(1.0)(torch.tensor([-3.0, 0.5])).tolist()
+        >>> ClipGradientValue(1.0)(torch.tensor([-3.0, 0.5])).tolist()
         [-1.0, 0.5]
     """
 
@@ -45,12 +53,12 @@ class ClipValue:
 
 
 @dataclass(frozen=True, slots=True)
-class ClipNorm:
+class ClipGradientNorm:
     """A gradient longer than ``limit`` (Euclidean) made that long, direction kept (Pascanu et al., arXiv:1211.5063).
 
     Example:
         >>> import torch
-        >>> [round(value, 4) for value in ClipNorm(1.0)(torch.tensor([3.0, 4.0])).tolist()]
+        >>> [round(value, 4) for value in ClipGradientNorm(1.0)(torch.tensor([3.0, 4.0])).tolist()]
         [0.6, 0.8]
     """
 
@@ -65,12 +73,12 @@ class ClipNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class ClampSign:
+class ClampGradientSign:
     """Only what is ``positive`` (or ``negative``) goes on; the rest is 0.
 
     Example:
         >>> import torch
-        >>> ClampSign("positive")(torch.tensor([-3.0, 0.5])).tolist()
+        >>> ClampGradientSign("positive")(torch.tensor([-3.0, 0.5])).tolist()
         [0.0, 0.5]
     """
 
@@ -86,12 +94,12 @@ class ClampSign:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class ScaleGradient:
     """Every value times ``factor``; -1 reverses the gradient (Ganin and Lempitsky, arXiv:1409.7495).
 
     Example:
         >>> import torch
-        >>> Scale(-1.0)(torch.tensor([2.0])).tolist()
+        >>> ScaleGradient(-1.0)(torch.tensor([2.0])).tolist()
         [-2.0]
     """
 
@@ -103,12 +111,12 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Zero:
+class ZeroGradient:
     """Nothing goes on: a parameter with it stays as it is under plain SGD, a layer lets no gradient through.
 
     Example:
         >>> import torch
-        >>> Zero()(torch.tensor([float("nan"), 2.0])).tolist()
+        >>> ZeroGradient()(torch.tensor([float("nan"), 2.0])).tolist()
         [0.0, 0.0]
     """
 
@@ -162,8 +170,8 @@ class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
     Args:
         model: Any eager module.
         changes: From a layer selection (``"layer3"``, ``"features.*"``) or a parameter's name (``"conv1.weight"``) to
-            a function of the gradient: `ClipValue`, `ClipNorm`, `ClampSign`, `Scale`, `Zero`, or your own; None
-            returned leaves it as it is.
+            a function of the gradient: `ClipGradientValue`, `ClipGradientNorm`, `ClampGradientSign`,
+            `ScaleGradient`, `ZeroGradient`, or your own; one that returns None leaves the gradient as it is.
         types: Class names that indices count.
 
     Raises:
@@ -173,7 +181,7 @@ class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
         >>> import collections, torch
         >>> layers = {"fc": torch.nn.Linear(2, 2), "relu": torch.nn.ReLU(inplace=True)}
         >>> net = torch.nn.Sequential(collections.OrderedDict(layers))
-        >>> with change_gradients(net, {"fc.bias": Zero(), "relu": ClipNorm(0.1)}):
+        >>> with change_gradients(net, {"fc.bias": ZeroGradient(), "relu": ClipGradientNorm(0.1)}):
         ...     net(torch.ones(1, 2)).sum().backward()
         >>> net.fc.bias.grad.tolist(), float(net.fc.weight.grad.norm()) <= 0.2
         ([0.0, 0.0], True)
@@ -190,7 +198,7 @@ class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
         # a parameter that two layers share is found under each of its names
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         with ExitStack() as stack:
-            door = stack.enter_context(Door())
+            door = stack.enter_context(HookHandles())
             for name, change in self._changes.items():
                 if name not in parameters:
                     stack.push(self._observer(name, change, parameters))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hookscope.gradient_sizes import Size
+from hookscope.gradient_sizes import GradientSize
 from hookscope.layers import Call, Shape
 from hookscope.scores import Prediction
 
@@ -28,9 +28,9 @@ class LayerGradient:
 
     call: Call
     output_shape: Shape
-    grad_output: Size | None
+    grad_output: GradientSize | None
     input_shape: Shape
-    grad_input: Size | None
+    grad_input: GradientSize | None
     activation_norm: float
     activation_nonfinite: int = 0
 
@@ -59,10 +59,10 @@ class ParameterGradient:
     layer: str
     type: str
     shape: tuple[int, ...]
-    gradient: Size | None
+    gradient: GradientSize | None
     weight_norm: float
     frozen: bool
-    after: Size | None = None
+    after: GradientSize | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -70,7 +70,7 @@ class ParameterGradient:
         return _ratio(self.gradient, self.weight_norm)
 
 
-def _ratio(size: Size | None, norm: float) -> float | None:
+def _ratio(size: GradientSize | None, norm: float) -> float | None:
     return size.norm / norm if size is not None and norm > 0 else None
 
 

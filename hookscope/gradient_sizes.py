@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Size", "norm_and_nonfinite", "size_of", "total_norm"]
+__all__ = ["GradientSize", "norm_and_nonfinite", "size_of", "total_norm"]
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class GradientSize:
     """The figures of a gradient, over all tensors of a container.
 
     Attributes:
@@ -36,7 +36,7 @@ class Size:
     count: int
 
 
-def size_of(gradients: Sequence[Tensor]) -> Size | None:
+def size_of(gradients: Sequence[Tensor]) -> GradientSize | None:
     """The figures of gradients, None for no tensor at all.
 
     Example:
@@ -51,7 +51,7 @@ def size_of(gradients: Sequence[Tensor]) -> Size | None:
     count = sum(part.count for part in parts)
     finite = sum(part.count - part.nan - part.inf for part in parts)
     total = sum(part.mean_abs * (part.count - part.nan - part.inf) for part in parts)
-    return Size(
+    return GradientSize(
         norm=math.hypot(*(part.norm for part in parts)),
         mean_abs=total / finite if finite else 0.0,
         max_abs=max(part.max_abs for part in parts),
@@ -62,7 +62,7 @@ def size_of(gradients: Sequence[Tensor]) -> Size | None:
     )
 
 
-def _size_of_one(gradient: Tensor) -> Size:
+def _size_of_one(gradient: Tensor) -> GradientSize:
     import torch
 
     values = _flat(gradient)
@@ -75,7 +75,7 @@ def _size_of_one(gradient: Tensor) -> Size:
         inf = count - good.numel() - nan
         values, norm = good, float(torch.linalg.vector_norm(good, dtype=torch.float64))
     some = values.numel()
-    return Size(
+    return GradientSize(
         norm=norm,
         mean_abs=float(torch.linalg.vector_norm(values, 1, dtype=torch.float64)) / some if some else 0.0,
         max_abs=float(torch.linalg.vector_norm(values, math.inf)) if some else 0.0,

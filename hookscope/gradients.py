@@ -14,7 +14,7 @@ from hookscope.flow import in_graph, refuse_reentrant_checkpoints
 from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.gradient_sizes import norm_and_nonfinite, size_of, total_norm
 from hookscope.gradient_stops import gradient_stops
-from hookscope.hooks import Door, check_hookable
+from hookscope.hooks import HookHandles, check_hookable
 from hookscope.kinds import class_names, layers_with_weights
 from hookscope.layers import Call, Layers, Shape, usual_types
 from hookscope.losses import AnyLoss, LossLike, OwnLoss, as_loss
@@ -212,7 +212,7 @@ def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Se
     import torch
 
     def back(nothing: Callable[[Any], Any]) -> list[Tensor]:
-        with Door() as door:
+        with HookHandles() as door:
             for node in {edge.node for edge in edges} if len(edges) > 1 else ():
                 door.node_before(node, lambda taken: tuple(map(nothing, taken)))
             found = torch.autograd.grad(outputs, edges, gradients, retain_graph=True, allow_unused=True)

@@ -13,12 +13,12 @@ from hookscope.limits import highest_rank, nonfinite_words
 
 if TYPE_CHECKING:
     from hookscope.batchnorm import BatchNormDrift
-    from hookscope.statistics import LayerStatistics, Place
-    from hookscope.tally import Tally
+    from hookscope.statistics import LayerStatistics, ValuePosition
+    from hookscope.tally import RunningStatistics
 
-    Judge = Callable[["LayerStatistics", "Thresholds"], Finding | None]
+    Judge = Callable[["LayerStatistics", "StatisticsThresholds"], Finding | None]
 
-__all__ = ["MEANINGS", "Thresholds", "diagnose", "find_problems"]
+__all__ = ["MEANINGS", "StatisticsThresholds", "diagnose", "find_problems"]
 
 MEANINGS = {
     "non-finite": "Whatever this layer feeds is spoiled too, so begin here: look for NaN in its weights, for inputs out"
@@ -46,7 +46,7 @@ MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
+class StatisticsThresholds:
     """From where on something is a finding.
 
     Attributes:
@@ -79,7 +79,7 @@ _ONE_DIRECTION = 1.0 + 1e-6  # an effective rank below it
 _THE_SAME = 1e-5  # of a layer's spread: by so much pictures differ through rounding
 
 
-def diagnose(tally: Tally, thresholds: Thresholds | None = None) -> list[Finding]:
+def diagnose(tally: RunningStatistics, thresholds: StatisticsThresholds | None = None) -> list[Finding]:
     """All findings on what a `Survey` has counted, the gravest kind first, layers in order of execution.
 
     Example:
@@ -93,13 +93,13 @@ def diagnose(tally: Tally, thresholds: Thresholds | None = None) -> list[Finding
         >>> [(found.finding, found.layer, found.channels) for found in diagnose(survey.tally)]
         [('dead-channels', '1', (2,))]
     """
-    thresholds = thresholds or Thresholds()
+    thresholds = thresholds or StatisticsThresholds()
     layers = tally.statistics(thresholds.correlation)
     return find_problems(layers, tally.drifts(), tally.images, thresholds)
 
 
 def find_problems(
-    layers: Sequence[LayerStatistics], drifts: Iterable[BatchNormDrift], images: int, thresholds: Thresholds
+    layers: Sequence[LayerStatistics], drifts: Iterable[BatchNormDrift], images: int, thresholds: StatisticsThresholds
 ) -> list[Finding]:
     """As `diagnose`, on statistics that are at hand."""
     found = list(_non_finite(layers))
@@ -123,7 +123,7 @@ def _finding(name: str, layer: str, evidence: str, **more: object) -> Finding:
     return Finding(name, layer, evidence, MEANINGS[name], **more)  # type: ignore[arg-type]
 
 
-def _each(layers: Sequence[LayerStatistics], thresholds: Thresholds, judge: Judge) -> Iterator[Finding]:
+def _each(layers: Sequence[LayerStatistics], thresholds: StatisticsThresholds, judge: Judge) -> Iterator[Finding]:
     return (one for layer in layers if (one := judge(layer, thresholds)) is not None)
 
 
@@ -168,7 +168,7 @@ def _non_finite(layers: Sequence[LayerStatistics]) -> Iterator[Finding]:
     yield _finding("non-finite", first.key, text, numbers=numbers)
 
 
-def _where(place: Place | None) -> str:
+def _where(place: ValuePosition | None) -> str:
     if place is None:
         return ""
     axes = {0: "", 1: " at {}", 2: " at row {}, column {}"}.get(len(place.position), " at {}")
@@ -177,21 +177,21 @@ def _where(place: Place | None) -> str:
     return f", the first in channel {place.channel}{axes.format(*at)}{image}"
 
 
-def _exploding(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
+def _exploding(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.min is None or layer.max is None or max(-layer.min, layer.max) <= thresholds.largest:
         return None
     text = f"values from {layer.min:.4g} to {layer.max:.4g}, beyond {thresholds.largest:g}"
     return _finding("exploding-activations", layer.key, text, numbers={"min": layer.min, "max": layer.max})
 
 
-def _vanishing(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
+def _vanishing(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.rms is None or not 0 < layer.rms < thresholds.smallest:
         return None
     text = f"root mean square {layer.rms:.4g}, below {thresholds.smallest:.4g}"
     return _finding("vanishing-activations", layer.key, text, numbers={"rms": layer.rms})
 
 
-def _constant(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
+def _constant(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.channels and len(layer.dead_channels) == layer.channels:
         value = f"the value {layer.min:.4g}" if layer.min == layer.max else "one value each"
         text = f"all {layer.channels} channels have {value} throughout"
@@ -202,7 +202,7 @@ def _constant(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
     return _finding("constant-output", layer.key, text, numbers={"min": layer.min, "max": layer.max})
 
 
-def _saturated(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
+def _saturated(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.saturated is None or layer.saturated <= thresholds.saturated:
         return None
     stuck = len(_stuck(layer))
@@ -224,7 +224,7 @@ def _applied_to(before: LayerStatistics | None, layer: LayerStatistics) -> bool:
     return before.channels == layer.channels
 
 
-def _dead(layer: LayerStatistics, before: LayerStatistics | None, thresholds: Thresholds) -> Finding | None:
+def _dead(layer: LayerStatistics, before: LayerStatistics | None, thresholds: StatisticsThresholds) -> Finding | None:
     if len(layer.dead_channels) / max(layer.channels, 1) <= thresholds.dead:
         return None
     known = set(before.dead_channels) if before is not None and before.channels == layer.channels else set()
@@ -259,7 +259,7 @@ def _duplicates(layer: LayerStatistics, before: LayerStatistics | None) -> Findi
     return _finding("duplicate-channels", layer.key, text, channels=channels, groups=groups, numbers=numbers)
 
 
-def _low_rank(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
+def _low_rank(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.rank is None or not thresholds.rank or layer.nan or layer.inf:
         return None
     most = highest_rank(layer)
@@ -269,7 +269,7 @@ def _low_rank(layer: LayerStatistics, thresholds: Thresholds) -> Finding | None:
     return _finding("low-rank", layer.key, text, numbers={"rank": layer.rank, "channels": layer.channels, "most": most})
 
 
-def _drift(drift: BatchNormDrift, thresholds: Thresholds) -> Finding | None:
+def _drift(drift: BatchNormDrift, thresholds: StatisticsThresholds) -> Finding | None:
     import numpy as np
 
     if not drift.updated or drift.items < 2:
@@ -282,7 +282,7 @@ def _drift(drift: BatchNormDrift, thresholds: Thresholds) -> Finding | None:
     return _finding("batchnorm-drift", drift.layer, f"{text} {ratio:.3g}", numbers={"shift": shift, "ratio": ratio})
 
 
-def _few_images(found: Sequence[Finding], images: int, thresholds: Thresholds) -> Iterator[Finding]:
+def _few_images(found: Sequence[Finding], images: int, thresholds: StatisticsThresholds) -> Iterator[Finding]:
     claims = sum(one.finding in ("dead-channels", "constant-output", "batchnorm-drift") for one in found)
     if not claims or images >= thresholds.images:
         return

@@ -13,7 +13,7 @@ from hookscope.errors import ModelError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Door", "StopForward", "check_hookable", "hook_tensor", "other_hooks_set_aside"]
+__all__ = ["HookHandles", "StopForward", "check_hookable", "hook_tensor", "other_hooks_set_aside"]
 
 _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -25,13 +25,13 @@ class StopForward(BaseException):
     """
 
 
-class Door:
+class HookHandles:
     """Hooks registered through one door; leaving the ``with`` block removes exactly these.
 
     Example:
         >>> import torch
         >>> layer, seen = torch.nn.Linear(2, 3), []
-        >>> with Door() as door:
+        >>> with HookHandles() as door:
         ...     door.forward(layer, lambda module, args, kwargs, output: seen.append(tuple(output.shape)))
         ...     _ = layer(torch.zeros(1, 2))
         >>> seen, len(layer._forward_hooks)
@@ -106,7 +106,7 @@ class Door:
 
 
 def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
-    """Call ``hook(gradient)`` as `Door.tensor` does, for as long as the tensor lives.
+    """Call ``hook(gradient)`` as `HookHandles.tensor` does, for as long as the tensor lives.
 
     For tensors of one pass, which come by the thousand in a training loop and go with their graph. What shall end
     with a ``with`` block must end in the hook itself.

@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from hookscope.deep_greys import deep_grey_to_rgb, note_dark
+from hookscope.deep_greys import grayscale_to_rgb, note_dark
 from hookscope.errors import ImageError, UsageError, nearest, printable
 from hookscope.signatures import foreign_kind
 
-__all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SIDE_RATIO", "ImageWarning", "Picture", "open_image", "read_picture"]
+__all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SIDE_RATIO", "ImageWarning", "InputImage", "open_image", "read_picture"]
 
 MAX_BYTES = 1 << 30
 """A file, pipe or stream longer than this is refused."""
@@ -48,7 +48,7 @@ class ImageWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class InputImage:
     """A photograph as a person would see it, and where it came from.
 
     Attributes:
@@ -68,7 +68,7 @@ class Picture:
 
 def read_picture(
     source: str | os.PathLike[str] | bytes | BinaryIO, *, frames: int = 1, name: str | None = None
-) -> Picture:
+) -> InputImage:
     """Read a photograph the way a person would see it: turned upright, on white, scaled to 8 bits.
 
     Args:
@@ -94,7 +94,7 @@ def read_picture(
         warnings.simplefilter("always")
         kept, notes = _decode(content, name, frames)
     notes += [printable(f"Pillow: {w.message}") for w in caught if w.category is UserWarning]
-    return Picture(kept[0], name, hashlib.sha256(content).hexdigest(), tuple(dict.fromkeys(notes)), kept)
+    return InputImage(kept[0], name, hashlib.sha256(content).hexdigest(), tuple(dict.fromkeys(notes)), kept)
 
 
 def open_image(source: str | os.PathLike[str] | bytes | BinaryIO) -> Image.Image:
@@ -290,7 +290,7 @@ def _orientation(image: Image.Image, notes: list[str]) -> int:
 
 def _to_rgb(image: Image.Image, raw_mode: str, name: str, notes: list[str]) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
-        return deep_grey_to_rgb(image, name, notes)
+        return grayscale_to_rgb(image, name, notes)
     if image.mode == "CMYK":
         inverted = "; a JPEG without Adobe's mark may come out negative"
         unsure = image.format in ("JPEG", "MPO") and "adobe" not in image.info

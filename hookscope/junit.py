@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from hookscope.errors import printable
-from hookscope.limits import Offence
+from hookscope.limits import BrokenLimit
 
 __all__ = ["junit_xml"]
 
 
 def junit_xml(
-    suite: str, limits: Sequence[str], layers: Sequence[str], offences: Sequence[Offence], lost: int = 0
+    suite: str, limits: Sequence[str], layers: Sequence[str], offences: Sequence[BrokenLimit], lost: int = 0
 ) -> bytes:
     """A test suite with a case for each limit and layer; an offence is a failure.
 

@@ -13,7 +13,7 @@ from hookscope.layers import Selection
 if TYPE_CHECKING:
     from hookscope.statistics import LayerStatistics
 
-__all__ = ["Limits", "Offence", "broken_limits", "held_layers", "highest_rank", "nonfinite_words"]
+__all__ = ["BrokenLimit", "Limits", "broken_limits", "held_layers", "highest_rank", "nonfinite_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Offence:
+class BrokenLimit:
     """A layer beyond a limit.
 
     Attributes:
@@ -88,7 +88,7 @@ def held_layers(layers: Sequence[LayerStatistics], allow: Sequence[str] = ()) ->
     return [one for one in layers if not allowed.wants_of(one.call.name, one.call.call, one.call.index, total)]
 
 
-def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[Offence]:
+def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[BrokenLimit]:
     """Every limit that a layer breaks, in order of execution.
 
     Example:
@@ -105,18 +105,18 @@ def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[Off
     return [offence for layer in layers for offence in _offences(layer, limits)]
 
 
-def _offences(layer: LayerStatistics, limits: Limits) -> Iterator[Offence]:
+def _offences(layer: LayerStatistics, limits: Limits) -> Iterator[BrokenLimit]:
     key, index = layer.key, layer.call.index
     dead = len(layer.dead_channels) / max(layer.channels, 1)
     if limits.max_dead is not None and dead > limits.max_dead:
         text = f"{len(layer.dead_channels)} of {layer.channels} channels are dead: {listed(layer.dead_channels)}"
-        yield Offence("max-dead", key, index, dead, limits.max_dead, text, layer.dead_channels)
+        yield BrokenLimit("max-dead", key, index, dead, limits.max_dead, text, layer.dead_channels)
     if limits.max_saturated is not None and layer.saturated is not None and layer.saturated > limits.max_saturated:
         text = f"{percent(layer.saturated)} of values are within 1 % of a bound"
-        yield Offence("max-saturated", key, index, layer.saturated, limits.max_saturated, text)
+        yield BrokenLimit("max-saturated", key, index, layer.saturated, limits.max_saturated, text)
     if limits.no_nan and (bad := layer.nan + layer.inf):
         text = f"{nonfinite_words(layer)} of {layer.values:,} values"
-        yield Offence("no-nan", key, index, bad, 0, text)
+        yield BrokenLimit("no-nan", key, index, bad, 0, text)
     if limits.max_abs is not None:
         yield from _of_size(layer, limits.max_abs)
     yield from _of_rank(layer, limits)
@@ -127,13 +127,13 @@ def nonfinite_words(layer: LayerStatistics) -> str:
     return " and ".join(f"{count:,} {name}" for count, name in ((layer.nan, "NaN"), (layer.inf, "Inf")) if count)
 
 
-def _of_size(layer: LayerStatistics, most: float) -> Iterator[Offence]:
+def _of_size(layer: LayerStatistics, most: float) -> Iterator[BrokenLimit]:
     largest = max(-(layer.min or 0.0), layer.max or 0.0)
     text = "no finite value" if layer.min is None else f"from {layer.min:.6g} to {layer.max:.6g}"
     if layer.inf:  # beyond any limit; the extremes are of the finite values
         largest, text = math.inf, f"{layer.inf:,} Inf, else {text}"
     if largest > most:
-        yield Offence("max-abs", layer.key, layer.call.index, largest, most, text)
+        yield BrokenLimit("max-abs", layer.key, layer.call.index, largest, most, text)
 
 
 def highest_rank(layer: LayerStatistics) -> int:
@@ -141,10 +141,10 @@ def highest_rank(layer: LayerStatistics) -> int:
     return min(layer.channels, layer.values // max(layer.channels, 1) - 1)
 
 
-def _of_rank(layer: LayerStatistics, limits: Limits) -> Iterator[Offence]:
+def _of_rank(layer: LayerStatistics, limits: Limits) -> Iterator[BrokenLimit]:
     least = limits.min_rank
     if limits.min_rank_share is not None:
         least = limits.min_rank_share * highest_rank(layer)
     if least is not None and layer.rank is not None and layer.rank < least:
         text = f"effective rank {layer.rank:.4g} of at most {highest_rank(layer)} in {layer.channels} channels"
-        yield Offence("min-rank", layer.key, layer.call.index, layer.rank, least, text)
+        yield BrokenLimit("min-rank", layer.key, layer.call.index, layer.rank, least, text)

@@ -28,7 +28,7 @@ from hookscope.threads import one_thread
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
     from hookscope.preprocess import Preprocess
 
 __all__ = ["Batch", "as_batch", "load_batches"]
@@ -95,7 +95,7 @@ def _warn(name: str, text: str) -> None:
 
 
 def load_batches(
-    net: Net,
+    net: LoadedModel,
     paths: Sequence[str],
     batch_size: int = 16,
     workers: int = 0,
@@ -122,10 +122,10 @@ def load_batches(
         HookscopeError: A worker was killed.
 
     Example:
-        >>> from hookscope.models import Net
+        >>> from hookscope.models import LoadedModel
         >>> from hookscope.preprocess import Preprocess
         >>> preprocess = Preprocess("classification", mode="none")
-        >>> net = Net(torch.nn.Identity(), "none", "none", preprocess, None, "classification", "cpu")
+        >>> net = LoadedModel(torch.nn.Identity(), "none", "none", preprocess, None, "classification", "cpu")
         >>> list(load_batches(net, ["missing.jpg"], on_lost=lambda position, name, error: print(position, error.asked)))
         0 no picture 'missing.jpg'
         []
@@ -138,7 +138,7 @@ def load_batches(
 
 
 def _batches(
-    net: Net, results: Generator[_Result, None, None], size: int, on_lost: OnLost, on_note: OnNote
+    net: LoadedModel, results: Generator[_Result, None, None], size: int, on_lost: OnLost, on_note: OnNote
 ) -> Generator[Batch, None, None]:
     with contextlib.closing(results):
         while True:
@@ -165,7 +165,7 @@ def _take(results: Iterator[_Result], size: int, on_lost: OnLost, on_note: OnNot
     return kept
 
 
-def _runs(net: Net, results: list[_Result]) -> Iterator[Batch]:
+def _runs(net: LoadedModel, results: list[_Result]) -> Iterator[Batch]:
     """One batch, or one for each run of equal shapes."""
     together = net.family == "detection"
     for _, run in itertools.groupby(results, lambda result: together or tuple(result.tensor.shape)):

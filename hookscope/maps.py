@@ -13,14 +13,14 @@ from hookscope.tensors import tensors_in
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Maps", "Shown", "feature_maps"]
+__all__ = ["InputSize", "Maps", "feature_maps"]
 
 # Heads work on hundreds of proposals at once; so many items of a batch are drawn, and the sheet says of how many.
 MOST_ITEMS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class InputSize:
     """What the network was shown.
 
     Attributes:
@@ -63,7 +63,7 @@ class Maps:
         return ", ".join(words)
 
 
-def feature_maps(output: Any, module: nn.Module | None = None, shown: Shown | None = None) -> list[Maps]:
+def feature_maps(output: Any, module: nn.Module | None = None, shown: InputSize | None = None) -> list[Maps]:
     """The feature maps in an output, part by part.
 
     Read are ``(N, C, H, W)``, channels-last ``(N, H, W, C)``, ``(C, H, W)``, tokens ``(N, L, C)`` (folded to their
@@ -94,7 +94,7 @@ def feature_maps(output: Any, module: nn.Module | None = None, shown: Shown | No
     return found
 
 
-def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: Shown | None = None) -> Tensor:
+def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: InputSize | None = None) -> Tensor:
     """``tensor`` as ``(N, C, *positions)``, whatever order its axes have.
 
     Tokens ``(N, L, C)`` have one position each, vectors ``(N, C)`` none; ``(C, H, W)`` of a layer of maps is a batch
@@ -114,7 +114,7 @@ def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: Shown | N
 
 
 def channel_axis(
-    tensor: Tensor, module: nn.Module | None = None, shown: Shown | None = None, *, of_input: bool = False
+    tensor: Tensor, module: nn.Module | None = None, shown: InputSize | None = None, *, of_input: bool = False
 ) -> int:
     """Which axis of ``tensor`` has the channels; 0 for ``(C, H, W)``, which has no axis of images.
 
@@ -161,7 +161,7 @@ def as_float(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
-def _maps_of(part: str, tensor: Tensor, module: nn.Module | None, shown: Shown | None) -> list[Maps]:
+def _maps_of(part: str, tensor: Tensor, module: nn.Module | None, shown: InputSize | None) -> list[Maps]:
     if tensor.dim() == 5:
         last = channels_last(module, tensor, shown)
         clips = tensor.movedim(-1, 1) if last else tensor
@@ -187,7 +187,7 @@ def _items(part: str, items: list[tuple[Tensor, int]], axes: str, batch: Tensor)
     return [Maps(part, values, axes, at, total, frames) for at, (values, frames) in enumerate(items)]
 
 
-def _of_three_axes(part: str, tensor: Tensor, module: nn.Module | None, shown: Shown | None) -> list[Maps]:
+def _of_three_axes(part: str, tensor: Tensor, module: nn.Module | None, shown: InputSize | None) -> list[Maps]:
     """``(C, H, W)`` or ``(N, L, C)``: the layer's class tells, then the batch of one, then the shape."""
     if type(module).__name__ in _SEQUENCES:  # (N, L, C) in time, or of rows of the picture: no places of a map
         return []
@@ -213,16 +213,16 @@ def _folded(part: str, tokens: Tensor, grid: tuple[int, int, int, int]) -> list[
     return found + (_items(f"{part}, {name}" if part else name, apart, "N L C", tokens) if extra else [])
 
 
-def token_grid(length: int, shown: Shown | None = None) -> tuple[int, int, int, int] | None:
+def token_grid(length: int, shown: InputSize | None = None) -> tuple[int, int, int, int] | None:
     """How ``length`` tokens fold: ``(class tokens, frames, H, W)``, None when they do not.
 
     The grid has the proportions of the picture; a clip has the most frames, at most its own, that leave such a grid.
 
     Example:
-        >>> token_grid(197), token_grid(1 + 8 * 14 * 14, Shown(224, 224, frames=16)), token_grid(1000)
+        >>> token_grid(197), token_grid(1 + 8 * 14 * 14, InputSize(224, 224, frames=16)), token_grid(1000)
         ((1, 1, 14, 14), (1, 8, 14, 14), None)
     """
-    shown = shown or Shown(1, 1)
+    shown = shown or InputSize(1, 1)
     for extra in (0, 1, 2, 5):
         for frames in range(shown.frames, 0, -1):
             count, rest = divmod(length - extra, frames)
@@ -232,7 +232,7 @@ def token_grid(length: int, shown: Shown | None = None) -> tuple[int, int, int, 
     return None
 
 
-def _grid_like(count: int, shown: Shown) -> tuple[int, int] | None:
+def _grid_like(count: int, shown: InputSize) -> tuple[int, int] | None:
     high = round(math.sqrt(count * shown.height / shown.width))
     for height in (high, high - 1, high + 1):
         if height > 0 and count % height == 0:
@@ -248,7 +248,7 @@ def _grid_like(count: int, shown: Shown) -> tuple[int, int] | None:
 
 
 def channels_last(
-    module: nn.Module | None, tensor: Tensor, shown: Shown | None = None, *, of_input: bool = False
+    module: nn.Module | None, tensor: Tensor, shown: InputSize | None = None, *, of_input: bool = False
 ) -> bool:
     """Whether the last axis of a batch of maps holds the channels: the layer's class tells, else the proportions."""
     kind = _told(module, of_input)[0]
@@ -258,9 +258,9 @@ def channels_last(
     return _like(a, b, shown) and not _like(b, c, shown)
 
 
-def _like(height: int, width: int, shown: Shown | None) -> bool:
+def _like(height: int, width: int, shown: InputSize | None) -> bool:
     """Whether a map has the proportions of what the network was shown."""
-    shown = shown or Shown(1, 1)
+    shown = shown or InputSize(1, 1)
     return abs(height * shown.width / max(width * shown.height, 1) - 1) < 0.15
 
 

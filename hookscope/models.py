@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.factories import Loaded, load_from_elsewhere
+from hookscope.factories import BuiltModel, load_from_elsewhere
 from hookscope.inputs import CLIP_FRAMES, as_inputs, family_of, in_channels, native_size
 from hookscope.preprocess import MODES, Preprocess, made_for, usual_transforms
 from hookscope.torchvision_models import load_from_torchvision, quiet_and_seeded
@@ -16,13 +16,13 @@ from hookscope.weights import Progress
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hookscope.images import Picture
+    from hookscope.images import InputImage
 
-__all__ = ["Net", "load_model", "pick_device"]
+__all__ = ["LoadedModel", "load_model", "pick_device"]
 
 
 @dataclass(frozen=True)
-class Net:
+class LoadedModel:
     """A model ready to run, in eval mode, and what belongs to it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Net:
     device: str
     notes: tuple[str, ...] = ()
 
-    def prepare(self, picture: Picture) -> Tensor:
+    def prepare(self, picture: InputImage) -> Tensor:
         """What the model is shown of a picture that was read: ``(3, H, W)``, of a clip ``(3, T, H, W)``."""
         return self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
 
@@ -63,7 +63,7 @@ def load_model(
     preprocess: str = "weights",
     input_size: tuple[int, int] | None = None,
     progress: Progress | None = None,
-) -> Net:
+) -> LoadedModel:
     """Build a model, give it weights and eval mode, and find the preprocessing and class names that go with them.
 
     Args:
@@ -106,7 +106,7 @@ def load_model(
     if any(parameter.is_meta for parameter in made.model.parameters()):
         raise ModelError(f"{model} is on the meta device: it has shapes and no values", do="build it on the cpu")
     made.model.eval().to(where)
-    return Net(
+    return LoadedModel(
         model=made.model,
         name=model,
         weights=made.weights,
@@ -137,7 +137,7 @@ def pick_device(device: str) -> str:
     return device
 
 
-def _preprocess(made: Loaded, mode: str, size: tuple[int, int] | None, device: str) -> Preprocess:
+def _preprocess(made: BuiltModel, mode: str, size: tuple[int, int] | None, device: str) -> Preprocess:
     family = family_of(made.model)
     transforms = made.transforms or usual_transforms(family)
     native = native_size(made.model)

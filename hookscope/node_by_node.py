@@ -18,7 +18,7 @@ from hookscope.tensors import tensors_in
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Edge", "Edges", "is_out_of_memory", "run_node_by_node"]
+__all__ = ["Edge", "Edges", "is_out_of_memory", "run_fx_graph"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Edges:
     overwritten: int = 0
 
 
-def run_node_by_node(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[[str, Any], None]) -> Edges:
+def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[[str, Any], None]) -> Edges:
     """Trace a copy of ``model`` as `torchvision.models.feature_extraction` does, and run the graph on ``inputs``.
 
     One pass shows the value of every node, where `create_feature_extractor` would be asked for one node at a time:
@@ -69,7 +69,7 @@ def run_node_by_node(model: nn.Module, inputs: tuple[Any, ...], on_output: Calla
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU()).eval()
-        >>> run_node_by_node(net, (torch.zeros(1, 3, 2, 2),), lambda key, output: None).edges
+        >>> run_fx_graph(net, (torch.zeros(1, 3, 2, 2),), lambda key, output: None).edges
         (Edge(source='0', target='1', argument=0),)
     """
     graph = _step("it cannot be copied", lambda: _traceable_copy(model))

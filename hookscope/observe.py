@@ -10,14 +10,14 @@ from types import FrameType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.errors import LayerError
-from hookscope.hooks import Door, StopForward, check_hookable
+from hookscope.hooks import HookHandles, StopForward, check_hookable
 from hookscope.kinds import class_names, is_leaf, no_such_type, types_in
 from hookscope.layers import Call, Layers, Selection, matches_type, select_types
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Course", "Observer", "is_recomputing"]
+__all__ = ["Observer", "PassProgress", "is_recomputing"]
 
 OnCall = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any], Any], Any]
 OnBefore = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any]], Any]
@@ -37,7 +37,7 @@ class _Watched:
 
 
 @dataclass(slots=True)
-class Course:
+class PassProgress:
     """How far the last pass came; holds neither model nor tensors.
 
     Attributes:
@@ -111,7 +111,7 @@ class Observer:
         self.model = model
         self.selection = Selection(layers)
         self.types = select_types(types)
-        self.progress = Course()
+        self.progress = PassProgress()
         self.input: Any = None
         self._on_call, self._on_input, self._on_start, self._on_end = on_call, on_input, on_start, on_end
         self._on_before, self._again = on_before, again
@@ -119,7 +119,7 @@ class Observer:
         self._stop: StopForward | None = None
         self._waiting: set[int | tuple[str, int]] | None = None
         self._pass: FrameType | None = None
-        self._door = Door()
+        self._door = HookHandles()
         self._watched: dict[int, _Watched] = {}
         self._named: dict[str, _Watched] = {}
 
@@ -143,7 +143,7 @@ class Observer:
         found = self._layers_to_watch()
         self._watched = {id(module): layer for module, layer in found}
         self._named = {layer.names[0]: layer for _, layer in found}
-        self.progress = Course(layers=tuple(self._named.values()))
+        self.progress = PassProgress(layers=tuple(self._named.values()))
         self._required = self.selection.required(layer.names for _, layer in found if layer.by_name)
         try:
             self._door.forward_pre(self.model, self._start)

@@ -24,11 +24,11 @@ from hookscope.values import value_numbers
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["ParameterStatistics", "Thresholds", "layers_named", "parameter_statistics"]
+__all__ = ["ParameterStatistics", "ParameterThresholds", "layers_named", "parameter_statistics"]
 
 
 @dataclass(frozen=True, slots=True)
-class Thresholds:
+class ParameterThresholds:
     """From where on something is a finding.
 
     Attributes:
@@ -77,7 +77,7 @@ class ParameterStatistics:
         filter_norm_min: Least norm of a filter; filters with a NaN or an Inf are left out.
         filter_norm_mean: Mean norm.
         filter_norm_max: Largest norm.
-        dead_filters: Numbers of the filters that are dead, see `Thresholds`.
+        dead_filters: Numbers of the filters that are dead, see `ParameterThresholds`.
         duplicate_filters: Groups of filters that see the same, see `hookscope.filters.duplicate_filters`.
         collapsed: Of a running variance, the channels that have collapsed.
         eps: Of running statistics, the layer's eps.
@@ -116,7 +116,7 @@ class ParameterStatistics:
 
 
 def parameter_statistics(
-    model: nn.Module, thresholds: Thresholds | None = None, layers: Layers | None = None
+    model: nn.Module, thresholds: ParameterThresholds | None = None, layers: Layers | None = None
 ) -> list[ParameterStatistics]:
     """Every parameter of ``model`` in numbers, and the running statistics of its BatchNorms, in order of registration.
 
@@ -143,7 +143,7 @@ def parameter_statistics(
     """
     import torch
 
-    thresholds = thresholds or Thresholds()
+    thresholds = thresholds or ParameterThresholds()
     wanted = layers_named(model, layers)
     seen: set[int] = set()
     rows = []
@@ -221,7 +221,7 @@ def _has_statistics(module: nn.Module) -> bool:
     return module._buffers.get("running_mean") is not None and module._buffers.get("running_var") is not None
 
 
-def _about(module: Any, name: str, tensor: Tensor, thresholds: Thresholds) -> dict[str, Any]:
+def _about(module: Any, name: str, tensor: Tensor, thresholds: ParameterThresholds) -> dict[str, Any]:
     """What is to be said of this tensor because of the layer it belongs to."""
     if name == "weight" and is_convolution(module):
         return _of_filters(module, tensor, thresholds)
@@ -240,7 +240,7 @@ def _was_updated(module: Any) -> bool:
     return counted or bool((module.running_mean != 0).any()) or bool((module.running_var != 1).any())
 
 
-def _of_filters(module: Any, weight: Tensor, thresholds: Thresholds) -> dict[str, Any]:
+def _of_filters(module: Any, weight: Tensor, thresholds: ParameterThresholds) -> dict[str, Any]:
     filters = filters_of(module, weight)
     if filters is None:
         return {}

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.run import refusal
+from hookscope.run import model_errors_as_input_errors
 from hookscope.scores import Prediction, check_family, class_scores, one_picture, predictions
 from hookscope.targets import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
 
 __all__ = ["predict"]
 
 
 def predict(
-    net: Net, pictures: Iterable[Tensor], target: Target | None = None, categories: Sequence[str] | None = None
+    net: LoadedModel, pictures: Iterable[Tensor], target: Target | None = None, categories: Sequence[str] | None = None
 ) -> list[Prediction]:
     """The classes that ``net`` gives to a picture, the highest score first.
 
@@ -49,6 +49,6 @@ def predict(
     if target is not None:
         target.check(names)
     prepared = list(pictures)
-    with refusal(net.name, prepared), torch.no_grad():
+    with model_errors_as_input_errors(net.name, prepared), torch.no_grad():
         scores = class_scores(net.model(*net.inputs(*prepared)), net.name)
     return predictions(one_picture(scores), names, target)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from hookscope._version import VERSION
 from hookscope.errors import InstallationError, ModelError, nearest
-from hookscope.shipped import SHIPPED
+from hookscope.shipped import BUNDLED
 
 __all__ = ["check_model_name", "class_names_of", "model_names", "package_versions", "torchvision_names"]
 
@@ -42,7 +42,7 @@ def model_names() -> tuple[str, ...]:
         >>> {"resnet34", "shapes"} <= set(model_names())
         True
     """
-    return tuple(sorted({*torchvision_names(), *SHIPPED}))
+    return tuple(sorted({*torchvision_names(), *BUNDLED}))
 
 
 def torchvision_names() -> tuple[str, ...]:

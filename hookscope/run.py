@@ -11,7 +11,7 @@ from typing import Any
 from hookscope.errors import HookscopeError, InputError, ModelError
 from hookscope.tensors import tensors_in
 
-__all__ = ["refusal"]
+__all__ = ["model_errors_as_input_errors"]
 
 # by a signal, which the commands turn into an exit
 _TOLD_TO_END = {128 + int(getattr(signal, name)) for name in ("SIGHUP", "SIGTERM") if hasattr(signal, name)}
@@ -28,7 +28,7 @@ _NO_GRADIENT = {
 
 
 @contextmanager
-def refusal(model: str, inputs: Any) -> Iterator[None]:
+def model_errors_as_input_errors(model: str, inputs: Any) -> Iterator[None]:
     """Whatever a model raises on ``inputs``, tensors in any container, as an InputError that gives their size.
 
     What says that the memory is full is left as it is: another size of picture is not the first thing to try.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import InputError, ModelError, UsageError, nearest
-from hookscope.gradient_hooks import ClampSign, change_gradients
+from hookscope.gradient_hooks import ClampGradientSign, change_gradients
 from hookscope.saliency_methods import METHODS, Settings, wide
 from hookscope.scores import Prediction, class_scores, one_picture, predictions
 from hookscope.targets import Target
@@ -106,7 +106,7 @@ def saliency_maps(
             _check_finite("score", answer, math.isfinite(answer.score))
         zeros = _scores(model, torch.zeros_like(picture))[0].tolist() if how.completes else None
         advance = _counted(on_progress, len(answers) * how.total(settings))
-        guide = _Guide(ClampSign("positive"))
+        guide = _Guide(ClampGradientSign("positive"))
         found = []
         with change_gradients(model, dict.fromkeys(_relus(model), guide) if how.guided else {}):
             for answer in answers:
@@ -192,7 +192,7 @@ def _gradient_of(
 class _Guide:
     """A change of gradients that counts how many it has met, and how many went by in the last pass."""
 
-    change: ClampSign
+    change: ClampGradientSign
     met: int = 0
     missed: int = 0
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["METHODS", "Method", "Settings", "wide"]
+__all__ = ["METHODS", "SaliencyMethod", "Settings", "wide"]
 
 Gradient = Callable[["Tensor"], "Tensor"]
 
@@ -108,7 +108,7 @@ def _batches(total: int, size: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class SaliencyMethod:
     """A method and how its values are read.
 
     Attributes:
@@ -131,10 +131,10 @@ class Method:
 
 
 METHODS = {
-    "gradient": Method(vanilla),
-    "gradient-input": Method(gradient_times_input, signed=True),
-    "smoothgrad": Method(smoothgrad, pictures="samples"),
-    "integrated-gradients": Method(integrated_gradients, signed=True, completes=True, pictures="steps"),
-    "guided-backprop": Method(vanilla, guided=True),
+    "gradient": SaliencyMethod(vanilla),
+    "gradient-input": SaliencyMethod(gradient_times_input, signed=True),
+    "smoothgrad": SaliencyMethod(smoothgrad, pictures="samples"),
+    "integrated-gradients": SaliencyMethod(integrated_gradients, signed=True, completes=True, pictures="steps"),
+    "guided-backprop": SaliencyMethod(vanilla, guided=True),
 }
 """Every method by the name that ``--method`` takes; guided backpropagation is arXiv:1412.6806."""

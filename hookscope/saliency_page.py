@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hookscope.overlays import Heat, Panel, draw_page
-from hookscope.subjects import Subject, answer_facts, answer_lines
+from hookscope.subjects import OverlaySource, answer_facts, answer_lines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ _WORDS = {
 }
 
 
-def draw_saliency(subject: Subject, found: Saliency, cmap: str = "inferno") -> tuple[Image.Image, dict[str, Any]]:
+def draw_saliency(subject: OverlaySource, found: Saliency, cmap: str = "inferno") -> tuple[Image.Image, dict[str, Any]]:
     """The map over the faded photograph at its own size, and its provenance.
 
     The colours end where 99.5 % of the pixels lie below; the page says the highest value.

@@ -15,13 +15,21 @@ from typing import TYPE_CHECKING, Any
 from hookscope._version import VERSION
 from hookscope.errors import InputError, printable
 from hookscope.files import StrPath, write_atomically
-from hookscope.tally import Tally
+from hookscope.tally import RunningStatistics
 from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Progress", "SavedTally", "Source", "fingerprint_of", "load_tally", "merge_tallies", "save_tally"]
+__all__ = [
+    "Progress",
+    "SavedStatistics",
+    "Source",
+    "fingerprint_of",
+    "load_statistics",
+    "merge_statistics",
+    "save_statistics",
+]
 
 FORMAT = 1
 """Number of the file layout; a file of another number is refused."""
@@ -75,11 +83,11 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class SavedTally:
+class SavedStatistics:
     """A tally, where it comes from, and how far its run came; None for one that was merged from several."""
 
     source: Source
-    tally: Tally
+    tally: RunningStatistics
     progress: Progress | None = None
 
 
@@ -97,7 +105,7 @@ def fingerprint_of(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def save_tally(path: StrPath, saved: SavedTally) -> None:
+def save_statistics(path: StrPath, saved: SavedStatistics) -> None:
     """Write ``saved`` to ``path`` as JSON, whole or not at all.
 
     Raises:
@@ -112,14 +120,14 @@ def save_tally(path: StrPath, saved: SavedTally) -> None:
     write_atomically(path, json.dumps(whole, allow_nan=False).encode("ascii") + b"\n")
 
 
-def load_tally(path: StrPath) -> SavedTally:
-    """What `save_tally` wrote.
+def load_statistics(path: StrPath) -> SavedStatistics:
+    """What `save_statistics` wrote.
 
     Raises:
         InputError: there is no such file, or it is damaged, of another kind or of another format.
 
     Example:
-        >>> load_tally("missing.json")
+        >>> load_statistics("missing.json")
         Traceback (most recent call last):
         hookscope.errors.InputError: no saved statistics 'missing.json': No such file or directory
     """
@@ -141,16 +149,16 @@ def load_tally(path: StrPath) -> SavedTally:
             raise InputError(f"'{name}' is damaged: its content is not what was saved", do="measure again")
         content = whole["content"]
         progress = content["progress"]
-        return SavedTally(
+        return SavedStatistics(
             Source(**content["source"]),
-            Tally.from_state(_decoded(content["tally"])),
+            RunningStatistics.from_state(_decoded(content["tally"])),
             None if progress is None else Progress(**progress),
         )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, zlib.error) as error:
         raise InputError(f"'{name}' is damaged: {error}", do="measure again") from error
 
 
-def merge_tallies(paths: Sequence[StrPath]) -> SavedTally:
+def merge_statistics(paths: Sequence[StrPath]) -> SavedStatistics:
     """The tallies of all ``paths``, made apart, as one.
 
     Raises:
@@ -159,10 +167,10 @@ def merge_tallies(paths: Sequence[StrPath]) -> SavedTally:
     """
     if not paths:
         raise InputError("no saved statistics to merge", do=_GIVE)
-    whole = load_tally(paths[0])
+    whole = load_statistics(paths[0])
     seen = {whole.progress: paths[0]}
     for path in paths[1:]:
-        one = load_tally(path)
+        one = load_statistics(path)
         check_same_source(whole.source, one.source, str(paths[0]), str(path))
         if one.progress is not None and one.progress in seen:
             raise InputError(f"'{seen[one.progress]}' and '{path}' hold the same images", do="leave one of them out")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope import colours
-from hookscope.activity import Activity, Part
+from hookscope.activity import ActivationSummary, Part
 from hookscope.grids import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
 from hookscope.layers import Call, Shape
 from hookscope.pages import LEAST_WIDTH, MARGIN, Page, colour_bar
@@ -68,7 +68,7 @@ class Sheet:
 
 
 def draw_sheet(
-    activity: Activity,
+    activity: ActivationSummary,
     call: Call,
     origin: Origin,
     style: Style | None = None,
@@ -114,7 +114,7 @@ def draw_sheet(
     return Sheet(image, provenance, sum(grid.left_out for grid in grids))
 
 
-def _add_header(page: Page, activity: Activity, call: Call, origin: Origin, width: int) -> None:
+def _add_header(page: Page, activity: ActivationSummary, call: Call, origin: Origin, width: int) -> None:
     index = "" if call.index is None else f"   index {call.index}"
     title = f"{call.key or call.type}   {call.type}   {shape_text(activity.shape)}{index}"
     page.add_text(title, width, size=_HEAD, bold=True)
@@ -185,7 +185,7 @@ def _laid_over(
     return colour
 
 
-def _provenance(activity: Activity, call: Call, origin: Origin, style: Style, overlay: bool) -> dict[str, Any]:
+def _provenance(activity: ActivationSummary, call: Call, origin: Origin, style: Style, overlay: bool) -> dict[str, Any]:
     return {
         **origin.facts(),
         "layer": call.name,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from hookscope.errors import WeightsError
 
-__all__ = ["SHIPPED", "Shipped", "weights_path"]
+__all__ = ["BUNDLED", "BundledModel", "weights_path"]
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped:
+class BundledModel:
     """A model that ships.
 
     Attributes:
@@ -33,11 +33,11 @@ class Shipped:
     folder: str
 
 
-SHIPPED = {"shapes": Shipped("shapes", "squeezenet1_1", 10, 128, "shapes.safetensors", "samples/shapes")}
+BUNDLED = {"shapes": BundledModel("shapes", "squeezenet1_1", 10, 128, "shapes.safetensors", "samples/shapes")}
 """The models that ship, by name."""
 
 
-def weights_path(shipped: Shipped) -> str:
+def weights_path(shipped: BundledModel) -> str:
     """The file with the weights of a model that ships: that of the installed package, or that of the checkout.
 
     Raises:
@@ -50,7 +50,7 @@ def weights_path(shipped: Shipped) -> str:
         ...     unittest.mock.patch("hookscope.shipped._PACKAGE", package),
         ...     open(f"{package}/shapes.safetensors", "w") as file,
         ... ):
-        ...     weights_path(SHIPPED["shapes"]) == file.name
+        ...     weights_path(BUNDLED["shapes"]) == file.name
         True
     """
     places = [_PACKAGE, os.path.join(os.path.dirname(_PACKAGE), *shipped.folder.split("/"))]

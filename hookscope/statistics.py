@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["QUANTILES", "LayerStatistics", "Place"]
+__all__ = ["QUANTILES", "LayerStatistics", "ValuePosition"]
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """The shares whose quantiles a row of statistics has."""
 
 
-class Place(NamedTuple):
+class ValuePosition(NamedTuple):
     """Where a value was seen: the image (None where an item is no image), the channel, the position in its map."""
 
     image: str | None
@@ -66,9 +66,9 @@ class LayerStatistics:
     min: float | None
     max: float | None
     rms: float | None
-    low_at: Place | None
-    high_at: Place | None
-    nonfinite_at: Place | None
+    low_at: ValuePosition | None
+    high_at: ValuePosition | None
+    nonfinite_at: ValuePosition | None
     zeros: float
     nan: int
     inf: int

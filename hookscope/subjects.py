@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from hookscope.scores import Prediction
 
-__all__ = ["Subject", "answer_facts", "answer_lines"]
+__all__ = ["OverlaySource", "answer_facts", "answer_lines"]
 
 
 @dataclass(frozen=True)
-class Subject:
+class OverlaySource:
     """A photograph, which part of it the network saw, and which network that was.
 
     Attributes:

@@ -14,25 +14,25 @@ from hookscope.batchnorm import BATCH_NORMS, BatchNormAccumulator
 from hookscope.errors import InputError
 from hookscope.kinds import class_names, is_leaf
 from hookscope.layers import ACTIVATION_FUNCTIONS, Call, Layers, matches_type, select_types, usual_types
-from hookscope.maps import Shown, as_float, by_channel
+from hookscope.maps import InputSize, as_float, by_channel
 from hookscope.moments import ChannelMoments
 from hookscope.observe import Observer
 from hookscope.patterns import rotations_of
 from hookscope.saturation import bounds_of
-from hookscope.tally import Tally
+from hookscope.tally import RunningStatistics
 from hookscope.tensors import tensors_in
 from hookscope.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Survey"]
+__all__ = ["StatisticsCollector"]
 
 MOST_CHANNELS_FOR_RANK = 2048
 """A wider layer has no effective rank: its covariance would take 130 MB, and minutes to take apart."""
 
 
-class Survey:
+class StatisticsCollector:
     """Statistics of every chosen layer call over all forward passes of ``model`` inside the ``with`` block.
 
     Nothing is kept but accumulators: memory does not grow with the number of images. What a layer returned is counted
@@ -51,7 +51,7 @@ class Survey:
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU(inplace=True))
-        >>> with Survey(net) as survey, torch.no_grad():
+        >>> with StatisticsCollector(net) as survey, torch.no_grad():
         ...     _ = net(torch.rand(8, 3, 5, 5))
         >>> [(found.call.name, found.items, found.shape) for found in survey.tally.statistics()]
         [('0', 8, (4, 5, 5)), ('1', 8, (4, 5, 5))]
@@ -69,7 +69,7 @@ class Survey:
         self.types = select_types(types) if types else usual_types(map(class_names, model.modules()))
         self.layers = usual_layers(model, self.types) if layers is None and not types else layers or "all"
         self.rank = rank
-        self.tally = Tally()
+        self.tally = RunningStatistics()
         self._names: Sequence[str] | None = None
         self._convolves = any(matches_type(class_names(m), ("Conv2d",), is_leaf(m)) for m in model.modules())
         self._pass = _Pass()
@@ -161,8 +161,8 @@ class _Pass:
     """One forward pass: what its images are called, what was counted in it so far."""
 
     names: Sequence[str] = ()
-    shown: Shown | None = None
-    tally: Tally = field(default_factory=Tally)
+    shown: InputSize | None = None
+    tally: RunningStatistics = field(default_factory=RunningStatistics)
     latest: _Latest | None = None
     rotations: dict[int, Tensor] = field(default_factory=dict)
 
@@ -181,11 +181,13 @@ class _Pass:
         count = len(pictures) if single else int(shape[0]) if len(shape) else 1
         frames = int(shape[2]) if len(shape) == 5 else 1
         shown = (
-            Shown(int(shape[-2]), int(shape[-1]), frames, listed or not single) if single or len(shape) > 3 else None
+            InputSize(int(shape[-2]), int(shape[-1]), frames, listed or not single)
+            if single or len(shape) > 3
+            else None
         )
         if names is None or len(names) != count:
             names = [str(first + at) for at in range(count)]
-        return cls(names, shown, Tally(images=count))
+        return cls(names, shown, RunningStatistics(images=count))
 
     def images_of(self, items: int) -> Sequence[str | None]:
         """Which image each of so many items is; None where items are no images, such as a head's proposals."""

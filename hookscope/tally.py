@@ -11,11 +11,11 @@ from hookscope.batchnorm import BatchNormAccumulator, BatchNormDrift
 from hookscope.errors import InputError
 from hookscope.statistics import LayerStatistics
 
-__all__ = ["Tally"]
+__all__ = ["RunningStatistics"]
 
 
 @dataclass
-class Tally:
+class RunningStatistics:
     """Accumulators of layer calls and BatchNorms, in order of execution, over so many ``images``.
 
     Raises:
@@ -26,7 +26,8 @@ class Tally:
         >>> from hookscope.layers import Call
         >>> halves = []
         >>> for half in torch.rand(8, 3, 5, 5).split(4):
-        ...     tally = Tally(images=4, layers={"conv1": LayerAccumulator(Call("conv1", "Conv2d", 0, 0), 3)})
+        ...     layer = LayerAccumulator(Call("conv1", "Conv2d", 0, 0), 3)
+        ...     tally = RunningStatistics(images=4, layers={"conv1": layer})
         ...     _ = tally.layers["conv1"].update(half, list("abcd"))
         ...     halves.append(tally)
         >>> halves[0].merge(halves[1])
@@ -53,7 +54,7 @@ class Tally:
         """How far the inputs of each BatchNorm are from its running statistics."""
         return [found.drift(name) for name, found in self.batch_norms.items()]
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: RunningStatistics) -> None:
         """Add what ``other`` has counted, which may go on to be used: nothing is shared with it that changes."""
         for key, found in other.layers.items():
             mine = self.layers.get(key)

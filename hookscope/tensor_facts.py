@@ -10,11 +10,11 @@ from hookscope.tensors import tensors_in
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Facts", "TensorFacts", "facts_of"]
+__all__ = ["Facts", "TensorSummary", "facts_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class TensorFacts:
+class TensorSummary:
     """One tensor as it was at one moment; holds nothing of it but numbers.
 
     Attributes:
@@ -36,7 +36,7 @@ class TensorFacts:
     values: Any = None
 
 
-Facts = dict[str, TensorFacts]
+Facts = dict[str, TensorSummary]
 
 
 def facts_of(value: Any, most: int = 0) -> Facts:
@@ -54,13 +54,13 @@ def facts_of(value: Any, most: int = 0) -> Facts:
     return {part: _facts(tensor, most) for part, tensor in tensors_in(value).items()}
 
 
-def _facts(tensor: Tensor, most: int) -> TensorFacts:
+def _facts(tensor: Tensor, most: int) -> TensorSummary:
     shape, dtype = tuple(int(length) for length in tensor.shape), str(tensor.dtype).removeprefix("torch.")
     if tensor.is_meta:
-        return TensorFacts(shape, dtype, None, None, 0)
+        return TensorSummary(shape, dtype, None, None, 0)
     plain = _plain(tensor)
     values = _listed(plain) if most and plain.numel() <= most else None
-    return TensorFacts(shape, dtype, *_range(plain), values)
+    return TensorSummary(shape, dtype, *_range(plain), values)
 
 
 def _plain(tensor: Tensor) -> Tensor:

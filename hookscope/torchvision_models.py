@@ -21,15 +21,15 @@ from hookscope.checkpoints import (
     read_state_dict,
 )
 from hookscope.descriptions import read_description
-from hookscope.directions import Directions, directions_in
-from hookscope.dry import build_dry
+from hookscope.directions import WeightsMetadata, directions_in
+from hookscope.dry import build_on_meta
 from hookscope.errors import InstallationError, ModelError, WeightsError
-from hookscope.factories import Loaded
+from hookscope.factories import BuiltModel
 from hookscope.inputs import family_of, native_size
 from hookscope.installation import broken_pair
 from hookscope.preprocess import imagenet_transforms, made_for, usual_transforms
 from hookscope.registry import check_model_name, torchvision_names
-from hookscope.shipped import SHIPPED, Shipped, weights_path
+from hookscope.shipped import BUNDLED, BundledModel, weights_path
 from hookscope.weights import Progress, fetch
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def torchvision_models() -> Any:
 
 def build_kwargs(name: str, quantize: bool = False) -> dict[str, Any]:
     """What a builder must be told: the classes of a model that ships; to download no backbone and warn of nothing."""
-    if name in SHIPPED:
-        return {"num_classes": SHIPPED[name].classes}
+    if name in BUNDLED:
+        return {"num_classes": BUNDLED[name].classes}
     builder = torchvision_models().get_model_builder(name)
     kwargs: dict[str, Any] = {}
     if "weights_backbone" in inspect.signature(builder).parameters:
@@ -74,7 +74,7 @@ def build_kwargs(name: str, quantize: bool = False) -> dict[str, Any]:
 
 
 def _build(name: str, **kwargs: Any) -> nn.Module:
-    architecture = SHIPPED[name].architecture if name in SHIPPED else name
+    architecture = BUNDLED[name].architecture if name in BUNDLED else name
     try:
         model: nn.Module = torchvision_models().get_model(architecture, weights=None, **(build_kwargs(name) | kwargs))
     except (RuntimeError, ImportError, ValueError, TypeError) as error:
@@ -95,7 +95,7 @@ def build_listed(name: str) -> nn.Module:
 
 def _skeleton(name: str, **kwargs: Any) -> nn.Module:
     try:
-        return build_dry(lambda: _build(name, **kwargs))
+        return build_on_meta(lambda: _build(name, **kwargs))
     except Exception:  # a builder that computes with its tensors
         return _build(name, **kwargs)
 
@@ -108,8 +108,8 @@ def build_real(name: str) -> nn.Module:
 
 def listing_size(name: str, model: nn.Module) -> tuple[int, int]:
     """``(H, W)`` of the input that the model ``name`` is made for."""
-    if name in SHIPPED:
-        return SHIPPED[name].side, SHIPPED[name].side
+    if name in BUNDLED:
+        return BUNDLED[name].side, BUNDLED[name].side
     if native := native_size(model):
         return native
     family = family_of(model)
@@ -137,7 +137,7 @@ def _default_entry(name: str) -> Any:
     return default.meta.get("unquantized", default) if default is not None else None
 
 
-def load_from_torchvision(name: str, weights: str, seed: int, progress: Progress | None) -> Loaded:
+def load_from_torchvision(name: str, weights: str, seed: int, progress: Progress | None) -> BuiltModel:
     """The model ``name`` with the weights asked for; ``auto`` goes on with random ones where there are none to have.
 
     Raises:
@@ -145,8 +145,8 @@ def load_from_torchvision(name: str, weights: str, seed: int, progress: Progress
         WeightsError: no such weights, or they cannot be had, trusted or fitted.
     """
     check_model_name(name)
-    if name in SHIPPED:
-        return _load_shipped(SHIPPED[name], weights, seed)
+    if name in BUNDLED:
+        return _load_shipped(BUNDLED[name], weights, seed)
     default = _default_entry(name)
     if weights == "none":
         return _random(name, seed, _directions_of(default))
@@ -156,7 +156,7 @@ def load_from_torchvision(name: str, weights: str, seed: int, progress: Progress
     if entry is None:
         if weights == "default":
             raise WeightsError(f"torchvision has no weights for {name}", do="use --weights none, or a checkpoint file")
-        return _random(name, seed, Directions(), "torchvision has no weights for this model")
+        return _random(name, seed, WeightsMetadata(), "torchvision has no weights for this model")
     try:
         model = _build_with(name, entry, progress)
     except WeightsError as error:
@@ -164,18 +164,18 @@ def load_from_torchvision(name: str, weights: str, seed: int, progress: Progress
             raise WeightsError(f"no weights {entry.name} for {name}: {error.asked}", error.exists, error.do) from error
         note = f"weights of {name} are random (seed {seed}): {error.asked}"
         return _random(name, seed, _directions_of(default), note)
-    return Loaded(model, entry.name, _transforms_of(entry), _categories(entry))
+    return BuiltModel(model, entry.name, _transforms_of(entry), _categories(entry))
 
 
-def _load_shipped(shipped: Shipped, weights: str, seed: int) -> Loaded:
+def _load_shipped(shipped: BundledModel, weights: str, seed: int) -> BuiltModel:
     """A model that ships: its weights lie beside the program, and nothing else is put in their place."""
-    usual = Directions(imagenet_transforms(shipped.side, shipped.side))
+    usual = WeightsMetadata(imagenet_transforms(shipped.side, shipped.side))
     if weights in ("auto", "default") or (weights == shipped.file and not Path(weights).exists()):
         return _from_file(shipped.name, weights_path(shipped), usual)
     try:
         usual = directions_in(weights_path(shipped), shipped.classes, usual)
     except WeightsError as error:
-        usual = Directions(usual.transforms, None, (f"{error.asked}, nor are its class names",))
+        usual = WeightsMetadata(usual.transforms, None, (f"{error.asked}, nor are its class names",))
     if weights == "none":
         return _random(shipped.name, seed, usual)
     if is_weights_file(weights):
@@ -184,12 +184,12 @@ def _load_shipped(shipped: Shipped, weights: str, seed: int) -> Loaded:
     raise WeightsError(f"no weights '{weights}' for {shipped.name}", f"there is {shipped.file}", do)
 
 
-def _random(name: str, seed: int, usual: Directions, *notes: str) -> Loaded:
-    return Loaded(_build(name), f"random (seed {seed})", usual.transforms, usual.categories, [*usual.notes, *notes])
+def _random(name: str, seed: int, usual: WeightsMetadata, *notes: str) -> BuiltModel:
+    return BuiltModel(_build(name), f"random (seed {seed})", usual.transforms, usual.categories, [*usual.notes, *notes])
 
 
-def _directions_of(entry: Any) -> Directions:
-    return Directions(_transforms_of(entry), _categories(entry))
+def _directions_of(entry: Any) -> WeightsMetadata:
+    return WeightsMetadata(_transforms_of(entry), _categories(entry))
 
 
 def _categories(entry: Any) -> tuple[str, ...] | None:
@@ -229,7 +229,7 @@ def _with_weights(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if key != "init_weights"}
 
 
-def _from_file(name: str, path: str, usual: Directions) -> Loaded:
+def _from_file(name: str, path: str, usual: WeightsMetadata) -> BuiltModel:
     state = read_state_dict(path)
     kwargs = fitting_kwargs(lambda **kwargs: _skeleton(name, **kwargs), _tries(name, state), state)
     if kwargs is None:
@@ -240,7 +240,7 @@ def _from_file(name: str, path: str, usual: Directions) -> Loaded:
     classes = (build_kwargs(name) | kwargs).get("num_classes") or len(usual.categories or ()) or None
     known = None if "num_classes" in kwargs else usual.categories
     found = directions_in(path, classes, replace(usual, categories=known), family_of(model))
-    return Loaded(model, Path(path).name, found.transforms, found.categories, [*notes, *found.notes])
+    return BuiltModel(model, Path(path).name, found.transforms, found.categories, [*notes, *found.notes])
 
 
 def _tries(name: str, state: Mapping[str, Tensor]) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.dry import dry_forward
+from hookscope.dry import meta_forward
 from hookscope.errors import InputError, ModelError
-from hookscope.hooks import Door, check_hookable, other_hooks_set_aside
+from hookscope.hooks import HookHandles, check_hookable, other_hooks_set_aside
 from hookscope.kinds import class_names, is_leaf, no_such_type
 from hookscope.layers import LayerCall, matches_type, select_types
 from hookscope.recorder import Recorder, TracedCall
@@ -158,11 +158,11 @@ def _refusal(model: nn.Module, args: tuple[Any, ...], error: Exception) -> Input
 
 def _record_pass(model: nn.Module, named: list[tuple[str, nn.Module]], args: tuple[Any, ...], dry: bool) -> Recorder:
     recorder = Recorder({id(m): at for at, (_, m) in enumerate(named)}, [name for name, _ in named])
-    with Door() as door:
+    with HookHandles() as door:
         for _, module in named:
             door.forward_pre(module, recorder.before)
             door.forward(module, recorder.after)
-        _ = dry_forward(model, args) if dry else model(*args)
+        _ = meta_forward(model, args) if dry else model(*args)
     return recorder
 
 

@@ -13,11 +13,11 @@ from hookscope.differences import largest_difference
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Change", "State", "random_states", "random_states_kept"]
+__all__ = ["ModelSnapshot", "StateChange", "random_states", "random_states_kept"]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StateChange:
     """One thing that is not as before.
 
     Attributes:
@@ -45,7 +45,7 @@ class _Held:
         return (other.version, other.checksum) == (self.version, self.checksum)
 
 
-class State:
+class ModelSnapshot:
     """Everything about ``model``, and about random numbers, that a pass with hooks must leave as it was.
 
     That is, for each layer: its hooks, its train or eval mode, of each parameter the object, the number of writes to
@@ -55,7 +55,7 @@ class State:
     Example:
         >>> import torch
         >>> net = torch.nn.BatchNorm2d(1)
-        >>> state = State(net)
+        >>> state = ModelSnapshot(net)
         >>> _ = net.eval(), net.running_mean.add_(2)
         >>> state.changes()
         [Change(layer='', what='train/eval mode', difference=None), Change(layer='', what="buffer 'running_mean'", difference=2.0)]
@@ -69,11 +69,13 @@ class State:
         """How many facts there are."""
         return len(self._facts)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[StateChange]:
         """What is different now."""
         now = dict(_facts(self._model))
         found = [_change(*key, value, now.get(key)) for key, value in self._facts.items()]
-        new = [Change(layer, f"{what} that was not there") for layer, what in now if (layer, what) not in self._facts]
+        new = [
+            StateChange(layer, f"{what} that was not there") for layer, what in now if (layer, what) not in self._facts
+        ]
         return [change for change in found if change is not None] + new
 
 
@@ -112,13 +114,13 @@ def _checksum(tensor: Tensor) -> int | None:
     return int(tensor.detach().contiguous().reshape(-1).view(whole).sum(dtype=torch.int64))
 
 
-def _change(layer: str, what: str, before: Any, now: Any) -> Change | None:
+def _change(layer: str, what: str, before: Any, now: Any) -> StateChange | None:
     import torch
 
     if isinstance(before, torch.Tensor):
         difference = largest_difference(before, now)
-        return Change(layer, what, difference) if difference else None
-    return None if before == now else Change(layer, what)
+        return StateChange(layer, what, difference) if difference else None
+    return None if before == now else StateChange(layer, what)
 
 
 def random_states() -> dict[str, Any]:

@@ -13,18 +13,18 @@ from hookscope.checks import Check, Comparison
 from hookscope.differences import largest_difference, same_bits
 from hookscope.errors import HookscopeError, LayerError, ModelError
 from hookscope.layers import Call, Layers, Shape, call_key
-from hookscope.node_by_node import is_out_of_memory, run_node_by_node
+from hookscope.node_by_node import is_out_of_memory, run_fx_graph
 from hookscope.observe import Observer
 from hookscope.recorder import TracedCall
 from hookscope.tensors import tensors_in
 from hookscope.trace import Trace, rows_of_type, trace
-from hookscope.untouched import Change, State, random_states, random_states_kept
-from hookscope.witness import Witness, noise_pictures
+from hookscope.untouched import ModelSnapshot, StateChange, random_states, random_states_kept
+from hookscope.witness import PairedPasses, noise_pictures
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
 
 __all__ = ["TOLERANCE", "Check", "noise_pictures", "verify"]
 
@@ -34,7 +34,7 @@ another algorithm. On the CPU every output of torchvision's models is exact, and
 
 
 def verify(
-    net: Net, pictures: Sequence[Tensor], layers: Layers = "all", types: Iterable[Any] = ("all",)
+    net: LoadedModel, pictures: Sequence[Tensor], layers: Layers = "all", types: Iterable[Any] = ("all",)
 ) -> Iterator[Check]:
     """Check what hookscope says of ``net`` against independent judges; yields each `Check` as soon as it is known.
 
@@ -62,7 +62,7 @@ def verify(
         >>> [(check.name, check.holds) for check in verify(net, noise_pictures(net))][:2]
         [('feature-extractor', True), ('re-computation', True)]
     """
-    seen = Witness(net, list(pictures), layers, tuple(types))
+    seen = PairedPasses(net, list(pictures), layers, tuple(types))
     with _quiet_pass():
         seen.take()
     for check in (_feature_extractor, _recomputation, _model_output, _inputs, _untouched, _shapes):
@@ -82,11 +82,11 @@ def _quiet_pass() -> Iterator[None]:
         yield
 
 
-def _tolerance(seen: Witness) -> float:
+def _tolerance(seen: PairedPasses) -> float:
     return 0.0 if seen.net.device == "cpu" else TOLERANCE
 
 
-def _feature_extractor(seen: Witness) -> Check:
+def _feature_extractor(seen: PairedPasses) -> Check:
     comparison = Comparison("feature-extractor", _tolerance(seen))
 
     def compare(key: str, output: Any) -> None:
@@ -94,7 +94,7 @@ def _feature_extractor(seen: Witness) -> Check:
             comparison.compare(key, seen.kept.get(key), output)
 
     try:
-        seen.edges = run_node_by_node(seen.model, seen.inputs(), compare)
+        seen.edges = run_fx_graph(seen.model, seen.inputs(), compare)
     except ModelError as error:
         if not comparison.offences:
             return Check(comparison.name, None, 0, None, note=error.asked)
@@ -104,7 +104,7 @@ def _feature_extractor(seen: Witness) -> Check:
     return comparison.check("no wanted call is a node of the graph")
 
 
-def _recomputation(seen: Witness) -> Check:
+def _recomputation(seen: PairedPasses) -> Check:
     comparison = Comparison("re-computation", _tolerance(seen))
     layers = dict(seen.model.named_modules())
     uncopied = 0
@@ -129,7 +129,7 @@ def _copied(layer: nn.Module) -> nn.Module | None:
         return None
 
 
-def _compare_again(comparison: Comparison, seen: Witness, key: str, layer: nn.Module) -> bool:
+def _compare_again(comparison: Comparison, seen: PairedPasses, key: str, layer: nn.Module) -> bool:
     """Compare what ``layer`` makes of the recorded input with the recorded output; whether they agree."""
     if key not in seen.kept:
         comparison.add(key, math.inf, False)
@@ -138,7 +138,7 @@ def _compare_again(comparison: Comparison, seen: Witness, key: str, layer: nn.Mo
     return comparison.compare(key, seen.kept[key], layer(*args, **kwargs))
 
 
-def _why_not(seen: Witness, key: str, layer: nn.Module) -> list[str]:
+def _why_not(seen: PairedPasses, key: str, layer: nn.Module) -> list[str]:
     """What is to be known of a layer whose re-computation differs: two of them may differ from each other."""
     if key not in seen.kept:
         return [f"'{key}' was not recorded"]
@@ -148,7 +148,7 @@ def _why_not(seen: Witness, key: str, layer: nn.Module) -> list[str]:
     return [f"'{key}' is random: two re-computations differ too"] if largest_difference(one, other) else []
 
 
-def _model_output(seen: Witness) -> Check:
+def _model_output(seen: PairedPasses) -> Check:
     comparison = Comparison("model-output")
     plain, hooked = tensors_in(seen.plain), tensors_in(seen.hooked)
     for part in dict.fromkeys([*plain, *hooked]):
@@ -163,7 +163,7 @@ def _model_output(seen: Witness) -> Check:
     return comparison.check("the model puts out no tensor")
 
 
-def _inputs(seen: Witness) -> Check:
+def _inputs(seen: PairedPasses) -> Check:
     comparison = Comparison("inputs")
     for edge in seen.edges.edges if seen.edges is not None else ():
         if edge.source in seen.kept and edge.target in seen.kept:
@@ -174,15 +174,15 @@ def _inputs(seen: Witness) -> Check:
     return comparison.check("there is no graph" if seen.edges is None else "no wanted call feeds another")
 
 
-def _input_part(seen: Witness, key: str, argument: int | str) -> Any:
+def _input_part(seen: PairedPasses, key: str, argument: int | str) -> Any:
     args, kwargs = seen.forms[key].given(seen.recorded(key))
     if isinstance(argument, int):
         return args[argument] if argument < len(args) else None
     return kwargs.get(argument)
 
 
-def _untouched(seen: Witness) -> Check:
-    state = State(seen.model)
+def _untouched(seen: PairedPasses) -> Check:
+    state = ModelSnapshot(seen.model)
     with random_states_kept():
         seen.leave_early()
         left = state.changes()
@@ -198,13 +198,13 @@ def _untouched(seen: Witness) -> Check:
     return comparison.check("")
 
 
-def _about(change: Change, seen: Witness) -> str:
+def _about(change: StateChange, seen: PairedPasses) -> str:
     own = any((other.layer, other.what) == (change.layer, change.what) for other in seen.by_itself)
     when = "" if seen.changes else " by a pass left half-way"
     return f"{change.what} changed{when}" + (", without hooks too: the layer does it" if own else "")
 
 
-def _who_draws(seen: Witness) -> str:
+def _who_draws(seen: PairedPasses) -> str:
     """The first leaf that draws a random number; empty when none of them does."""
     drew: list[str] = []
 
@@ -218,7 +218,7 @@ def _who_draws(seen: Witness) -> str:
     return next(iter(drew), "")
 
 
-def _shapes(seen: Witness) -> Check:
+def _shapes(seen: PairedPasses) -> Check:
     comparison = Comparison("shapes")
     try:
         found = trace(seen.model, seen.inputs())
@@ -237,7 +237,7 @@ def _shapes(seen: Witness) -> Check:
     return comparison.check("no wanted layer ran")
 
 
-def _first_lost(seen: Witness, indices: dict[tuple[str, int], int]) -> str:
+def _first_lost(seen: PairedPasses, indices: dict[tuple[str, int], int]) -> str:
     """The first call that the trace has and the pass has not."""
     ran = {(call.name, call.call) for call in seen.calls}
     return next((call_key(*call) for call in indices if call not in ran), "")
@@ -252,7 +252,7 @@ def _calls_of(found: Trace) -> dict[tuple[str, int], TracedCall]:
     return calls
 
 
-def _indices(seen: Witness, found: Trace) -> dict[tuple[str, int], int]:
+def _indices(seen: PairedPasses, found: Trace) -> dict[tuple[str, int], int]:
     """The index that ``list-layers`` prints for each call of the types."""
     try:
         rows = rows_of_type(found, seen.types)

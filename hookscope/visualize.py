@@ -6,25 +6,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.activity import Activity, reduce_output
+from hookscope.activity import ActivationSummary, reduce_output
 from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.layers import Call, Layers
 from hookscope.levels import ChannelChoice, Scale
-from hookscope.maps import Shown
+from hookscope.maps import InputSize
 from hookscope.observe import Observer
-from hookscope.run import refusal
+from hookscope.run import model_errors_as_input_errors
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor, nn
 
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
 
-__all__ = ["Look", "look", "seen_by", "seen_pictures"]
+__all__ = ["PassResult", "run_and_reduce", "seen_by", "seen_pictures"]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PassResult:
     """What one pass showed.
 
     Attributes:
@@ -33,19 +33,19 @@ class Look:
         did_not_run: Wanted layers that the pass did not reach.
     """
 
-    activities: tuple[tuple[Call, Activity], ...]
+    activities: tuple[tuple[Call, ActivationSummary], ...]
     without_map: tuple[tuple[Call, HookscopeError], ...]
     did_not_run: tuple[str, ...]
 
 
-def look(
-    net: Net,
+def run_and_reduce(
+    net: LoadedModel,
     pictures: Iterable[Tensor],
     layers: Layers = "all",
     types: Iterable[Any] = ("Conv2d",),
     choice: ChannelChoice | None = None,
     scale: Scale | None = None,
-) -> Look:
+) -> PassResult:
     """Run ``net`` once on prepared ``pictures`` and reduce the output of every wanted call.
 
     Nothing of an output is kept but one byte a value and its statistics. The pass ends after the last wanted call
@@ -66,7 +66,7 @@ def look(
     """
     prepared = list(pictures)
     shown = seen_by(prepared[0])
-    found: list[tuple[Call, Activity]] = []
+    found: list[tuple[Call, ActivationSummary]] = []
     without: list[tuple[Call, HookscopeError]] = []
 
     def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -91,24 +91,26 @@ def look(
     without = [(call, error) for call, error in without if observer.wanted(call)]
     if not found:
         raise _nothing_to_draw(net, without, observer)
-    return Look(tuple(found), tuple(without), tuple(observer.did_not_run) if observer.complete else ())
+    return PassResult(tuple(found), tuple(without), tuple(observer.did_not_run) if observer.complete else ())
 
 
-def seen_by(picture: Tensor) -> Shown:
+def seen_by(picture: Tensor) -> InputSize:
     """The size of a prepared picture ``(3, H, W)`` or clip ``(3, T, H, W)``."""
     height, width = picture.shape[-2:]
-    return Shown(int(height), int(width), int(picture.shape[1]) if picture.dim() == 4 else 1)
+    return InputSize(int(height), int(width), int(picture.shape[1]) if picture.dim() == 4 else 1)
 
 
-def _run(net: Net, pictures: list[Tensor], observer: Observer) -> None:
+def _run(net: LoadedModel, pictures: list[Tensor], observer: Observer) -> None:
     import torch
 
     inputs = net.inputs(*pictures)
-    with refusal(net.name, pictures), torch.no_grad(), observer:
+    with model_errors_as_input_errors(net.name, pictures), torch.no_grad(), observer:
         net.model(*inputs)
 
 
-def _nothing_to_draw(net: Net, without: list[tuple[Call, HookscopeError]], observer: Observer) -> HookscopeError:
+def _nothing_to_draw(
+    net: LoadedModel, without: list[tuple[Call, HookscopeError]], observer: Observer
+) -> HookscopeError:
     if not without:
         idle = ", ".join(observer.did_not_run[:3]) or "nothing"
         return NoMapError(f"nothing to draw: {idle} did not run", do="choose another layer")
@@ -122,7 +124,7 @@ def _nothing_to_draw(net: Net, without: list[tuple[Call, HookscopeError]], obser
     return NoMapError(f"{call.key or 'the model'} ({call.type}) has no map: {error.asked}", what)
 
 
-def seen_pictures(net: Net, pictures: Iterable[Tensor]) -> list[list[Image.Image]]:
+def seen_pictures(net: LoadedModel, pictures: Iterable[Tensor]) -> list[list[Image.Image]]:
     """The RGB frames that the network saw of each of ``pictures``; a detector's own resizing included."""
     prepared = list(pictures)
     if net.family != "detection":

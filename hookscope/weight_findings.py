@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hookscope.findings import Finding, counted, listed
-from hookscope.parameters import Thresholds
+from hookscope.parameters import ParameterThresholds
 
 if TYPE_CHECKING:
     from hookscope.parameters import ParameterStatistics
@@ -51,7 +51,9 @@ def finding_names(row: ParameterStatistics) -> tuple[str, ...]:
     return tuple(name for name, found in holds.items() if found)
 
 
-def parameter_findings(rows: Sequence[ParameterStatistics], thresholds: Thresholds | None = None) -> list[Finding]:
+def parameter_findings(
+    rows: Sequence[ParameterStatistics], thresholds: ParameterThresholds | None = None
+) -> list[Finding]:
     """What is wrong with the weights, the most urgent first: in the order of `finding_names`, then of the model.
 
     Where no BatchNorm was ever updated, as with random weights, that is one finding for the whole model.
@@ -67,12 +69,12 @@ def parameter_findings(rows: Sequence[ParameterStatistics], thresholds: Threshol
         >>> found.finding, found.evidence
         ('never-updated', 'the running statistics of the only BatchNorm still have their first values, 0 and 1')
     """
-    thresholds = thresholds or Thresholds()
+    thresholds = thresholds or ParameterThresholds()
     found = [_finding(name, row, thresholds) for name in _MEANINGS for row in rows if name in finding_names(row)]
     return found + _never_updated(rows)
 
 
-def _finding(name: str, row: ParameterStatistics, thresholds: Thresholds) -> Finding:
+def _finding(name: str, row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:
     make = {
         "non-finite": _non_finite,
         "dead-filters": _dead,
@@ -82,7 +84,7 @@ def _finding(name: str, row: ParameterStatistics, thresholds: Thresholds) -> Fin
     return make[name](row, thresholds)
 
 
-def _non_finite(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
+def _non_finite(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:
     kinds = [f"{count} {what}" for count, what in ((row.nan, "NaN"), (row.inf, "Inf")) if count]
     place = ", ".join(map(str, row.first_nonfinite or ()))
     first = f", the first at [{place}]" if row.first_nonfinite else ""
@@ -95,7 +97,7 @@ def _non_finite(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
     )
 
 
-def _dead(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
+def _dead(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:
     dead = row.dead_filters or ()
     have = "has" if len(dead) == 1 else "have"
     below = f"a norm of 0, or below {thresholds.dead_norm:g} of the layer's median"
@@ -109,7 +111,7 @@ def _dead(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
     )
 
 
-def _duplicates(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
+def _duplicates(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:
     groups = row.duplicate_filters or ()
     same = listed(["=".join(map(str, group[:8])) + ("=..." if len(group) > 8 else "") for group in groups])
     spare = sum(len(group) - 1 for group in groups)
@@ -125,7 +127,7 @@ def _duplicates(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
     )
 
 
-def _collapsed(row: ParameterStatistics, thresholds: Thresholds) -> Finding:
+def _collapsed(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:
     collapsed = row.collapsed or ()
     least = thresholds.collapsed * (row.eps or 0.0)
     have = "has" if len(collapsed) == 1 else "have"

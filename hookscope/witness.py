@@ -12,17 +12,17 @@ from hookscope.layers import Call, Layers
 from hookscope.node_by_node import Edges, is_out_of_memory
 from hookscope.observe import Observer
 from hookscope.tensors import map_tensors, tensors_in
-from hookscope.untouched import Change, State, random_states_kept
+from hookscope.untouched import ModelSnapshot, StateChange, random_states_kept
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
 
-__all__ = ["Form", "Witness", "noise_pictures"]
+__all__ = ["CallSignature", "PairedPasses", "noise_pictures"]
 
 
-def noise_pictures(net: Net, seed: int = 0) -> list[Tensor]:
+def noise_pictures(net: LoadedModel, seed: int = 0) -> list[Tensor]:
     """Prepared pictures of seeded noise in the size ``net`` is made for; the global random state is not touched.
 
     Returns:
@@ -46,7 +46,7 @@ def noise_pictures(net: Net, seed: int = 0) -> list[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CallSignature:
     """How a call was given its tensors, which its record alone does not tell.
 
     Attributes:
@@ -62,7 +62,7 @@ class Form:
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
+    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSignature:
         """The form of a call, as a pre-hook sees it."""
         tensors = list(tensors_in((args, kwargs)).values())
         first: dict[int, int] = {}
@@ -94,7 +94,7 @@ class _Left(BaseException):
 
 
 @dataclass(eq=False)
-class Witness:
+class PairedPasses:
     """One pass without hooks and one under `capture`, and what both left; the checks draw on it.
 
     Attributes:
@@ -115,7 +115,7 @@ class Witness:
         changes: What changed in the pass under `capture`.
     """
 
-    net: Net
+    net: LoadedModel
     pictures: list[Tensor]
     layers: Layers
     types: tuple[Any, ...]
@@ -124,12 +124,12 @@ class Witness:
     kept: Activations = field(default=None)  # type: ignore[assignment]
     calls: tuple[Call, ...] = ()
     total: int = 0
-    forms: dict[str, Form] = field(default_factory=dict)
+    forms: dict[str, CallSignature] = field(default_factory=dict)
     shapes: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     edges: Edges | None = None
     facts: int = 0
-    by_itself: list[Change] = field(default_factory=list)
-    changes: list[Change] = field(default_factory=list)
+    by_itself: list[StateChange] = field(default_factory=list)
+    changes: list[StateChange] = field(default_factory=list)
 
     @property
     def model(self) -> nn.Module:
@@ -143,11 +143,11 @@ class Witness:
 
     def take(self) -> None:
         """Run the model without hooks and with them, from the same random state."""
-        state = State(self.model)
+        state = ModelSnapshot(self.model)
         with random_states_kept():
             self.plain = self.run()
             self.by_itself = state.changes()
-        state = State(self.model)
+        state = ModelSnapshot(self.model)
         self.facts = len(state)
         with random_states_kept():
             self._capture()
@@ -168,13 +168,13 @@ class Witness:
             raise InputError(f"{self.net.name} refuses a picture of {size}: {text}") from error
 
     def _capture(self) -> None:
-        calls: dict[Call, Form] = {}
+        calls: dict[Call, CallSignature] = {}
 
         def note_form(call: Call, *rest: Any) -> None:
             calls[call] = observer.input
 
         # beside the capture, not from it: a call that it loses must be missed
-        observer = Observer(self.model, self.layers, self.types, note_form, on_input=Form.of)
+        observer = Observer(self.model, self.layers, self.types, note_form, on_input=CallSignature.of)
         with capture(self.model, self.layers, self.types, inputs=True) as self.kept, observer:
             self.hooked = self.run()
         self.calls = tuple(call for call in calls if observer.wanted(call))

@@ -20,7 +20,7 @@ from hookscope.effects import intervention_effect
 from hookscope.errors import InputError, LayerError, NoMapError, TargetError, UsageError
 from hookscope.interventions import Clamp, Mean, Noise, Permute, Quantize, Zero, intervene
 from hookscope.layers import Call
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 PICTURE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 
@@ -146,7 +146,7 @@ def test_many_at_once_are_as_one_by_one(
     )
     assert len(channels) == 6 and tried == [False] * refused + [True]
     for channel, found in zip(channels[:3], scores, strict=False):
-        alone = ablation_copies.Silencer(site, None, [channel])
+        alone = ablation_copies.ChannelZeroer(site, None, [channel])
         expected = ablation_copies.scores_of(net, inputs, alone.observer(net))[0]
         assert torch.allclose(found, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
 
@@ -162,7 +162,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def noted(*args: Any) -> Tensor | None:
         scores = together(*args)
-        if isinstance(args[2], ablation_copies.Silencer):
+        if isinstance(args[2], ablation_copies.ChannelZeroer):
             tried.append(scores is not None)
         return scores
 
@@ -199,7 +199,7 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("rule", RULES)
 def test_models_that_do_not_take_many_pictures_as_one(rule: str) -> None:
     net = Odd(RULES[rule])
-    state = State(net)
+    state = ModelSnapshot(net)
     found = ablate_each(net, PICTURE, "conv", 1)
     assert not state.changes()
     for channel in range(5):
@@ -311,7 +311,7 @@ def test_inside_an_intervention(change: Any) -> None:
 
 def test_a_seed_counts_in_each_pass_and_is_that_of_an_effect() -> None:
     net, noise = small_net(nn.ReLU()).eval(), {"between": Noise(0.5)}
-    state = State(net)
+    state = ModelSnapshot(net)
     with intervene(net, noise):
         first, second, other = (ablate_each(net, PICTURE, "conv", 3, seed=seed) for seed in (7, 7, 8))
         torch.manual_seed(7)
@@ -399,7 +399,7 @@ def test_nothing_is_changed_and_seeded_passes_draw_the_same() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.3), nn.Flatten(), nn.Linear(4 * 62 * 62, 5))
     heard: list[int] = []
     net[0].register_forward_hook(lambda *call: heard.append(1))
-    state, picture = State(net), PICTURE.clone()
+    state, picture = ModelSnapshot(net), PICTURE.clone()
     first = ablate_each(net, picture, "0")
     second = ablate_each(net, picture, "0")
     assert first == second and heard
@@ -408,7 +408,7 @@ def test_nothing_is_changed_and_seeded_passes_draw_the_same() -> None:
 
 def test_hooks_are_gone_after_an_error_and_an_interruption() -> None:
     net = paper()
-    state = State(net)
+    state = ModelSnapshot(net)
 
     def interrupted(done: int, total: int) -> None:
         raise KeyboardInterrupt

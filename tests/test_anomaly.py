@@ -11,7 +11,7 @@ from torch import nn
 
 from hookscope.anomaly import Anomaly, first_anomaly
 from hookscope.losses import Loss
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 
 class Block(nn.Module):
@@ -258,7 +258,7 @@ def test_a_call_of_a_layer_that_runs_twice() -> None:
 def test_nothing_of_the_model_changes() -> None:
     for kind in (Root, Log, Block):
         model, x = net(kind()).train(), torch.rand(1, 3, 10, 10)
-        state = State(model)
+        state = ModelSnapshot(model)
         with torch.no_grad():
             found(model, x)
         assert state.changes() == []
@@ -268,7 +268,7 @@ def test_nothing_of_the_model_changes() -> None:
 
 def test_nothing_changes_when_the_model_fails() -> None:
     model, x = net(Block()), torch.rand(1, 2, 10, 10)
-    state = State(model)
+    state = ModelSnapshot(model)
     with pytest.raises(RuntimeError):
         found(model, x)
     assert state.changes() == []

@@ -22,7 +22,7 @@ from hookscope.cam_methods import METHODS
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, TargetError, UsageError
 from hookscope.layers import Call
 from hookscope.scores import Prediction
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 GRADIENT = [name for name, method in METHODS.items() if method.gradient]
 
@@ -240,7 +240,7 @@ def test_a_layer_that_did_not_run_is_one_line() -> None:
 
 def test_landmarks_are_the_last_outermost_layers_of_the_last_resolutions() -> None:
     net = torchvisions("resnet18")()
-    state = State(net)
+    state = ModelSnapshot(net)
     assert landmark_layers(net, picture(64, 64)) == ["layer2", "layer3", "layer4"]
     assert landmark_layers(net, picture(64, 64), most=5) == ["relu", "layer1", "layer2", "layer3", "layer4"]
     assert state.changes() == []
@@ -979,7 +979,7 @@ def busy() -> nn.Module:
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_of_the_model_changes(method: str, layers: Any) -> None:
     net, x = busy(), picture().requires_grad_()
-    hooks, before, state = hooks_on(net), x.detach().clone(), State(net)
+    hooks, before, state = hooks_on(net), x.detach().clone(), ModelSnapshot(net)
     class_activation_maps(net, x, layers, "top:2", method)
     assert state.changes() == [] and hooks_on(net) == hooks
     assert torch.equal(x, before) and x.grad is None and x.requires_grad
@@ -1004,7 +1004,7 @@ class Fails(nn.Module):
 )
 def test_nothing_of_the_model_changes_when_a_layer_fails(method: str, at: int) -> None:
     net = chain(**dict(small().named_children()), fails=Fails(at)).train()
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(RuntimeError, match="as planned"):
         class_activation_maps(net, picture(), "second", 0, method, batch_size=4)
     assert state.changes() == [] and hooks_on(net) == 0
@@ -1018,13 +1018,13 @@ def test_nothing_of_the_model_changes_when_somebodys_hook_or_progress_fails(meth
         raise RuntimeError("as planned")
 
     handle = net.again.register_forward_hook(fail)
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(RuntimeError, match="as planned"):
         class_activation_maps(net, picture(), method=method)
     assert state.changes() == []
     handle.remove()
     if METHODS[method].passes:
-        state = State(net)
+        state = ModelSnapshot(net)
         with pytest.raises(RuntimeError, match="as planned"):
             class_activation_maps(net, picture(), method=method, on_progress=fail)
         assert state.changes() == []
@@ -1040,7 +1040,7 @@ def test_random_numbers_drawn_by_the_model_are_drawn_again_by_the_next() -> None
             return self.conv(x + F.dropout(x, 0.5, training=True)).mean((2, 3))
 
     net = seeded(Draws)
-    state = State(net)
+    state = ModelSnapshot(net)
     class_activation_maps(net, picture())
     assert state.changes() == []
 

@@ -20,16 +20,16 @@ from hookscope.overlays import Panel
 from hookscope.pictures import read_provenance, write_png
 from hookscope.scores import Prediction
 from hookscope.sheets import Origin
-from hookscope.subjects import Subject
+from hookscope.subjects import OverlaySource
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
 TABBY = Prediction(281, "tabby", 12.25, 0.875)
 VALUES = np.arange(49, dtype=np.float32).reshape(7, 7)
 
 
-def subject(width: int = 400, height: int = 300, name: str = "a/cat.jpg") -> Subject:
+def subject(width: int = 400, height: int = 300, name: str = "a/cat.jpg") -> OverlaySource:
     origin = Origin(ORIGIN.model, ORIGIN.weights, name, ORIGIN.sha256, ORIGIN.preprocess)
-    return Subject(Image.new("RGB", (width, height), (90, 90, 90)), (50.0, 0.0, 350.0, 300.0), origin)
+    return OverlaySource(Image.new("RGB", (width, height), (90, 90, 90)), (50.0, 0.0, 350.0, 300.0), origin)
 
 
 def cam(layer: str = "layer4", values: Any = VALUES, answer: Prediction = TABBY, **more: Any) -> ClassActivationMap:

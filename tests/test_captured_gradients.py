@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import LayerError
-from hookscope.hooks import Door
+from hookscope.hooks import HookHandles
 from hookscope.tensors import tensors_in
 
 HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
@@ -100,7 +100,7 @@ def by_tensor_hooks(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """The plain way, which is right where nothing works in place."""
     found: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}
-    with Door() as door:
+    with HookHandles() as door:
         for name, module in model.named_modules():
             if isinstance(module, nn.Conv2d):
                 door.forward(module, lambda _, args, kwargs, output, name=name: kept.__setitem__(name, output))

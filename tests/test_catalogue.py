@@ -20,7 +20,7 @@ from hookscope import cache, registry
 from hookscope import catalogue as module
 from hookscope.catalogue import ModelInfo, catalogue, find_models
 from hookscope.errors import ModelError, SelectionError
-from hookscope.shipped import SHIPPED
+from hookscope.shipped import BUNDLED
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache for each test, and torchvision's models alone."""
     monkeypatch.setattr(cache, "folder", lambda: str(tmp_path))
-    monkeypatch.setattr(module, "SHIPPED", {})
+    monkeypatch.setattr(module, "BUNDLED", {})
     return tmp_path
 
 
@@ -39,7 +39,7 @@ def by_name() -> dict[str, ModelInfo]:
 
 def test_has_every_model_once_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(model.name for model in catalogue()) == registry.torchvision_names()
-    monkeypatch.setattr(module, "SHIPPED", SHIPPED)
+    monkeypatch.setattr(module, "BUNDLED", BUNDLED)
     assert tuple(model.name for model in catalogue()) == registry.model_names()
 
 
@@ -196,7 +196,7 @@ def test_headline_is_the_first_finite_number() -> None:
 @pytest.fixture
 def shapes(shapes_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The stand-in for the file that ships, and no other model."""
-    monkeypatch.setattr(module, "SHIPPED", SHIPPED)
+    monkeypatch.setattr(module, "BUNDLED", BUNDLED)
     monkeypatch.setattr(module, "_from_torchvision", lambda: (ModelInfo("a", "video"), ModelInfo("z", "video")))
     return shapes_file
 
@@ -247,7 +247,7 @@ def test_a_senseless_description_states_nothing(shapes: Path) -> None:
 
 def test_a_model_that_ships_is_found() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SHIPPED", SHIPPED)
+        patch.setattr(module, "BUNDLED", BUNDLED)
         assert [model.name for model in find_models("shap*")] == ["shapes"]
 
 

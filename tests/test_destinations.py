@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.destinations import Destination, call_names, file_word, image_words, model_word, refuse_input
+from hookscope.destinations import OutputPath, call_names, file_word, image_words, model_word, refuse_input
 from hookscope.errors import HookscopeError, UsageError, WriteError
 from hookscope.layers import Call
 
@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_what_output_means(output: str | None, kind: str, here: Path) -> None:
     before = sorted(os.listdir(here))
-    assert Destination.parse(output, ["cat.jpg"]).kind == kind
+    assert OutputPath.parse(output, ["cat.jpg"]).kind == kind
     assert sorted(os.listdir(here)) == before
 
 
@@ -67,32 +67,32 @@ def test_what_output_means(output: str | None, kind: str, here: Path) -> None:
 )
 def test_what_is_refused(output: str, images: list[str], error: type[HookscopeError], words: str) -> None:
     with pytest.raises(error) as caught:
-        Destination.parse(output, images)
+        OutputPath.parse(output, images)
     assert words in str(caught.value)
 
 
 def test_two_images_may_be_one_pass() -> None:
     for output in ("-", "x.png"):
-        destination = Destination.parse(output, ["a", "b"])
+        destination = OutputPath.parse(output, ["a", "b"])
         destination.check_count(1)
         with pytest.raises(UsageError, match="takes one picture"):
             destination.check_count(2)
-    Destination.parse("out", ["a", "b", "c"]).check_count(3)
+    OutputPath.parse("out", ["a", "b", "c"]).check_count(3)
 
 
 def test_a_link_to_the_image_is_the_image(here: Path) -> None:
     (here / "link.png").symlink_to("cat.jpg")
     with pytest.raises(WriteError, match="is the image"):
-        Destination.parse("link.png", ["cat.jpg"])
+        OutputPath.parse("link.png", ["cat.jpg"])
     refuse_input("link.png", ["old.png", "-", "missing"])
 
 
 def test_paths() -> None:
-    assert Destination("default").path_for("n.png", "cat", "resnet18", True) == "n.png"
-    assert Destination("default").path_for("n.png", "cat", "resnet18", False) == os.path.join("cat-resnet18", "n.png")
-    assert Destination("folder", "out").path_for("n.png", "cat", "resnet18", True) == os.path.join("out", "n.png")
-    assert Destination("file", "x.png").path_for("n.png", "cat", "resnet18", True) == "x.png"
-    for destination, word in ((Destination("file", "x.png"), "-o x.png"), (Destination("stdout"), "-o -")):
+    assert OutputPath("default").path_for("n.png", "cat", "resnet18", True) == "n.png"
+    assert OutputPath("default").path_for("n.png", "cat", "resnet18", False) == os.path.join("cat-resnet18", "n.png")
+    assert OutputPath("folder", "out").path_for("n.png", "cat", "resnet18", True) == os.path.join("out", "n.png")
+    assert OutputPath("file", "x.png").path_for("n.png", "cat", "resnet18", True) == "x.png"
+    for destination, word in ((OutputPath("file", "x.png"), "-o x.png"), (OutputPath("stdout"), "-o -")):
         with pytest.raises(UsageError, match=f"{word} takes one picture; the selection has several"):
             destination.path_for("n.png", "cat", "resnet18", False)
 

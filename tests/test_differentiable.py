@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hookscope.differentiable import differentiable, leaf_tensors, leaves_of, passed_on
 from hookscope.errors import ModelError
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_everything_is_put_back(fails: bool) -> None:
     with torch.no_grad():
         net[1].train()(torch.rand(3, 2, 4, 4))
         net[1].eval()
-    state = State(net)
+    state = ModelSnapshot(net)
     kept = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
     assert len(kept) == 6
     error = pytest.raises(RuntimeError, match="on purpose") if fails else nullcontext()

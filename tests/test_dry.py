@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.dry import build_dry, dry_forward
+from hookscope.dry import build_on_meta, meta_forward
 from hookscope.torchvision_models import build_real, quiet_and_seeded
 
 
@@ -16,7 +16,7 @@ def test_a_dry_model_has_the_shapes_of_a_real_one() -> None:
     from torchvision.models import regnet_y_400mf  # whose builder calculates with tensors
 
     with quiet_and_seeded(0):
-        dry = build_dry(lambda: regnet_y_400mf(weights=None))
+        dry = build_on_meta(lambda: regnet_y_400mf(weights=None))
     real = build_real("regnet_y_400mf").state_dict()
     assert {key: (value.shape, value.dtype) for key, value in dry.state_dict().items()} == {
         key: (value.shape, value.dtype) for key, value in real.items()
@@ -26,15 +26,15 @@ def test_a_dry_model_has_the_shapes_of_a_real_one() -> None:
 
 def test_a_model_larger_than_memory_is_built_at_once() -> None:
     start = time.process_time()
-    model = build_dry(lambda: nn.Sequential(*(nn.Linear(10**6, 10**6) for _ in range(20))))
+    model = build_on_meta(lambda: nn.Sequential(*(nn.Linear(10**6, 10**6) for _ in range(20))))
     assert sum(parameter.numel() for parameter in model.parameters()) > 2 * 10**13
-    assert dry_forward(model, (torch.zeros(3, 10**6),)).shape == (3, 10**6)
+    assert meta_forward(model, (torch.zeros(3, 10**6),)).shape == (3, 10**6)
     assert time.process_time() - start < 5
 
 
 def test_building_dry_leaves_torch_as_it_was() -> None:
     with pytest.raises(ZeroDivisionError):
-        build_dry(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+        build_on_meta(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
     assert torch.empty(1).device.type == "cpu"
 
 
@@ -42,7 +42,7 @@ def test_a_dry_pass_touches_nothing() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train()
     before = {key: value.clone() for key, value in net.state_dict().items()}
     ids = [id(parameter) for parameter in net.parameters()]
-    out = dry_forward(net, (torch.full((2, 3, 9, 8), float("nan")),))
+    out = meta_forward(net, (torch.full((2, 3, 9, 8), float("nan")),))
     assert out.is_meta and out.shape == (2, 4, 7, 6) and not out.requires_grad
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert [id(parameter) for parameter in net.parameters()] == ids
@@ -53,14 +53,14 @@ def test_tensors_inside_arguments_go_along() -> None:
         def forward(self, pictures: list[Tensor], extra: dict[str, Tensor], factor: int) -> Tensor:
             return torch.stack(pictures).sum(0) * extra["scale"] * factor
 
-    out = dry_forward(Many(), ([torch.zeros(3, 4), torch.zeros(3, 4)], {"scale": torch.zeros(4)}, 2))
+    out = meta_forward(Many(), ([torch.zeros(3, 4), torch.zeros(3, 4)], {"scale": torch.zeros(4)}, 2))
     assert (out.shape, out.device.type) == ((3, 4), "meta")
 
 
 def test_tied_weights_stay_tied() -> None:
     net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     net[1].weight = net[0].weight
-    assert dry_forward(net, (torch.zeros(2, 4),)).shape == (2, 4)
+    assert meta_forward(net, (torch.zeros(2, 4),)).shape == (2, 4)
     assert net[1].weight is net[0].weight and not net[0].weight.is_meta
 
 
@@ -75,5 +75,5 @@ def test_what_needs_values_raises_and_touches_nothing() -> None:
 
     net = Values()
     with pytest.raises(Exception, match="meta"):
-        dry_forward(net, (torch.zeros(1, 3, 2, 2),))
+        meta_forward(net, (torch.zeros(1, 3, 2, 2),))
     assert not net.conv.weight.is_meta

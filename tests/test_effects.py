@@ -12,7 +12,7 @@ from torch import nn
 from hookscope.effects import intervention_effect
 from hookscope.errors import LayerError
 from hookscope.interventions import Dropout, Noise, Patch, Scale, Zero
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 
 class Net(nn.Module):
@@ -155,7 +155,7 @@ def test_a_patch_with_itself_changes_no_bit(net: Net, picture: torch.Tensor) -> 
 def test_nothing_of_the_model_is_changed_whatever_is_raised(net: Net, picture: torch.Tensor) -> None:
     net.train()
     net.fc.eval()
-    state = State(net)
+    state = ModelSnapshot(net)
     intervention_effect(net, (picture,), {"first": Zero(), "second.weight": Noise(1.0)})
     with pytest.raises(LayerError, match="no channel 7 at 'first'; there are 2: 0 to 1"):
         intervention_effect(net, (picture,), {"second.weight": Noise(1.0), "first": Zero(channels=7)})

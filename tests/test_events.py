@@ -18,7 +18,7 @@ from hookscope.events import EVENTS, PassRecord, trace_events
 from hookscope.losses import Loss
 from hookscope.models import load_model
 from hookscope.trace import list_layers
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 from hookscope.witness import noise_pictures
 
 EVERYTHING = 10_000
@@ -434,7 +434,7 @@ def test_nothing_of_the_model_changes(backward: bool, fails: bool) -> None:
     net.bn.eval()
     net.conv.bias.requires_grad_(False)
     net.conv.register_forward_hook(lambda *_: None)
-    state = State(net)
+    state = ModelSnapshot(net)
     if fails:
         with pytest.raises(ValueError, match="in the middle"):
             trace_events(net, X, types=("*",), backward=backward)
@@ -453,7 +453,7 @@ def test_a_hook_of_somebody_else_that_raises_in_backward_leaves_nothing() -> Non
         return net.b(y)
 
     net = Kept(outer, a=nn.Conv2d(1, 1, 1), b=nn.Tanh())
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(ValueError, match="in backward"):
         trace_events(net, X, backward=True)
     assert state.changes() == []
@@ -485,7 +485,7 @@ def test_inputs_may_be_a_tuple() -> None:
 )  # fmt: skip
 def test_real_models_are_as_before_and_every_event_has_its_place(name: str) -> None:
     net = load_model(name, weights="none", device="cpu")
-    state = State(net.model)
+    state = ModelSnapshot(net.model)
     found = trace_events(net.model, net.inputs(*noise_pictures(net)), types=("*",), backward=True)
     assert state.changes() == []
     assert len(found.events) == 3 * len(found.calls) - len(found.unreached)

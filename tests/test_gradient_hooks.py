@@ -15,8 +15,16 @@ import torchvision
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, ModelError, SelectionError, UsageError
-from hookscope.gradient_hooks import ClampSign, ClipNorm, ClipValue, Scale, Zero, change_gradients, clip_total_norm
-from hookscope.untouched import State
+from hookscope.gradient_hooks import (
+    ClampGradientSign,
+    ClipGradientNorm,
+    ClipGradientValue,
+    ScaleGradient,
+    ZeroGradient,
+    change_gradients,
+    clip_total_norm,
+)
+from hookscope.untouched import ModelSnapshot
 
 HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
 
@@ -84,9 +92,11 @@ def by_torch(clip: Callable[..., Any], values: list[Tensor], limit: float) -> li
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_clips_are_torchs(limit: float, dtype: torch.dtype) -> None:
     for value in gradients(dtype):
-        assert torch.equal(ClipValue(limit)(value), by_torch(nn.utils.clip_grad_value_, [value], limit)[0])
+        assert torch.equal(ClipGradientValue(limit)(value), by_torch(nn.utils.clip_grad_value_, [value], limit)[0])
         (expected,) = by_torch(nn.utils.clip_grad_norm_, [value], limit)
-        assert torch.allclose(ClipNorm(limit)(value), expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
+        assert torch.allclose(
+            ClipGradientNorm(limit)(value), expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0
+        )
     together = clip_total_norm(gradients(dtype), limit)
     for found, expected in zip(together, by_torch(nn.utils.clip_grad_norm_, gradients(dtype), limit), strict=True):
         assert torch.allclose(found, expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
@@ -95,49 +105,53 @@ def test_clips_are_torchs(limit: float, dtype: torch.dtype) -> None:
 
 def test_the_direction_stays_and_the_length_is_the_limit() -> None:
     for value in gradients():
-        clipped = ClipNorm(0.25)(value)
+        clipped = ClipGradientNorm(0.25)(value)
         assert float(clipped.norm()) == pytest.approx(0.25, rel=1e-5)
         assert torch.allclose(clipped / clipped.norm(), value / value.norm(), atol=1e-6)
 
 
 def test_what_is_short_enough_stays_to_the_bit() -> None:
     value = torch.tensor([0.3, -0.4])
-    assert torch.equal(ClipNorm(0.6)(value), value)
-    assert torch.equal(ClipValue(0.4)(value), value)
+    assert torch.equal(ClipGradientNorm(0.6)(value), value)
+    assert torch.equal(ClipGradientValue(0.4)(value), value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_norm_of_half_precision_does_not_overflow(dtype: torch.dtype) -> None:
     value = torch.full((100,), 6e4).to(dtype)  # its norm, 6e5, is more than a float16 holds
-    assert ClipNorm(1.0)(value).dtype == dtype
-    assert ClipNorm(1.0)(value).tolist() == pytest.approx([0.1] * 100, rel=1e-2)
+    assert ClipGradientNorm(1.0)(value).dtype == dtype
+    assert ClipGradientNorm(1.0)(value).tolist() == pytest.approx([0.1] * 100, rel=1e-2)
 
 
 def test_nothing_to_clip() -> None:
     assert clip_total_norm([], 1.0) == []
-    assert numbers(ClipNorm(1.0)(torch.zeros(3))) == [0, 0, 0]
-    assert ClipNorm(1.0)(torch.zeros(0)).shape == (0,)
+    assert numbers(ClipGradientNorm(1.0)(torch.zeros(3))) == [0, 0, 0]
+    assert ClipGradientNorm(1.0)(torch.zeros(0)).shape == (0,)
 
 
 def test_the_others_from_paper() -> None:
     value = torch.tensor([-3.0, 0.0, 0.5, 4.0])
-    assert numbers(ClampSign("positive")(value)) == [0, 0, 0.5, 4]
-    assert numbers(ClampSign("negative")(value)) == [-3, 0, 0, 0]
-    assert numbers(ClampSign()(value)) == numbers(ClampSign("positive")(value))
-    assert numbers(Scale(-1)(value)) == [3, 0, -0.5, -4]
-    assert numbers(Scale(0.5)(value)) == [-1.5, 0, 0.25, 2]
-    assert numbers(Zero()(value)) == [0, 0, 0, 0]
+    assert numbers(ClampGradientSign("positive")(value)) == [0, 0, 0.5, 4]
+    assert numbers(ClampGradientSign("negative")(value)) == [-3, 0, 0, 0]
+    assert numbers(ClampGradientSign()(value)) == numbers(ClampGradientSign("positive")(value))
+    assert numbers(ScaleGradient(-1)(value)) == [3, 0, -0.5, -4]
+    assert numbers(ScaleGradient(0.5)(value)) == [-1.5, 0, 0.25, 2]
+    assert numbers(ZeroGradient()(value)) == [0, 0, 0, 0]
 
 
 def test_nan_and_infinity() -> None:
     value = torch.tensor([math.nan, math.inf, -math.inf, 1.0])
-    assert numbers(Zero()(value)) == [0, 0, 0, 0]
-    clipped = numbers(ClipValue(2.0)(value))
+    assert numbers(ZeroGradient()(value)) == [0, 0, 0, 0]
+    clipped = numbers(ClipGradientValue(2.0)(value))
     assert math.isnan(clipped[0]) and clipped[1:] == [2, -2, 1]
-    assert all(map(math.isnan, numbers(ClipNorm(1.0)(value))))  # as torch: a NaN is not hidden
+    assert all(map(math.isnan, numbers(ClipGradientNorm(1.0)(value))))  # as torch: a NaN is not hidden
 
 
-@pytest.mark.parametrize("change", [ClipValue(0.1), ClipNorm(0.1), ClampSign("negative"), Scale(3), Zero()], ids=repr)
+@pytest.mark.parametrize(
+    "change",
+    [ClipGradientValue(0.1), ClipGradientNorm(0.1), ClampGradientSign("negative"), ScaleGradient(3), ZeroGradient()],
+    ids=repr,
+)
 def test_what_comes_in_is_not_written_to(change: Callable[[Tensor], Tensor]) -> None:
     value = torch.tensor([[1.0, -2.0], [3.0, 4.0]]).T
     made = change(value)
@@ -146,7 +160,7 @@ def test_what_comes_in_is_not_written_to(change: Callable[[Tensor], Tensor]) -> 
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, math.nan])
-@pytest.mark.parametrize("kind", [ClipValue, ClipNorm])
+@pytest.mark.parametrize("kind", [ClipGradientValue, ClipGradientNorm])
 def test_limits_that_make_no_sense(kind: type, limit: float) -> None:
     with pytest.raises(UsageError, match=r"limit .* clips everything; give a number above 0"):
         kind(limit)
@@ -154,7 +168,7 @@ def test_limits_that_make_no_sense(kind: type, limit: float) -> None:
 
 def test_signs_that_are_none() -> None:
     with pytest.raises(UsageError, match="no sign 'up'; there are positive and negative"):
-        ClampSign("up")
+        ClampGradientSign("up")
 
 
 # -- on layers ---------------------------------------------------------------------------------------------------------
@@ -174,23 +188,23 @@ def run(net: nn.Module, weight: Tensor | None = None) -> Tensor:
     [
         # without: (1, 10, -100) times 5, through the ReLU open at 1 and 3, times 2; weights: input times gradient
         ({}, [10, 0, -1000], 5 - 1500, 2 - 600),
-        ({"last": Scale(-1)}, [-10, 0, 1000], -5 + 1500, -2 + 600),
-        ({"relu": Scale(-1)}, [-10, 0, 1000], -5 + 1500, 2 - 600),
-        ({"first": Scale(-1)}, [-10, 0, 1000], -5 + 1500, 2 - 600),
-        ({"last": ClipValue(2)}, [10, 0, -20], 5 - 30, 2 - 12),
-        ({"relu": ClampSign("positive")}, [10, 0, 0], 5, 2 - 600),
-        ({"relu": ClampSign("negative")}, [0, 0, -1000], -1500, 2 - 600),
-        ({"first": Zero()}, [0, 0, 0], 0, 2 - 600),
-        ({"relu": Zero()}, [0, 0, 0], 0, 2 - 600),
-        ({"last": Zero()}, [0, 0, 0], 0, 0),
-        ({"first,last": Scale(2)}, [40, 0, -4000], 4 * (5 - 1500), 2 * (2 - 600)),
-        ({"0": Scale(2)}, [20, 0, -2000], 2 * (5 - 1500), 2 - 600),
-        ({"-1": Scale(2)}, [20, 0, -2000], 2 * (5 - 1500), 2 * (2 - 600)),
-        ({"-2:": Scale(2)}, [40, 0, -4000], 4 * (5 - 1500), 2 * (2 - 600)),
-        ({"-2": Scale(2)}, [20, 0, -2000], 2 * (5 - 1500), 2 - 600),
-        ({"": Scale(2)}, [20, 0, -2000], 2 * (5 - 1500), 2 * (2 - 600)),
+        ({"last": ScaleGradient(-1)}, [-10, 0, 1000], -5 + 1500, -2 + 600),
+        ({"relu": ScaleGradient(-1)}, [-10, 0, 1000], -5 + 1500, 2 - 600),
+        ({"first": ScaleGradient(-1)}, [-10, 0, 1000], -5 + 1500, 2 - 600),
+        ({"last": ClipGradientValue(2)}, [10, 0, -20], 5 - 30, 2 - 12),
+        ({"relu": ClampGradientSign("positive")}, [10, 0, 0], 5, 2 - 600),
+        ({"relu": ClampGradientSign("negative")}, [0, 0, -1000], -1500, 2 - 600),
+        ({"first": ZeroGradient()}, [0, 0, 0], 0, 2 - 600),
+        ({"relu": ZeroGradient()}, [0, 0, 0], 0, 2 - 600),
+        ({"last": ZeroGradient()}, [0, 0, 0], 0, 0),
+        ({"first,last": ScaleGradient(2)}, [40, 0, -4000], 4 * (5 - 1500), 2 * (2 - 600)),
+        ({"0": ScaleGradient(2)}, [20, 0, -2000], 2 * (5 - 1500), 2 - 600),
+        ({"-1": ScaleGradient(2)}, [20, 0, -2000], 2 * (5 - 1500), 2 * (2 - 600)),
+        ({"-2:": ScaleGradient(2)}, [40, 0, -4000], 4 * (5 - 1500), 2 * (2 - 600)),
+        ({"-2": ScaleGradient(2)}, [20, 0, -2000], 2 * (5 - 1500), 2 - 600),
+        ({"": ScaleGradient(2)}, [20, 0, -2000], 2 * (5 - 1500), 2 * (2 - 600)),
         ({"relu": lambda gradient: None}, [10, 0, -1000], 5 - 1500, 2 - 600),
-        ({"first": Scale(3), "last": Scale(-1)}, [-30, 0, 3000], -3 * (5 - 1500), -2 + 600),
+        ({"first": ScaleGradient(3), "last": ScaleGradient(-1)}, [-30, 0, 3000], -3 * (5 - 1500), -2 + 600),
     ],
 )
 def test_layers_from_paper(
@@ -208,7 +222,7 @@ def test_layers_from_paper(
 
 def test_the_output_is_the_same() -> None:
     net = Chain()
-    with change_gradients(net, {"first": Zero(), "relu": Zero(), "last.weight": Zero()}):
+    with change_gradients(net, {"first": ZeroGradient(), "relu": ZeroGradient(), "last.weight": ZeroGradient()}):
         assert numbers(net(X)) == [11, 1, 31]
 
 
@@ -226,11 +240,11 @@ class Twice(nn.Module):
     [
         # y = w (w x + b) + b at x = 1, w = 3, b = 0: dy/dw = 6, dy/db = 4
         ({}, 6, 4),
-        ({"layer#1": Scale(10)}, 60, 40),
-        ({"layer#0": Scale(10)}, 3 + 10 * 3, 1 + 10 * 3),
-        ({"layer": Scale(10)}, 10 * 3 + 100 * 3, 10 * 1 + 100 * 3),
-        ({"layer.weight": ClipValue(5)}, 5, 4),  # once, for both calls together
-        ({"layer.weight": Scale(10), "layer.bias": Zero()}, 60, 0),
+        ({"layer#1": ScaleGradient(10)}, 60, 40),
+        ({"layer#0": ScaleGradient(10)}, 3 + 10 * 3, 1 + 10 * 3),
+        ({"layer": ScaleGradient(10)}, 10 * 3 + 100 * 3, 10 * 1 + 100 * 3),
+        ({"layer.weight": ClipGradientValue(5)}, 5, 4),  # once, for both calls together
+        ({"layer.weight": ScaleGradient(10), "layer.bias": ZeroGradient()}, 60, 0),
     ],
 )
 def test_a_layer_that_runs_twice(changes: dict[str, Any], weight: float, bias: float) -> None:
@@ -257,7 +271,7 @@ class Joins(nn.Module):
 
 def test_containers_each_tensor_by_itself() -> None:
     net, x = Joins(), row(1).requires_grad_()
-    with change_gradients(net, {"parts": ClipValue(0.5)}):
+    with change_gradients(net, {"parts": ClipGradientValue(0.5)}):
         net(x).sum().backward()
     assert numbers(x.grad) == [0.5 * 2 + 0.5 * 3 + 0.5]
 
@@ -294,7 +308,7 @@ def test_guided_gradients_of_an_in_place_model_are_those_of_a_forward_by_hand() 
                 setattr(module, name, GuidedReLU())
     x = torch.rand(1, 3, 40, 40)
     leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-    relus = {name: ClampSign() for name, module in net.named_modules() if isinstance(module, nn.ReLU)}
+    relus = {name: ClampGradientSign() for name, module in net.named_modules() if isinstance(module, nn.ReLU)}
     with change_gradients(net, relus):
         net(leaf)[0, 2].backward()
     by_hand(other)[0, 2].backward()
@@ -307,7 +321,9 @@ def test_guided_gradients_of_an_in_place_model_are_those_of_a_forward_by_hand() 
 
 def test_parameters_from_paper() -> None:
     net = Chain()
-    with change_gradients(net, {"first.weight": Scale(-1), "last.bias": Zero(), "last.weight": ClipNorm(7)}):
+    with change_gradients(
+        net, {"first.weight": ScaleGradient(-1), "last.bias": ZeroGradient(), "last.weight": ClipGradientNorm(7)}
+    ):
         found = run(net)
     assert numbers(found) == [10, 0, -1000]  # what goes on to the input is as it was
     assert numbers(net.first.weight.grad) == [1495]
@@ -318,7 +334,7 @@ def test_parameters_from_paper() -> None:
 
 def test_autograd_grad_sees_the_change_too_and_no_grad_is_written() -> None:
     net = Chain()
-    with change_gradients(net, {"last.bias": Scale(3)}):
+    with change_gradients(net, {"last.bias": ScaleGradient(3)}):
         (found,) = torch.autograd.grad(net(X).sum(), net.last.bias)
     assert numbers(found) == [9] and net.last.bias.grad is None
 
@@ -326,7 +342,9 @@ def test_autograd_grad_sees_the_change_too_and_no_grad_is_written() -> None:
 def test_frozen_parameters_are_passed_over() -> None:
     net = Chain()
     net.first.requires_grad_(False)
-    with change_gradients(net, {"first.weight": Scale(2), "first": Scale(2), "last.bias": Scale(2)}):
+    with change_gradients(
+        net, {"first.weight": ScaleGradient(2), "first": ScaleGradient(2), "last.bias": ScaleGradient(2)}
+    ):
         run(net)
     assert net.first.weight.grad is None and numbers(net.last.bias.grad) == [2 * -89]
 
@@ -336,7 +354,7 @@ def test_a_parameter_with_two_names() -> None:
     net.last.weight = net.first.weight
     for name in ("first.weight", "last.weight"):
         net.zero_grad()
-        with change_gradients(net, {name: Zero()}):
+        with change_gradients(net, {name: ZeroGradient()}):
             run(net)
         assert numbers(net.first.weight.grad) == [0]
 
@@ -347,7 +365,9 @@ def test_three_steps_of_training_equal_gradients_clipped_by_hand() -> None:
     start = copy.deepcopy(net)
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.5, momentum=0.9) for one in (net, by_hand)]
     x, y = torch.randn(6, 4), torch.randn(6, 2)
-    changes = {name: ClipNorm(0.05) for name, _ in net.named_parameters() if name != "0.weight"} | {"0.weight": Zero()}
+    changes = {name: ClipGradientNorm(0.05) for name, _ in net.named_parameters() if name != "0.weight"} | {
+        "0.weight": ZeroGradient()
+    }
     with change_gradients(net, changes):
         for _ in range(3):
             optimizers[0].zero_grad()
@@ -373,7 +393,7 @@ def test_three_steps_of_training_equal_gradients_clipped_by_hand() -> None:
 
 def test_outside_the_block_nothing_is_changed() -> None:
     net = Chain()
-    with change_gradients(net, {"first": Zero(), "first.weight": Zero(), "last": Zero()}):
+    with change_gradients(net, {"first": ZeroGradient(), "first.weight": ZeroGradient(), "last": ZeroGradient()}):
         inside = net(X).sum()
     before, net_after = inside, net(X).sum()
     before.backward()  # of a pass inside the block, but itself outside
@@ -385,7 +405,7 @@ def test_outside_the_block_nothing_is_changed() -> None:
 
 def test_a_block_entered_again_changes_its_own_passes() -> None:
     net = Chain()
-    block = change_gradients(net, {"last": Zero()})
+    block = change_gradients(net, {"last": ZeroGradient()})
     with block:
         first = net(X).sum()
     with block:
@@ -399,7 +419,10 @@ def test_a_block_entered_again_changes_its_own_passes() -> None:
 
 def test_two_blocks_at_once() -> None:
     net = Chain()
-    with change_gradients(net, {"last": Scale(2)}), change_gradients(net, {"last": Scale(3), "last.bias": Scale(10)}):
+    with (
+        change_gradients(net, {"last": ScaleGradient(2)}),
+        change_gradients(net, {"last": ScaleGradient(3), "last.bias": ScaleGradient(10)}),
+    ):
         run(net, row(1, 0, 0))
     assert numbers(net.last.bias.grad) == [60]
     assert hooks_on(net) == 0
@@ -415,8 +438,8 @@ def test_gone_after_an_exception(where: str) -> None:
         raise RuntimeError("on purpose")
 
     net = nn.Sequential(Chain(), Fails() if where == "forward" else nn.Identity())
-    changes = {"0.first": fails if where == "backward" else Zero(), "0.last.weight": Zero()}
-    before = State(net)
+    changes = {"0.first": fails if where == "backward" else ZeroGradient(), "0.last.weight": ZeroGradient()}
+    before = ModelSnapshot(net)
     with pytest.raises(RuntimeError, match="on purpose"), change_gradients(net, changes):  # noqa: PT012
         loss = net(X).sum()
         if where == "backward":
@@ -437,7 +460,7 @@ def test_names_that_are_neither(name: str, said: str) -> None:
     net = Chain()
     with (
         pytest.raises(LayerError) as caught,
-        change_gradients(net, {"first.weight": Zero(), "last": Zero(), name: Zero()}),
+        change_gradients(net, {"first.weight": ZeroGradient(), "last": ZeroGradient(), name: ZeroGradient()}),
     ):
         raise AssertionError("entered")
     assert str(caught.value).startswith(said)
@@ -447,11 +470,11 @@ def test_names_that_are_neither(name: str, said: str) -> None:
 def test_a_number_is_an_index_also_where_a_layer_is_called_so() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with pytest.raises(LayerError, match=r"no layer of type Conv2d.*'re:\^1\$' is the layer of that name"):
-        change_gradients(net, {"1": Zero()}).__enter__()
-    with change_gradients(net, {"re:^1$": Zero()}):
+        change_gradients(net, {"1": ZeroGradient()}).__enter__()
+    with change_gradients(net, {"re:^1$": ZeroGradient()}):
         net(torch.ones(1, 2)).sum().backward()
     assert numbers(net[0].bias.grad) == [0, 0]
-    with change_gradients(net, {"0": Scale(4)}, types=("Linear",)):
+    with change_gradients(net, {"0": ScaleGradient(4)}, types=("Linear",)):
         net.zero_grad()
         net(torch.full((1, 2), 9.0)).sum().backward()
     assert set(numbers(net[0].bias.grad)) <= {0, 4}
@@ -461,7 +484,7 @@ def test_an_index_that_no_pass_reaches_is_told_on_leaving_and_all_hooks_are_gone
     net = Chain()
     with (
         pytest.raises(LayerError, match="7"),
-        change_gradients(net, {"7": Zero(), "first": Zero(), "first.bias": Zero()}),
+        change_gradients(net, {"7": ZeroGradient(), "first": ZeroGradient(), "first.bias": ZeroGradient()}),
     ):
         net(X).sum().backward()
     assert hooks_on(net) == 0
@@ -469,11 +492,11 @@ def test_an_index_that_no_pass_reaches_is_told_on_leaving_and_all_hooks_are_gone
 
 def test_selections_and_models_that_make_no_sense() -> None:
     with pytest.raises(SelectionError):
-        change_gradients(Chain(), {"1:2:3:4": Zero()}).__enter__()
+        change_gradients(Chain(), {"1:2:3:4": ZeroGradient()}).__enter__()
     net = Chain()
     net.compile(backend="eager")
     with pytest.raises(ModelError, match="compiled"):
-        change_gradients(net, {"first.bias": Zero(), "first": Zero()}).__enter__()
+        change_gradients(net, {"first.bias": ZeroGradient(), "first": ZeroGradient()}).__enter__()
     assert hooks_on(net) == 0
 
 
@@ -498,14 +521,14 @@ def test_what_is_no_gradient_names_the_layer(made: Callable[[Tensor], Any], said
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
 def test_without_a_graph_nothing_happens(around: Any) -> None:
     net = Chain()
-    with around(), change_gradients(net, {"first": Zero(), "last.weight": Zero()}):
+    with around(), change_gradients(net, {"first": ZeroGradient(), "last.weight": ZeroGradient()}):
         assert numbers(net(X)) == [11, 1, 31]
 
 
 def test_nothing_of_the_model_changes() -> None:
     net = Chain().train()
-    before = State(net)
-    with change_gradients(net, {"first": ClipNorm(1), "last.weight": Zero()}):
+    before = ModelSnapshot(net)
+    with change_gradients(net, {"first": ClipGradientNorm(1), "last.weight": ZeroGradient()}):
         torch.autograd.grad(net(X).sum(), list(net.parameters()))
     assert before.changes() == []
 
@@ -514,7 +537,7 @@ def test_a_pass_and_its_graph_go_with_the_loss() -> None:
     net = Chain()
     gc.disable()
     try:
-        with change_gradients(net, {"first": Scale(2), "relu": Scale(2)}):
+        with change_gradients(net, {"first": ScaleGradient(2), "relu": ScaleGradient(2)}):
             output = net(X)
             output.sum().backward()
             held = weakref.ref(output)
@@ -526,7 +549,7 @@ def test_a_pass_and_its_graph_go_with_the_loss() -> None:
 
 def test_a_copy_of_the_model_made_inside_the_block_is_not_meant() -> None:
     net = Chain()
-    with change_gradients(net, {"first": Zero()}):
+    with change_gradients(net, {"first": ZeroGradient()}):
         twin = copy.deepcopy(net)
         twin(X).sum().backward()
     assert numbers(twin.first.weight.grad) == [20]

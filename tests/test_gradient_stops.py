@@ -16,7 +16,7 @@ from hookscope.errors import ModelError
 from hookscope.gradient_stops import Stop, gradient_stops
 from hookscope.gradients import layer_gradients
 from hookscope.losses import Loss
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 
 class Net(nn.Module):
@@ -218,7 +218,7 @@ def test_calls_of_one_layer_are_told_apart() -> None:
 def test_nothing_of_the_model_changes() -> None:
     for kind in (Detached, NoGrad):
         net, x = kind().train(), torch.rand(1, 3, 12, 12)
-        state = State(net)
+        state = ModelSnapshot(net)
         with torch.inference_mode():
             assert stops(net, x)
         assert state.changes() == []
@@ -228,7 +228,7 @@ def test_nothing_of_the_model_changes() -> None:
             raise ValueError("no")
 
     net, x = Fails(), torch.rand(1, 3, 12, 12)
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(ValueError, match="no"):
         stops(net, x)
     assert state.changes() == []
@@ -245,7 +245,7 @@ def test_a_reentrant_checkpoint_is_refused_not_explained_away(look: Any) -> None
             return self.end(checkpoint(lambda y: self.c(y), x, use_reentrant=self.reentrant))
 
     net, x = Saving(), torch.rand(1, 3, 12, 12)
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(ModelError, match=r"'b' runs inside a reentrant checkpoint, .*; .* use_reentrant=False"):
         look(net, x, Loss("mse"))
     assert state.changes() == []

@@ -15,7 +15,7 @@ from hookscope.gradient_report import GradientReport
 from hookscope.gradient_sizes import size_of, total_norm
 from hookscope.gradients import layer_gradients
 from hookscope.losses import Loss
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 
 def norm(*tensors: torch.Tensor) -> float:
@@ -247,7 +247,7 @@ def test_nothing_changes_whatever_surrounds_the_call(around: Any) -> None:
     net.fc.weight.grad = torch.ones_like(net.fc.weight)
     seen = []
     net.conv2.register_forward_hook(lambda *_: seen.append(1))
-    state = State(net)
+    state = ModelSnapshot(net)
     with around():
         report = layer_gradients(net, picture())
     assert state.changes() == []
@@ -264,7 +264,7 @@ def test_nothing_changes_when_the_model_fails() -> None:
             raise ValueError("half-way")
 
     net = Fails().train()
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(ValueError, match="half-way"):
         layer_gradients(net, picture())
     with pytest.raises(LayerError, match="no layer 'conv7'"):
@@ -361,7 +361,7 @@ def test_torchvision_models_as_autograd_says(name: str, size: int) -> None:
 
     net = load_model(name, "none", device="cpu", input_size=(size, size))
     x = picture(1, 3, size, size)
-    state = State(net.model)
+    state = ModelSnapshot(net.model)
     report: GradientReport = layer_gradients(net.model, x, Loss("cross-entropy", "7"), "all", ("Conv2d", "BatchNorm2d"))
     assert state.changes() == []
     with warnings.catch_warnings():
@@ -394,7 +394,7 @@ def test_a_picture_without_batch_axis_is_told() -> None:
     message = (
         r"InPlace refuses a picture of \(3, 6, 6\): .*; it has no batch axis; give it as \(1, 3, 6, 6\): x\[None\]"
     )
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(InputError, match=message):
         layer_gradients(net, picture(3, 6, 6))
     assert state.changes() == []

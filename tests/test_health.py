@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 
 from hookscope.findings import Finding
-from hookscope.health import MEANINGS, Thresholds, diagnose, find_problems
+from hookscope.health import MEANINGS, StatisticsThresholds, diagnose, find_problems
 from hookscope.limits import highest_rank
 from hookscope.statistics import LayerStatistics
-from hookscope.survey import Survey
-from hookscope.tally import Tally
+from hookscope.survey import StatisticsCollector
+from hookscope.tally import RunningStatistics
 
 
 @cache
@@ -52,8 +52,8 @@ def untouched(name: str) -> nn.Module:
     return calibrate(net) if norms else net.eval()
 
 
-def measured(net: nn.Module, inputs: Tensor | None = None, **options: Any) -> Tally:
-    with Survey(net, **options) as survey, torch.no_grad():
+def measured(net: nn.Module, inputs: Tensor | None = None, **options: Any) -> RunningStatistics:
+    with StatisticsCollector(net, **options) as survey, torch.no_grad():
         for batch in (pictures() if inputs is None else inputs).split(16):
             net(batch)
     return survey.tally
@@ -74,7 +74,7 @@ WITH_RANK: dict[str, Any] = {"rank": True, "layers": ["features.0.0", "features.
 
 
 def test_an_untouched_model_has_no_low_rank() -> None:
-    assert diagnose(measured(untouched("convnext_tiny"), **WITH_RANK), Thresholds(rank=0.06)) == []
+    assert diagnose(measured(untouched("convnext_tiny"), **WITH_RANK), StatisticsThresholds(rank=0.06)) == []
 
 
 def kill_behind_batch_norm(net: Any) -> None:
@@ -166,7 +166,7 @@ def test_a_planted_fault_is_found_and_nothing_else(
     net = copy.deepcopy(untouched(name))
     plant(net)
     tally = measured(net, **(WITH_RANK if finding == "low-rank" else {}))
-    found = diagnose(tally, Thresholds(rank=0.06))
+    found = diagnose(tally, StatisticsThresholds(rank=0.06))
     assert told(found) == [(finding, layer, channels)]
     assert found[0].meaning == MEANINGS[finding]
 
@@ -321,10 +321,10 @@ def test_what_is_stuck_at_a_bound_is_saturated_and_not_dead() -> None:
     inputs[:, 1] = -5.0
     inputs[:, 2:] = inputs[:, 2:] / 1e3
     tally = measured(net, inputs)
-    (found,) = diagnose(tally, Thresholds(saturated=0.4))
+    (found,) = diagnose(tally, StatisticsThresholds(saturated=0.4))
     assert (found.finding, found.numbers["stuck"]) == ("saturated", 1)
     assert found.evidence.endswith("of values within 1 % of a bound; 1 of 4 channels never leaves one")
-    assert told(diagnose(tally, Thresholds(saturated=0.9))) == [("dead-channels", "0", (1,))]
+    assert told(diagnose(tally, StatisticsThresholds(saturated=0.9))) == [("dead-channels", "0", (1,))]
 
 
 def test_nan_is_no_low_rank_and_no_drift() -> None:
@@ -339,16 +339,18 @@ def test_a_rank_that_cannot_be_higher_is_not_low() -> None:
     same = some(20, 1, 1, 1) * torch.ones(1, 3, 1, 1)
     tally = measured(vectors, same, rank=True)
     assert [one.finding for one in diagnose(tally)] == ["duplicate-channels", "low-rank"]
-    assert [one.finding for one in diagnose(tally, Thresholds(rank=0.0))] == ["duplicate-channels"]
+    assert [one.finding for one in diagnose(tally, StatisticsThresholds(rank=0.0))] == ["duplicate-channels"]
 
 
 def test_no_layers_no_findings() -> None:
-    assert find_problems([], [], 0, Thresholds()) == []
+    assert find_problems([], [], 0, StatisticsThresholds()) == []
 
 
 def quiet(found: LayerStatistics, **thresholds: float) -> bool:
     loose: dict[str, Any] = {"saturated": 1.0, "dead": 1.0, "smallest": 0.0, "largest": math.inf, "rank": 0.0}
-    return not find_problems([replace(found, duplicate_channels=())], [], 20, Thresholds(**{**loose, **thresholds}))
+    return not find_problems(
+        [replace(found, duplicate_channels=())], [], 20, StatisticsThresholds(**{**loose, **thresholds})
+    )
 
 
 def below(value: float) -> float:
@@ -389,12 +391,12 @@ def test_the_thresholds_of_drift() -> None:
     (drift,) = tally.drifts()
     shift = float(torch.tensor(drift.shift).abs().median())
     assert 0.9 < shift < 1.1
-    assert find_problems([], [drift], 20, Thresholds(shift=shift)) == []
-    (found,) = find_problems([], [drift], 20, Thresholds(shift=below(shift)))
+    assert find_problems([], [drift], 20, StatisticsThresholds(shift=shift)) == []
+    (found,) = find_problems([], [drift], 20, StatisticsThresholds(shift=below(shift)))
     assert (found.finding, found.layer) == ("batchnorm-drift", "0")
     ratio = float(found.numbers["ratio"] or 0)
-    assert find_problems([], [drift], 20, Thresholds(shift=9, ratio=ratio)) == []
-    assert len(find_problems([], [drift], 20, Thresholds(shift=9, ratio=below(ratio)))) == 1
+    assert find_problems([], [drift], 20, StatisticsThresholds(shift=9, ratio=ratio)) == []
+    assert len(find_problems([], [drift], 20, StatisticsThresholds(shift=9, ratio=below(ratio)))) == 1
 
 
 def test_statistics_that_were_never_updated_do_not_drift() -> None:
@@ -415,7 +417,7 @@ def test_the_threshold_of_duplicates(correlation: float, same: bool) -> None:
     net[0].weight.data = torch.tensor([[1.0, 0, 0], [1.0, 0.05, 0], [0, 0, 1.0]])[
         :, :, None, None
     ]  # correlation 0.9988
-    found = diagnose(measured(net, some(40, 3, 9, 9)), Thresholds(correlation=correlation))
+    found = diagnose(measured(net, some(40, 3, 9, 9)), StatisticsThresholds(correlation=correlation))
     assert told(found) == ([("duplicate-channels", "0", (0, 1))] if same else [])
     assert not same or found[0].groups == ((0, 1),)
 

@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 import pytest
 
 from hookscope.junit import junit_xml
-from hookscope.limits import Offence
+from hookscope.limits import BrokenLimit
 
 EVIL = 'a<b>&"c"\x00\x1b]0;x\x07\n\ud800\uffff\u202e\u00e9'
 
 
 def test_a_case_for_each_limit_and_layer() -> None:
-    offence = Offence("max-dead", "relu", None, 0.25, 0.05, "1 of 4 channels is dead: 2", (2,))
+    offence = BrokenLimit("max-dead", "relu", None, 0.25, 0.05, "1 of 4 channels is dead: 2", (2,))
     root = ElementTree.fromstring(junit_xml("check", ["max-dead", "no-nan"], ["conv", "relu"], [offence]))
     suite = root[0]
     assert (root.tag, suite.tag) == ("testsuites", "testsuite")
@@ -32,7 +32,7 @@ def test_no_layer_is_an_empty_suite() -> None:
 
 @pytest.mark.parametrize("name", [EVIL, *map(chr, range(32)), "\x7f", "\x85", "\ufffe", "\udcff"])
 def test_any_name_makes_valid_xml(name: str) -> None:
-    offence = Offence("no-nan", name, 0, float("inf"), 0, name)
+    offence = BrokenLimit("no-nan", name, 0, float("inf"), 0, name)
     text = junit_xml(name, ["no-nan"], [name], [offence])
     assert text.decode("utf-8").startswith("<?xml version='1.0' encoding='utf-8'?>\n")
     assert text.endswith(b">\n")

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import SelectionError
-from hookscope.limits import Limits, Offence, broken_limits, held_layers, highest_rank, nonfinite_words
+from hookscope.limits import BrokenLimit, Limits, broken_limits, held_layers, highest_rank, nonfinite_words
 from hookscope.statistics import LayerStatistics
-from hookscope.survey import Survey
+from hookscope.survey import StatisticsCollector
 
 
 def measured(net: nn.Module, inputs: Tensor, **options: Any) -> list[LayerStatistics]:
-    with Survey(net, **options) as survey, torch.no_grad():
+    with StatisticsCollector(net, **options) as survey, torch.no_grad():
         net(inputs)
     return survey.tally.statistics()
 
@@ -46,7 +46,7 @@ def test_dead(layers: list[LayerStatistics]) -> None:
     assert layers[1].dead_channels == (0, 1, 2, 3)
     assert offences(layers, max_dead=0.2) == []
     (found,) = broken_limits(layers, Limits(max_dead=math.nextafter(0.2, 0)))
-    assert found == Offence(
+    assert found == BrokenLimit(
         "max-dead", "1", None, 0.2, math.nextafter(0.2, 0), "4 of 20 channels are dead: 0, 1, 2, 3", (0, 1, 2, 3)
     )
     assert offences(layers, max_dead=0.0) == [("max-dead", "1", None)]

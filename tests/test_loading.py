@@ -26,7 +26,7 @@ from hookscope import loading
 from hookscope.errors import HookscopeError, ImageError, InputError, UsageError
 from hookscope.images import ImageWarning, read_picture
 from hookscope.loading import Batch, as_batch, load_batches
-from hookscope.models import Net
+from hookscope.models import LoadedModel
 from hookscope.preprocess import Preprocess, imagenet_transforms, usual_transforms
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -39,12 +39,12 @@ def _no_worker_is_left() -> Any:
     assert multiprocessing.active_children() == []
 
 
-def net(family: str = "classification", mode: str = "none", **more: Any) -> Net:
+def net(family: str = "classification", mode: str = "none", **more: Any) -> LoadedModel:
     preprocess = Preprocess(family, mode=mode, **more)
-    return Net(nn.Identity(), "net", "none", preprocess, None, family, "cpu")
+    return LoadedModel(nn.Identity(), "net", "none", preprocess, None, family, "cpu")
 
 
-def small_imagenet(**more: Any) -> Net:
+def small_imagenet(**more: Any) -> LoadedModel:
     return net(mode="weights", transforms=imagenet_transforms(crop=24, resize=32), **more)
 
 

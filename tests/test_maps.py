@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import PatchMerging, SwinTransformerBlock
 
 from hookscope.errors import NoMapError
-from hookscope.maps import Maps, Shown, by_channel, channel_axis, channels_last, feature_maps, token_grid
+from hookscope.maps import InputSize, Maps, by_channel, channel_axis, channels_last, feature_maps, token_grid
 
-SQUARE = Shown(224, 224)
+SQUARE = InputSize(224, 224)
 
 
 def numbered(*shape: int) -> Tensor:
     return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
 
 
-def only(output: Any, module: nn.Module | None = None, shown: Shown | None = None) -> Maps:
+def only(output: Any, module: nn.Module | None = None, shown: InputSize | None = None) -> Maps:
     (maps,) = feature_maps(output, module, shown)
     return maps
 
@@ -47,8 +47,8 @@ def test_channels_last_by_class_and_by_proportions() -> None:
     ):
         assert only(tensor, module, SQUARE).values.shape == (7, 7, 12)
     assert only(numbered(1, 9, 9, 9), nn.ReLU(), SQUARE).axes == "N C H W"
-    assert only(numbered(1, 12, 9, 16), nn.ReLU(), Shown(90, 160)).axes == "N C H W"
-    assert only(numbered(1, 9, 16, 12), nn.ReLU(), Shown(90, 160)).axes == "N H W C"
+    assert only(numbered(1, 12, 9, 16), nn.ReLU(), InputSize(90, 160)).axes == "N C H W"
+    assert only(numbered(1, 9, 16, 12), nn.ReLU(), InputSize(90, 160)).axes == "N H W C"
 
 
 def test_a_sequence_ends_as_its_last_telling_layer_does() -> None:
@@ -61,7 +61,7 @@ def test_a_sequence_ends_as_its_last_telling_layer_does() -> None:
 @pytest.mark.parametrize("extra", [0, 1, 2, 5])
 def test_tokens_fold_to_their_grid(extra: int) -> None:
     tokens = numbered(1, extra + 4 * 6, 3)
-    maps, *apart = feature_maps(tokens, nn.LayerNorm(3), Shown(40, 60))
+    maps, *apart = feature_maps(tokens, nn.LayerNorm(3), InputSize(40, 60))
     for y in range(4):
         for x in range(6):
             assert torch.equal(maps.values[:, y, x], tokens[0, extra + y * 6 + x])
@@ -74,15 +74,15 @@ def test_token_grids() -> None:
     assert token_grid(196) == (0, 1, 14, 14)
     assert token_grid(197) == (1, 1, 14, 14)
     assert token_grid(198) == (2, 1, 14, 14)
-    assert token_grid(12 * 20 + 1, Shown(120, 200)) == (1, 1, 12, 20)
-    assert token_grid(8 * 7 * 7, Shown(224, 224, 16)) == (0, 8, 7, 7)
+    assert token_grid(12 * 20 + 1, InputSize(120, 200)) == (1, 1, 12, 20)
+    assert token_grid(8 * 7 * 7, InputSize(224, 224, 16)) == (0, 8, 7, 7)
     for length in (1, 2, 3, 7, 91, 1000):
         assert token_grid(length) is None
 
 
 @pytest.mark.parametrize("side", [56, 28, 14, 7])
 def test_the_clips_of_mvit_and_swin3d_fold_to_eight_frames(side: int) -> None:
-    shown = Shown(224, 224, 16)
+    shown = InputSize(224, 224, 16)
     assert token_grid(1 + 8 * side * side, shown) == (1, 8, side, side)
     if side > 7:
         assert token_grid(8 * side * side, shown) == (0, 8, side, side)
@@ -90,7 +90,7 @@ def test_the_clips_of_mvit_and_swin3d_fold_to_eight_frames(side: int) -> None:
 
 def test_a_picture_without_a_batch() -> None:
     for tensor in (numbered(3, 12, 16), numbered(64, 25, 32)):
-        maps = only(tensor, None, Shown(300, 400))
+        maps = only(tensor, None, InputSize(300, 400))
         assert maps.axes == "C H W"
         assert torch.equal(maps.values, tensor)
     assert only(numbered(8, 5, 9), nn.Conv2d(1, 1, 1)).axes == "C H W"
@@ -147,8 +147,8 @@ def test_a_signal_is_no_map(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("seen", [None, Shown(32, 32)])
-def test_the_steps_of_a_sequence_are_no_places(layer: type[nn.Module], seen: Shown | None) -> None:
+@pytest.mark.parametrize("seen", [None, InputSize(32, 32)])
+def test_the_steps_of_a_sequence_are_no_places(layer: type[nn.Module], seen: InputSize | None) -> None:
     module = layer(6, 8, batch_first=True).eval()
     given = torch.rand(1, 16, 6)
     with pytest.raises(NoMapError):
@@ -181,7 +181,7 @@ def test_every_layer_of_swin() -> None:
     for name, (module, out) in found.items():
         if out.dim() != 4:
             continue
-        maps = only(out, module, Shown(96, 64))
+        maps = only(out, module, InputSize(96, 64))
         first = name in ("features.0.0", "permute", "avgpool")
         assert maps.axes == ("N C H W" if first else "N H W C"), name
         assert (
@@ -201,7 +201,7 @@ def test_every_layer_of_swin3d() -> None:
     read = 0
     for name, (module, out) in found.items():
         if out.dim() == 5 and name not in ("patch_embed.proj", "avgpool"):
-            maps = only(out, module, Shown(32, 32, 8))
+            maps = only(out, module, InputSize(32, 32, 8))
             assert (maps.axes, maps.frames) == ("N T H W C", out.shape[1]), name
             assert torch.equal(maps.values[:, :, : out.shape[3]], out[0, 0].permute(2, 0, 1))
             read += 1
@@ -214,7 +214,7 @@ def test_every_layer_of_convnext() -> None:
     model = torchvision.models.ConvNeXt([setting(8, 16, 1), setting(16, None, 1)], num_classes=3)
     found = outputs(model, torch.rand(1, 3, 64, 64))
     inside = ("block.1", "block.2", "block.3", "block.4", "block.5")  # between the two Permutes
-    axes = {name: only(out, module, Shown(64, 64)).axes for name, (module, out) in found.items() if out.dim() == 4}
+    axes = {name: only(out, module, InputSize(64, 64)).axes for name, (module, out) in found.items() if out.dim() == 4}
     assert {name for name, read in axes.items() if read == "N H W C"} == {n for n in axes if n.endswith(inside)}
     assert len([name for name in axes if name.endswith(inside)]) == 10
 
@@ -226,7 +226,7 @@ def test_the_layers_of_vit() -> None:
     for name, (module, out) in found.items():
         tokens = out[0] if isinstance(out, tuple) else out
         if tokens.dim() == 3:
-            maps, apart = feature_maps(out, module, Shown(32, 32))
+            maps, apart = feature_maps(out, module, InputSize(32, 32))
             assert torch.equal(maps.values, tokens[0, 1:].T.reshape(-1, 4, 4)), name
             assert torch.equal(apart.values[:, 0, 0], tokens[0, 0])
             read += 1
@@ -243,7 +243,7 @@ def test_the_blocks_of_mvit() -> None:
     )  # fmt: skip
     found = outputs(model, torch.rand(1, 3, 4, 32, 32))
     module, (tokens, *size) = found["blocks.0"]
-    maps, apart = feature_maps((tokens, *size), module, Shown(32, 32, 4))
+    maps, apart = feature_maps((tokens, *size), module, InputSize(32, 32, 4))
     assert (maps.frames, maps.label, apart.label) == (2, "0", "0, class token")
     folded = tokens[0, 1:].T.reshape(-1, 2, 8, 8)
     assert torch.equal(maps.values, torch.cat([folded[:, 0], folded[:, 1]], 2))
@@ -305,9 +305,9 @@ def test_each_channel_keeps_its_values() -> None:
 
 def test_a_picture_without_a_batch_has_maps_without_one() -> None:
     maps = numbered(8, 5, 9)
-    assert by_channel(maps, nn.ReLU(), Shown(5, 9, batched=False)).shape == (1, 8, 5, 9)
-    assert by_channel(maps, nn.ReLU(), Shown(5, 9)).shape == (8, 9, 5)
-    assert by_channel(maps, nn.LayerNorm(9), Shown(5, 9, batched=False)).shape == (8, 9, 5)
+    assert by_channel(maps, nn.ReLU(), InputSize(5, 9, batched=False)).shape == (1, 8, 5, 9)
+    assert by_channel(maps, nn.ReLU(), InputSize(5, 9)).shape == (8, 9, 5)
+    assert by_channel(maps, nn.LayerNorm(9), InputSize(5, 9, batched=False)).shape == (8, 9, 5)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import LayerError, ModelError, UsageError
-from hookscope.parameters import ParameterStatistics, Thresholds, parameter_statistics
+from hookscope.parameters import ParameterStatistics, ParameterThresholds, parameter_statistics
 
 
 def net() -> nn.Sequential:
@@ -98,7 +98,7 @@ def test_collapsed_is_told_by_eps() -> None:
     norm = nn.BatchNorm2d(4, eps=1e-3)
     norm.running_var.copy_(torch.tensor([1e-3, 1.01e-5, 0.99e-5, 0.0]))
     assert by_name(norm)["running_var"].collapsed == (2, 3)
-    assert by_name(norm, thresholds=Thresholds(collapsed=0))["running_var"].collapsed == ()
+    assert by_name(norm, thresholds=ParameterThresholds(collapsed=0))["running_var"].collapsed == ()
 
 
 def test_frozen_batch_norms_hold_their_weights_in_buffers() -> None:
@@ -192,7 +192,7 @@ def test_a_layer_of_two_names_is_found_by_either() -> None:
 @pytest.mark.parametrize("wrong", [{"dead_norm": -1}, {"dead_norm": float("nan")}, {"duplicate_cosine": 0}])
 def test_bad_thresholds(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
-        Thresholds(**wrong)
+        ParameterThresholds(**wrong)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "efficientnet_b0", "mnasnet0_5", "raft_small"])

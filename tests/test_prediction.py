@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import CategoriesError, InputError, ModelError, TargetError, UsageError
-from hookscope.models import Net, load_model
+from hookscope.models import LoadedModel, load_model
 from hookscope.prediction import predict
 from hookscope.targets import Target
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 
 @pytest.fixture(scope="module")
-def net() -> Net:
+def net() -> LoadedModel:
     return load_model("squeezenet1_1", weights="none", seed=3, device="cpu", input_size=(40, 40))
 
 
@@ -26,7 +26,7 @@ def picture() -> Tensor:
     return torch.rand(3, 40, 40, generator=torch.Generator().manual_seed(2))
 
 
-def test_the_answer_is_the_models_own_to_the_bit(net: Net, picture: Tensor) -> None:
+def test_the_answer_is_the_models_own_to_the_bit(net: LoadedModel, picture: Tensor) -> None:
     with torch.no_grad():
         (own,) = net.model(picture[None])
     found = predict(net, [picture], Target("top:1000"))
@@ -40,31 +40,31 @@ def test_the_answer_is_the_models_own_to_the_bit(net: Net, picture: Tensor) -> N
     assert [one.label for one in found] == [net.categories[index] for index in order]
 
 
-def test_five_unless_told(net: Net, picture: Tensor) -> None:
+def test_five_unless_told(net: LoadedModel, picture: Tensor) -> None:
     assert [one.index for one in predict(net, [picture])] == [
         one.index for one in predict(net, [picture], Target("top:9"))
     ][:5]
 
 
-def test_names_of_ones_own(net: Net, picture: Tensor) -> None:
+def test_names_of_ones_own(net: LoadedModel, picture: Tensor) -> None:
     names = [f"thing {index}" for index in range(1000)]
     (one,) = predict(net, [picture], Target("thing 999"), names)
     assert (one.index, one.label) == (999, "thing 999")
 
 
-def test_nothing_of_the_model_changes(net: Net, picture: Tensor) -> None:
-    before = State(net.model)
+def test_nothing_of_the_model_changes(net: LoadedModel, picture: Tensor) -> None:
+    before = ModelSnapshot(net.model)
     predict(net, [picture])
     assert before.changes() == []
 
 
-def test_a_target_that_is_none_is_told_before_the_pass(net: Net) -> None:
+def test_a_target_that_is_none_is_told_before_the_pass(net: LoadedModel) -> None:
     for target in ("tabbi", "1000", "terrier"):
         with pytest.raises(TargetError):
             predict(net, [torch.zeros(0)], Target(target))
 
 
-def test_errors(net: Net, picture: Tensor) -> None:
+def test_errors(net: LoadedModel, picture: Tensor) -> None:
     with pytest.raises(InputError, match="squeezenet1_1 refuses a picture of 3x2x2"):
         predict(net, [picture[:, :2, :2]])
     with pytest.raises(CategoriesError, match="1 class name for 1,000 classes"):
@@ -79,7 +79,7 @@ class Two(nn.Module):
         return x.new_zeros(2, 3)
 
 
-def test_two_rows_of_scores_for_one_picture_are_no_answer(net: Net, picture: Tensor) -> None:
+def test_two_rows_of_scores_for_one_picture_are_no_answer(net: LoadedModel, picture: Tensor) -> None:
     with pytest.raises(UsageError, match="2 pictures at once; what is asked for is of one"):
         predict(dataclasses.replace(net, model=Two(), name="twice", categories=None), [picture])
 
@@ -89,7 +89,7 @@ class Classless(nn.Module):
         return x.new_zeros(1, 0)
 
 
-def test_a_model_without_any_class_is_told(net: Net, picture: Tensor) -> None:
+def test_a_model_without_any_class_is_told(net: LoadedModel, picture: Tensor) -> None:
     with pytest.raises(ModelError, match="the model has no class at all: its scores are empty; visualize, stats"):
         predict(dataclasses.replace(net, model=Classless(), categories=None), [picture])
 

@@ -18,7 +18,7 @@ from hookscope.activity import reduce_output
 from hookscope.errors import ImageError
 from hookscope.layers import Call
 from hookscope.levels import ChannelChoice, Scale
-from hookscope.maps import Shown, feature_maps
+from hookscope.maps import InputSize, feature_maps
 from hookscope.pictures import write_png
 from hookscope.sheets import Origin, Style, draw_sheet
 
@@ -62,7 +62,7 @@ OUTPUTS = {
     "parts": ({"out": random(1, 3, 5, 5), "aux": random(2, 4, 3, 9)}, {}),
     "clip": (random(1, 3, 4, 5, 6), {"module": nn.Conv3d(1, 1, 1)}),
     "clip plain": (random(1, 3, 4, 5, 6), {"module": nn.Conv3d(1, 1, 1), "plain": True, "cell": 12}),
-    "tokens": (random(1, 197, 12), {"shown": Shown(224, 224)}),
+    "tokens": (random(1, 197, 12), {"shown": InputSize(224, 224)}),
     "strip": (random(1, 3, 1, 5000), {}),
     "half": (random(1, 3, 5, 5).half(), {}),
 }

@@ -18,7 +18,7 @@ from hookscope.errors import HookscopeError, InputError, ModelError, TargetError
 from hookscope.saliency import Saliency, saliency_maps
 from hookscope.saliency_methods import METHODS, Settings
 from hookscope.scores import Prediction
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -618,7 +618,7 @@ def busy() -> nn.Module:
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_of_the_model_changes(method: str) -> None:
     net, x = busy(), picture().requires_grad_()
-    hooks, before, state = hooks_on(net), x.detach().clone(), State(net)
+    hooks, before, state = hooks_on(net), x.detach().clone(), ModelSnapshot(net)
     saliency_maps(net, x, "top:2", method, settings=FEW)
     assert state.changes() == [] and hooks_on(net) == hooks
     assert torch.equal(x, before) and x.grad is None
@@ -642,7 +642,7 @@ class Fails(nn.Module):
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_of_the_model_changes_when_a_layer_fails(method: str, at: int) -> None:
     net = chain(**dict(small().named_children()), fails=Fails(at)).train()
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(RuntimeError, match="as planned"):
         saliency_maps(net, picture(), 0, method, settings=FEW)
     assert state.changes() == [] and hooks_on(net) == 0
@@ -655,12 +655,12 @@ def test_nothing_of_the_model_changes_when_somebodys_hook_or_progress_fails(meth
     def fail(*args: Any) -> None:
         raise RuntimeError("as planned")
 
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(RuntimeError, match="as planned"):
         saliency_maps(net, picture(), 0, method, settings=FEW, on_progress=fail)
     assert state.changes() == []
     handle = net.second.register_full_backward_hook(fail)  # in the way back
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(RuntimeError):
         saliency_maps(net, picture(), 0, method, settings=FEW)
     assert state.changes() == []

@@ -18,10 +18,10 @@ from hookscope.saliency_methods import METHODS
 from hookscope.saliency_page import draw_saliency, still_of
 from hookscope.scores import Prediction
 from hookscope.sheets import Origin
-from hookscope.subjects import Subject
+from hookscope.subjects import OverlaySource
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
-SUBJECT = Subject(Image.new("RGB", (400, 300), (200, 10, 10)), (50.0, 0.0, 350.0, 300.0), ORIGIN)
+SUBJECT = OverlaySource(Image.new("RGB", (400, 300), (200, 10, 10)), (50.0, 0.0, 350.0, 300.0), ORIGIN)
 TABBY = Prediction(281, "tabby", 12.25, 0.875)
 
 

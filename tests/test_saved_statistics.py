@@ -17,17 +17,17 @@ from hookscope.errors import InputError
 from hookscope.saved_statistics import (
     FORMAT,
     Progress,
-    SavedTally,
+    SavedStatistics,
     Source,
     _digest,
     check_same_source,
     fingerprint_of,
-    load_tally,
-    merge_tallies,
-    save_tally,
+    load_statistics,
+    merge_statistics,
+    save_statistics,
 )
-from hookscope.survey import Survey
-from hookscope.tally import Tally
+from hookscope.survey import StatisticsCollector
+from hookscope.tally import RunningStatistics
 
 SOURCE = Source("tiny", "random (seed 0)", "ab12", "resize 8", "every convolution", rank=True)
 
@@ -43,14 +43,14 @@ class Tiny(nn.Module):
         return self.act(self.array(self.conv(x)))
 
 
-def measured(first: int, last: int) -> Tally:
+def measured(first: int, last: int) -> RunningStatistics:
     """What is counted of these of nine images, by a net whose weights never change."""
     images = torch.randn(9, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     images[4, 1, 2, 2] = torch.nan
     net = Tiny().eval()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(parameter.shape)))
-    with Survey(net, rank=True) as survey, torch.no_grad():
+    with StatisticsCollector(net, rank=True) as survey, torch.no_grad():
         for at in range(first, last):
             survey.name_images([f"{at}.jpg"])
             net(images[at : at + 1])
@@ -59,11 +59,11 @@ def measured(first: int, last: int) -> Tally:
 
 def saved(path: Path, first: int = 0, last: int = 9, **source: Any) -> Path:
     progress = Progress.after([f"{at}.jpg" for at in range(9)], last)
-    save_tally(path, SavedTally(replace(SOURCE, **source), measured(first, last), progress))
+    save_statistics(path, SavedStatistics(replace(SOURCE, **source), measured(first, last), progress))
     return path
 
 
-def same(one: Tally, other: Tally, rel: float = 1e-12, places: bool = True) -> None:
+def same(one: RunningStatistics, other: RunningStatistics, rel: float = 1e-12, places: bool = True) -> None:
     assert one.images == other.images
     for a, b in zip(one.statistics(), other.statistics(), strict=True):
         for field in ("call", "items", "shape", "min", "max", "zeros", "nan", "inf", "quantiles", "dead_channels"):
@@ -80,10 +80,10 @@ def same(one: Tally, other: Tally, rel: float = 1e-12, places: bool = True) -> N
 
 
 def test_it_comes_back_to_the_last_bit(tmp_path: Path) -> None:
-    found = load_tally(saved(tmp_path / "a.json"))
+    found = load_statistics(saved(tmp_path / "a.json"))
     assert found.source == SOURCE and found.progress == Progress.after([f"{at}.jpg" for at in range(9)], 9)
     same(found.tally, measured(0, 9), rel=0)
-    save_tally(tmp_path / "b.json", found)
+    save_statistics(tmp_path / "b.json", found)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
@@ -92,20 +92,20 @@ def test_shards_merged_in_any_order_are_the_whole(tmp_path: Path, cuts: tuple[in
     edges = [0, *cuts, 9]
     paths = [saved(tmp_path / f"{a}.json", a, b) for a, b in pairwise(edges)]
     for ordered in (paths, paths[::-1]):
-        joined = merge_tallies(ordered)
+        joined = merge_statistics(ordered)
         same(joined.tally, measured(0, 9), places=ordered is paths)  # a tanh reaches its bounds more than once
         assert joined.progress is None and joined.source == SOURCE
-    alone = merge_tallies(paths[:1])
+    alone = merge_statistics(paths[:1])
     assert alone.progress == Progress.after([f"{at}.jpg" for at in range(9)], edges[1])
 
 
 def test_one_that_has_counted_nothing_adds_nothing(tmp_path: Path) -> None:
-    save_tally(tmp_path / "empty.json", SavedTally(SOURCE, Tally()))
-    same(merge_tallies([tmp_path / "empty.json", saved(tmp_path / "a.json")]).tally, measured(0, 9))
+    save_statistics(tmp_path / "empty.json", SavedStatistics(SOURCE, RunningStatistics()))
+    same(merge_statistics([tmp_path / "empty.json", saved(tmp_path / "a.json")]).tally, measured(0, 9))
 
 
 def test_a_run_taken_up_again_ends_as_one_that_was_not_cut_short(tmp_path: Path) -> None:
-    tally = load_tally(saved(tmp_path / "a.json", 0, 5)).tally
+    tally = load_statistics(saved(tmp_path / "a.json", 0, 5)).tally
     tally.merge(measured(5, 9))
     same(tally, measured(0, 9))
 
@@ -123,7 +123,7 @@ def test_progress_knows_its_images_by_their_names() -> None:
 
 def refusal(*paths: Path) -> str:
     with pytest.raises(InputError) as caught:
-        merge_tallies(paths)
+        merge_statistics(paths)
     text = str(caught.value)
     assert "\n" not in text and len(text) < 400
     return text
@@ -163,7 +163,7 @@ def test_other_files(tmp_path: Path) -> None:
     assert "missing.json': No such file" in refusal(tmp_path / "missing.json")
     assert "Is a directory" in refusal(tmp_path)
     with pytest.raises(InputError, match="no saved statistics to merge"):
-        merge_tallies([])
+        merge_statistics([])
 
 
 def test_another_format(tmp_path: Path) -> None:
@@ -264,8 +264,8 @@ def test_a_fingerprint_sees_into_packed_weights() -> None:
 
 
 def test_the_same_images_are_not_counted_twice(tmp_path: Path) -> None:
-    saved = SavedTally(SOURCE, Tally(), Progress.after(["a.jpg"], 1))
+    saved = SavedStatistics(SOURCE, RunningStatistics(), Progress.after(["a.jpg"], 1))
     for name in ("a.json", "copy.json"):
-        save_tally(tmp_path / name, saved)
+        save_statistics(tmp_path / name, saved)
     with pytest.raises(InputError, match="hold the same images"):
-        merge_tallies([tmp_path / "a.json", tmp_path / "copy.json"])
+        merge_statistics([tmp_path / "a.json", tmp_path / "copy.json"])

@@ -18,7 +18,7 @@ from hookscope.errors import UsageError
 from hookscope.layers import Call
 from hookscope.lettering import text_pixels
 from hookscope.levels import ChannelChoice, Scale
-from hookscope.maps import Shown
+from hookscope.maps import InputSize
 from hookscope.pictures import encode_png, read_provenance
 from hookscope.sheets import Origin, Sheet, Style, draw_sheet, shape_text
 
@@ -220,7 +220,7 @@ def test_proposals_and_single_positions_are_not_laid_over() -> None:
 
 
 def test_tokens_and_other_shapes_are_drawn(words: list[str]) -> None:
-    sheet = sheet_of(random(1, 50, 6), Call("encoder", "Encoder", 0, None), shown=Shown(28, 28))
+    sheet = sheet_of(random(1, 50, 6), Call("encoder", "Encoder", 0, None), shown=InputSize(28, 28))
     assert [part["part"] for part in sheet.provenance["parts"]] == ["", "class token"]
     assert "maps   6x7x7 of N L C" in words
     assert "index" not in words[0]

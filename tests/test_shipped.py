@@ -22,11 +22,11 @@ from hookscope.cli import process
 from hookscope.cli.main import main
 from hookscope.descriptions import count_parameters, read_description, read_header
 from hookscope.errors import WeightsError
-from hookscope.shipped import SHIPPED, weights_path
+from hookscope.shipped import BUNDLED, weights_path
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "samples" / "shapes" / "shapes.safetensors"
-SHAPES = SHIPPED["shapes"]
+SHAPES = BUNDLED["shapes"]
 
 
 # --- where ------------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_nowhere_is_one_line_that_says_what_to_do(places: tuple[Path, Path]) -> 
 def test_a_wheel_has_the_file_where_it_is_looked_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     into = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert into == {f"{made.folder}/{made.file}": f"hookscope/{made.file}" for made in SHIPPED.values()}
+    assert into == {f"{made.folder}/{made.file}": f"hookscope/{made.file}" for made in BUNDLED.values()}
     assert Path(shipped._PACKAGE) == ROOT / "hookscope"
     assert any(line.startswith("safetensors>=") for line in project["project"]["dependencies"])
 
@@ -73,9 +73,9 @@ def test_a_wheel_has_the_file_where_it_is_looked_for() -> None:
 # --- what -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("made", SHIPPED.values(), ids=lambda made: made.name)
-def test_the_facts_make_a_model_of_torchvision(made: shipped.Shipped) -> None:
-    assert SHIPPED[made.name] is made
+@pytest.mark.parametrize("made", BUNDLED.values(), ids=lambda made: made.name)
+def test_the_facts_make_a_model_of_torchvision(made: shipped.BundledModel) -> None:
+    assert BUNDLED[made.name] is made
     assert made.name not in torchvision.models.list_models()
     model = torchvision.models.get_model(made.architecture, num_classes=made.classes).eval()
     assert model(torch.zeros(1, 3, made.side, made.side)).shape == (1, made.classes)

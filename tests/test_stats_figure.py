@@ -20,7 +20,7 @@ from hookscope.health import diagnose
 from hookscope.layers import Call
 from hookscope.statistics import LayerStatistics
 from hookscope.stats_figure import draw_statistics
-from hookscope.survey import Survey
+from hookscope.survey import StatisticsCollector
 
 
 def layer_of(values: Any, name: str = "conv", kind: str = "Conv2d", bounds: Any = (None, None)) -> LayerStatistics:
@@ -201,7 +201,7 @@ def planted() -> nn.Sequential:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_planted_faults_are_all_on_the_page(suffix: str) -> None:
     net = planted()
-    with torch.no_grad(), Survey(net) as survey:
+    with torch.no_grad(), StatisticsCollector(net) as survey:
         net(torch.randn(20, 3, 9, 9))
     findings = diagnose(survey.tally)
     figure = draw_statistics(survey.tally.statistics(), findings, "planted")

@@ -11,13 +11,13 @@ from PIL import Image
 
 from hookscope.scores import Prediction
 from hookscope.sheets import Origin
-from hookscope.subjects import Subject, answer_facts, answer_lines
+from hookscope.subjects import OverlaySource, answer_facts, answer_lines
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
 
 
-def subject_of(box: tuple[float, float, float, float], origin: Origin = ORIGIN) -> Subject:
-    return Subject(Image.new("RGB", (400, 300)), box, origin)
+def subject_of(box: tuple[float, float, float, float], origin: Origin = ORIGIN) -> OverlaySource:
+    return OverlaySource(Image.new("RGB", (400, 300)), box, origin)
 
 
 def test_the_peak_is_the_middle_of_the_highest_cell_in_the_box() -> None:

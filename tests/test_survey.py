@@ -18,8 +18,8 @@ import hookscope
 from hookscope.errors import InputError, LayerError
 from hookscope.maps import as_float, by_channel
 from hookscope.statistics import LayerStatistics
-from hookscope.survey import Survey
-from hookscope.tally import Tally
+from hookscope.survey import StatisticsCollector
+from hookscope.tally import RunningStatistics
 from hookscope.tensors import tensors_in
 
 ALL = {"layers": "all", "types": ("all",)}
@@ -115,7 +115,7 @@ def judged(found: LayerStatistics, stored: np.ndarray[Any, Any]) -> None:
     assert found.low_at is not None and (found.low_at.channel, *found.low_at.position) == low[1:]
 
 
-def kept(net: nn.Module, x: Any, survey: Survey) -> dict[str, np.ndarray[Any, Any]]:
+def kept(net: nn.Module, x: Any, survey: StatisticsCollector) -> dict[str, np.ndarray[Any, Any]]:
     """What `capture` keeps of a pass, by the key of a statistic."""
     with torch.no_grad(), hookscope.capture(net, survey.layers, survey.types) as activations:
         net(x)
@@ -128,10 +128,12 @@ def kept(net: nn.Module, x: Any, survey: Survey) -> dict[str, np.ndarray[Any, An
     return found
 
 
-def surveyed(net: nn.Module, x: Tensor, *sizes: int, order: Sequence[int] | None = None, **told: Any) -> Survey:
+def surveyed(
+    net: nn.Module, x: Tensor, *sizes: int, order: Sequence[int] | None = None, **told: Any
+) -> StatisticsCollector:
     """A survey of ``x`` in batches of these sizes, in this order of images."""
     at = torch.tensor(list(order or range(len(x))))
-    with Survey(net, **told) as survey, torch.no_grad():
+    with StatisticsCollector(net, **told) as survey, torch.no_grad():
         for part in at.split(list(sizes) or len(at)):
             survey.name_images([names(len(x))[number] for number in part])
             net(x[part])
@@ -151,7 +153,7 @@ def test_every_layer_against_numpy_on_what_capture_kept(make: Any, told: dict[st
         assert found.items == len(stored[found.key])
 
 
-def same(one: Tally, other: Tally, places: bool = True, rel: float = 1e-6) -> None:
+def same(one: RunningStatistics, other: RunningStatistics, places: bool = True, rel: float = 1e-6) -> None:
     """What the network computes differs in the last digits of float32 with the size of its batches: ``rel``."""
     assert one.images == other.images
     for a, b in zip(one.statistics(), other.statistics(), strict=True):
@@ -177,18 +179,18 @@ def test_batches_order_and_shards_change_nothing(name: str) -> None:
     for sizes in ((1,) * 6, (3, 3), (4, 2)):
         same(surveyed(net, x, *sizes, rank=True, **told).tally, whole, places=False)
     same(surveyed(net, x, 2, 4, order=[5, 0, 3, 1, 4, 2], rank=True, **told).tally, whole, places=False)
-    joined = Tally()
+    joined = RunningStatistics()
     for part in ([3, 4, 5], [], [0], [1, 2]):
-        shard = surveyed(net, x, order=part, rank=True, **told) if part else Survey(net, rank=True, **told)
-        joined.merge(Tally.from_state(shard.tally.state_dict()))
+        shard = surveyed(net, x, order=part, rank=True, **told) if part else StatisticsCollector(net, rank=True, **told)
+        joined.merge(RunningStatistics.from_state(shard.tally.state_dict()))
     same(joined, whole, places=False)
 
 
 def test_taken_up_again_it_goes_on() -> None:
     net, x = seeded(Block), images()
     first = surveyed(net, x[:2], rank=True).tally
-    survey = Survey(net, rank=True)
-    survey.tally = Tally.from_state(first.state_dict())
+    survey = StatisticsCollector(net, rank=True)
+    survey.tally = RunningStatistics.from_state(first.state_dict())
     with survey, torch.no_grad():
         survey.name_images(names(6)[2:])
         net(x[2:])
@@ -215,7 +217,7 @@ def test_images_are_known_by_their_names_or_numbers() -> None:
     x = torch.zeros(4, 1, 2, 3)
     x[2, 0, 1, 2], x[1, 0, 0, 1], x[3, 0, 1, 0] = 5, -5, torch.nan
     for given, low, high, bad in ((names(4), "1.jpg", "2.jpg", "3.jpg"), (None, "1", "2", "3")):
-        with Survey(net) as survey, torch.no_grad():
+        with StatisticsCollector(net) as survey, torch.no_grad():
             for part in (slice(0, 1), slice(1, 4)):
                 if given is not None:
                     survey.name_images(given[part])
@@ -229,7 +231,7 @@ def test_images_are_known_by_their_names_or_numbers() -> None:
 def test_names_are_those_of_the_next_pass_alone() -> None:
     net = nn.Conv2d(3, 2, 1)
     nn.init.ones_(net.weight)
-    with Survey(net) as survey, torch.no_grad():
+    with StatisticsCollector(net) as survey, torch.no_grad():
         survey.name_images(["a"])
         net(images(1))
         net(images(1) + 100)
@@ -250,11 +252,11 @@ def test_items_that_are_no_images_have_no_name() -> None:
             return self.head(x.flatten(2).mT.flatten(0, 1))
 
     net = Proposals()
-    with Survey(net, "head") as survey, torch.no_grad():
+    with StatisticsCollector(net, "head") as survey, torch.no_grad():
         net(images(2))
     (found,) = survey.tally.statistics()
     assert found.items == 128 and found.low_at is not None and found.low_at.image is None
-    with Survey(net, "head") as survey, torch.no_grad():
+    with StatisticsCollector(net, "head") as survey, torch.no_grad():
         survey.name_images(["cat"])
         net(images(1))
     (found,) = survey.tally.statistics()
@@ -273,7 +275,7 @@ def test_pictures_in_a_list_are_as_many_images() -> None:
     net, pictures = Detector(), list(images(3))
     targets = [{"boxes": torch.zeros(2, 4), "masks": torch.zeros(2, 8, 8)}] * 3
     for given in ((pictures,), (pictures, targets)):
-        with Survey(net) as survey, torch.no_grad():
+        with StatisticsCollector(net) as survey, torch.no_grad():
             survey.name_images(names(3))
             net(*given)
         (found,) = survey.tally.statistics()
@@ -283,7 +285,7 @@ def test_pictures_in_a_list_are_as_many_images() -> None:
 
 def test_a_picture_without_a_batch() -> None:
     net, x = seeded(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout())), images(1)
-    with Survey(net, **ALL) as survey, torch.no_grad():
+    with StatisticsCollector(net, **ALL) as survey, torch.no_grad():
         net(x[0])
     batched = surveyed(net, x, **ALL).tally.statistics()
     for one, other in zip(survey.tally.statistics(), batched, strict=True):
@@ -322,7 +324,7 @@ class Puts(nn.Module):
 
 def put(*outputs: Any) -> list[LayerStatistics]:
     net = Puts(*outputs)
-    with Survey(net, "inner") as survey, torch.no_grad():
+    with StatisticsCollector(net, "inner") as survey, torch.no_grad():
         for _ in outputs:
             net(images(2))
     return survey.tally.statistics()
@@ -401,7 +403,7 @@ class Norms(nn.Module):
 @pytest.mark.parametrize("layers", ["conv", None, "all"])
 def test_batch_norms_are_judged_by_what_they_are_given(mode: Any, norm: Any, layers: Any) -> None:
     net, x = seeded(lambda: Norms(norm)), images()
-    with Survey(net, layers, None if layers != "all" else ("all",)) as survey, mode():
+    with StatisticsCollector(net, layers, None if layers != "all" else ("all",)) as survey, mode():
         net(x)
     drifts = survey.tally.drifts()
     assert [one.layer for one in drifts] == ["after_conv", "after_write", "after_sum", "shared"]
@@ -460,7 +462,7 @@ def test_a_pass_that_raises_half_way_is_not_counted_at_all() -> None:
     net, x = seeded(Fails), images()
     bad = x.clone()
     bad[0, 0, 0, 0] = torch.nan
-    with Survey(net) as survey, torch.no_grad():
+    with StatisticsCollector(net) as survey, torch.no_grad():
         net(x[:2])
         survey.name_images(names(6))
         with pytest.raises(ValueError, match="as asked"):
@@ -468,14 +470,14 @@ def test_a_pass_that_raises_half_way_is_not_counted_at_all() -> None:
         net(x[2:])
     assert survey.tally.images == 6 and hooks_on(net) == 0
     assert [one.items for one in survey.tally.statistics()] == [6, 6] and survey.tally.statistics()[0].nan == 0
-    with pytest.raises(ValueError, match="as asked"), Survey(net) as survey, torch.no_grad():
+    with pytest.raises(ValueError, match="as asked"), StatisticsCollector(net) as survey, torch.no_grad():
         [net(one) for one in (x, bad)]
     assert survey.tally.images == 6 and hooks_on(net) == 0
 
 
 def test_the_same_survey_entered_twice_goes_on() -> None:
     net, x = seeded(Block), images()
-    survey = Survey(net, rank=True)
+    survey = StatisticsCollector(net, rank=True)
     for part in (slice(0, 4), slice(4, 6)):
         with survey, torch.no_grad():
             survey.name_images(names(6)[part])
@@ -486,7 +488,7 @@ def test_the_same_survey_entered_twice_goes_on() -> None:
 
 def test_a_layer_that_does_not_exist_leaves_no_hook() -> None:
     net = seeded(Block)
-    with pytest.raises(LayerError), Survey(net, "conv9"):
+    with pytest.raises(LayerError), StatisticsCollector(net, "conv9"):
         pass
     assert hooks_on(net) == 0
 
@@ -499,7 +501,7 @@ def test_the_model_never_knows(mode: Any, train: bool) -> None:
     with mode():
         expected = plain(x)
     random, threads = torch.get_rng_state(), torch.get_num_threads()
-    with mode(), Survey(watched, rank=True, **ALL) as survey:
+    with mode(), StatisticsCollector(watched, rank=True, **ALL) as survey:
         found = watched(x)
     assert torch.equal(found, expected) and found.requires_grad == expected.requires_grad
     assert torch.equal(torch.get_rng_state(), random) and torch.get_num_threads() == threads
@@ -539,6 +541,6 @@ def test_the_whole_of_resnet() -> None:
 def test_a_convolution_that_never_runs_and_one_of_another_kind_are_no_error() -> None:
     idle = nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), nn.Identity())
     idle[2].layer = nn.Conv2d(3, 4, 3)
-    with Survey(idle) as survey, torch.no_grad():
+    with StatisticsCollector(idle) as survey, torch.no_grad():
         idle(torch.rand(2, 3, 9))
     assert [found.key for found in survey.tally.statistics()] == ["0", "1"]

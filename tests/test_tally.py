@@ -11,16 +11,16 @@ from hookscope.accumulator import LayerAccumulator
 from hookscope.batchnorm import BatchNormAccumulator
 from hookscope.errors import InputError
 from hookscope.layers import Call
-from hookscope.tally import Tally
+from hookscope.tally import RunningStatistics
 
 
 def random(*shape: int, seed: int = 3) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def counted(values: Tensor, *keys: str) -> Tally:
+def counted(values: Tensor, *keys: str) -> RunningStatistics:
     """A tally of ``values`` as what each layer put out; ``name#1`` is a second call."""
-    tally = Tally(len(values))
+    tally = RunningStatistics(len(values))
     for key in keys:
         name, _, number = key.partition("#")
         found = LayerAccumulator(Call(name, "Conv2d", int(number or 0), None), values.shape[1])
@@ -34,7 +34,7 @@ def counted(values: Tensor, *keys: str) -> Tally:
 
 def test_two_halves_are_the_whole() -> None:
     values = random(6, 3, 4, 4)
-    whole, joined = counted(values, "a", "b"), Tally()
+    whole, joined = counted(values, "a", "b"), RunningStatistics()
     for part in (values[:1], values[1:]):
         joined.merge(counted(part, "a", "b"))
     assert joined.images == 6
@@ -70,7 +70,7 @@ def test_what_ran_only_in_one_keeps_its_place(first: list[str], second: list[str
 
 def test_merging_shares_nothing_that_changes() -> None:
     values = random(4, 3, 4, 4)
-    joined, other = Tally(), counted(values, "a")
+    joined, other = RunningStatistics(), counted(values, "a")
     joined.merge(other)
     joined.merge(counted(values, "a"))
     joined.layers["a"].update(values, ["w", "x", "y", "z"])
@@ -91,7 +91,7 @@ def test_other_layers_are_refused_before_anything_is_added() -> None:
 
 def test_a_state_gives_the_tally_back_and_goes_on() -> None:
     values = random(5, 3, 4, 4)
-    again = Tally.from_state(counted(values[:2], "a", "b#1").state_dict())
+    again = RunningStatistics.from_state(counted(values[:2], "a", "b#1").state_dict())
     again.merge(counted(values[2:], "a", "b#1"))
     assert (again.images, list(again.layers), list(again.batch_norms)) == (5, ["a", "b#1"], ["bn"])
     stored = values.double().numpy()
@@ -107,6 +107,6 @@ def test_the_threshold_of_duplicates() -> None:
 
 
 def test_nothing_counted() -> None:
-    empty = Tally()
-    empty.merge(Tally.from_state(Tally().state_dict()))
+    empty = RunningStatistics()
+    empty.merge(RunningStatistics.from_state(RunningStatistics().state_dict()))
     assert (empty.images, empty.statistics(), empty.drifts()) == (0, [], [])

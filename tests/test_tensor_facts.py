@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.tensor_facts import TensorFacts, facts_of
+from hookscope.tensor_facts import TensorSummary, facts_of
 
 
-def facts(tensor: Tensor, most: int = 0) -> TensorFacts:
+def facts(tensor: Tensor, most: int = 0) -> TensorSummary:
     return facts_of(tensor, most)[""]
 
 
@@ -34,7 +34,7 @@ def facts(tensor: Tensor, most: int = 0) -> TensorFacts:
     ids=str,
 )
 def test_the_range_of_every_type(tensor: Tensor, dtype: str, least: float, most: float) -> None:
-    assert facts(tensor) == TensorFacts(tuple(tensor.shape), dtype, least, most, 0)
+    assert facts(tensor) == TensorSummary(tuple(tensor.shape), dtype, least, most, 0)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_values_that_are_not_finite_are_counted_and_no_extremes(
 
 def test_complex_values_have_no_range() -> None:
     tensor = torch.tensor([1 + 2j, complex(math.nan, 0)]).conj()
-    assert facts(tensor[:1], 1) == TensorFacts((1,), "complex64", None, None, 0, [[1.0, -2.0]])
+    assert facts(tensor[:1], 1) == TensorSummary((1,), "complex64", None, None, 0, [[1.0, -2.0]])
     assert facts(tensor).nonfinite == 1
 
 
 def test_the_meta_device_has_no_values() -> None:
-    assert facts(torch.empty(2, 3, device="meta"), 100) == TensorFacts((2, 3), "float32", None, None, 0)
+    assert facts(torch.empty(2, 3, device="meta"), 100) == TensorSummary((2, 3), "float32", None, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_small_tensors_are_told_whole(tensor: Tensor, most: int, values: Any) ->
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantized_tensors_are_told_as_what_they_stand_for() -> None:
     tensor = torch.quantize_per_tensor(torch.tensor([-1.0, 0.6]), 0.5, 10, torch.quint8)
-    assert facts(tensor, 2) == TensorFacts((2,), "quint8", -1.0, 0.5, 0, [-1.0, 0.5])
+    assert facts(tensor, 2) == TensorSummary((2,), "quint8", -1.0, 0.5, 0, [-1.0, 0.5])
 
 
 def test_containers_by_part() -> None:

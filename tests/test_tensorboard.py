@@ -23,7 +23,7 @@ from hookscope.errors import InstallationError, WriteError
 from hookscope.layers import Call
 from hookscope.quantiles import ValueHistogram
 from hookscope.statistics import LayerStatistics
-from hookscope.survey import Survey
+from hookscope.survey import StatisticsCollector
 from hookscope.tensorboard import buckets, check_installed, write_events
 
 SCALARS = ("mean", "std", "min", "max", "rms", "zeros", "nan", "inf", "saturated", "rank")
@@ -50,7 +50,7 @@ def read(folder: Path) -> Any:
 def measured() -> list[LayerStatistics]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 1), nn.Sigmoid())
-    with torch.no_grad(), Survey(net, rank=True) as survey:
+    with torch.no_grad(), StatisticsCollector(net, rank=True) as survey:
         net[0].bias[1] = -9
         net(torch.randn(3, 3, 12, 12))
     return survey.tally.statistics()

@@ -13,7 +13,7 @@ import torchinfo
 from torch import Tensor, nn
 
 from hookscope.errors import InputError, LayerError, ModelError
-from hookscope.hooks import Door
+from hookscope.hooks import HookHandles
 from hookscope.inputs import example_inputs
 from hookscope.kinds import is_leaf
 from hookscope.recorder import count_macs
@@ -528,7 +528,7 @@ def test_scripted_and_lazy_models_are_refused_whole() -> None:
 
 def test_a_door_that_is_open_stays_open() -> None:
     net, seen = nn.Sequential(nn.Conv2d(3, 4, 1)), []
-    with Door() as door:
+    with HookHandles() as door:
         door.forward(net[0], lambda *args: seen.append(1))
         list_layers(net, (4, 4))
         assert seen == []

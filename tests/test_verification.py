@@ -23,18 +23,18 @@ from hookscope.activations import capture
 from hookscope.differences import largest_difference, same_bits
 from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.inputs import family_of
-from hookscope.models import Net, load_model
-from hookscope.node_by_node import Edge, run_node_by_node
+from hookscope.models import LoadedModel, load_model
+from hookscope.node_by_node import Edge, run_fx_graph
 from hookscope.preprocess import Preprocess
-from hookscope.untouched import Change, State, random_states, random_states_kept
+from hookscope.untouched import ModelSnapshot, StateChange, random_states, random_states_kept
 from hookscope.verification import Check, noise_pictures, verify
 
 NAMES = ["feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"]
 
 
-def as_net(model: nn.Module) -> Net:
+def as_net(model: nn.Module) -> LoadedModel:
     family = family_of(model)
-    return Net(model.eval(), "a net", "none", Preprocess(family, default_size=(8, 8)), None, family, "cpu")
+    return LoadedModel(model.eval(), "a net", "none", Preprocess(family, default_size=(8, 8)), None, family, "cpu")
 
 
 def checks(model: nn.Module, layers: Any = "all", types: Any = ("all",)) -> dict[str, Check]:
@@ -270,13 +270,13 @@ def test_wrongly_recorded_inputs_are_found(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_hook_left_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Reused()
 
-    def keep_one(self: hookscope.hooks.Door, *error: Any) -> None:
+    def keep_one(self: hookscope.hooks.HookHandles, *error: Any) -> None:
         with self._stack.pop_all() as stack:
             stack.pop_all()
         model.bn1.register_forward_hook(lambda *call: None)
 
     with monkeypatch.context() as patch:
-        patch.setattr(hookscope.hooks.Door, "__exit__", keep_one)
+        patch.setattr(hookscope.hooks.HookHandles, "__exit__", keep_one)
         net = as_net(model)
         found = next(check for check in verify(net, noise_pictures(net)) if check.name == "untouched")
     assert found.holds is False
@@ -284,15 +284,15 @@ def test_a_hook_left_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hook_left_by_an_exception_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    close = hookscope.hooks.Door.__exit__
+    close = hookscope.hooks.HookHandles.__exit__
 
-    def leave_when_raised(self: hookscope.hooks.Door, kind: Any, error: Any, trace: Any) -> None:
+    def leave_when_raised(self: hookscope.hooks.HookHandles, kind: Any, error: Any, trace: Any) -> None:
         close(self, kind, error, trace)
         if error is not None:
             model.conv2.register_forward_hook(lambda *call: None)
 
     model = Reused()
-    monkeypatch.setattr(hookscope.hooks.Door, "__exit__", leave_when_raised)
+    monkeypatch.setattr(hookscope.hooks.HookHandles, "__exit__", leave_when_raised)
     found = checks(model)
     assert failing(found) == [("untouched", "conv2")]
     assert "hooks changed by a pass left half-way" in found["untouched"].note
@@ -390,9 +390,9 @@ def test_a_call_that_the_trace_has_not_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_capture_that_loses_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = hookscope.by_call.ByCall._add
+    add = hookscope.by_call.CallMapping._add
     monkeypatch.setattr(
-        hookscope.by_call.ByCall, "_add", lambda self, call, value: call.key == "fc" or add(self, call, value)
+        hookscope.by_call.CallMapping, "_add", lambda self, call, value: call.key == "fc" or add(self, call, value)
     )
     found = checks(Reused())
     assert failing(found) == [("feature-extractor", "fc"), ("re-computation", "fc"), ("shapes", "fc")]
@@ -407,7 +407,7 @@ def test_refused_inputs_and_unknown_layers_are_errors() -> None:
 
 def test_an_abandoned_iterator_leaves_everything_as_before() -> None:
     model = Reused()
-    state = State(model)
+    state = ModelSnapshot(model)
     net = as_net(model)
     found = verify(net, noise_pictures(net))
     next(found)
@@ -446,7 +446,7 @@ def test_noise_is_seeded_and_fits_the_family() -> None:
 @torch.no_grad()
 def node_outputs(model: nn.Module, x: Tensor) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    run_node_by_node(model, (x.clone(),), lambda key, output: found.update({key: copy.deepcopy(output)}))
+    run_fx_graph(model, (x.clone(),), lambda key, output: found.update({key: copy.deepcopy(output)}))
     return found
 
 
@@ -494,16 +494,16 @@ def test_torchvisions_own_blocks_are_looked_into() -> None:
 
 
 def test_edges_say_what_feeds_what() -> None:
-    edges = run_node_by_node(Reused().eval(), (torch.randn(1, 3, 8, 8),), lambda key, output: None)
+    edges = run_fx_graph(Reused().eval(), (torch.randn(1, 3, 8, 8),), lambda key, output: None)
     expected = [("conv1", "bn1", 0), ("bn1", "relu", 0), ("relu", "conv2", "input")]
     assert list(edges.edges) == [Edge(*edge) for edge in expected]
 
 
 def test_the_model_is_not_touched_by_a_graph_that_does_not_run() -> None:
     model = Reused().eval()
-    state = State(model)
+    state = ModelSnapshot(model)
     with pytest.raises(ModelError, match="its graph does not run: "):
-        run_node_by_node(model, (torch.ones(1, 5, 8, 8),), lambda key, output: None)
+        run_fx_graph(model, (torch.ones(1, 5, 8, 8),), lambda key, output: None)
     assert state.changes() == []
 
 
@@ -542,7 +542,7 @@ def test_same_bits() -> None:
 
 def test_state_names_what_changed() -> None:
     model = Reused()
-    state = State(model)
+    state = ModelSnapshot(model)
     assert state.changes() == []
     with torch.no_grad():
         model.bn1.running_var.mul_(3)
@@ -554,12 +554,12 @@ def test_state_names_what_changed() -> None:
         np.random.rand()
         found = state.changes()
     assert found == [
-        Change("conv1", "parameter 'weight'"),
-        Change("bn1", "buffer 'running_var'", 2.0),
-        Change("", "random state of torch"),
-        Change("", "random state of Python"),
-        Change("", "random state of numpy"),
-        Change("fc", "buffer 'new' that was not there"),
+        StateChange("conv1", "parameter 'weight'"),
+        StateChange("bn1", "buffer 'running_var'", 2.0),
+        StateChange("", "random state of torch"),
+        StateChange("", "random state of Python"),
+        StateChange("", "random state of numpy"),
+        StateChange("fc", "buffer 'new' that was not there"),
     ]
     assert [change.layer for change in state.changes()] == ["conv1", "bn1", "fc"]
 

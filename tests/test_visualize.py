@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from hookscope.errors import InputError, LayerError, NoMapError, UsageError
 from hookscope.inputs import family_of
 from hookscope.levels import ChannelChoice, Scale
-from hookscope.models import Net, load_model
+from hookscope.models import LoadedModel, load_model
 from hookscope.preprocess import Preprocess
-from hookscope.run import refusal
-from hookscope.visualize import look, seen_pictures
+from hookscope.run import model_errors_as_input_errors
+from hookscope.visualize import run_and_reduce, seen_pictures
 
 
 class Small(nn.Module):
@@ -40,14 +40,14 @@ class Small(nn.Module):
         return out
 
 
-def net(model: nn.Module, **more: Any) -> Net:
+def net(model: nn.Module, **more: Any) -> LoadedModel:
     family = family_of(model)
     preprocess = Preprocess(family, mode="none", **more)
-    return Net(model.eval(), "net", "none", preprocess, None, family, "cpu")
+    return LoadedModel(model.eval(), "net", "none", preprocess, None, family, "cpu")
 
 
 @pytest.fixture
-def small() -> Net:
+def small() -> LoadedModel:
     torch.manual_seed(0)
     return net(Small())
 
@@ -59,8 +59,8 @@ def hooks(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-def test_values_are_those_the_layer_returned(small: Net) -> None:
-    seen = look(small, [PICTURE])
+def test_values_are_those_the_layer_returned(small: LoadedModel) -> None:
+    seen = run_and_reduce(small, [PICTURE])
     assert [(call.key, call.index) for call, _ in seen.activities] == [("conv1", 0), ("conv2", 1), ("conv2#1", 2)]
     assert seen.did_not_run == ("unused",)
     assert seen.without_map == ()
@@ -75,23 +75,23 @@ def test_values_are_those_the_layer_returned(small: Net) -> None:
     assert hooks(small.model) == 0
 
 
-def test_the_pass_ends_after_the_last_wanted_call(small: Net) -> None:
-    look(small, [PICTURE], "0")
-    look(small, [PICTURE], "conv2#0")
+def test_the_pass_ends_after_the_last_wanted_call(small: LoadedModel) -> None:
+    run_and_reduce(small, [PICTURE], "0")
+    run_and_reduce(small, [PICTURE], "conv2#0")
     assert small.model.passes == 0
-    look(small, [PICTURE], "-1")
+    run_and_reduce(small, [PICTURE], "-1")
     assert small.model.passes == 1
 
 
 @pytest.mark.parametrize(("layers", "keys"), [("-1", ["conv2#1"]), ("::2", ["conv1", "conv2#1"]), (1, ["conv2"])])
-def test_selections(small: Net, layers: str | int, keys: list[str]) -> None:
-    assert [call.key for call, _ in look(small, [PICTURE], layers).activities] == keys
+def test_selections(small: LoadedModel, layers: str | int, keys: list[str]) -> None:
+    assert [call.key for call, _ in run_and_reduce(small, [PICTURE], layers).activities] == keys
 
 
 def test_a_layer_is_found_by_any_of_its_names() -> None:
     model = nn.Sequential(nn.Conv2d(3, 3, 1))
     model.add_module("twin", model[0])
-    found = look(net(model), [PICTURE], "twin")
+    found = run_and_reduce(net(model), [PICTURE], "twin")
     assert [call.key for call, _ in found.activities] == ["0", "0#1"]
 
 
@@ -101,24 +101,24 @@ def test_a_gpu_gives_what_the_processor_gives() -> None:
     for device in ("cpu", "cuda"):
         loaded = load_model("squeezenet1_1", weights="none", device=device)
         picture = loaded.preprocess(Image.new("RGB", (80, 80), (200, 100, 50)))
-        values.append([activity.mean for _, activity in look(loaded, [picture]).activities])
+        values.append([activity.mean for _, activity in run_and_reduce(loaded, [picture]).activities])
     assert values[0] == pytest.approx(values[1], rel=1e-2, abs=1e-4)
 
 
-def test_channels_and_scale_reach_the_tiles(small: Net) -> None:
-    seen = look(small, [PICTURE], "0", choice=ChannelChoice.parse("2,1"), scale=Scale.parse("0:1"))
+def test_channels_and_scale_reach_the_tiles(small: LoadedModel) -> None:
+    seen = run_and_reduce(small, [PICTURE], "0", choice=ChannelChoice.parse("2,1"), scale=Scale.parse("0:1"))
     tiles = seen.activities[0][1].parts[0].tiles
     assert (tiles.channels, tiles.scale) == ([2, 1], "0:1")
 
 
-def test_a_vector_beside_maps_is_told_and_alone_is_an_error(small: Net) -> None:
-    seen = look(small, [PICTURE], ["0", "fc"])
+def test_a_vector_beside_maps_is_told_and_alone_is_an_error(small: LoadedModel) -> None:
+    seen = run_and_reduce(small, [PICTURE], ["0", "fc"])
     assert [call.key for call, _ in seen.activities] == ["conv1"]
     ((call, error),) = seen.without_map
     assert (call.key, error.asked) == ("fc", "the output is 1x2: no feature map")
     words = r"fc \(Linear\) has no map: the output is 1x2: no feature map; layers with one are convolutions, such as un"
     with pytest.raises(NoMapError, match=words):
-        look(small, [PICTURE], "fc")
+        run_and_reduce(small, [PICTURE], "fc")
     assert hooks(small.model) == 0
 
 
@@ -131,16 +131,18 @@ def test_a_vector_beside_maps_is_told_and_alone_is_an_error(small: Net) -> None:
         ("unused", None, NoMapError, "nothing to draw: unused did not run; choose another layer"),
     ],
 )
-def test_what_cannot_be_had(small: Net, layers: str, choice: str | None, error: type[Exception], words: str) -> None:
+def test_what_cannot_be_had(
+    small: LoadedModel, layers: str, choice: str | None, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error) as caught:
-        look(small, [PICTURE], layers, choice=ChannelChoice.parse(choice) if choice else None)
+        run_and_reduce(small, [PICTURE], layers, choice=ChannelChoice.parse(choice) if choice else None)
     assert words in str(caught.value)
     assert hooks(small.model) == 0
 
 
-def test_a_picture_that_the_model_refuses(small: Net) -> None:
+def test_a_picture_that_the_model_refuses(small: LoadedModel) -> None:
     with pytest.raises(InputError, match=r"net refuses a picture of 3x1x1: .*; try another --input-size"):
-        look(small, [PICTURE[:, :1, :1]])
+        run_and_reduce(small, [PICTURE[:, :1, :1]])
     assert hooks(small.model) == 0
 
 
@@ -150,23 +152,23 @@ def test_out_of_memory_is_not_the_pictures_fault() -> None:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
     with pytest.raises(RuntimeError, match="can't allocate memory"):
-        look(net(Greedy(3, 1, 1)), [PICTURE], types=["Greedy"])
+        run_and_reduce(net(Greedy(3, 1, 1)), [PICTURE], types=["Greedy"])
 
 
-def test_a_bad_percentile_is_a_usage_error(small: Net) -> None:
+def test_a_bad_percentile_is_a_usage_error(small: LoadedModel) -> None:
     with pytest.raises(UsageError):
-        look(small, [PICTURE], scale=Scale.parse("percentile:9,1"))
+        run_and_reduce(small, [PICTURE], scale=Scale.parse("percentile:9,1"))
 
 
-def test_broken_weights_are_counted(small: Net) -> None:
+def test_broken_weights_are_counted(small: LoadedModel) -> None:
     with torch.no_grad():
         small.model.conv1.weight[1] = math.nan
         small.model.conv1.weight[2] = 0
-    activity = look(small, [PICTURE], "0").activities[0][1]
+    activity = run_and_reduce(small, [PICTURE], "0").activities[0][1]
     assert (activity.dead, activity.nonfinite) == (1, 10 * 12)
 
 
-def test_the_pictures_that_the_network_saw(small: Net) -> None:
+def test_the_pictures_that_the_network_saw(small: LoadedModel) -> None:
     ((picture,),) = seen_pictures(small, [PICTURE])
     assert (picture.size, picture.mode) == ((14, 12), "RGB")
     video = net(nn.Sequential(nn.Conv3d(3, 1, 1)))
@@ -188,7 +190,7 @@ def test_a_detector_saw_its_own_resizing() -> None:
     ((picture,),) = seen_pictures(detector, [torch.full((3, 40, 80), 0.5)])
     assert picture.size == (64, 32)
     assert all(abs(part - 127) <= 1 for part in picture.getpixel((20, 20)))
-    seen = look(detector, [torch.rand(3, 40, 80)], "all")
+    seen = run_and_reduce(detector, [torch.rand(3, 40, 80)], "all")
     assert seen.activities[0][0].name == "backbone.0"
     assert seen.activities[0][1].shape == (1, 4, 4, 8)
 
@@ -211,13 +213,16 @@ def test_every_family_runs(name: str, types: tuple[str, ...], count: int) -> Non
     loaded = load_model(name, weights="none")
     photograph = Image.effect_noise((256, 256), 90).convert("RGB")
     pictures = [loaded.preprocess(photograph)] * (2 if loaded.family == "optical_flow" else 1)
-    seen = look(loaded, pictures, "all", types)
+    seen = run_and_reduce(loaded, pictures, "all", types)
     assert len(seen.activities) >= count
     assert hooks(loaded.model) == 0
 
 
 def test_a_model_that_ends_the_program_is_told() -> None:
-    with pytest.raises(InputError, match="ends the program"), refusal("net", []):
+    with pytest.raises(InputError, match="ends the program"), model_errors_as_input_errors("net", []):
         raise SystemExit(0)
-    with pytest.raises(SystemExit), refusal("net", []):  # as the command turns SIGTERM into an exit
+    with (
+        pytest.raises(SystemExit),
+        model_errors_as_input_errors("net", []),
+    ):  # as the command turns SIGTERM into an exit
         raise SystemExit(143)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hookscope.findings import Finding
-from hookscope.parameters import Thresholds, parameter_statistics
+from hookscope.parameters import ParameterThresholds, parameter_statistics
 from hookscope.weight_findings import finding_names, parameter_findings
 
 
@@ -73,6 +73,6 @@ def test_thresholds_are_in_the_words() -> None:
         layer.weight.copy_(torch.eye(9)[:3].reshape(3, 1, 3, 3))
         layer.weight[0] *= 0.01
     assert findings(layer) == []
-    thresholds = Thresholds(dead_norm=0.1)
+    thresholds = ParameterThresholds(dead_norm=0.1)
     (found,) = parameter_findings(parameter_statistics(layer, thresholds), thresholds)
     assert found.evidence == "1 of 3 filters has a norm of 0, or below 0.1 of the layer's median: 0"

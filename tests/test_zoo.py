@@ -18,9 +18,9 @@ from hookscope.effects import Effect, intervention_effect
 from hookscope.events import CallRecord, trace_events
 from hookscope.interventions import DropBlock, Dropout, Noise, Patch, Prune, Scale, Zero
 from hookscope.interventions.sources import activations_at
-from hookscope.models import Net, load_model
+from hookscope.models import LoadedModel, load_model
 from hookscope.tensors import map_tensors, tensors_in
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 # the side of a picture that a model runs on and is quick with
 CLASSIFICATION = {
@@ -87,7 +87,7 @@ class Subject:
     """A model with random weights, its inputs, and layers to change, found by hooks of its own."""
 
     def __init__(self, name: str, side: int) -> None:
-        self.net: Net = load_model(name, weights="none", device="cpu")
+        self.net: LoadedModel = load_model(name, weights="none", device="cpu")
         self.model = self.net.model
         self.inputs = self.net.inputs(*pictures(self.net.family, side))
         let_signals_through(self.model, self.inputs)
@@ -97,7 +97,7 @@ class Subject:
         leaves, around = self.leaves(), [layer for layer in self.order if layer and layer not in self.leaves()]
         self.convolutions = [layer for layer in leaves if isinstance(self.model.get_submodule(layer), _ConvNd)]
         self.middle, self.around = leaves[len(leaves) // 2], around[len(around) // 2]
-        self.state = State(self.model)
+        self.state = ModelSnapshot(self.model)
 
     def leaves(self) -> list[str]:
         return [layer for layer in self.order if not list(self.model.get_submodule(layer).children())]

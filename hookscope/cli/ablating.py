@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.cli import output, process
 from hookscope.cli.columns import fitting, terminal_columns
 from hookscope.cli.effect_rows import CHANNEL_FIELDS, channel_row
-from hookscope.cli.intervening import Subject
+from hookscope.cli.intervening import ModelAndImages
 from hookscope.cli.options import chosen_format
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.targeting import categories_of
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["ablate"]
 
 
-def ablate(one: Subject, changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
+def ablate(one: ModelAndImages, changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
     """Channel after channel, on top of what ``--at`` changes."""
     from hookscope.ablation import ablate_each
     from hookscope.effects import from_the_start
     from hookscope.interventions import intervene
-    from hookscope.run import refusal
+    from hookscope.run import model_errors_as_input_errors
 
     model, categories = one.net.model, categories_of(one.net, options["categories"])
     with ExitStack() as stack:
         stack.enter_context(process.prints_to_standard_error())
-        stack.enter_context(refusal(one.net.name, one.inputs))
+        stack.enter_context(model_errors_as_input_errors(one.net.name, one.inputs))
         changes = list(from_the_start(model, one.inputs, changes, one.types, options["seed"]))
         stack.enter_context(intervene(model, changes, one.types))
         on_progress = stack.enter_context(pass_progress())
@@ -57,7 +57,7 @@ def ablate(one: Subject, changes: list[tuple[str, Any]], options: Mapping[str, A
 
 
 def _report_channels(
-    one: Subject, found: Ablation, categories: Sequence[str] | None, options: Mapping[str, Any]
+    one: ModelAndImages, found: Ablation, categories: Sequence[str] | None, options: Mapping[str, Any]
 ) -> None:
     shown = found.channels[: options["top"]]
     rows = [channel_row(place, channel, categories, one.net.weights) for place, channel in enumerate(shown, 1)]

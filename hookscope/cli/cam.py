@@ -11,7 +11,7 @@ import click
 
 from hookscope.cam_methods import METHODS
 from hookscope.cli import explaining, process
-from hookscope.cli.explaining import Explanation, Plan, answer_fields, explaining_options, peak_fields
+from hookscope.cli.explaining import ExplainOptions, Explanation, answer_fields, explaining_options, peak_fields
 from hookscope.cli.options import layer_option, model_argument, type_option, was_given
 from hookscope.cli.progress import pass_progress
 from hookscope.errors import UsageError
@@ -81,7 +81,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
         Selection(layers)
     elif options["fuse"]:
         raise UsageError("--fuse joins the maps of several layers", "none are chosen", "choose them with --layer")
-    plan = Plan.parse(images, options)
+    plan = ExplainOptions.parse(images, options)
     if options["sheet"] is not None:
         _check_sheet(options["sheet"], plan)
     wish = _Wish(
@@ -109,16 +109,16 @@ class _Wish:
     batch_size: int
 
 
-def _check_sheet(sheet: str, plan: Plan) -> None:
+def _check_sheet(sheet: str, plan: ExplainOptions) -> None:
     """Refuse a place where the sheet cannot go before anything is computed."""
-    from hookscope.destinations import Destination
+    from hookscope.destinations import OutputPath
     from hookscope.targets import Target
 
     if len(plan.images) > 1:
         raise UsageError(f"--sheet {sheet} takes one image", f"there are {len(plan.images)}")
     if Target(plan.target).count > _MOST_CLASSES:
         raise UsageError(f"--sheet has room for {_MOST_CLASSES} classes", f"--target is {plan.target}", "ask for fewer")
-    where = Destination.parse(sheet, plan.images)
+    where = OutputPath.parse(sheet, plan.images)
     if where.kind != "file":
         raise UsageError(f"--sheet {sheet} is no name of a file", do="give one that ends in .png")
     same = os.path.realpath(sheet) == os.path.realpath(plan.destination.path or os.devnull)
@@ -190,12 +190,16 @@ def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: s
     from hookscope.cam import class_activation_maps
     from hookscope.kinds import class_names
     from hookscope.layers import usual_types
-    from hookscope.run import refusal
+    from hookscope.run import model_errors_as_input_errors
 
     net, inputs = one.net, one.net.inputs(one.tensor)
     types = wish.types or usual_types(map(class_names, net.model.modules()))
     skipped: list[str] = []
-    with process.prints_to_standard_error(), refusal(net.name, inputs), pass_progress() as on_progress:
+    with (
+        process.prints_to_standard_error(),
+        model_errors_as_input_errors(net.name, inputs),
+        pass_progress() as on_progress,
+    ):
         maps = class_activation_maps(
             net.model,
             inputs,
@@ -218,12 +222,12 @@ def _write_sheet(one: Explanation, wish: _Wish, sheet: str, maps: list[ClassActi
     from hookscope.cam import landmark_layers
     from hookscope.cam_pages import draw_sheet
     from hookscope.pictures import write_png
-    from hookscope.run import refusal
+    from hookscope.run import model_errors_as_input_errors
 
     layers: Sequence[str] = wish.layers
     if not layers:
         inputs = one.net.inputs(one.tensor)
-        with process.prints_to_standard_error(), refusal(one.net.name, inputs):
+        with process.prints_to_standard_error(), model_errors_as_input_errors(one.net.name, inputs):
             layers = landmark_layers(one.net.model, inputs, one.plan.target, categories=one.categories)
     if layers != wish.layers or wish.sheet_target != one.plan.target:
         maps = _maps(one, wish, layers, wish.sheet_target)

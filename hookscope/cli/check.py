@@ -10,15 +10,15 @@ import click
 
 from hookscope.cli import output, process
 from hookscope.cli.image_options import image_list, images_argument
-from hookscope.cli.measuring import Job, measure, measuring_options
+from hookscope.cli.measuring import MeasureOptions, measure, measuring_options
 from hookscope.cli.options import chosen_format, complete_layers, format_option, model_argument
 from hookscope.cli.thresholds import Number, Rank, Share
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
-    from hookscope.limits import Limits, Offence
-    from hookscope.saved_statistics import SavedTally
+    from hookscope.limits import BrokenLimit, Limits
+    from hookscope.saved_statistics import SavedStatistics
     from hookscope.statistics import LayerStatistics
 
 FIELDS = ("limit", "index", "layer", "value", "allowed", "evidence", "weights")
@@ -83,7 +83,7 @@ def command(
     if junit is not None:
         check_writable(junit)
         refuse_input(junit, paths)
-    saved, lost = measure(Job(model, paths, rank="min-rank" in limits.names, allow=allow, **options))
+    saved, lost = measure(MeasureOptions(model, paths, rank="min-rank" in limits.names, allow=allow, **options))
     layers = held_layers(saved.tally.statistics(), allow)
     offences = broken_limits(layers, limits)
     if not limits.no_nan:
@@ -106,7 +106,7 @@ def _tell_of_nan(layers: Sequence[LayerStatistics]) -> None:
 
 
 def _write_junit(
-    path: str, model: str, limits: Limits, layers: Sequence[LayerStatistics], offences: Sequence[Offence], lost: int
+    path: str, model: str, limits: Limits, layers: Sequence[LayerStatistics], offences: Sequence[BrokenLimit], lost: int
 ) -> None:
     from hookscope.files import write_atomically
     from hookscope.junit import junit_xml
@@ -116,7 +116,11 @@ def _write_junit(
 
 
 def _report(
-    saved: SavedTally, layers: Sequence[LayerStatistics], limits: Limits, offences: Sequence[Offence], format: str
+    saved: SavedStatistics,
+    layers: Sequence[LayerStatistics],
+    limits: Limits,
+    offences: Sequence[BrokenLimit],
+    format: str,
 ) -> None:
     rows = [
         {

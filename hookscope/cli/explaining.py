@@ -19,7 +19,7 @@ from hookscope.cli.options import (
     format_option,
     net_options,
 )
-from hookscope.cli.photographs import Photographs
+from hookscope.cli.photographs import ImageFiles
 from hookscope.cli.targeting import categories_of, categories_option, target_option
 from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookscope.array_file import ArrayFile
-    from hookscope.destinations import Destination
-    from hookscope.models import Net
+    from hookscope.destinations import OutputPath
+    from hookscope.models import LoadedModel
     from hookscope.scores import Prediction
-    from hookscope.subjects import Subject
+    from hookscope.subjects import OverlaySource
 
-__all__ = ["Explanation", "Plan", "answer_fields", "explain_all", "explaining_options", "peak_fields"]
+__all__ = ["ExplainOptions", "Explanation", "answer_fields", "explain_all", "explaining_options", "peak_fields"]
 
 _LONGEST_WHAT = 80  # letters of a file name
 
@@ -85,17 +85,17 @@ def explaining_options(keys: str) -> Callable[[Command], Command]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExplainOptions:
     """What both commands were asked for, judged before a model is loaded."""
 
     images: Sequence[str]
     target: str
-    destination: Destination
+    destination: OutputPath
     cmap: str
     raw: ArrayFile
 
     @classmethod
-    def parse(cls, images: Sequence[str], options: Mapping[str, Any]) -> Plan:
+    def parse(cls, images: Sequence[str], options: Mapping[str, Any]) -> ExplainOptions:
         """Judge what was asked for.
 
         Raises:
@@ -104,13 +104,13 @@ class Plan:
         """
         from hookscope.array_file import ArrayFile
         from hookscope.colours import palette
-        from hookscope.destinations import Destination
+        from hookscope.destinations import OutputPath
         from hookscope.targets import Target
 
         target = options["target"]
         several = Target(target).count > 1
         palette(options["cmap"])
-        where = Destination.parse(options["destination"], images)
+        where = OutputPath.parse(options["destination"], images)
         where.check_count(len(images))
         if where.kind == "stdout" and process.standard_output().isatty():
             raise UsageError("-o - would write a picture to the terminal", do="send it to a file or a pipe")
@@ -132,10 +132,10 @@ class Explanation:
         categories: The names of the classes.
     """
 
-    plan: Plan
-    net: Net
+    plan: ExplainOptions
+    net: LoadedModel
     tensor: Tensor
-    subject: Subject
+    subject: OverlaySource
     word: str
     categories: tuple[str, ...] | None
 
@@ -175,7 +175,7 @@ class Explanation:
 
 
 def explain_all(
-    plan: Plan,
+    plan: ExplainOptions,
     model: str,
     options: Mapping[str, Any],
     fields: Sequence[str],
@@ -186,7 +186,7 @@ def explain_all(
     Raises:
         Exit: with status 1, some pictures could not be used.
     """
-    photographs = Photographs(plan.images)
+    photographs = ImageFiles(plan.images)
     photographs.read_first()
     names = ("weights", "seed", "device", "preprocess", "input_size")
     net = load_net(model, *(options[name] for name in names))
@@ -210,9 +210,9 @@ def peak_fields(peak: tuple[float, float] | None) -> Row:
 
 
 def _rows(
-    plan: Plan,
-    net: Net,
-    photographs: Photographs,
+    plan: ExplainOptions,
+    net: LoadedModel,
+    photographs: ImageFiles,
     categories: tuple[str, ...] | None,
     explain: Callable[[Explanation], Iterator[Row]],
 ) -> Iterator[Row]:
@@ -235,11 +235,11 @@ def _rows(
 
 
 def _prepared(
-    plan: Plan, net: Net, photographs: Photographs, path: str, categories: tuple[str, ...] | None
+    plan: ExplainOptions, net: LoadedModel, photographs: ImageFiles, path: str, categories: tuple[str, ...] | None
 ) -> Explanation:
     from hookscope.crops import seen_box
     from hookscope.sheets import Origin
-    from hookscope.subjects import Subject
+    from hookscope.subjects import OverlaySource
 
     picture = photographs.read(path, net.preprocess.frames)
     for text in picture.notes:
@@ -247,10 +247,12 @@ def _prepared(
     tensor = net.prepare(picture)
     box = seen_box(net.preprocess, picture.image.width, picture.image.height)
     origin = Origin(net.name, net.weights, picture.name, picture.sha256, net.preprocess.describe())
-    return Explanation(plan, net, tensor, Subject(picture.image, box, origin), photographs.words[path], categories)
+    return Explanation(
+        plan, net, tensor, OverlaySource(picture.image, box, origin), photographs.words[path], categories
+    )
 
 
-def _print(plan: Plan, rows: Iterator[Row], fields: Sequence[str], format: str) -> None:
+def _print(plan: ExplainOptions, rows: Iterator[Row], fields: Sequence[str], format: str) -> None:
     """Print the rows as they come, or make them without a word where a picture goes to standard output."""
     with process.reader_may_leave():
         if plan.destination.kind == "stdout":

@@ -11,7 +11,7 @@ from hookscope.findings import counted
 if TYPE_CHECKING:
     from hookscope.gradient_findings import GradientThresholds
     from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
-    from hookscope.gradient_sizes import Size
+    from hookscope.gradient_sizes import GradientSize
 
 __all__ = ["FIELDS", "PARAMETER_FIELDS", "layer_row", "parameter_row", "table_fields", "totals"]
 
@@ -97,7 +97,7 @@ def layer_row(
     }
 
 
-def _known(size: Size | None) -> float | None:
+def _known(size: GradientSize | None) -> float | None:
     """The norm, None where no value is finite: 0 would say that nothing is left."""
     return None if size is None or size.nan + size.inf == size.count else size.norm
 

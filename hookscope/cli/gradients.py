@@ -30,7 +30,7 @@ from hookscope.cli.options import (
     type_option,
     was_given,
 )
-from hookscope.cli.photographs import Photographs
+from hookscope.cli.photographs import ImageFiles
 from hookscope.cli.report import write_report
 from hookscope.cli.targeting import categories_of, categories_option, target_option
 from hookscope.cli.thresholds import Number
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from hookscope.gradient_changes import GradientChanges
     from hookscope.gradient_findings import GradientThresholds
     from hookscope.gradient_report import GradientReport, ParameterGradient
-    from hookscope.images import Picture
+    from hookscope.images import InputImage
     from hookscope.losses import Loss
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
 
 __all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
 
@@ -151,7 +151,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
         options["freeze"], options["clip_value"], options["clip_norm"], options["scale"], options["clamp_sign"]
     )
     thresholds = GradientThresholds(options["vanishing"], options["exploding"])
-    photographs = Photographs(images)
+    photographs = ImageFiles(images)
     photographs.read_first()
     names = ("weights", "seed", "device", "preprocess", "input_size")
     net = load_net(model, *(options[name] for name in names))
@@ -192,7 +192,7 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
         refuse_input(options["plot"], images)
 
 
-def _loss(net: Net, options: Mapping[str, Any]) -> Loss:
+def _loss(net: LoadedModel, options: Mapping[str, Any]) -> Loss:
     from hookscope.losses import Loss
     from hookscope.targets import Target
 
@@ -203,7 +203,7 @@ def _loss(net: Net, options: Mapping[str, Any]) -> Loss:
 
 
 def _measure(
-    net: Net,
+    net: LoadedModel,
     pictures: list[Tensor],
     loss: Loss,
     changes: GradientChanges,
@@ -214,12 +214,12 @@ def _measure(
     from hookscope.gradient_findings import anything_unreached, diagnose_gradients
     from hookscope.gradient_stops import gradient_stops
     from hookscope.gradients import layer_gradients
-    from hookscope.run import refusal
+    from hookscope.run import model_errors_as_input_errors
 
     layers, types = options["layers"] or None, options["types"] or None
     change = changes.of(net.model, net.name) if changes else None
     inputs = net.inputs(*pictures)
-    with process.prints_to_standard_error(), refusal(net.name, pictures):
+    with process.prints_to_standard_error(), model_errors_as_input_errors(net.name, pictures):
         report = layer_gradients(net.model, inputs, loss, layers, types, change=change)
         stops = gradient_stops(net.model, inputs, loss) if anything_unreached(report) else ()
         anomaly = _anomaly(net, inputs, loss) if options["detect_anomaly"] else None
@@ -227,7 +227,7 @@ def _measure(
     return report, diagnose_gradients(report, stops, thresholds, anomaly, looked_for_anomaly=looked)
 
 
-def _anomaly(net: Net, inputs: Any, loss: Loss) -> Anomaly | None:
+def _anomaly(net: LoadedModel, inputs: Any, loss: Loss) -> Anomaly | None:
     from hookscope.anomaly import first_anomaly
 
     found = first_anomaly(net.model, inputs, loss)
@@ -236,7 +236,7 @@ def _anomaly(net: Net, inputs: Any, loss: Loss) -> Anomaly | None:
     return found
 
 
-def _of_layers(net: Net, report: GradientReport, layers: Sequence[str]) -> tuple[ParameterGradient, ...]:
+def _of_layers(net: LoadedModel, report: GradientReport, layers: Sequence[str]) -> tuple[ParameterGradient, ...]:
     """The parameters of the chosen layers, and of all that is in them; all of them where nothing was chosen."""
     from hookscope.layers import Selection
 
@@ -260,7 +260,7 @@ def _totals(report: GradientReport, loss: Loss, changes: GradientChanges) -> lis
 
 def _draw(
     path: str,
-    net: Net,
+    net: LoadedModel,
     report: GradientReport,
     findings: Sequence[Finding],
     thresholds: GradientThresholds,
@@ -279,7 +279,7 @@ def _draw(
     write_atomically(path, figure_bytes(figure, plot_suffix(path), about))
 
 
-def _origin(net: Net, read: Sequence[Picture], options: Mapping[str, Any]) -> dict[str, Any]:
+def _origin(net: LoadedModel, read: Sequence[InputImage], options: Mapping[str, Any]) -> dict[str, Any]:
     """Where a plot comes from: what was measured on what, and what was done to it."""
     asked = ("loss", "target", "layers", "types", "freeze", "scale", "clamp_sign", "clip_value", "clip_norm")
     return {
@@ -293,7 +293,7 @@ def _origin(net: Net, read: Sequence[Picture], options: Mapping[str, Any]) -> di
 
 
 def _report(
-    net: Net,
+    net: LoadedModel,
     report: GradientReport,
     findings: Sequence[Finding],
     thresholds: GradientThresholds,

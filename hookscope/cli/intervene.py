@@ -20,7 +20,7 @@ from hookscope.cli.effect_rows import (
     layer_row,
     target_lines,
 )
-from hookscope.cli.intervening import Subject, Wish, at_option, interventions_of
+from hookscope.cli.intervening import InterventionOptions, ModelAndImages, at_option, interventions_of
 from hookscope.cli.nets import load_net
 from hookscope.cli.options import (
     chosen_format,
@@ -32,7 +32,7 @@ from hookscope.cli.options import (
     type_option,
     was_given,
 )
-from hookscope.cli.photographs import Photographs
+from hookscope.cli.photographs import ImageFiles
 from hookscope.cli.report import json_object
 from hookscope.cli.targeting import categories_of, categories_option, target_option
 from hookscope.errors import UsageError
@@ -40,7 +40,7 @@ from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
     from hookscope.effects import Effect
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
 
 __all__ = ["CHANNEL_FIELDS", "CLASS_FIELDS", "FIELDS", "command"]
 
@@ -126,13 +126,13 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope intervene resnet34 cat.jpg --ablate-each layer4.2.conv2 --top 20
     """
     wishes = _judged(images, options)
-    photographs = Photographs(images)
+    photographs = ImageFiles(images)
     photographs.read_first()
     names = ("weights", "seed", "device", "preprocess", "input_size")
     net = load_net(model, *(options[name] for name in names))
     read = photographs.read_together(net)
     pictures = [net.prepare(picture) for picture in read]
-    one = Subject(net, read, pictures, net.inputs(*pictures), _types(net, options))
+    one = ModelAndImages(net, read, pictures, net.inputs(*pictures), _types(net, options))
     with process.prints_to_standard_error():
         changes = interventions_of(net, wishes, one.types)
     if options["ablate"]:
@@ -141,12 +141,12 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
         _compare(one, wishes, changes, options)
 
 
-def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[Wish]:
+def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[InterventionOptions]:
     """Whatever can be known to fail is told before a model is loaded."""
     from hookscope.layers import Selection
     from hookscope.targets import Target
 
-    wishes = [Wish.parse(where, text) for where, text in options["wishes"]]
+    wishes = [InterventionOptions.parse(where, text) for where, text in options["wishes"]]
     for name in ("layers", "ablate"):
         if options[name]:
             Selection(options[name])
@@ -169,15 +169,15 @@ def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[Wish]:
 
 
 def _check_grid(path: str, images: Sequence[str]) -> None:
-    from hookscope.destinations import Destination, refuse_input
+    from hookscope.destinations import OutputPath, refuse_input
 
-    where = Destination.parse(path, images)
+    where = OutputPath.parse(path, images)
     if where.kind != "file":
         raise UsageError(f"--grid {path} is no name of a file", do="give one that ends in .png")
     refuse_input(path, images)
 
 
-def _types(net: Net, options: Mapping[str, Any]) -> Sequence[str]:
+def _types(net: LoadedModel, options: Mapping[str, Any]) -> Sequence[str]:
     from hookscope.kinds import class_names
     from hookscope.layers import usual_types
 
@@ -190,14 +190,19 @@ def _asks_for_classes(options: Mapping[str, Any]) -> bool:
     return was_given("target") or options["classes"]
 
 
-def _compare(one: Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
+def _compare(
+    one: ModelAndImages,
+    wishes: Sequence[InterventionOptions],
+    changes: list[tuple[str, Any]],
+    options: Mapping[str, Any],
+) -> None:
     """Both passes, what moved between them, and where it is written."""
     from hookscope.effects import intervention_effect
-    from hookscope.run import refusal
+    from hookscope.run import model_errors_as_input_errors
 
     asked = _asks_for_classes(options)
     keep = _kept(one, wishes, options) if options["grid"] is not None else None
-    with process.prints_to_standard_error(), refusal(one.net.name, one.inputs):
+    with process.prints_to_standard_error(), model_errors_as_input_errors(one.net.name, one.inputs):
         effect = intervention_effect(
             one.net.model,
             one.inputs,
@@ -216,7 +221,7 @@ def _compare(one: Subject, wishes: Sequence[Wish], changes: list[tuple[str, Any]
     _report(one, wishes, effect, classes, options)
 
 
-def _note_idle(wishes: Sequence[Wish], effect: Effect) -> None:
+def _note_idle(wishes: Sequence[InterventionOptions], effect: Effect) -> None:
     """Say which interventions did nothing: nobody should take the same numbers for a result."""
     if not effect.changed:
         output.note("Note: nothing was changed")
@@ -227,7 +232,7 @@ def _note_idle(wishes: Sequence[Wish], effect: Effect) -> None:
         output.note("Note: freeze changes no forward pass: it is for training, and `gradients --freeze` shows it")
 
 
-def _kept(one: Subject, wishes: Sequence[Wish], options: Mapping[str, Any]) -> list[str]:
+def _kept(one: ModelAndImages, wishes: Sequence[InterventionOptions], options: Mapping[str, Any]) -> list[str]:
     """What ``--grid`` draws: the layers chosen, else those that are changed."""
     if options["layers"]:
         return list(options["layers"])
@@ -235,7 +240,7 @@ def _kept(one: Subject, wishes: Sequence[Wish], options: Mapping[str, Any]) -> l
     return [wish.where.rpartition(".")[0] if wish.where in parameters else wish.where for wish in wishes]
 
 
-def _class_rows(one: Subject, effect: Effect, options: Mapping[str, Any], asked: bool) -> list[dict[str, Any]]:
+def _class_rows(one: ModelAndImages, effect: Effect, options: Mapping[str, Any], asked: bool) -> list[dict[str, Any]]:
     """The classes of both passes; none, and a note, where the model has no scores and nobody asked for them."""
     from hookscope.scores import check_categories, class_scores, one_picture, without_scores
     from hookscope.targets import Target
@@ -250,7 +255,9 @@ def _class_rows(one: Subject, effect: Effect, options: Mapping[str, Any], asked:
     return class_rows(before, after, Target(options["target"]), categories, one.net.weights)
 
 
-def _draw(one: Subject, wishes: Sequence[Wish], effect: Effect, options: Mapping[str, Any]) -> None:
+def _draw(
+    one: ModelAndImages, wishes: Sequence[InterventionOptions], effect: Effect, options: Mapping[str, Any]
+) -> None:
     """Write the page of ``--grid``; where nothing was changed there is nothing to draw."""
     from hookscope.effect_pages import Cause, draw_effect
     from hookscope.pictures import write_png
@@ -268,8 +275,8 @@ def _draw(one: Subject, wishes: Sequence[Wish], effect: Effect, options: Mapping
 
 
 def _report(
-    one: Subject,
-    wishes: Sequence[Wish],
+    one: ModelAndImages,
+    wishes: Sequence[InterventionOptions],
     effect: Effect,
     classes: Sequence[dict[str, Any]],
     options: Mapping[str, Any],

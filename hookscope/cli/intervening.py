@@ -17,11 +17,11 @@ from hookscope.layers import Selection
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookscope.images import Picture
+    from hookscope.images import InputImage
     from hookscope.interventions import Word
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
 
-__all__ = ["Subject", "Wish", "at_option", "interventions_of"]
+__all__ = ["InterventionOptions", "ModelAndImages", "at_option", "interventions_of"]
 
 # What an activation is dropped by is silent in eval mode, the mode of every command: here it always acts.
 _DEFAULTS = {"when": "always"}
@@ -47,7 +47,7 @@ at_option = click.option(
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelAndImages:
     """What is run, and on what.
 
     Attributes:
@@ -58,22 +58,22 @@ class Subject:
         types: Class names that indices count.
     """
 
-    net: Net
-    read: Sequence[Picture]
+    net: LoadedModel
+    read: Sequence[InputImage]
     pictures: Sequence[Tensor]
     inputs: tuple[Any, ...]
     types: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Wish:
+class InterventionOptions:
     """One ``--at``, judged before a model is loaded."""
 
     where: str
     word: Word
 
     @classmethod
-    def parse(cls, where: str, text: str) -> Wish:
+    def parse(cls, where: str, text: str) -> InterventionOptions:
         """Judge both halves.
 
         Raises:
@@ -93,7 +93,9 @@ class Wish:
         return cls(where, word)
 
 
-def interventions_of(net: Net, wishes: Sequence[Wish], types: Sequence[str]) -> list[tuple[str, Any]]:
+def interventions_of(
+    net: LoadedModel, wishes: Sequence[InterventionOptions], types: Sequence[str]
+) -> list[tuple[str, Any]]:
     """The interventions, with the pictures and directions they take from files.
 
     Raises:
@@ -103,7 +105,7 @@ def interventions_of(net: Net, wishes: Sequence[Wish], types: Sequence[str]) -> 
     return [(wish.where, wish.word.build(_source(net, wish, types), **_DEFAULTS)) for wish in wishes]
 
 
-def _source(net: Net, wish: Wish, types: Sequence[str]) -> Any:
+def _source(net: LoadedModel, wish: InterventionOptions, types: Sequence[str]) -> Any:
     from hookscope.interventions.sources import mean_at, read_direction
 
     readers: dict[str, Callable[[str], Any]] = {
@@ -120,11 +122,13 @@ def _pictures(path: str) -> list[str]:
     return find_pictures([path])
 
 
-def _activations(net: Net, wish: Wish, paths: Sequence[str], types: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _activations(
+    net: LoadedModel, wish: InterventionOptions, paths: Sequence[str], types: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """What the calls in question put out for each of some pictures."""
     from hookscope.images import read_picture
     from hookscope.interventions.sources import activations_at
-    from hookscope.run import refusal
+    from hookscope.run import model_errors_as_input_errors
 
     names = [name for name, _ in net.model.named_parameters(remove_duplicate=False)]
     if wish.where in names:
@@ -135,5 +139,5 @@ def _activations(net: Net, wish: Wish, paths: Sequence[str], types: Sequence[str
         for text in picture.notes:
             output.note(f"Note: {picture.name}: {text}")
         tensor = net.prepare(picture)
-        with refusal(net.name, tensor):
+        with model_errors_as_input_errors(net.name, tensor):
             yield activations_at(net.model, net.inputs(tensor), wish.where, types, wish.word.given.get("on", "output"))

@@ -30,12 +30,12 @@ from hookscope.findings import counted
 
 if TYPE_CHECKING:
     from hookscope.loading import Batch
-    from hookscope.models import Net
-    from hookscope.saved_statistics import SavedTally, Source
-    from hookscope.survey import Survey
-    from hookscope.tally import Tally
+    from hookscope.models import LoadedModel
+    from hookscope.saved_statistics import SavedStatistics, Source
+    from hookscope.survey import StatisticsCollector
+    from hookscope.tally import RunningStatistics
 
-__all__ = ["Job", "measure", "measuring_options"]
+__all__ = ["MeasureOptions", "measure", "measuring_options"]
 
 _SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
 _SAVE_SHARE = 20.0  # times as long as it takes to save, to save again: a covariance of every layer is large
@@ -66,7 +66,7 @@ def measuring_options(command: Command) -> Command:
 
 
 @dataclass(frozen=True)
-class Job:
+class MeasureOptions:
     """What is to be measured, the same for every image."""
 
     model: str
@@ -87,7 +87,7 @@ class Job:
     allow: tuple[str, ...] = ()
 
 
-def measure(job: Job) -> tuple[SavedTally, int]:
+def measure(job: MeasureOptions) -> tuple[SavedStatistics, int]:
     """Run every image through the model; what was counted, and how many images were lost.
 
     With ``save`` the file is written every ten seconds and on every way out, so that nothing counted is lost.
@@ -104,10 +104,10 @@ def measure(job: Job) -> tuple[SavedTally, int]:
 class _Run:
     """One run over the images: what it has counted, how far it is, and what it has lost."""
 
-    job: Job
-    net: Net
-    tally: Tally = field(init=False)
-    survey: Survey = field(init=False)
+    job: MeasureOptions
+    net: LoadedModel
+    tally: RunningStatistics = field(init=False)
+    survey: StatisticsCollector = field(init=False)
     losses: Losses = field(init=False)
     source: Source = field(init=False)
     done: int = 0
@@ -116,14 +116,14 @@ class _Run:
 
     def __post_init__(self) -> None:
         from hookscope.layers import Selection
-        from hookscope.survey import Survey
-        from hookscope.tally import Tally
+        from hookscope.survey import StatisticsCollector
+        from hookscope.tally import RunningStatistics
 
         job, model = self.job, self.net.model
         if job.allow:
             Selection(job.allow).check_names([name for name, _ in model.named_modules()], self.net.name)
-        self.tally = Tally()
-        self.survey = Survey(model, job.layers or None, job.types or None, rank=job.rank)
+        self.tally = RunningStatistics()
+        self.survey = StatisticsCollector(model, job.layers or None, job.types or None, rank=job.rank)
         self.losses = Losses(job.strict or len(job.paths) == 1)  # the error of a single image is that of the run
         self.source = self._source()
         self.next_save = time.monotonic() + _SAVE_EVERY
@@ -142,7 +142,7 @@ class _Run:
             job.rank,
         )
 
-    def go(self) -> tuple[SavedTally, int]:
+    def go(self) -> tuple[SavedStatistics, int]:
         """Measure what is not measured yet."""
         if self.job.resume:
             self._take_up()
@@ -189,14 +189,14 @@ class _Run:
         self.losses.finish()
 
     def _pass(self, batch: Batch, first: int) -> None:
-        from hookscope.run import refusal
-        from hookscope.tally import Tally
+        from hookscope.run import model_errors_as_input_errors
+        from hookscope.tally import RunningStatistics
 
         positions = [first + position for position in batch.positions]
-        self.survey.tally = Tally()
+        self.survey.tally = RunningStatistics()
         self.survey.name_images(batch.names)
         try:
-            with refusal(self.net.name, batch.inputs):
+            with model_errors_as_input_errors(self.net.name, batch.inputs):
                 self.net.model(*batch.inputs)
             with process.signals_held():  # a tally added up in part, or added and not marked as done, counts twice
                 self.tally.merge(self.survey.tally)
@@ -216,33 +216,33 @@ class _Run:
         self.losses.lost(position, name, error)
         self.lost.append(position)
 
-    def _state(self) -> SavedTally:
-        from hookscope.saved_statistics import Progress, SavedTally
+    def _state(self) -> SavedStatistics:
+        from hookscope.saved_statistics import Progress, SavedStatistics
 
         # what was lost ahead of the last batch will be met again
         lost = sum(position < self.done for position in self.lost)
-        return SavedTally(self.source, self.tally, Progress.after(self.job.paths, self.done, lost))
+        return SavedStatistics(self.source, self.tally, Progress.after(self.job.paths, self.done, lost))
 
     def _save(self) -> None:
         """Write what was counted; nothing at all is no reason to write over what an earlier run has counted."""
-        from hookscope.saved_statistics import save_tally
+        from hookscope.saved_statistics import save_statistics
 
         if self.job.save is None or not self.tally.images:
             return
         began = time.monotonic()
-        save_tally(self.job.save, self._state())
+        save_statistics(self.job.save, self._state())
         now = time.monotonic()
         self.next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))
 
     def _take_up(self) -> None:
         """Go on where the run that wrote the file was cut short; without a file begin."""
-        from hookscope.saved_statistics import Progress, check_same_source, load_tally
+        from hookscope.saved_statistics import Progress, check_same_source, load_statistics
 
         job = self.job
         assert job.save is not None
         if not os.path.exists(job.save):
             return
-        saved = load_tally(job.save)
+        saved = load_statistics(job.save)
         check_same_source(saved.source, self.source, job.save, "this run")
         progress = saved.progress
         if progress is None:

@@ -8,7 +8,7 @@ from hookscope.cli import output, process
 from hookscope.cli.progress import download_progress
 
 if TYPE_CHECKING:
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
 
 __all__ = ["load_net"]
 
@@ -20,7 +20,7 @@ def load_net(
     device: str = "cpu",
     preprocess: str = "weights",
     input_size: tuple[int, int] | None = None,
-) -> Net:
+) -> LoadedModel:
     """What `hookscope.models.load_model` makes of these options; a misspelt name is told before torch is imported."""
     from hookscope.registry import check_model_name
 

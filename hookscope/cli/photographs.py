@@ -13,13 +13,13 @@ from hookscope.cli import output
 from hookscope.errors import HookscopeError, UsageError
 
 if TYPE_CHECKING:
-    from hookscope.images import Picture
-    from hookscope.models import Net
+    from hookscope.images import InputImage
+    from hookscope.models import LoadedModel
 
-__all__ = ["Photographs"]
+__all__ = ["ImageFiles"]
 
 
-class Photographs:
+class ImageFiles:
     """The images of a run: one that cannot be used is named on standard error, and the others are still done."""
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ class Photographs:
         once = list(dict.fromkeys(paths))
         self.words = dict(zip(once, image_words(once), strict=True))
         self.failed = self.done = 0
-        self._first: Picture | None = None
+        self._first: InputImage | None = None
         self._kept: bytes | None = None
 
     def read_first(self) -> None:
@@ -40,17 +40,17 @@ class Photographs:
             self._kept = _bytes_of_pipe(self.paths[0])
             self._first = self._read(self.paths[0], 1)
 
-    def read(self, path: str, frames: int) -> Picture:
+    def read(self, path: str, frames: int) -> InputImage:
         """The picture at ``path`` with so many frames."""
         return self._first if self._first is not None and frames == 1 else self._read(path, frames)
 
-    def _read(self, path: str, frames: int) -> Picture:
+    def _read(self, path: str, frames: int) -> InputImage:
         from hookscope.images import read_picture
 
         source = path if self._kept is None else io.BytesIO(self._kept)
         return read_picture(source, frames=frames, name=path)
 
-    def read_together(self, net: Net) -> list[Picture]:
+    def read_together(self, net: LoadedModel) -> list[InputImage]:
         """All of them, which one pass takes: one picture, or two for optical flow; their notes are told.
 
         Raises:

@@ -16,12 +16,12 @@ from hookscope.cli.options import (
     model_argument,
     net_options,
 )
-from hookscope.cli.photographs import Photographs
+from hookscope.cli.photographs import ImageFiles
 from hookscope.cli.targeting import categories_of, categories_option, target_option
 from hookscope.errors import ImageError, InputError, UsageError
 
 if TYPE_CHECKING:
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
     from hookscope.targets import Target
 
 FIELDS = ("image", "index", "label", "score", "probability", "weights")
@@ -76,7 +76,7 @@ def command(
     if top is not None and target is not None:
         raise UsageError("--top and --target both choose the classes", do="give one of them")
     wanted = Target(target if target is not None else f"top:{top or 5}")
-    pictures = Photographs(images)
+    pictures = ImageFiles(images)
     pictures.read_first()
     net = load_net(model, weights, seed, device, preprocess, input_size)
     rows = _rows(net, pictures, wanted, categories_of(net, categories))
@@ -86,7 +86,7 @@ def command(
 
 
 def _rows(
-    net: Net, pictures: Photographs, wanted: Target, categories: tuple[str, ...] | None
+    net: LoadedModel, pictures: ImageFiles, wanted: Target, categories: tuple[str, ...] | None
 ) -> Iterator[dict[str, Any]]:
     """Look at every picture, and say a row for each of its classes."""
     from hookscope.prediction import predict

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hookscope.cli import explaining, process
-from hookscope.cli.explaining import Explanation, Plan, answer_fields, explaining_options, peak_fields
+from hookscope.cli.explaining import ExplainOptions, Explanation, answer_fields, explaining_options, peak_fields
 from hookscope.cli.options import model_argument
 from hookscope.cli.progress import pass_progress
 from hookscope.findings import counted
@@ -88,7 +88,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope saliency vgg16 cat.jpg --method guided-backprop --target tabby -o cat-guided.png
       hookscope saliency resnet18 cat.jpg --method integrated-gradients --raw shares.npy --format json
     """
-    plan = Plan.parse(images, options)
+    plan = ExplainOptions.parse(images, options)
     names = ("samples", "noise", "steps", "batch_size", "seed")
     settings = Settings(**{name: options[name] for name in names})
     explaining.explain_all(plan, model, options, FIELDS, lambda one: _rows(one, options["method"], settings))
@@ -106,11 +106,15 @@ def _rows(one: Explanation, method: str, settings: Settings) -> Iterator[dict[st
 
 
 def _maps(one: Explanation, method: str, settings: Settings) -> list[Saliency]:
-    from hookscope.run import refusal
+    from hookscope.run import model_errors_as_input_errors
     from hookscope.saliency import saliency_maps
 
     inputs = one.net.inputs(one.tensor)
-    with process.prints_to_standard_error(), refusal(one.net.name, inputs), pass_progress() as on_progress:
+    with (
+        process.prints_to_standard_error(),
+        model_errors_as_input_errors(one.net.name, inputs),
+        pass_progress() as on_progress,
+    ):
         return saliency_maps(
             one.net.model,
             inputs,

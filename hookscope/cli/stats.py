@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from hookscope.cli import output, process
 from hookscope.cli.image_options import image_list, images_argument
-from hookscope.cli.measuring import Job, measure, measuring_options
+from hookscope.cli.measuring import MeasureOptions, measure, measuring_options
 from hookscope.cli.options import chosen_format, format_option, model_argument
 from hookscope.cli.report import write_report
 from hookscope.cli.stats_rows import CHANNEL_FIELDS, FIELDS, TABLE_FIELDS, channel_rows, layer_rows
@@ -23,7 +23,7 @@ from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
     from hookscope.findings import Finding
-    from hookscope.saved_statistics import SavedTally
+    from hookscope.saved_statistics import SavedStatistics
     from hookscope.statistics import LayerStatistics
 
 _BEGINNING = b'{"hookscope": '  # of what `hookscope.saved_statistics` writes
@@ -85,9 +85,9 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _job(model: str, paths: Sequence[str], options: Mapping[str, Any]) -> Job:
-    names = [field.name for field in fields(Job) if field.name in options]
-    return Job(model, paths, **{name: options[name] for name in names})
+def _job(model: str, paths: Sequence[str], options: Mapping[str, Any]) -> MeasureOptions:
+    names = [field.name for field in fields(MeasureOptions) if field.name in options]
+    return MeasureOptions(model, paths, **{name: options[name] for name in names})
 
 
 def _given(names: Iterable[str]) -> list[str]:
@@ -142,15 +142,15 @@ _OF_A_RUN = ("layers", "types", "files0_from", "batch_size", "workers", "limit",
     "preprocess", "input_size", "rank", "resume")  # fmt: skip
 
 
-def _merged(paths: Sequence[str], save: str | None) -> SavedTally:
-    from hookscope.saved_statistics import merge_tallies, save_tally
+def _merged(paths: Sequence[str], save: str | None) -> SavedStatistics:
+    from hookscope.saved_statistics import merge_statistics, save_statistics
 
     if wrong := _given(_OF_A_RUN):
         raise UsageError(f"--merge measures nothing, and {wrong[0]} says what to measure", do="leave one out")
     _refuse_twice(paths)
-    merged = merge_tallies(paths)
+    merged = merge_statistics(paths)
     if save is not None:
-        save_tally(save, merged)
+        save_statistics(save, merged)
     return merged
 
 
@@ -163,7 +163,11 @@ def _refuse_twice(paths: Sequence[str]) -> None:
 
 
 def _report(
-    saved: SavedTally, layers: Sequence[LayerStatistics], findings: Sequence[Finding], format: str, per_channel: bool
+    saved: SavedStatistics,
+    layers: Sequence[LayerStatistics],
+    findings: Sequence[Finding],
+    format: str,
+    per_channel: bool,
 ) -> None:
     stream = process.standard_output()
     weights, totals = saved.source.weights, _totals(saved, layers)
@@ -185,7 +189,7 @@ def _tell_the_rest(findings: Sequence[Finding], keys: Iterable[str]) -> None:
         output.note(f"Note: found and in no row: {listed(rest, 4)}; see --format table or json")
 
 
-def _totals(saved: SavedTally, layers: Sequence[LayerStatistics]) -> list[str]:
+def _totals(saved: SavedStatistics, layers: Sequence[LayerStatistics]) -> list[str]:
     images, values = counted(saved.tally.images, "image"), sum(layer.values for layer in layers)
     return [
         f"{saved.source.model} on {images}, weights {saved.source.weights}",
@@ -196,7 +200,7 @@ def _totals(saved: SavedTally, layers: Sequence[LayerStatistics]) -> list[str]:
 
 def _draw(
     path: str | None,
-    saved: SavedTally,
+    saved: SavedStatistics,
     layers: Sequence[LayerStatistics],
     findings: Sequence[Finding],
 ) -> None:
@@ -211,7 +215,7 @@ def _draw(
     write_atomically(path, figure_bytes(figure, plot_suffix(path)))
 
 
-def _log(folder: str | None, saved: SavedTally, layers: Sequence[LayerStatistics]) -> None:
+def _log(folder: str | None, saved: SavedStatistics, layers: Sequence[LayerStatistics]) -> None:
     if folder is None:
         return
     from hookscope.tensorboard import write_events

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookscope.findings import Finding
-    from hookscope.statistics import LayerStatistics, Place
+    from hookscope.statistics import LayerStatistics, ValuePosition
 
 __all__ = ["CHANNEL_FIELDS", "FIELDS", "TABLE_FIELDS", "channel_rows", "layer_rows"]
 
@@ -98,7 +98,7 @@ def _name(layer: LayerStatistics) -> str:
     return f"{layer.call.name} {layer.part}" if layer.part else layer.call.name
 
 
-def _place(place: Place | None) -> dict[str, Any] | None:
+def _place(place: ValuePosition | None) -> dict[str, Any] | None:
     if place is None:
         return None
     return {"image": place.image, "channel": place.channel, "position": list(place.position)}

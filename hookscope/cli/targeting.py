@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
 
 __all__ = ["categories_of", "categories_option", "complete_targets", "target_option"]
 
@@ -46,16 +46,16 @@ def _one_word(name: str) -> str:
 def _known_names(ctx: click.Context) -> tuple[str, ...]:
     from hookscope.descriptions import Description, read_description
     from hookscope.registry import class_names_of
-    from hookscope.shipped import SHIPPED, weights_path
+    from hookscope.shipped import BUNDLED, weights_path
 
     given: tuple[str, ...] | None = ctx.params.get("categories")
     if given:
         return given
     # before an option that still lacks its value click leaves the arguments where they are
     model = next(iter(ctx.args), None) or ctx.params.get("model")
-    if model not in SHIPPED:
+    if model not in BUNDLED:
         return class_names_of(model or "")
-    return (read_description(weights_path(SHIPPED[model])) or Description()).categories
+    return (read_description(weights_path(BUNDLED[model])) or Description()).categories
 
 
 def _joined(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:
@@ -103,7 +103,7 @@ categories_option = click.option(
 )
 
 
-def categories_of(net: Net, categories: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def categories_of(net: LoadedModel, categories: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """The names of the classes of ``net``: those of ``--categories`` where a file was given, else its own.
 
     Raises:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from hookscope.health import Thresholds
+    from hookscope.health import StatisticsThresholds
 
 __all__ = ["Number", "Rank", "Share", "threshold_options", "thresholds_of"]
 
@@ -172,8 +172,8 @@ def threshold_options(command: Command) -> Command:
     return command
 
 
-def thresholds_of(options: Mapping[str, Any]) -> Thresholds:
+def thresholds_of(options: Mapping[str, Any]) -> StatisticsThresholds:
     """The thresholds among the ``options`` of a command."""
-    from hookscope.health import Thresholds
+    from hookscope.health import StatisticsThresholds
 
-    return Thresholds(**{field: options[option] for field, option in _FIELDS.items()})
+    return StatisticsThresholds(**{field: options[option] for field, option in _FIELDS.items()})

@@ -19,7 +19,7 @@ from hookscope.cli.options import (
     net_options,
     was_given,
 )
-from hookscope.cli.photographs import Photographs
+from hookscope.cli.photographs import ImageFiles
 from hookscope.cli.targeting import categories_of, categories_option, target_option
 from hookscope.cli.trace_rows import (
     EVENT_FIELDS,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from hookscope.events import PassRecord
     from hookscope.losses import Loss
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
 
 __all__ = ["EVENT_FIELDS", "FIELDS", "command"]
 
@@ -112,7 +112,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope trace raft_small first.png second.png --layer 'feature_encoder*'
     """
     _check(images, options)
-    photographs = Photographs(images)
+    photographs = ImageFiles(images)
     photographs.read_first()
     names = ("weights", "seed", "device", "preprocess", "input_size")
     net = load_net(model, *(options[name] for name in names))
@@ -139,7 +139,7 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
         raise UsageError("trace takes one image, or two for optical flow", f"there are {len(images)}")
 
 
-def _loss(net: Net, options: Mapping[str, Any]) -> Loss | None:
+def _loss(net: LoadedModel, options: Mapping[str, Any]) -> Loss | None:
     """The score that was asked for; None where the model's output decides."""
     from hookscope.losses import Loss
     from hookscope.scores import check_family
@@ -153,20 +153,20 @@ def _loss(net: Net, options: Mapping[str, Any]) -> Loss | None:
     return Loss("score", options["target"], categories)
 
 
-def _trace(net: Net, pictures: list[Tensor], loss: Loss | None, options: Mapping[str, Any]) -> PassRecord:
+def _trace(net: LoadedModel, pictures: list[Tensor], loss: Loss | None, options: Mapping[str, Any]) -> PassRecord:
     from hookscope.events import trace_events
-    from hookscope.run import refusal
+    from hookscope.run import model_errors_as_input_errors
 
     layers, events = options["layers"], options["events"]
     types = options["types"] or (("*",) if events and not layers else ("all",))
     values = options["most"] if options["values"] else 0
-    with process.prints_to_standard_error(), refusal(net.name, pictures):
+    with process.prints_to_standard_error(), model_errors_as_input_errors(net.name, pictures):
         return trace_events(
             net.model, net.inputs(*pictures), layers or "all", types, backward=events, loss=loss, values=values
         )
 
 
-def _report(net: Net, record: PassRecord, loss: Loss | None, options: Mapping[str, Any]) -> None:
+def _report(net: LoadedModel, record: PassRecord, loss: Loss | None, options: Mapping[str, Any]) -> None:
     format, stream = chosen_format(options["format"]), process.standard_output()
     events, values = options["events"], options["values"]
     fields = [name for name in (EVENT_FIELDS if events else FIELDS) if values or not name.endswith("values")]
@@ -187,7 +187,7 @@ def _report(net: Net, record: PassRecord, loss: Loss | None, options: Mapping[st
     _tell(record, options)
 
 
-def _totals(net: Net, record: PassRecord, options: Mapping[str, Any]) -> list[str]:
+def _totals(net: LoadedModel, record: PassRecord, options: Mapping[str, Any]) -> list[str]:
     from hookscope.targets import class_label
 
     lines = [f"{net.name}, weights {net.weights}: {counted(len(record.calls), 'call')}"]

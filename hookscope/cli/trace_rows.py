@@ -13,7 +13,7 @@ from hookscope.layers import call_key
 if TYPE_CHECKING:
     from hookscope.events import CallRecord, Event, PassRecord
     from hookscope.layers import Call
-    from hookscope.tensor_facts import Facts, TensorFacts
+    from hookscope.tensor_facts import Facts, TensorSummary
 
 __all__ = ["EVENT_FIELDS", "FIELDS", "as_text", "call_row", "event_row", "left_out", "table", "value_lines"]
 
@@ -156,7 +156,7 @@ def _whose(call: Call) -> str:
     return f"{call.key} {call.type}" if call.key else f"(model) {call.type}"
 
 
-def _array(tensor: TensorFacts, columns: int) -> list[str]:
+def _array(tensor: TensorSummary, columns: int) -> list[str]:
     import numpy as np
 
     array = np.array(tensor.values)

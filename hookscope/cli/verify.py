@@ -18,13 +18,13 @@ from hookscope.cli.options import (
     model_argument,
     net_options,
 )
-from hookscope.cli.photographs import Photographs
+from hookscope.cli.photographs import ImageFiles
 from hookscope.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
     from hookscope.verification import Check
 
 FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
@@ -89,7 +89,7 @@ def command(
     Selection(layers)
     if len(images) > 2:
         raise UsageError("verify takes one image, or two for optical flow", f"there are {len(images)}")
-    photographs = Photographs(images)
+    photographs = ImageFiles(images)
     photographs.read_first()
     net = load_net(model, weights, seed, device, preprocess, input_size)
     failed: list[Check] = []
@@ -100,7 +100,7 @@ def command(
         raise click.exceptions.Exit(3)
 
 
-def _pictures(net: Net, photographs: Photographs, seed: int) -> list[Tensor]:
+def _pictures(net: LoadedModel, photographs: ImageFiles, seed: int) -> list[Tensor]:
     """What the model is shown: the images, prepared, or noise."""
     from hookscope.verification import noise_pictures
 
@@ -109,7 +109,7 @@ def _pictures(net: Net, photographs: Photographs, seed: int) -> list[Tensor]:
     return [net.prepare(picture) for picture in photographs.read_together(net)]
 
 
-def _checks(net: Net, pictures: list[Tensor], layers: Sequence[str], types: Sequence[str]) -> Iterator[Check]:
+def _checks(net: LoadedModel, pictures: list[Tensor], layers: Sequence[str], types: Sequence[str]) -> Iterator[Check]:
     """The checks one by one; what the model prints meanwhile is no row."""
     from hookscope.verification import verify
 

@@ -22,16 +22,16 @@ from hookscope.cli.options import (
     net_options,
     type_option,
 )
-from hookscope.cli.photographs import Photographs
+from hookscope.cli.photographs import ImageFiles
 from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
 
 if TYPE_CHECKING:
-    from hookscope.destinations import Destination
-    from hookscope.images import Picture
+    from hookscope.destinations import OutputPath
+    from hookscope.images import InputImage
     from hookscope.levels import ChannelChoice, Scale
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
     from hookscope.sheets import Origin, Sheet, Style
-    from hookscope.visualize import Look
+    from hookscope.visualize import PassResult
 
 FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead", "nonfinite", "weights", "file")
 
@@ -116,7 +116,7 @@ def command(
       hookscope visualize resnet34 cat.jpg --layer 0 --channels top:16 --overlay
     """
     from hookscope.colours import palette
-    from hookscope.destinations import Destination
+    from hookscope.destinations import OutputPath
     from hookscope.layers import Selection
     from hookscope.levels import ChannelChoice, Scale
     from hookscope.sheets import Style
@@ -125,7 +125,7 @@ def command(
     wanted_scale = Scale.parse(scale)
     cmap = cmap or ("RdBu_r" if wanted_scale.kind == "symmetric" else "viridis")
     palette(cmap)
-    destination = Destination.parse(target, images)
+    destination = OutputPath.parse(target, images)
     if destination.kind == "stdout" and process.standard_output().isatty():
         raise UsageError("-o - would write a picture to the terminal", do="send it to a file or a pipe")
     job = _Job(
@@ -137,7 +137,7 @@ def command(
         overlay=overlay,
         destination=destination,
     )
-    pictures = Photographs(images)
+    pictures = ImageFiles(images)
     pictures.read_first()
     net = load_net(model, weights, seed, device, preprocess, input_size)
     rows = _rows(job, net, pictures)
@@ -163,10 +163,10 @@ class _Job:
     scale: Scale
     style: Style
     overlay: bool
-    destination: Destination
+    destination: OutputPath
 
 
-def _rows(job: _Job, net: Net, pictures: Photographs) -> Iterator[dict[str, Any]]:
+def _rows(job: _Job, net: LoadedModel, pictures: ImageFiles) -> Iterator[dict[str, Any]]:
     """Look at every picture, write its sheets, and say a row for each."""
     groups = pictures.groups(2 if net.family == "optical_flow" else 1)
     job.destination.check_count(len(groups))
@@ -184,12 +184,12 @@ def _rows(job: _Job, net: Net, pictures: Photographs) -> Iterator[dict[str, Any]
 
 
 def _rows_of_one_pass(
-    job: _Job, net: Net, pictures: Photographs, read: list[Picture], only: bool
+    job: _Job, net: LoadedModel, pictures: ImageFiles, read: list[InputImage], only: bool
 ) -> Iterator[dict[str, Any]]:
     from hookscope.kinds import class_names
     from hookscope.layers import usual_types
     from hookscope.sheets import draw_sheet
-    from hookscope.visualize import look, seen_pictures
+    from hookscope.visualize import run_and_reduce, seen_pictures
 
     for picture in read:
         for text in picture.notes:
@@ -197,7 +197,7 @@ def _rows_of_one_pass(
     tensors = [net.prepare(picture) for picture in read]
     types = job.types or usual_types(map(class_names, net.model.modules()))
     with process.prints_to_standard_error():
-        seen = look(net, tensors, job.layers, types, job.choice, job.scale)
+        seen = run_and_reduce(net, tensors, job.layers, types, job.choice, job.scale)
     overlay = seen_pictures(net, tensors) if job.overlay else None
     for call, error in seen.without_map:
         output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
@@ -226,7 +226,7 @@ def _rows_of_one_pass(
         }
 
 
-def _paths(job: _Job, net: Net, pictures: Photographs, image: str, seen: Look, only: bool) -> list[str]:
+def _paths(job: _Job, net: LoadedModel, pictures: ImageFiles, image: str, seen: PassResult, only: bool) -> list[str]:
     from hookscope.destinations import call_names, refuse_input
 
     word = pictures.words[image]
@@ -238,7 +238,7 @@ def _paths(job: _Job, net: Net, pictures: Photographs, image: str, seen: Look, o
     return paths
 
 
-def _origin(net: Net, read: Sequence[Picture]) -> Origin:
+def _origin(net: LoadedModel, read: Sequence[InputImage]) -> Origin:
     from hookscope.sheets import Origin
 
     first, *others = read
@@ -246,7 +246,7 @@ def _origin(net: Net, read: Sequence[Picture]) -> Origin:
     return Origin(net.name, net.weights, first.name, first.sha256, net.preprocess.describe(), second)
 
 
-def _write(destination: Destination, sheet: Sheet, file: str) -> None:
+def _write(destination: OutputPath, sheet: Sheet, file: str) -> None:
     import os
 
     from hookscope.pictures import encode_png, make_folder, write_png

@@ -133,12 +133,12 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     if options["show"] is not None:
         show(options["show"], options["plot"], options["format"])
         return None
-    from hookscope.cli.watching import Watch
+    from hookscope.cli.watching import WatchRun
 
     script = find_script(words)
     rank, world_size = _place(os.environ)
     names = _per_rank(options["log"], options["tensorboard"], rank, world_size)
-    return Watch(script, *names, options, rank, world_size).run
+    return WatchRun(script, *names, options, rank, world_size).run
 
 
 def _check_together(words: Sequence[str], options: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from hookscope.scripts import Script
 if TYPE_CHECKING:
     from hookscope.monitor import Monitor
 
-__all__ = ["Watch"]
+__all__ = ["WatchRun"]
 
 _QUICKLY_READ = 16 * 2**20  # bytes; about a second
 # What stands between the script and what it calls, and what is called in between and is nothing to the script.
@@ -37,7 +37,7 @@ _ENDS = (os.path.join("monitor", "block.py"), os.path.join("monitor", "watch.py"
 _OWN_OPTIONS = ("--log", "--every", "--layer", "--tensorboard", "--stop-on", "--show", "--plot")
 
 
-class Watch:
+class WatchRun:
     """A script that is to be watched.
 
     Making one finds out whether the log can be written, before anything runs. Nothing imports torch before the script

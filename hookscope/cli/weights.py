@@ -26,7 +26,7 @@ from hookscope.findings import counted
 if TYPE_CHECKING:
     from hookscope.findings import Finding
     from hookscope.levels import ChannelChoice
-    from hookscope.models import Net
+    from hookscope.models import LoadedModel
     from hookscope.parameters import ParameterStatistics
     from hookscope.sheets import Style
 
@@ -133,9 +133,9 @@ def command(
       hookscope weights mobilenet_v3_small --layer features.4 --kernels features4.png --channels top:32
       hookscope weights vgg16 --format json | jq -r '.findings[].finding'
     """
-    from hookscope.parameters import Thresholds
+    from hookscope.parameters import ParameterThresholds
 
-    thresholds = Thresholds(dead_norm=dead_norm, duplicate_cosine=duplicate_cosine)
+    thresholds = ParameterThresholds(dead_norm=dead_norm, duplicate_cosine=duplicate_cosine)
     if kernels is None and (channels, columns, cell, cmap) != (None, None, None, None):
         raise UsageError("--channels, --columns, --cell and --cmap are of --kernels", do="add --kernels FILE.png")
     choice, style = _look_of_kernels(channels, columns, cell, cmap)
@@ -209,7 +209,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def _write_plot(
-    path: str, net: Net, rows: Sequence[ParameterStatistics], findings: Sequence[Finding], totals: Sequence[str]
+    path: str, net: LoadedModel, rows: Sequence[ParameterStatistics], findings: Sequence[Finding], totals: Sequence[str]
 ) -> None:
     from hookscope.figures import figure_bytes, plot_suffix
     from hookscope.files import write_atomically
@@ -222,7 +222,9 @@ def _write_plot(
     write_atomically(path, figure_bytes(figure, plot_suffix(path), provenance))
 
 
-def _write_kernels(path: str, net: Net, layers: tuple[str, ...], choice: ChannelChoice | None, style: Style) -> None:
+def _write_kernels(
+    path: str, net: LoadedModel, layers: tuple[str, ...], choice: ChannelChoice | None, style: Style
+) -> None:
     from hookscope.kernels import draw_kernels
     from hookscope.pictures import write_png
 
@@ -233,7 +235,7 @@ def _write_kernels(path: str, net: Net, layers: tuple[str, ...], choice: Channel
 
 
 def _report(
-    net: Net,
+    net: LoadedModel,
     rows: Sequence[ParameterStatistics],
     findings: Sequence[Finding],
     totals: Sequence[str],

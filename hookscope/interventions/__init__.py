@@ -14,10 +14,10 @@ from __future__ import annotations
 from hookscope.interventions.base import Intervention
 from hookscope.interventions.block import intervene
 from hookscope.interventions.changing import Clamp, Noise, Permute, Quantize, Scale, Zero
-from hookscope.interventions.dropping import DropBlock, DropBlock2d, DropBlock3d, Dropout, Dropout2d, Linear
+from hookscope.interventions.dropping import DropBlock, DropBlock2d, DropBlock3d, Dropout, Dropout2d, LinearSchedule
 from hookscope.interventions.replacing import Mean, Patch, Steer
 from hookscope.interventions.weights import Freeze, Prune
-from hookscope.interventions.words import WORDS, Word
+from hookscope.interventions.words import WORDS, InterventionSpec
 
 __all__ = [
     "WORDS",
@@ -29,7 +29,8 @@ __all__ = [
     "Dropout2d",
     "Freeze",
     "Intervention",
-    "Linear",
+    "InterventionSpec",
+    "LinearSchedule",
     "Mean",
     "Noise",
     "Patch",
@@ -38,7 +39,6 @@ __all__ = [
     "Quantize",
     "Scale",
     "Steer",
-    "Word",
     "Zero",
     "intervene",
 ]

@@ -13,19 +13,19 @@ from hookscope.interventions.base import Intervention, Site, check_takes
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["DropBlock", "DropBlock2d", "DropBlock3d", "Dropout", "Dropout2d", "Linear"]
+__all__ = ["DropBlock", "DropBlock2d", "DropBlock3d", "Dropout", "Dropout2d", "LinearSchedule"]
 
 _TIMES = ("train", "always")
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearSchedule:
     """A rate on its way from ``start`` to ``end`` in ``steps`` steps, where it stays; DropBlock's paper raises it so.
 
     Any function of the step will do in its place.
 
     Example:
-        >>> rate = Linear(0.0, 0.1, steps=1000)
+        >>> rate = LinearSchedule(0.0, 0.1, steps=1000)
         >>> rate(0), rate(500), rate(5000)
         (0.0, 0.05, 0.1)
     """
@@ -51,7 +51,7 @@ class _Dropping(Intervention):
     """Active while the layer is in train mode, unless ``when`` says ``always``.
 
     Args:
-        p: The share that is dropped, 0 to 1; or a function of the training step such as `Linear`.
+        p: The share that is dropped, 0 to 1; or a function of the training step such as `LinearSchedule`.
         when: ``train``, or ``always``.
     """
 

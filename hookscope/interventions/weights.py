@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.hooks import Door
+from hookscope.hooks import HookHandles
 from hookscope.interventions.base import Change, Intervention, check_number, checked
 from hookscope.layers import Call
 
@@ -113,7 +113,7 @@ def parameter_changed(name: str, parameter: nn.Parameter, change: Change | Prune
             yield
         return
     _check_values(name, parameter)
-    with Door() as door:
+    with HookHandles() as door:
         if isinstance(change, Prune):
             mask = change.mask(name, parameter.detach())
             changed = parameter.detach() * mask

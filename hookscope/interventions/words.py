@@ -14,7 +14,7 @@ from hookscope.interventions.dropping import DropBlock, DropBlock2d, DropBlock3d
 from hookscope.interventions.replacing import Mean, Patch, Steer
 from hookscope.interventions.weights import Freeze, Prune
 
-__all__ = ["WORDS", "Word"]
+__all__ = ["WORDS", "InterventionSpec"]
 
 WORDS: Mapping[str, type[Intervention] | type[Prune] | type[Freeze]] = {
     "dropblock": DropBlock,
@@ -41,7 +41,7 @@ _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class InterventionSpec:
     """One intervention as it was asked for.
 
     Attributes:
@@ -51,7 +51,7 @@ class Word:
         source: What ``from=`` names, None without it.
 
     Example:
-        >>> word = Word.parse("zero:channels=0-2,7,on=input")
+        >>> word = InterventionSpec.parse("zero:channels=0-2,7,on=input")
         >>> word.name, str(word.build())
         ('zero', 'Zero(channels=0-2,7, on=input)')
     """
@@ -62,7 +62,7 @@ class Word:
     source: str | None
 
     @classmethod
-    def parse(cls, text: str) -> Word:
+    def parse(cls, text: str) -> InterventionSpec:
         """``NAME`` or ``NAME:PARAMETER=VALUE,...``; a part without ``=`` belongs to the value before it.
 
         Raises:

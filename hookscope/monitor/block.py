@@ -14,9 +14,9 @@ from hookscope.files import StrPath
 from hookscope.layers import Layers
 from hookscope.monitor.layers import Chosen
 from hookscope.monitor.optimizer_steps import Optimizers
-from hookscope.monitor.output import RunOutput
-from hookscope.monitor.roots import Roots
-from hookscope.monitor.watch import RunWatch
+from hookscope.monitor.output import WatcherOutput
+from hookscope.monitor.roots import ModelTracker
+from hookscope.monitor.watch import TrainingWatcher
 from hookscope.runs.log import RunLog
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Monitor:
             "rank": rank,
             "world_size": world_size,
         }
-        self._begin(RunOutput())
+        self._begin(WatcherOutput())
 
     @property
     def steps(self) -> int:
@@ -150,9 +150,9 @@ class Monitor:
         return self._watch.stopped
 
     def __enter__(self) -> Self:
-        Roots(self._model, self._chosen).check()
+        ModelTracker(self._model, self._chosen).check()
         self._check_optimizer_fits()
-        self._begin(RunOutput(self._log, self._events, self._header(), self._on_trouble))
+        self._begin(WatcherOutput(self._log, self._events, self._header(), self._on_trouble))
         self._watch.on()
         return self
 
@@ -162,11 +162,13 @@ class Monitor:
         self._watch.off()
         self._output.end(self._watch.last_step, error)
 
-    def _begin(self, output: RunOutput) -> None:
+    def _begin(self, output: WatcherOutput) -> None:
         """Nothing has been seen yet."""
-        roots = Roots(self._model, self._chosen)
+        roots = ModelTracker(self._model, self._chosen)
         self._output = output
-        self._watch = RunWatch(roots, Optimizers(self._optimizer, self._every), output, self._stop_on is not None)
+        self._watch = TrainingWatcher(
+            roots, Optimizers(self._optimizer, self._every), output, self._stop_on is not None
+        )
         roots.on_root = self._watch.look_at
 
     def _header(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hookscope.files import StrPath, check_folder, make_folder
 from hookscope.layers import call_key
 from hookscope.tensorboard import check_installed
 
-__all__ = ["RunEvents"]
+__all__ = ["TensorBoardWriter"]
 
 # What tells which line it is, and no figure of a layer.
 _ABOUT = frozenset(
@@ -19,7 +19,7 @@ _ABOUT = frozenset(
 )
 
 
-class RunEvents:
+class TensorBoardWriter:
     """An event file with a scalar ``LAYER/FIGURE`` for each figure of a line of the log, and ``loss``.
 
     Those of further models have ``modelN/`` before their names, those of further optimizers ``optimizerN/``. What is

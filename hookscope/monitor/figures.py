@@ -13,15 +13,15 @@ from hookscope.tensors import tensors_in
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["BatchMoments", "Numbers", "OutputSums", "is_finite", "norm", "output_sums", "values_of"]
+__all__ = ["BatchMoments", "DeferredScalars", "OutputSums", "is_finite", "norm", "output_sums", "values_of"]
 
 
-class Numbers:
+class DeferredScalars:
     """Brings many tensors of one value from their device together: one wait for a GPU, not one for each.
 
     Example:
         >>> import torch
-        >>> numbers = Numbers()
+        >>> numbers = DeferredScalars()
         >>> a, b = torch.tensor(2), torch.tensor(0.5)
         >>> numbers.want(a), numbers.want(b)
         (None, None)
@@ -78,7 +78,7 @@ class OutputSums:
 
     @property
     def singles(self) -> Iterable[Tensor | float]:
-        """What `Numbers` is to bring."""
+        """What `DeferredScalars` is to bring."""
         return self.mean, self.spread, self.nonzero, self.non_finite
 
 

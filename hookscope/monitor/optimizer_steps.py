@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-__all__ = ["Optimizers", "Stepper", "closure_of", "gradient_scale", "is_stepping", "makes_no_step"]
+__all__ = ["Optimizers", "TrackedOptimizer", "closure_of", "gradient_scale", "is_stepping", "makes_no_step"]
 
 _PATIENCE = 100
 
 
-class Stepper:
+class TrackedOptimizer:
     """An optimizer and how far it is.
 
     Attributes:
@@ -69,10 +69,10 @@ class Optimizers:
 
     def __init__(self, only: Optimizer | None, every: int) -> None:
         self.every, self._only = every, only
-        self.all: list[Stepper] = [] if only is None else [Stepper(only, 0)]
+        self.all: list[TrackedOptimizer] = [] if only is None else [TrackedOptimizer(only, 0)]
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
-    def of(self, optimizer: Optimizer) -> Stepper | None:
+    def of(self, optimizer: Optimizer) -> TrackedOptimizer | None:
         """What is known of it, None where it is not followed."""
         for stepper in self.all:
             if stepper.optimizer is optimizer:
@@ -80,7 +80,7 @@ class Optimizers:
         if self._only is not None:
             self._others.add(optimizer)
             return None
-        self.all.append(Stepper(optimizer, len(self.all)))
+        self.all.append(TrackedOptimizer(optimizer, len(self.all)))
         return self.all[-1]
 
     def held(self) -> set[int]:
@@ -92,7 +92,7 @@ class Optimizers:
         """Whether a step that is to be sampled comes next, of any optimizer; the first of a run is."""
         return not self.all or any(stepper.is_due(self.every) for stepper in self.all)
 
-    def has_stepped(self, stepper: Stepper, segment: int) -> None:
+    def has_stepped(self, stepper: TrackedOptimizer, segment: int) -> None:
         """Count a step; the segment after it is ``segment``."""
         for other in self.all:
             other.idle += 1

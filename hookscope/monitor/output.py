@@ -11,13 +11,13 @@ from typing import Any
 
 from hookscope.errors import NonFiniteError
 from hookscope.files import StrPath
-from hookscope.monitor.events import RunEvents
+from hookscope.monitor.events import TensorBoardWriter
 from hookscope.runs.log import RunLog
 
-__all__ = ["RunOutput"]
+__all__ = ["WatcherOutput"]
 
 
-class RunOutput:
+class WatcherOutput:
     """The lines of one run.
 
     Args:
@@ -50,10 +50,10 @@ class RunOutput:
         self._on_trouble = on_trouble or _warn
         self._pid, self._started = os.getpid(), time.monotonic()
         self._log = RunLog(log) if isinstance(log, (str, os.PathLike)) else log
-        self._events: RunEvents | None = None
+        self._events: TensorBoardWriter | None = None
         try:
             if events is not None:
-                self._events = RunEvents(events)
+                self._events = TensorBoardWriter(events)
             if header is not None:
                 self._write(header)
         except BaseException:

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 from hookscope.batchnorm import BATCH_NORMS
 from hookscope.kinds import class_names
 from hookscope.layers import call_key
-from hookscope.monitor.figures import BatchMoments, Numbers, OutputSums, output_sums, values_of
+from hookscope.monitor.figures import BatchMoments, DeferredScalars, OutputSums, output_sums, values_of
 from hookscope.monitor.layers import Layer
 from hookscope.monitor.roots import Pass
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["MOST_PASSES", "CallRecord", "StepRecord", "expected_statistics"]
+__all__ = ["MOST_PASSES", "CallMetrics", "StepMetrics", "expected_statistics"]
 
 MOST_PASSES = 256
 """So many passes of a model are measured in a step: a script that never steps must not pay for ever."""
 
 
 @dataclass(slots=True)
-class CallRecord:
+class CallMetrics:
     """One call of a layer in a step, over all passes of it.
 
     Attributes:
@@ -67,7 +67,7 @@ class CallRecord:
                 self.alive = None
         self.sums += sums
 
-    def want(self, numbers: Numbers) -> None:
+    def want(self, numbers: DeferredScalars) -> None:
         """Say what has to be brought from the device."""
         for sums in self.sums:
             for single in sums.singles:
@@ -80,7 +80,7 @@ class CallRecord:
             for each in self._distance:
                 numbers.want(each)
 
-    def figures(self, numbers: Numbers) -> dict[str, Any]:
+    def figures(self, numbers: DeferredScalars) -> dict[str, Any]:
         """The figures by their names in the log, from what was brought."""
         count = sum(sums.count for sums in self.sums)
         mean, std = self._moments(numbers, count)
@@ -99,7 +99,7 @@ class CallRecord:
             "running_var_ratio": ratio,
         }
 
-    def _moments(self, numbers: Numbers, count: int) -> tuple[float | None, float | None]:
+    def _moments(self, numbers: DeferredScalars, count: int) -> tuple[float | None, float | None]:
         """Mean and standard deviation of all values of all passes."""
         if not count:
             return None, None
@@ -109,7 +109,7 @@ class CallRecord:
         return mean, math.sqrt(squares / count)
 
 
-class StepRecord:
+class StepMetrics:
     """The calls of one model between two steps of an optimizer.
 
     Args:
@@ -120,7 +120,7 @@ class StepRecord:
         self.segment = segment
         self.passes = 0
         self.total = 0
-        self.calls: dict[tuple[int, int], CallRecord] = {}
+        self.calls: dict[tuple[int, int], CallMetrics] = {}
 
     def add(
         self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any, expected: Any
@@ -137,13 +137,13 @@ class StepRecord:
             return
         record = self.calls.get((id(layer), call))
         if record is None:
-            record = CallRecord(layer, type(module).__name__, call, index)
+            record = CallMetrics(layer, type(module).__name__, call, index)
             self.calls[id(layer), call] = record
         record.add(output_sums(output, module))
         if expected is not None:
             _add_batch(record, inputs, expected)
 
-    def wanted(self) -> Iterator[CallRecord]:
+    def wanted(self) -> Iterator[CallMetrics]:
         """The calls that are wanted, in order of execution, now that their number is known."""
         for record in self.calls.values():
             if record.layer.wants(record.call, record.index, self.total):
@@ -162,7 +162,7 @@ def expected_statistics(module: nn.Module) -> tuple[Tensor, Tensor, float] | Non
     return mean.detach().clone(), variance.detach().clone(), float(getattr(module, "eps", 0.0))
 
 
-def _add_batch(record: CallRecord, inputs: Any, expected: tuple[Tensor, Tensor, float]) -> None:
+def _add_batch(record: CallMetrics, inputs: Any, expected: tuple[Tensor, Tensor, float]) -> None:
     values = next(iter(values_of(inputs)), None)
     if values is None or values.dim() < 2 or values.shape[1] != expected[0].numel():
         return

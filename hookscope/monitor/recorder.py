@@ -6,17 +6,17 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.monitor.figures import Numbers
+from hookscope.monitor.figures import DeferredScalars
 from hookscope.monitor.layers import Layer, Root, own_parameters
-from hookscope.monitor.optimizer_steps import Stepper
-from hookscope.monitor.record import MOST_PASSES, CallRecord, StepRecord
+from hookscope.monitor.optimizer_steps import TrackedOptimizer
+from hookscope.monitor.record import MOST_PASSES, CallMetrics, StepMetrics
 from hookscope.monitor.roots import Pass
 from hookscope.monitor.weights import StepWeights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["OpenStep", "RunRecorder"]
+__all__ = ["MetricsRecorder", "OptimizerStep"]
 
 _NOT_SEEN = {
     "activation_mean": None,
@@ -32,7 +32,7 @@ _NOT_SEEN = {
 
 
 @dataclass(slots=True)
-class OpenStep:
+class OptimizerStep:
     """A step of an optimizer that has begun.
 
     Attributes:
@@ -44,7 +44,7 @@ class OpenStep:
         depth: How often it was begun again inside itself.
     """
 
-    stepper: Stepper
+    stepper: TrackedOptimizer
     has_closure: bool
     weights: StepWeights | None = None
     roots: tuple[Root, ...] = ()
@@ -52,7 +52,7 @@ class OpenStep:
     depth: int = 0
 
 
-class RunRecorder:
+class MetricsRecorder:
     """Records what models put out, and makes lines of it when an optimizer has stepped.
 
     The run is cut into segments by the steps of all optimizers. A line tells of the latest segment in which the model
@@ -62,7 +62,7 @@ class RunRecorder:
 
     def __init__(self) -> None:
         self.segment = 0
-        self._records: dict[int, StepRecord] = {}
+        self._records: dict[int, StepMetrics] = {}
         self._losses: list[Tensor] = []
         self._losses_of = -1
         self._loss_output: tuple[int, Tensor] | None = None
@@ -93,7 +93,7 @@ class RunRecorder:
         """The place of each layer (by ``id``) among all that were recorded, of the last call of it."""
         return {id(call.layer): call.order for record in self._records.values() for call in record.calls.values()}
 
-    def lines(self, step: OpenStep) -> Iterator[dict[str, Any]]:
+    def lines(self, step: OptimizerStep) -> Iterator[dict[str, Any]]:
         """The lines of a sampled step that is done, without its number and time."""
         assert step.weights is not None
         stepper = step.stepper
@@ -102,7 +102,7 @@ class RunRecorder:
         calls = [call for call in calls if _is_of(call, step.elsewhere, parameters)]
         calls.sort(key=lambda call: call.order)
         losses = self._losses_since(step)
-        numbers = Numbers()
+        numbers = DeferredScalars()
         for call in calls:
             call.want(numbers)
         for value in losses:
@@ -128,24 +128,24 @@ class RunRecorder:
                 **step.weights.figures(own),
             }
 
-    def _record(self, root: Root) -> StepRecord:
+    def _record(self, root: Root) -> StepMetrics:
         record = self._records.get(root.number)
         if record is None or record.segment != self.segment:
-            record = self._records[root.number] = StepRecord(self.segment)
+            record = self._records[root.number] = StepMetrics(self.segment)
         return record
 
-    def _fresh(self, root: Root, stepper: Stepper) -> StepRecord | None:
+    def _fresh(self, root: Root, stepper: TrackedOptimizer) -> StepMetrics | None:
         record = self._records.get(root.number)
         return record if record is not None and record.segment >= stepper.since else None
 
-    def _calls(self, root: Root, stepper: Stepper) -> Iterator[CallRecord]:
+    def _calls(self, root: Root, stepper: TrackedOptimizer) -> Iterator[CallMetrics]:
         record = self._fresh(root, stepper)
         if record is not None:
             yield from record.wanted()
 
     def _unseen(
-        self, root: Root, stepper: Stepper, calls: Iterable[CallRecord], parameters: set[int]
-    ) -> Iterator[CallRecord]:
+        self, root: Root, stepper: TrackedOptimizer, calls: Iterable[CallMetrics], parameters: set[int]
+    ) -> Iterator[CallMetrics]:
         """Layers that no hook tells of: of compiled models, and of models that ran before they were watched."""
         record = self._fresh(root, stepper)
         if record is not None and record.calls and not root.silent:
@@ -153,9 +153,9 @@ class RunRecorder:
         seen = {id(call.layer) for call in calls}
         for layer, module, own in root.with_parameters():
             if id(layer) not in seen and layer.may_want(module) and not parameters.isdisjoint(map(id, own.values())):
-                yield CallRecord(layer, type(module).__name__, 0, None)
+                yield CallMetrics(layer, type(module).__name__, 0, None)
 
-    def _losses_since(self, step: OpenStep) -> list[Tensor]:
+    def _losses_since(self, step: OptimizerStep) -> list[Tensor]:
         if self._losses_of >= step.stepper.since and self._losses:
             # a closure is called again and again for one step: the first time at the weights the step began with
             return self._losses[:1] if step.has_closure else self._losses
@@ -164,7 +164,7 @@ class RunRecorder:
         return []
 
 
-def _is_of(call: CallRecord, elsewhere: Container[int] | None, own_ones: Container[int]) -> bool:
+def _is_of(call: CallMetrics, elsewhere: Container[int] | None, own_ones: Container[int]) -> bool:
     """Whether a line of the step tells of this call: no other optimizer changes the layer.
 
     It may be that none does, by mistake. At an optimizer's first step that is not known: others may come after it.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["Pass", "Roots"]
+__all__ = ["ModelTracker", "Pass"]
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Pass:
     spoilt: dict[int, str] = field(default_factory=dict)
 
 
-class Roots:
+class ModelTracker:
     """Follows the passes of the models of a process.
 
     A model is a module that is called while no other runs; a loss module of torch is none. A part of a model that is

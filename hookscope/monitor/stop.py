@@ -9,18 +9,18 @@ from hookscope.errors import NonFiniteError
 from hookscope.monitor.figures import is_finite, values_of
 from hookscope.monitor.layers import Layer, Root
 from hookscope.monitor.non_finite import NonFinite, in_call, in_gradients, in_loss, made_by
-from hookscope.monitor.optimizer_steps import Optimizers, Stepper
-from hookscope.monitor.output import RunOutput
+from hookscope.monitor.optimizer_steps import Optimizers, TrackedOptimizer
+from hookscope.monitor.output import WatcherOutput
 from hookscope.monitor.roots import Pass
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["RunStop"]
+__all__ = ["StopRule"]
 
 
-class RunStop:
+class StopRule:
     """Judges what layers put out, the loss and the gradients, and raises at the first value that is not finite.
 
     Args:
@@ -31,7 +31,7 @@ class RunStop:
         raised: What was raised, None before that.
     """
 
-    def __init__(self, output: RunOutput, optimizers: Optimizers) -> None:
+    def __init__(self, output: WatcherOutput, optimizers: Optimizers) -> None:
         self._output, self._optimizers = output, optimizers
         self.raised: NonFiniteError | None = None
 
@@ -62,7 +62,7 @@ class RunStop:
         self._stop(in_loss(roots))
 
     def before_step(
-        self, stepper: Stepper, optimizer: Optimizer, roots: Sequence[Root], ran: Mapping[int, int]
+        self, stepper: TrackedOptimizer, optimizer: Optimizer, roots: Sequence[Root], ran: Mapping[int, int]
     ) -> None:
         """Judge the gradients; ``ran`` tells by ``id`` of a layer when it ran last."""
         # a GradScaler may leave it to the optimizer to make no step of gradients that are not finite
@@ -80,7 +80,7 @@ class RunStop:
 
 
 def _nearest_the_loss(
-    stepper: Stepper, roots: Sequence[Root], ran: Mapping[int, int]
+    stepper: TrackedOptimizer, roots: Sequence[Root], ran: Mapping[int, int]
 ) -> dict[str, tuple[Layer | None, Tensor]]:
     """The parameters of an optimizer by name, those of the layer that ran last first."""
     named: dict[int, tuple[str, Layer | None, Tensor]] = {}

@@ -9,32 +9,34 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from hookscope.errors import HookscopeError, LayerError, NonFiniteError
-from hookscope.hooks import Door
+from hookscope.hooks import HookHandles
 from hookscope.monitor.backward_calls import BackwardCalls, scalar_of
 from hookscope.monitor.layers import Root
 from hookscope.monitor.optimizer_steps import Optimizers, closure_of, gradient_scale, is_stepping, makes_no_step
-from hookscope.monitor.output import RunOutput
+from hookscope.monitor.output import WatcherOutput
 from hookscope.monitor.quiet_compile import QuietCompile
 from hookscope.monitor.record import expected_statistics
-from hookscope.monitor.recorder import OpenStep, RunRecorder
-from hookscope.monitor.roots import Roots
-from hookscope.monitor.stop import RunStop
+from hookscope.monitor.recorder import MetricsRecorder, OptimizerStep
+from hookscope.monitor.roots import ModelTracker
+from hookscope.monitor.stop import StopRule
 from hookscope.monitor.weights import StepWeights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-__all__ = ["RunWatch"]
+__all__ = ["TrainingWatcher"]
 
 _P = ParamSpec("_P")
 
 
-def _guarded(body: Callable[Concatenate[RunWatch, _P], None]) -> Callable[Concatenate[RunWatch, _P], None]:
+def _guarded(
+    body: Callable[Concatenate[TrainingWatcher, _P], None],
+) -> Callable[Concatenate[TrainingWatcher, _P], None]:
     """What goes wrong in a hook of the watcher ends the watching, and never the training."""
 
     @functools.wraps(body)
-    def hook(self: RunWatch, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def hook(self: TrainingWatcher, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         # first of all and alone: what compiles a model reads this function, and is to find nothing in it
         import torch
 
@@ -52,7 +54,7 @@ def _guarded(body: Callable[Concatenate[RunWatch, _P], None]) -> Callable[Concat
     return hook
 
 
-class RunWatch:
+class TrainingWatcher:
     """Watches the models and optimizers of this process while it is on.
 
     Args:
@@ -67,16 +69,16 @@ class RunWatch:
         is_off: Whether nothing is watched: before it began, after it has ended or failed.
     """
 
-    def __init__(self, roots: Roots, optimizers: Optimizers, output: RunOutput, stops: bool) -> None:
+    def __init__(self, roots: ModelTracker, optimizers: Optimizers, output: WatcherOutput, stops: bool) -> None:
         self.steps = 0
         self.last_step: int | None = None
         self.is_off, self._pid = True, os.getpid()
         self._roots, self._optimizers, self._output = roots, optimizers, output
-        self._stop = RunStop(output, optimizers) if stops else None
-        self._recorder = RunRecorder()
-        self._open: OpenStep | None = None
+        self._stop = StopRule(output, optimizers) if stops else None
+        self._recorder = MetricsRecorder()
+        self._open: OptimizerStep | None = None
         self._samples = self._stays_on = self._hooks_are_on = False
-        self._step_door, self._module_door = Door(), Door()
+        self._step_door, self._module_door = HookHandles(), HookHandles()
         self._backward_calls = BackwardCalls(self._before_backward)
         # one object for the whole run: what compiles a model looks whether it is the same hook still
         self._hooks = (self._before, self._after)
@@ -173,7 +175,7 @@ class RunWatch:
         stepper = self._optimizers.of(optimizer)
         if stepper is None:
             return
-        step = OpenStep(stepper, closure_of(args, kwargs) is not None)
+        step = OptimizerStep(stepper, closure_of(args, kwargs) is not None)
         with torch.no_grad():
             if self._stop is not None:
                 self._stop.again()
@@ -210,7 +212,7 @@ class RunWatch:
         self._optimizers.has_stepped(stepper, self._recorder.segment)
         self._arrange()
 
-    def _prepare(self, step: OpenStep) -> None:
+    def _prepare(self, step: OptimizerStep) -> None:
         """Measure the weights before a sampled step."""
         parameters = {id(p) for p in step.stepper.parameters()}
         step.roots = self._roots.holding(parameters)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.monitor.figures import Numbers, count_non_finite, local, norm
+from hookscope.monitor.figures import DeferredScalars, count_non_finite, local, norm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +104,7 @@ class StepWeights:
 
 
 def _sizes(tensors: Mapping[int, Tensor]) -> dict[int, _Size]:
-    numbers, norms = Numbers(), {key: norm(tensor) for key, tensor in tensors.items()}
+    numbers, norms = DeferredScalars(), {key: norm(tensor) for key, tensor in tensors.items()}
     for each in norms.values():
         numbers.want(each)
     numbers.bring()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hookscope.runs.judges import batchnorm_distance, dead_share, gradient_to_weight
 from hookscope.runs.series import LayerSeries, RunSeries
-from hookscope.runs.thresholds import WatchThresholds
+from hookscope.runs.thresholds import TrainingThresholds
 from hookscope.runs.timed import TimedFinding
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ class Column:
     colours: str
     logarithmic: bool
     findings: tuple[str, ...]
-    limits: Callable[[WatchThresholds], tuple[float, ...]]
+    limits: Callable[[TrainingThresholds], tuple[float, ...]]
     usual: float | None = None
     peaks: bool = False
     ends: tuple[float, float] | None = None
     spoiled: tuple[str, ...] = ("non_finite",)
-    judged_from: Callable[[WatchThresholds], int] = lambda _: 0
+    judged_from: Callable[[TrainingThresholds], int] = lambda _: 0
 
     def is_about(self, found: TimedFinding) -> bool:
         """Whether a finding is marked in it; what is not finite where it begins, among activations or gradients."""
@@ -115,7 +115,7 @@ COLUMNS = (
     ),
     Column(
         "BatchNorm drift",
-        lambda layer: batchnorm_distance(layer, WatchThresholds()),
+        lambda layer: batchnorm_distance(layer, TrainingThresholds()),
         "OrRd",
         False,
         ("batchnorm-drift",),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hookscope.runs.series import LayerSeries, RunSeries
-from hookscope.runs.spells import Spell, spacing
-from hookscope.runs.thresholds import WatchThresholds
+from hookscope.runs.spells import FindingInterval, spacing
+from hookscope.runs.thresholds import TrainingThresholds
 
 __all__ = ["consequences", "consequences_words"]
 
@@ -15,11 +15,11 @@ _OF_STILL = ("no-update", "no-gradient", "frozen")  # each says of a weight why 
 
 
 def consequences(
-    spells: Mapping[str, Sequence[Spell]],
+    spells: Mapping[str, Sequence[FindingInterval]],
     layers: Sequence[LayerSeries],
     run: RunSeries,
-    thresholds: WatchThresholds,
-) -> dict[str, list[Spell]]:
+    thresholds: TrainingThresholds,
+) -> dict[str, list[FindingInterval]]:
     """What layers have because one before them is dead, by name of the finding.
 
     Args:
@@ -36,7 +36,7 @@ def consequences(
 
 
 def consequences_words(
-    group: Sequence[Spell], hidden: Mapping[str, Sequence[Spell]], thresholds: WatchThresholds
+    group: Sequence[FindingInterval], hidden: Mapping[str, Sequence[FindingInterval]], thresholds: TrainingThresholds
 ) -> str:
     """What is not told of layers behind the dead ones in ``group``."""
     own = {spell.layer.label for spell in group}
@@ -48,13 +48,13 @@ def consequences_words(
     return f"; not told, for it follows from that: {', '.join(parts)}" if parts else ""
 
 
-def _follows(one: Spell, dead: Sequence[Spell], thresholds: WatchThresholds) -> bool:
+def _follows(one: FindingInterval, dead: Sequence[FindingInterval], thresholds: TrainingThresholds) -> bool:
     """Whether a layer behind a dead one, or that itself, begins about when that died."""
     near = max(thresholds.patience * spacing(one.layer), thresholds.warm_up)
     return any(spell.layer.index <= one.layer.index and abs(spell.step - one.step) <= near for spell in dead)
 
 
-def _still(layer: LayerSeries, dead: Sequence[Spell], run: RunSeries) -> list[Spell]:
+def _still(layer: LayerSeries, dead: Sequence[FindingInterval], run: RunSeries) -> list[FindingInterval]:
     """When a weight behind a dead layer stays as it is from when that died on, while others change."""
     for spell in (one for one in dead if one.layer.index < layer.index):
         during = (layer.steps >= spell.step) & (layer.steps <= spell.last_step) & (layer.values["frozen"] != 1)
@@ -62,7 +62,7 @@ def _still(layer: LayerSeries, dead: Sequence[Spell], run: RunSeries) -> list[Sp
             continue
         if (layer.values["update_to_weight"][during] == 0).all():
             [first, *_] = [*_, last] = during.nonzero()[0].tolist()
-            return [Spell(layer, first, last, first, 0.0, int(during.sum()), spell.lasts)]
+            return [FindingInterval(layer, first, last, first, 0.0, int(during.sum()), spell.lasts)]
     return []
 
 

@@ -11,7 +11,7 @@ from hookscope.figures import BODY, SMALL, Colour, write
 from hookscope.runs.columns import Grid, rows_of
 from hookscope.runs.loss import centred
 from hookscope.runs.series import RunSeries
-from hookscope.runs.thresholds import WatchThresholds
+from hookscope.runs.thresholds import TrainingThresholds
 from hookscope.runs.timed import TimedFinding
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def draw_rates(axes: Axes, run: RunSeries) -> None:
 
 
 def draw_curves(
-    axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: WatchThresholds
+    axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: TrainingThresholds
 ) -> None:
     """A band of all layers, the lines of those with a finding by name, and thresholds where they are near."""
     import numpy as np
@@ -165,7 +165,7 @@ def _floor(axes: Axes, x: Array, colour: str) -> None:
     axes.plot(x, [0.02] * len(x), "v", color=colour, ms=4, **bottom)
 
 
-def _limits(axes: Axes, grid: Grid, thresholds: WatchThresholds) -> None:
+def _limits(axes: Axes, grid: Grid, thresholds: TrainingThresholds) -> None:
     """Dashed lines where limits are near what is drawn, from the step on from which they count."""
     low, high = axes.get_ylim()
     begin = grid.column.judged_from(thresholds)

@@ -9,7 +9,7 @@ from hookscope.findings import counted
 from hookscope.runs.meanings import MEANINGS
 from hookscope.runs.series import RunSeries
 from hookscope.runs.summary import summary
-from hookscope.runs.thresholds import WatchThresholds
+from hookscope.runs.thresholds import TrainingThresholds
 from hookscope.runs.timed import TimedFinding
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["few_samples"]
 _ENOUGH = 20  # samples that show a trend
 
 
-def few_samples(run: Run, series: RunSeries, thresholds: WatchThresholds) -> Iterator[TimedFinding]:
+def few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     """A finding where fewer steps of each optimizer were sampled than a finding must show in.
 
     Of a run that was stopped at NaN or Inf there is nothing more to know.

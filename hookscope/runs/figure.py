@@ -14,7 +14,7 @@ from hookscope.runs.heat import draw_heat, draw_keys
 from hookscope.runs.line_widths import fitting, inches, wrapped
 from hookscope.runs.series import RunSeries, series_of
 from hookscope.runs.summary import summary
-from hookscope.runs.thresholds import WatchThresholds
+from hookscope.runs.thresholds import TrainingThresholds
 from hookscope.runs.timed import TimedFinding
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def run_figure(
     run: Run,
     findings: Sequence[TimedFinding],
     heading: str = "",
-    thresholds: WatchThresholds | None = None,
+    thresholds: TrainingThresholds | None = None,
 ) -> Figure:
     """A page with loss and learning rate at the top, and below a column for each figure, over the same steps.
 
@@ -66,7 +66,7 @@ def run_figure(
         >>> [axes.get_title(loc="left") for axes in figure.axes]
         ['loss', 'zeros (share)', '', '']
     """
-    thresholds = thresholds or WatchThresholds()
+    thresholds = thresholds or TrainingThresholds()
     series = series_of(run)
     told = _told(findings)
     lines = [str(summary(run)), *_notes(series), *told]

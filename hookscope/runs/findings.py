@@ -9,13 +9,13 @@ from hookscope.findings import counted
 from hookscope.layers import call_key
 from hookscope.runs.consequences import consequences, consequences_words
 from hookscope.runs.few_samples import few_samples
-from hookscope.runs.judges import JUDGES, Case, Judge
+from hookscope.runs.judges import RULES, LayerContext, Rule
 from hookscope.runs.loss import loss_findings
 from hookscope.runs.meanings import MEANINGS
 from hookscope.runs.non_finite import nonfinite_findings
 from hookscope.runs.series import LayerSeries, RunSeries, series_of
-from hookscope.runs.spells import Spell, grouped, spell_of
-from hookscope.runs.thresholds import WatchThresholds
+from hookscope.runs.spells import FindingInterval, grouped, interval_of
+from hookscope.runs.thresholds import TrainingThresholds
 from hookscope.runs.timed import TimedFinding, when_words
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["findings_over_time"]
 
 
-def findings_over_time(run: Run, thresholds: WatchThresholds | None = None) -> list[TimedFinding]:
+def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -> list[TimedFinding]:
     """What went wrong in a run, in order of the step at which it began; one finding for layers that began together.
 
-    A finding must show in a few sampled steps in a row (`WatchThresholds.patience`), but for what is not finite. While
-    a model computes NaN or Inf, what begins in it is a consequence and is not told. Where fewer steps were sampled than
+    A finding must show in `TrainingThresholds.patience` sampled steps in a row, unless values are not finite. While a
+    model computes NaN or Inf, what begins in it is a consequence and is not told. Where fewer steps were sampled than
     that, a last finding says so: then no others prove little.
 
     Args:
@@ -45,7 +45,7 @@ def findings_over_time(run: Run, thresholds: WatchThresholds | None = None) -> l
     """
     import numpy as np
 
-    thresholds = thresholds or WatchThresholds()
+    thresholds = thresholds or TrainingThresholds()
     series = series_of(run)
     spoiled = nonfinite_findings(series, run.notes)
     with np.errstate(over="ignore"):  # what explodes may be beyond what numbers can hold
@@ -70,12 +70,12 @@ def _models(run: RunSeries) -> list[int]:
     return sorted({layer.model for layer in run.layers})
 
 
-def _of_model(model: int, run: RunSeries, thresholds: WatchThresholds) -> Iterator[TimedFinding]:
+def _of_model(model: int, run: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     layers = [layer for layer in run.layers if layer.model == model]
-    judged = {judge.finding: _judged(judge, layers, run, thresholds) for judge in JUDGES}
-    spells = {name: [one for one in found if isinstance(one, Spell)] for name, found in judged.items()}
+    judged = {judge.finding: _judged(judge, layers, run, thresholds) for judge in RULES}
+    spells = {name: [one for one in found if isinstance(one, FindingInterval)] for name, found in judged.items()}
     hidden = consequences(spells, _first_calls(layers), run, thresholds)
-    for judge in JUDGES:
+    for judge in RULES:
         told = [one for one in spells[judge.finding] if one not in hidden.get(judge.finding, ())]
         could = sum(one is not None for one in judged[judge.finding])
         for group in grouped(told, thresholds.patience):
@@ -84,10 +84,10 @@ def _of_model(model: int, run: RunSeries, thresholds: WatchThresholds) -> Iterat
 
 
 def _judged(
-    judge: Judge, layers: Sequence[LayerSeries], run: RunSeries, thresholds: WatchThresholds
-) -> list[Spell | bool | None]:
+    judge: Rule, layers: Sequence[LayerSeries], run: RunSeries, thresholds: TrainingThresholds
+) -> list[FindingInterval | bool | None]:
     judged = _first_calls(layers) if judge.of_parameters else layers
-    return [spell_of(judge, Case(layer, run, thresholds)) for layer in judged]
+    return [interval_of(judge, LayerContext(layer, run, thresholds)) for layer in judged]
 
 
 def _first_calls(layers: Sequence[LayerSeries]) -> list[LayerSeries]:
@@ -97,7 +97,7 @@ def _first_calls(layers: Sequence[LayerSeries]) -> list[LayerSeries]:
     return sorted(found.values(), key=lambda one: one.index)
 
 
-def _told(judge: Judge, group: Sequence[Spell], could: int, after: str) -> TimedFinding:
+def _told(judge: Rule, group: Sequence[FindingInterval], could: int, after: str) -> TimedFinding:
     worst = (min if judge.lowest else max)(group, key=lambda one: one.figure)
     one = {"first": group[0], "last": group[-1], "worst": worst}[judge.telling]
     layer, lasts = one.layer, any(spell.lasts for spell in group)
@@ -130,14 +130,14 @@ def _plain(figure: float) -> float | None:
     return figure if abs(figure) < float("inf") else None
 
 
-def _on_and_off(group: Sequence[Spell]) -> str:
+def _on_and_off(group: Sequence[FindingInterval]) -> str:
     if len(group) > 1:
         return ""
     between = group[0].last - group[0].first + 1
     return f", in {group[0].times} of {between} sampled steps" if group[0].times < between else ""
 
 
-def _figures(judge: Judge, one: Spell, begin: int) -> str:
+def _figures(judge: Rule, one: FindingInterval, begin: int) -> str:
     """The figures of the layer's first step, and of the worst where that tells more."""
     text, worst = judge.words(one.layer, one.first), judge.words(one.layer, one.worst)
     text = text if one.step == begin else f"at step {one.step:,} {text}"
@@ -148,7 +148,9 @@ def _figures(judge: Judge, one: Spell, begin: int) -> str:
     )
 
 
-def _others(judge: Judge, group: Sequence[Spell], one: Spell, worst: Spell, could: int) -> str:
+def _others(
+    judge: Rule, group: Sequence[FindingInterval], one: FindingInterval, worst: FindingInterval, could: int
+) -> str:
     """How many more layers have it, between which, and which is worst."""
     more = len(group) - 1
     if not more:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hookscope.findings import percent
 from hookscope.runs.series import LayerSeries, RunSeries
-from hookscope.runs.thresholds import WatchThresholds
+from hookscope.runs.thresholds import TrainingThresholds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["JUDGES", "Case", "Judge", "batchnorm_distance", "dead_share", "gradient_to_weight"]
+__all__ = ["RULES", "LayerContext", "Rule", "batchnorm_distance", "dead_share", "gradient_to_weight"]
 
 _USUAL_GRADIENT = 1e-4  # of the weight's norm; that of random weights is 7e-4 and more, see GradientThresholds
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class LayerContext:
     """One layer, and what it is judged by."""
 
     layer: LayerSeries
     run: RunSeries
-    thresholds: WatchThresholds
+    thresholds: TrainingThresholds
 
     def __getitem__(self, figure: str) -> Array:
         return self.layer.values[figure]
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Rule:
     """How one kind of finding is told.
 
     Attributes:
@@ -51,8 +51,8 @@ class Judge:
     """
 
     finding: str
-    measure: Callable[[Case], Array]
-    limit: Callable[[WatchThresholds], float]
+    measure: Callable[[LayerContext], Array]
+    limit: Callable[[TrainingThresholds], float]
     words: Callable[[LayerSeries, int], str]
     lowest: bool = False
     telling: str = "first"
@@ -92,7 +92,7 @@ def dead_share(layer: LayerSeries) -> Array:
     return _where(_sound(layer), np.where(layer.values["zero_share"] == 1, 1.0, counted))
 
 
-def _some_dead(case: Case) -> Array:
+def _some_dead(case: LayerContext) -> Array:
     """Nothing of a layer that begins dead as a whole, which has a name of its own; less of what rests on few values."""
     share, limits = dead_share(case.layer), case.thresholds
     few = (case["channel_values"] < limits.few_values) & (share <= limits.dead_of_few)
@@ -119,7 +119,7 @@ def _size_words(layer: LayerSeries, at: int) -> str:
     return f"the root mean square of its activation is {_size(layer)[at]:.2g}"
 
 
-def _spread(case: Case) -> Array:
+def _spread(case: LayerContext) -> Array:
     return _divided(case["activation_std"], _size(case.layer))
 
 
@@ -141,18 +141,18 @@ def _slope_words(layer: LayerSeries, at: int) -> str:
     return f"so near its bounds that its mean slope is {slope} of the steepest"
 
 
-def _gradient_ratio(case: Case) -> Array:
+def _gradient_ratio(case: LayerContext) -> Array:
     """Of weights: the scale of a normalisation may well get next to no gradient."""
     ratio = gradient_to_weight(case.layer)
     return _where(_sound(case.layer) & (ratio > 0) & ("Norm" not in case.layer.type), ratio)
 
 
-def _small_gradient_ratio(case: Case) -> Array:
+def _small_gradient_ratio(case: LayerContext) -> Array:
     """As above, while there is something to learn."""
     return _where(~case.run.learned(case.layer), _gradient_ratio(case))
 
 
-def _large_gradient_ratio(case: Case) -> Array:
+def _large_gradient_ratio(case: LayerContext) -> Array:
     """As above; beyond what single precision can hold it is Inf. A weight that grows from 0 is small at first."""
     import numpy as np
 
@@ -168,7 +168,7 @@ def _gradient_words(layer: LayerSeries, at: int) -> str:
     return f"its gradient has norm {norm:.2g}, {ratio:.2g} of the weight's norm"
 
 
-def _no_gradient(case: Case) -> Array:
+def _no_gradient(case: LayerContext) -> Array:
     """1 where a layer that is not frozen has no gradient, or 0, while others of its model have one."""
     import numpy as np
 
@@ -183,7 +183,7 @@ def _no_gradient_words(layer: LayerSeries, at: int) -> str:
     return "no gradient arrives" if none else "its gradient is 0 everywhere"
 
 
-def _frozen(case: Case) -> Array:
+def _frozen(case: LayerContext) -> Array:
     return case["frozen"]
 
 
@@ -191,7 +191,7 @@ def _frozen_words(layer: LayerSeries, at: int) -> str:
     return "requires_grad is False"
 
 
-def _taught(case: Case) -> NDArray[np.bool_]:
+def _taught(case: LayerContext) -> NDArray[np.bool_]:
     """``(S,)`` where the rate is a hundredth of the run's highest or more: a warm-up from 0 and a fall to 0 are usual.
 
     Where the rate is not known, it is taken to be usual. A weight that begins at 0 grows by more than its norm.
@@ -205,23 +205,23 @@ def _taught(case: Case) -> NDArray[np.bool_]:
     return taught
 
 
-def _update(case: Case) -> Array:
+def _update(case: LayerContext) -> Array:
     return _where(_taught(case), case["update_to_weight"])
 
 
-def _changing(case: Case) -> NDArray[np.bool_]:
+def _changing(case: LayerContext) -> NDArray[np.bool_]:
     """``(S,)`` where the optimizer changes some weight by more than is too small: the rate is not to blame."""
     return case.run.changing(case.layer, case.thresholds.too_small)
 
 
-def _small_update(case: Case) -> Array:
+def _small_update(case: LayerContext) -> Array:
     """While there is something to learn: not of a small gradient, nor once the loss is next to nothing."""
     update = case["update_to_weight"]
     wanted = (gradient_to_weight(case.layer) > _USUAL_GRADIENT) & ~case.run.learned(case.layer)
     return _where(_taught(case) & wanted & ((update > 0) | ~_changing(case)), update)
 
 
-def _no_update(case: Case) -> Array:
+def _no_update(case: LayerContext) -> Array:
     """1 where a weight with a gradient stays as it is, while others of its optimizer change.
 
     Not of normalisations, nor where the layer is given nothing but 0: a gradient of the bias alone is no wonder there.
@@ -243,7 +243,7 @@ def _update_words(layer: LayerSeries, at: int) -> str:
     return text if math.isnan(rate) else f"{text} (learning rate {rate:g})"
 
 
-def batchnorm_distance(layer: LayerSeries, thresholds: WatchThresholds) -> Array:
+def batchnorm_distance(layer: LayerSeries, thresholds: TrainingThresholds) -> Array:
     """How far a batch is from the running statistics, ``(S,)``; 1 where mean or variance are at their thresholds."""
     import numpy as np
 
@@ -252,7 +252,7 @@ def batchnorm_distance(layer: LayerSeries, thresholds: WatchThresholds) -> Array
     return _where(_sound(layer), np.fmax(shift / thresholds.shift, logarithm))
 
 
-def _drift(case: Case) -> Array:
+def _drift(case: LayerContext) -> Array:
     return _where(case.layer.steps >= case.thresholds.warm_up, batchnorm_distance(case.layer, case.thresholds))
 
 
@@ -262,20 +262,20 @@ def _drift_words(layer: LayerSeries, at: int) -> str:
     return text if math.isnan(ratio) else f"{text}, its variance is {ratio:.2g} times the running one"
 
 
-JUDGES = (
-    Judge("dead-layer", lambda case: dead_share(case.layer), lambda _: 0.9999, _dead_words),
-    Judge("dead-channels", _some_dead, lambda limits: limits.dead, _dead_words, telling="worst"),
-    Judge("constant-output", _spread, lambda limits: limits.flat, _spread_words, lowest=True),
-    Judge("exploding-activations", lambda case: _size(case.layer), lambda limits: limits.largest, _size_words),
-    Judge(
+RULES = (
+    Rule("dead-layer", lambda case: dead_share(case.layer), lambda _: 0.9999, _dead_words),
+    Rule("dead-channels", _some_dead, lambda limits: limits.dead, _dead_words, telling="worst"),
+    Rule("constant-output", _spread, lambda limits: limits.flat, _spread_words, lowest=True),
+    Rule("exploding-activations", lambda case: _size(case.layer), lambda limits: limits.largest, _size_words),
+    Rule(
         "vanishing-activations",
         lambda case: _size(case.layer),
         lambda limits: limits.smallest,
         _size_words,
         lowest=True,
     ),
-    Judge("saturated", lambda case: _slope(case.layer), lambda limits: limits.slope, _slope_words, lowest=True),
-    Judge(
+    Rule("saturated", lambda case: _slope(case.layer), lambda limits: limits.slope, _slope_words, lowest=True),
+    Rule(
         "exploding-gradient",
         _large_gradient_ratio,
         lambda limits: limits.exploding,
@@ -284,7 +284,7 @@ JUDGES = (
         of_parameters=True,
         patience=1,
     ),
-    Judge(
+    Rule(
         "vanishing-gradient",
         _small_gradient_ratio,
         lambda limits: limits.vanishing,
@@ -293,9 +293,9 @@ JUDGES = (
         telling="last",
         of_parameters=True,
     ),
-    Judge("no-gradient", _no_gradient, lambda _: 0.5, _no_gradient_words, telling="last", of_parameters=True),
-    Judge("no-update", _no_update, lambda _: 0.5, _no_update_words, of_parameters=True),
-    Judge(
+    Rule("no-gradient", _no_gradient, lambda _: 0.5, _no_gradient_words, telling="last", of_parameters=True),
+    Rule("no-update", _no_update, lambda _: 0.5, _no_update_words, of_parameters=True),
+    Rule(
         "update-too-large",
         _update,
         lambda limits: limits.too_large,
@@ -304,7 +304,7 @@ JUDGES = (
         of_parameters=True,
         patience=2,  # where it kills what it changes, there are no more
     ),
-    Judge(
+    Rule(
         "update-too-small",
         _small_update,
         lambda limits: limits.too_small,
@@ -313,7 +313,7 @@ JUDGES = (
         telling="worst",
         of_parameters=True,
     ),
-    Judge("batchnorm-drift", _drift, lambda _: 1.0, _drift_words),
-    Judge("frozen", _frozen, lambda _: 0.5, _frozen_words, telling="last", of_parameters=True),
+    Rule("batchnorm-drift", _drift, lambda _: 1.0, _drift_words),
+    Rule("frozen", _frozen, lambda _: 0.5, _frozen_words, telling="last", of_parameters=True),
 )
 """All kinds of findings on a layer, the gravest first."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hookscope.runs.meanings import MEANINGS
 from hookscope.runs.series import LossSeries, RunSeries
-from hookscope.runs.thresholds import WatchThresholds
+from hookscope.runs.thresholds import TrainingThresholds
 from hookscope.runs.timed import TimedFinding, step_words, when_words
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _WINDOWS = 20  # of a run
 _NOISE = 4.0  # standard deviations
 
 
-def loss_findings(run: RunSeries, thresholds: WatchThresholds) -> list[TimedFinding]:
+def loss_findings(run: RunSeries, thresholds: TrainingThresholds) -> list[TimedFinding]:
     """What is wrong with the loss; nothing of runs with several optimizers, whose losses may well rise in turn.
 
     Args:
@@ -78,7 +78,7 @@ def centred(losses: Array) -> tuple[Array, int]:
     return middle, around
 
 
-def _rises(loss: LossSeries, thresholds: WatchThresholds) -> Iterator[TimedFinding]:
+def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     """From the lowest on it goes up for good, by more than its noise."""
     import numpy as np
 
@@ -98,7 +98,7 @@ def _rises(loss: LossSeries, thresholds: WatchThresholds) -> Iterator[TimedFindi
     yield _finding("loss-rises", loss, begin, len(smooth) - 1, text, {"lowest": smooth[lowest], "last": smooth[-1]})
 
 
-def _spikes(loss: LossSeries, thresholds: WatchThresholds) -> Iterator[TimedFinding]:
+def _spikes(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     """All spikes as one finding: far above the steps before, and high beside where the run began."""
     import numpy as np
 

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookscope.runs.judges import Case, Judge
+from hookscope.runs.judges import LayerContext, Rule
 from hookscope.runs.series import LayerSeries
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Spell", "grouped", "spacing", "spell_of"]
+__all__ = ["FindingInterval", "grouped", "interval_of", "spacing"]
 
 _MOST_GROUPS = 3  # of one kind of finding; more of them are one thing to know, not thirty
 
 
 @dataclass(frozen=True, eq=False)
-class Spell:
+class FindingInterval:
     """From when to when a layer has a finding: positions among its sampled steps."""
 
     layer: LayerSeries
@@ -41,7 +41,7 @@ class Spell:
         return int(self.layer.steps[self.last])
 
 
-def spell_of(judge: Judge, case: Case) -> Spell | bool | None:
+def interval_of(judge: Rule, case: LayerContext) -> FindingInterval | bool | None:
     """When a layer has it: from the first sampled step of a row of them that is long enough to the last of such.
 
     Returns:
@@ -59,7 +59,7 @@ def spell_of(judge: Judge, case: Case) -> Spell | bool | None:
     worst = at[np.argmin(figures[at]) if judge.lowest else np.argmax(figures[at])]
     first, last = int(at[0]), int(at[-1])
     lasts = last == judged[-1] == len(figures) - 1
-    return Spell(case.layer, first, last, int(worst), float(figures[worst]), len(at), lasts)
+    return FindingInterval(case.layer, first, last, int(worst), float(figures[worst]), len(at), lasts)
 
 
 def _in_a_row(bad: NDArray[np.bool_], patience: int) -> NDArray[np.bool_]:
@@ -79,9 +79,9 @@ def _in_a_row(bad: NDArray[np.bool_], patience: int) -> NDArray[np.bool_]:
     return found
 
 
-def grouped(spells: Sequence[Spell], patience: int) -> list[list[Spell]]:
+def grouped(spells: Sequence[FindingInterval], patience: int) -> list[list[FindingInterval]]:
     """Layers that began together, give or take a few sampled steps; the latest groups are one where there are many."""
-    groups: list[list[Spell]] = []
+    groups: list[list[FindingInterval]] = []
     for spell in sorted(spells, key=lambda one: one.step):
         if groups and spell.step - groups[-1][0].step <= patience * spacing(spell.layer):
             groups[-1].append(spell)

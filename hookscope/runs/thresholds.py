@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["WatchThresholds"]
+__all__ = ["TrainingThresholds"]
 
 
 @dataclass(frozen=True, slots=True)
-class WatchThresholds:
+class TrainingThresholds:
     """From where on something in a training run is a finding.
 
     Attributes:

@@ -95,11 +95,11 @@ def error(run: Run, *words: str, status: int = 2, **more: Any) -> str:
 
 
 @pytest.fixture
-def net() -> hookscope.Net:
+def net() -> hookscope.LoadedModel:
     return hookscope.load_model("nets.py:small", device="cpu", input_size=(32, 32))
 
 
-def scores(net: hookscope.Net, name: str = "cat.png") -> torch.Tensor:
+def scores(net: hookscope.LoadedModel, name: str = "cat.png") -> torch.Tensor:
     with torch.no_grad():
         return net.model(net.preprocess(hookscope.open_image(name))[None])[0].double()
 
@@ -114,7 +114,7 @@ def test_fields_are_the_documented_ones() -> None:
     )
 
 
-def test_the_scores_are_those_of_a_net_with_zeroed_weights(run: Run, net: hookscope.Net) -> None:
+def test_the_scores_are_those_of_a_net_with_zeroed_weights(run: Run, net: hookscope.LoadedModel) -> None:
     told = as_json(run, "--at", "conv2", "zero:channels=1-2,5", "--categories", "names.txt")
     before = scores(net)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_several_are_done_in_the_order_given(run: Run) -> None:
     assert max(row["score_after"] for row in scaled) == pytest.approx(0.02)
 
 
-def test_a_patch_brings_the_other_answer(run: Run, net: hookscope.Net) -> None:
+def test_a_patch_brings_the_other_answer(run: Run, net: hookscope.LoadedModel) -> None:
     told = as_json(run, "--at", "conv2", "patch:from=others/a.png")
     other = scores(net, "others/a.png")
     for row in told["classes"]:
@@ -157,7 +157,7 @@ def test_a_patch_brings_the_other_answer(run: Run, net: hookscope.Net) -> None:
     assert all((row["relative_l2"], row["cosine"]) == (0, 1) for row in itself["layers"])
 
 
-def test_a_mean_is_that_of_the_pictures_in_a_folder(run: Run, net: hookscope.Net) -> None:
+def test_a_mean_is_that_of_the_pictures_in_a_folder(run: Run, net: hookscope.LoadedModel) -> None:
     told = as_json(run, "--at", "fc", "mean:from=others")
     expected = (scores(net, "others/a.png") + scores(net, "others/b.png")) / 2
     for row in told["classes"]:
@@ -166,7 +166,7 @@ def test_a_mean_is_that_of_the_pictures_in_a_folder(run: Run, net: hookscope.Net
     assert as_json(run, "--at", "conv1", "mean:over=positions")["layers"][0]["changed"]
 
 
-def test_a_direction_is_added(run: Run, net: hookscope.Net, here: Path) -> None:
+def test_a_direction_is_added(run: Run, net: hookscope.LoadedModel, here: Path) -> None:
     direction = np.arange(7, dtype=np.float32)
     np.save(here / "direction.npy", direction)
     torch.save(torch.from_numpy(direction), here / "direction.pt")
@@ -248,7 +248,7 @@ def test_a_model_without_classes_has_layers(run: Run) -> None:
     assert "no score for each class" in error(run, *words, "--target", "1", model="nets.py:flow", status=1)
 
 
-def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: hookscope.Net) -> None:
+def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: hookscope.LoadedModel) -> None:
     status, out, errors = run("--ablate-each", "conv2", "--top", "5", "--format", "json", "--target", "2")
     rows = json.loads(out)
     assert (status, errors, len(rows)) == (0, "", 5) and tuple(rows[0]) == CHANNEL_FIELDS

@@ -18,7 +18,7 @@ from hookscope import cache, catalogue
 from hookscope.catalogue import ModelInfo
 from hookscope.cli.list_models import FIELDS, command
 from hookscope.errors import ModelError, SelectionError
-from hookscope.shipped import SHIPPED
+from hookscope.shipped import BUNDLED
 
 ROOT = Path(__file__).parents[2]
 MODELS = (
@@ -35,7 +35,7 @@ MODELS = (
 def three_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "folder", lambda: str(tmp_path))
     monkeypatch.setattr(catalogue, "_from_torchvision", lambda: MODELS)
-    monkeypatch.setattr(catalogue, "SHIPPED", {})
+    monkeypatch.setattr(catalogue, "BUNDLED", {})
 
 
 def run(*arguments: str) -> Result:
@@ -60,7 +60,7 @@ def test_table() -> None:
 
 
 def test_the_model_that_ships_has_a_row(shapes_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "SHIPPED", SHIPPED)
+    monkeypatch.setattr(catalogue, "BUNDLED", BUNDLED)
     (row,) = json.loads(run("shapes", "--format", "json").stdout)
     assert row == {
         "name": "shapes",

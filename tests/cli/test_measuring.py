@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from hookscope.cli import measuring, process
-from hookscope.cli.measuring import Job, measure
+from hookscope.cli.measuring import MeasureOptions, measure
 from hookscope.errors import HookscopeError, InputError, LayerError
-from hookscope.saved_statistics import SavedTally, load_tally, save_tally
-from hookscope.tally import Tally
+from hookscope.saved_statistics import SavedStatistics, load_statistics, save_statistics
+from hookscope.tally import RunningStatistics
 
 NETS = """
 import torch
@@ -42,12 +42,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 PATHS = [f"{number}.png" for number in range(7)]
 
 
-def job(*paths: str, **more: object) -> Job:
+def job(*paths: str, **more: object) -> MeasureOptions:
     own = {"preprocess": "none", "batch_size": 2, **more}
-    return Job("nets.py:net", list(paths) or PATHS, **own)  # type: ignore[arg-type]
+    return MeasureOptions("nets.py:net", list(paths) or PATHS, **own)  # type: ignore[arg-type]
 
 
-def counts(saved: SavedTally) -> list[tuple[int, float | None, float | None]]:
+def counts(saved: SavedStatistics) -> list[tuple[int, float | None, float | None]]:
     return [(found.items, found.min, found.max) for found in saved.tally.statistics()]
 
 
@@ -105,7 +105,7 @@ def test_what_is_allowed_must_be_a_layer_of_the_model() -> None:
 
 
 def lost_in(path: str) -> tuple[int, int, int]:
-    saved = load_tally(path)
+    saved = load_statistics(path)
     assert saved.progress is not None
     return saved.tally.images, saved.progress.done, saved.progress.lost
 
@@ -186,11 +186,11 @@ def test_the_file_is_written_while_the_run_goes_on(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(measuring, "_SAVE_EVERY", -1.0)
     monkeypatch.setattr(measuring, "_SAVE_SHARE", 0.0)
 
-    def save(path: str, saved: SavedTally) -> None:
+    def save(path: str, saved: SavedStatistics) -> None:
         written.append(saved.tally.images)
-        save_tally(path, saved)
+        save_statistics(path, saved)
 
-    monkeypatch.setattr("hookscope.saved_statistics.save_tally", save)
+    monkeypatch.setattr("hookscope.saved_statistics.save_statistics", save)
     measure(job(save="s.json"))
     assert written == [2, 4, 6, 7, 7]
 
@@ -210,15 +210,15 @@ def test_a_signal_while_a_batch_is_added_up_waits(
     monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
 ) -> None:
     """Or some layers would have counted the batch that a resumed run counts again."""
-    merge, times = Tally.merge, iter(range(99))
+    merge, times = RunningStatistics.merge, iter(range(99))
 
-    def interrupted(self: Tally, other: Tally) -> None:
+    def interrupted(self: RunningStatistics, other: RunningStatistics) -> None:
         if other.images and self.images == 2 and next(times) == 0:
             signal.raise_signal(number)
         merge(self, other)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tally, "merge", interrupted)
+        patch.setattr(RunningStatistics, "merge", interrupted)
         with pytest.raises(error):
             measure(job(save="s.json"))
     assert lost_in("s.json") == (4, 4, 0)

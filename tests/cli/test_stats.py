@@ -25,7 +25,7 @@ from hookscope.cli import process
 from hookscope.cli.main import main
 from hookscope.cli.stats import CHANNEL_FIELDS, FIELDS, TABLE_FIELDS
 from hookscope.files import check_folder
-from hookscope.saved_statistics import load_tally
+from hookscope.saved_statistics import load_statistics
 
 ROOT = Path(hookscope.__file__).parents[1]
 POSIX = pytest.mark.skipif(os.name != "posix", reason="pipes, signals and terminals of POSIX")
@@ -431,7 +431,7 @@ def test_a_run_cut_short_and_taken_up_again(run: Run, monkeypatch: pytest.Monkey
         status, out, errors = run(*words, "--save", "s.json")
     assert (status, out) == (130, "")
     assert errors.splitlines()[-1] == "Note: s.json holds 5 of 9 images; add --resume to go on"
-    assert load_tally("s.json").tally.images == 4
+    assert load_statistics("s.json").tally.images == 4
     status, resumed, errors = run(*words, "--save", "s.json", "--resume")
     assert status == 1  # the image that was lost is lost still
     assert errors.splitlines()[0] == "Note: s.json holds 5 of 9 images"
@@ -441,7 +441,7 @@ def test_a_run_cut_short_and_taken_up_again(run: Run, monkeypatch: pytest.Monkey
 def test_strict_keeps_what_came_before(run: Run, here: Path) -> None:
     words = ["pics/0.png", "pics/1.png", "bad.jpg", "pics/2.png", "--save", "s.json", "--format", "ndjson"]
     assert run(*words, "--strict")[:2] == (1, "")
-    assert load_tally("s.json").tally.images == 2
+    assert load_statistics("s.json").tally.images == 2
     Image.open(here / NAMES[3]).save(here / "bad.jpg", "PNG")
     status, out, _ = run(*words, "--strict", "--resume")
     assert (status, images_in(out)) == (0, 4)
@@ -632,7 +632,7 @@ def test_a_process_that_was_ended_loses_nothing_that_was_saved(run: Run, here: P
         child.kill()
     assert out == ""
     assert child.returncode == (-9 if number == signal.SIGKILL else 143), errors
-    saved = load_tally("s.json")
+    saved = load_statistics("s.json")
     assert saved.progress is not None
     assert 1 <= saved.tally.images == saved.progress.done < 7
     assert not list(here.glob(".hookscope*")) or number == signal.SIGKILL

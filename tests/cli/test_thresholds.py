@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hookscope.cli.thresholds import Number, Rank, Share, threshold_options, thresholds_of
-from hookscope.health import Thresholds
+from hookscope.health import StatisticsThresholds
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def thresholds(**options: Any) -> None:
 
 
 def test_the_defaults_are_those_of_the_library() -> None:
-    assert CliRunner().invoke(thresholds, []).output == f"{Thresholds()!r}\n"
+    assert CliRunner().invoke(thresholds, []).output == f"{StatisticsThresholds()!r}\n"
 
 
 def test_every_threshold_has_its_option() -> None:
@@ -80,4 +80,4 @@ def test_every_threshold_has_its_option() -> None:
     answer = CliRunner().invoke(
         thresholds, [*words.split(), "--drift-shift", "7", "--drift-ratio", "8", "--few-images", "9"]
     )
-    assert answer.output == f"{Thresholds(0.01, 0.02, 3.0, 4.0, 0.5, 0.06, 7.0, 8.0, 9)!r}\n"
+    assert answer.output == f"{StatisticsThresholds(0.01, 0.02, 3.0, 4.0, 0.5, 0.06, 7.0, 8.0, 9)!r}\n"

@@ -18,7 +18,7 @@ from hookscope.interventions import (
     Dropout,
     Dropout2d,
     Intervention,
-    Linear,
+    LinearSchedule,
     intervene,
 )
 from hookscope.layers import Call
@@ -206,15 +206,15 @@ def test_active_in_train_mode_or_always() -> None:
 
 
 def test_a_linear_rate() -> None:
-    rate = Linear(0.0, 0.2, steps=4)
+    rate = LinearSchedule(0.0, 0.2, steps=4)
     assert [rate(step) for step in (-1, 0, 1, 2, 3, 4, 9)] == pytest.approx([0, 0, 0.05, 0.1, 0.15, 0.2, 0.2])
-    falling = DropBlock(Linear(0.5, 0.1, 2), block_size=3)
+    falling = DropBlock(LinearSchedule(0.5, 0.1, 2), block_size=3)
     assert [falling.at(step).rate for step in (0, 1, 2)] == pytest.approx([0.5, 0.3, 0.1])
     assert falling.at(1).block_size == 3
     with pytest.raises(UsageError, match=r"DropBlock has a schedule; ask for `\.at\(step\)`"):
         falling(CALL, torch.ones(1, 1, 3, 3))
     with pytest.raises(UsageError, match="a schedule of 0 steps; give 1 or more"):
-        Linear(0, 1, 0)
+        LinearSchedule(0, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_linear_rate() -> None:
         (lambda: Dropout(1.01), "p=1.01 is no share"),
         (lambda: Dropout(float("nan")), "p=nan is no share"),
         (lambda: Dropout("0.1"), "p='0.1' is no number"),
-        (lambda: Dropout(Linear(0, 2, 1)).at(1), "p=2.0 is no share"),
+        (lambda: Dropout(LinearSchedule(0, 2, 1)).at(1), "p=2.0 is no share"),
         (lambda: DropBlock(0.1, 4), "block_size=4; give an odd number: a block has a middle"),
         (lambda: DropBlock(0.1, 0), "block_size=0"),
         (lambda: DropBlock(0.1, -3), "block_size=-3"),

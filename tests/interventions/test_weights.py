@@ -16,7 +16,7 @@ from hookscope.interventions import (
     Clamp,
     Dropout,
     Freeze,
-    Linear,
+    LinearSchedule,
     Noise,
     Patch,
     Prune,
@@ -25,7 +25,7 @@ from hookscope.interventions import (
     Zero,
     intervene,
 )
-from hookscope.untouched import State
+from hookscope.untouched import ModelSnapshot
 
 X = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(1))
 
@@ -64,7 +64,7 @@ def test_a_parameter_is_changed_in_the_block_and_put_back_in_its_memory(
     change: Any, judge: Callable[..., Tensor]
 ) -> None:
     net = a_net().eval()
-    before, places, state = bits(net), [p.data_ptr() for p in net.parameters()], State(net)
+    before, places, state = bits(net), [p.data_ptr() for p in net.parameters()], ModelSnapshot(net)
     twin = copy.deepcopy(net)
     twin[3].weight.data = judge(twin[3].weight.data)
     with torch.no_grad(), intervene(net, {"3.weight": change}) as block:
@@ -197,7 +197,7 @@ def test_weights_that_are_not_finite_come_back_to_the_bit() -> None:
 def test_frozen_layers_are_not_trained() -> None:
     net = a_net()
     net[3].bias.requires_grad_(False)
-    before, state = bits(net), State(net)
+    before, state = bits(net), ModelSnapshot(net)
     with intervene(net, {"re:^[13]$": Freeze(), "0.bias": Freeze()}) as block:
         assert set(block.changed) == {"1.weight", "1.bias", "3.weight", "3.bias", "0.bias"}
         train(net, torch.optim.SGD(net.parameters(), 0.05))
@@ -274,7 +274,7 @@ def test_a_model_moved_inside_the_block_stays_moved() -> None:
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 def test_an_exception_puts_everything_back(kind: type[BaseException]) -> None:
     net = a_net()
-    state = State(net)
+    state = ModelSnapshot(net)
 
     def fails(call: Any, tensor: Tensor) -> None:
         raise kind
@@ -304,12 +304,12 @@ def test_an_exception_puts_everything_back(kind: type[BaseException]) -> None:
         ("3.weight", Zero(on="input"), UsageError, "'3.weight' is a parameter: it has no input; leave `on` out"),
         ("3.weight", lambda c, w: w[0], UsageError, "the intervention at '3.weight' returns shape 6x3x3; 4x6x3x3 was"),
         ("3.weight", Patch(torch.ones(2)), UsageError, "the patch for '3.weight' is 2; its activation is 4x6x3x3"),
-        ("3.weight", Dropout(Linear(0, 1, 5)), UsageError, "Dropout has a schedule; ask for `.at(step)`"),
+        ("3.weight", Dropout(LinearSchedule(0, 1, 5)), UsageError, "Dropout has a schedule; ask for `.at(step)`"),
     ],
 )
 def test_what_cannot_be_done(where: str, change: Any, error: type[Exception], says: str) -> None:
     net = a_net()
-    state = State(net)
+    state = ModelSnapshot(net)
     with pytest.raises(error) as caught, intervene(net, {where: change}):
         pass
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value) and state.changes() == []

@@ -10,7 +10,7 @@ import torch
 
 from hookscope import interventions
 from hookscope.errors import UsageError
-from hookscope.interventions import WORDS, Word
+from hookscope.interventions import WORDS, InterventionSpec
 
 EXAMPLES: dict[str, tuple[str, Any]] = {
     "dropblock": ("dropblock:p=0.2,block_size=3,when=always", interventions.DropBlock(0.2, 3, when="always")),
@@ -39,13 +39,13 @@ def test_every_word_has_an_example_here_and_every_class_a_word() -> None:
     assert set(EXAMPLES) == set(WORDS)
     public = [getattr(interventions, name) for name in interventions.__all__]
     classes = {kind for kind in public if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
-    assert set(WORDS.values()) == classes - {interventions.Intervention, interventions.Linear, Word}
+    assert set(WORDS.values()) == classes - {interventions.Intervention, interventions.LinearSchedule, InterventionSpec}
 
 
 @pytest.mark.parametrize("name", list(WORDS))
 def test_an_example_of_each(name: str) -> None:
     text, made = EXAMPLES[name]
-    word = Word.parse(text)
+    word = InterventionSpec.parse(text)
     assert (word.text, word.name) == (text, name)
     if made is not None:
         assert word.build() == made and type(word.build()) is WORDS[name] and word.source is None
@@ -56,13 +56,13 @@ def test_an_example_of_each(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in WORDS if name not in ("patch", "steer", "scale", "clamp")])
 def test_each_alone_is_its_class_with_defaults(name: str) -> None:
-    assert Word.parse(name).build() == WORDS[name]() == Word.parse(f"{name}:").build()
+    assert InterventionSpec.parse(name).build() == WORDS[name]() == InterventionSpec.parse(f"{name}:").build()
 
 
 @pytest.mark.parametrize("name", list(WORDS))
 def test_the_word_has_the_parameters_of_its_class_and_no_others(name: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Word.parse(f"{name}:nonsense=1")
+        InterventionSpec.parse(f"{name}:nonsense=1")
     told = str(caught.value).partition(f"{name} has ")[2].split(";")[0]
     files = {"source": "from", "direction": "from"}
     fields = [files.get(field.name, field.name) for field in dataclasses.fields(WORDS[name])]
@@ -81,7 +81,7 @@ def test_each_parameter_arrives_as_its_class_takes_it(name: str) -> None:
     fields = [field.name for field in dataclasses.fields(WORDS[name]) if field.name not in ("source", "direction")]
     given = [f"{field}={SAMPLE[field]}" for field in fields]
     source = ["from=file"] if name in ("patch", "steer") else []
-    built = Word.parse(f"{name}:{','.join([*given, *source])}").build(torch.ones(1) if source else None)
+    built = InterventionSpec.parse(f"{name}:{','.join([*given, *source])}").build(torch.ones(1) if source else None)
     for field in fields:
         value = getattr(built, field)
         default = next(f.default for f in dataclasses.fields(WORDS[name]) if f.name == field)
@@ -95,10 +95,10 @@ def test_each_parameter_arrives_as_its_class_takes_it(name: str) -> None:
 def test_what_a_built_one_says_of_itself_is_read_again() -> None:
     for text, made in EXAMPLES.values():
         if isinstance(made, interventions.Intervention):
-            shown = str(Word.parse(text).build())
+            shown = str(InterventionSpec.parse(text).build())
             inside = shown.partition("(")[2].rstrip(")")
             word = next(word for word, kind in WORDS.items() if kind is type(made))
-            assert Word.parse(f"{word}:{inside}").build() == made
+            assert InterventionSpec.parse(f"{word}:{inside}").build() == made
 
 
 @pytest.mark.parametrize(
@@ -156,14 +156,14 @@ def test_what_a_built_one_says_of_itself_is_read_again() -> None:
 )
 def test_what_cannot_be_read_says_what_there_is(text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Word.parse(text)
+        InterventionSpec.parse(text)
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
 
 
 def test_what_has_no_value_is_no_near_miss_of_itself() -> None:
     for text in ("dropblock:p", "clamp:0,6", "noise:sdt"):
         with pytest.raises(UsageError) as caught:
-            Word.parse(text)
+            InterventionSpec.parse(text)
         assert "nearest" not in str(caught.value)
 
 
@@ -173,24 +173,24 @@ def test_the_value_that_is_told_for_a_parameter_is_one(name: str) -> None:
         if field.name in ("source", "direction"):
             continue
         with pytest.raises(UsageError) as caught:
-            Word.parse(f"{name}:{field.name}")
+            InterventionSpec.parse(f"{name}:{field.name}")
         told = str(caught.value).partition("needs a value: ")[2]
         source = {"patch": ",from=a.jpg", "steer": ",from=a.npy"}.get(name, "")
         factor = ",factor=2" if name == "scale" and field.name != "factor" else ""
         ends = ",max=9" if name == "clamp" and field.name not in ("min", "max") else ""
-        assert field.name in Word.parse(f"{name}:{told}{source}{factor}{ends}").given
+        assert field.name in InterventionSpec.parse(f"{name}:{told}{source}{factor}{ends}").given
 
 
 @pytest.mark.parametrize("name", ["other.jpg", "C:/a b.jpg", "a,b.jpg", "a,on", "a, b.jpg", "x#1.npy"])
 def test_a_file_keeps_its_name(name: str) -> None:
-    assert Word.parse(f"patch:channels=0,from={name}").source == name
-    assert Word.parse(f"patch:from={name},channels=0").source == name
+    assert InterventionSpec.parse(f"patch:channels=0,from={name}").source == name
+    assert InterventionSpec.parse(f"patch:from={name},channels=0").source == name
 
 
 def test_defaults_of_the_caller_give_way_and_go_where_they_fit() -> None:
-    assert Word.parse("dropout:p=0.5").build(when="always") == interventions.Dropout(0.5, when="always")
-    assert Word.parse("dropout:when=train").build(when="always") == interventions.Dropout(when="train")
-    assert Word.parse("zero").build(when="always") == interventions.Zero()
+    assert InterventionSpec.parse("dropout:p=0.5").build(when="always") == interventions.Dropout(0.5, when="always")
+    assert InterventionSpec.parse("dropout:when=train").build(when="always") == interventions.Dropout(when="train")
+    assert InterventionSpec.parse("zero").build(when="always") == interventions.Zero()
 
 
 def test_the_words_need_no_torch() -> None:
@@ -198,7 +198,8 @@ def test_the_words_need_no_torch() -> None:
     import sys
 
     code = (
-        "import sys; from hookscope.interventions.words import Word; Word.parse('noise:std=1'); "
+        "import sys; from hookscope.interventions.words import InterventionSpec;"
+        "InterventionSpec.parse('noise:std=1'); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
-from hookscope.hooks import Door
+from hookscope.hooks import HookHandles
 from hookscope.monitor import Monitor
 
 
@@ -37,7 +37,7 @@ def test_a_script_that_makes_errors_of_warnings_goes_on() -> None:
 
 def test_hooks_of_others_are_warned_of_still() -> None:
     torch._dynamo.reset()
-    with warnings.catch_warnings(record=True) as seen, Door() as door:
+    with warnings.catch_warnings(record=True) as seen, HookHandles() as door:
         warnings.simplefilter("always")
         door.every_forward_pre(lambda module, args: None)
         with Monitor(every=1, on_trouble=lambda text: None):

@@ -9,7 +9,7 @@ import pytest
 
 from hookscope.runs.findings import findings_over_time
 from hookscope.runs.log import Run
-from hookscope.runs.thresholds import WatchThresholds
+from hookscope.runs.thresholds import TrainingThresholds
 from hookscope.runs.timed import TimedFinding
 
 SOUND = {
@@ -297,8 +297,8 @@ def test_of_a_run_that_was_stopped_no_more_samples_are_wanted() -> None:
 def test_thresholds_are_obeyed() -> None:
     run = log(dead_channels=3)
     assert findings_over_time(run) == []
-    assert findings_over_time(run, WatchThresholds(dead=0.04))[0].finding == "dead-channels"
-    assert findings_over_time(run, WatchThresholds(too_large=1e-4))[0].finding == "update-too-large"
+    assert findings_over_time(run, TrainingThresholds(dead=0.04))[0].finding == "dead-channels"
+    assert findings_over_time(run, TrainingThresholds(too_large=1e-4))[0].finding == "update-too-large"
 
 
 def test_what_the_log_lacks_is_passed_over() -> None:
