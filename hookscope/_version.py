@@ -1,3 +1,3 @@
 """The version of hookscope. The build reads it here, and so does the program: importlib.metadata takes 25 ms."""
 
-VERSION = "0.1.0"
+__version__ = "0.1.0"

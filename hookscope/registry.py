@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from hookscope._version import VERSION
+from hookscope._version import __version__
 from hookscope.errors import InstallationError, ModelError, nearest
 from hookscope.shipped import BUNDLED
 
@@ -121,7 +121,7 @@ def package_versions() -> dict[str, str]:
         >>> list(package_versions())
         ['hookscope', 'torch', 'torchvision']
     """
-    return {"hookscope": VERSION, "torch": _version("torch"), "torchvision": _version("torchvision")}
+    return {"hookscope": __version__, "torch": _version("torch"), "torchvision": _version("torchvision")}
 
 
 def _version(package: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hookscope._version import VERSION
+from hookscope._version import __version__
 from hookscope.errors import InputError, printable
 from hookscope.files import StrPath, write_atomically
 from hookscope.tally import RunningStatistics
@@ -116,7 +116,7 @@ def save_statistics(path: StrPath, saved: SavedStatistics) -> None:
         "progress": None if saved.progress is None else asdict(saved.progress),
         "tally": _encoded(saved.tally.state_dict()),
     }
-    whole = {"hookscope": VERSION, "format": FORMAT, "sha256": _digest(content), "content": content}
+    whole = {"hookscope": __version__, "format": FORMAT, "sha256": _digest(content), "content": content}
     write_atomically(path, json.dumps(whole, allow_nan=False).encode("ascii") + b"\n")
 
 

@@ -16,8 +16,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from hookscope import cache, registry
-from hookscope import catalogue as module
+from hookscope import cache, catalogue as module, registry
 from hookscope.catalogue import ModelInfo, catalogue, find_models
 from hookscope.errors import ModelError, SelectionError
 from hookscope.shipped import BUNDLED

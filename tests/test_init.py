@@ -1,8 +1,7 @@
-"""The public names: each there, documented, from one home, and loaded when it is first used."""
+"""The public names: each there, documented, and loaded when it is first used; the faces of the packages likewise."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import subprocess
 import sys
@@ -14,41 +13,41 @@ import pytest
 
 import hookscope
 
-NAMES = sorted(set(hookscope.__all__) - {"__version__"})
-
-
-def test_the_lists_of_names_agree() -> None:
-    assert hookscope.__all__ == sorted(hookscope.__all__) == dir(hookscope)
-    assert sorted(hookscope._HOMES) == NAMES
-    (for_checkers,) = [
-        node for node in ast.parse(Path(hookscope.__file__).read_text()).body if isinstance(node, ast.If)
-    ]
-    homes = {
-        alias.name: (node.module or "").removeprefix("hookscope.")
-        for node in for_checkers.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert homes == hookscope._HOMES | {"VERSION": "_version"}
+HOUSE = Path(hookscope.__file__).parent
+NAMES = sorted(set(hookscope.__all__) - {"__version__", "interventions"})
+FACES = sorted(path.parent.name for path in HOUSE.glob("*/__init__.pyi"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_what_its_home_defines_and_says_what_it_is(name: str) -> None:
+def test_a_public_name_says_what_it_is(name: str) -> None:
     value = getattr(hookscope, name)
-    home = import_module(f"hookscope.{hookscope._HOMES[name]}")
-    assert value is getattr(home, name) and name in home.__all__
     assert inspect.getdoc(value)
     assert not isinstance(value, types.ModuleType)
 
 
-def test_no_name_is_that_of_a_file_too() -> None:
-    # `import hookscope.cam` would put the module in the place of a function of that name
-    files = {path.stem for path in Path(hookscope.__file__).parent.glob("*.py")}
-    assert not files & set(NAMES)
+def test_public_names_come_from_faces() -> None:
+    assert hookscope.__all__ == sorted(hookscope.__all__) and set(hookscope.__all__) == set(dir(hookscope))
+    assert hookscope.__version__.count(".") == 2
 
 
-def test_names_that_are_none() -> None:
-    with pytest.raises(AttributeError, match="module 'hookscope' has no attribute 'captrue'"):
+@pytest.mark.parametrize("package", FACES)
+def test_every_name_of_a_face_exists(package: str) -> None:
+    face = import_module(f"hookscope.{package}")
+    assert face.__doc__ and face.__all__
+    for name in face.__all__:
+        assert getattr(face, name) is not None
+
+
+@pytest.mark.parametrize("package", FACES)
+def test_no_function_of_a_face_has_the_name_of_a_file(package: str) -> None:
+    # importing the file would put the module in the place of the function
+    face = import_module(f"hookscope.{package}")
+    files = {path.stem for path in (HOUSE / package).glob("*.py")}
+    assert [name for name in files & set(face.__all__) if not isinstance(getattr(face, name), types.ModuleType)] == []
+
+
+def test_a_name_that_does_not_exist() -> None:
+    with pytest.raises(AttributeError, match="captrue"):
         hookscope.captrue  # noqa: B018
 
 

@@ -14,8 +14,7 @@ import pytest
 
 from hookscope import cache, listing
 from hookscope.errors import InputError, ModelError
-from hookscope.listing import cached_listing
-from hookscope.listing import listing as listed
+from hookscope.listing import cached_listing, listing as listed
 from hookscope.registry import model_names
 from hookscope.trace import rows_of_type
 

@@ -43,7 +43,7 @@ def test_versions_are_those_of_the_packages() -> None:
     import torchvision
 
     assert registry.package_versions() == {
-        "hookscope": registry.VERSION,
+        "hookscope": registry.__version__,
         "torch": str(torch.__version__),
         "torchvision": torchvision.__version__,
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hookscope._version import VERSION
+from hookscope._version import __version__
 from hookscope.errors import LayerError, NonFiniteError, UsageError, nearest
 from hookscope.files import StrPath
 from hookscope.layers import Layers
@@ -177,7 +177,7 @@ class Monitor:
         return {
             "row": "run",
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "hookscope": VERSION,
+            "hookscope": __version__,
             "torch": str(torch.__version__),
             **self._about,
             "pid": os.getpid(),

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 import hookscope.activations
-from hookscope.cli import main as cli
-from hookscope.cli import process
+from hookscope.cli import main as cli, process
 from hookscope.cli.verify import FIELDS
 
 NETS = """

@@ -1,0 +1,37 @@
+from . import interventions as interventions
+from ._version import __version__ as __version__
+from .ablation import ablate_each as ablate_each
+from .activations import Activations as Activations, SaveOutput as SaveOutput, capture as capture
+from .cam import ClassActivationMap as ClassActivationMap, class_activation_maps as class_activation_maps
+from .catalogue import ModelInfo as ModelInfo, find_models as find_models
+from .effects import intervention_effect as intervention_effect
+from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
+from .events import trace_events as trace_events
+from .findings import Finding as Finding
+from .gradient_findings import diagnose_gradients as diagnose_gradients
+from .gradient_hooks import (
+    ClampGradientSign as ClampGradientSign,
+    ClipGradientNorm as ClipGradientNorm,
+    ClipGradientValue as ClipGradientValue,
+    ScaleGradient as ScaleGradient,
+    ZeroGradient as ZeroGradient,
+    change_gradients as change_gradients,
+)
+from .gradients import layer_gradients as layer_gradients
+from .grids import channel_grid as channel_grid
+from .health import diagnose as diagnose
+from .images import open_image as open_image
+from .interventions import intervene as intervene
+from .layers import Call as Call, LayerCall as LayerCall
+from .losses import Loss as Loss
+from .models import LoadedModel as LoadedModel, load_model as load_model
+from .monitor import Monitor as Monitor
+from .parameters import parameter_statistics as parameter_statistics
+from .readback import read_sheet as read_sheet
+from .saliency import saliency_maps as saliency_maps
+from .scores import Prediction as Prediction
+from .statistics import LayerStatistics as LayerStatistics
+from .survey import StatisticsCollector as StatisticsCollector
+from .tally import RunningStatistics as RunningStatistics
+from .trace import list_layers as list_layers
+from .verification import verify as verify
