@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookscope.figures import figure_bytes
-from hookscope.findings import Finding
+from hookscope.findings.finding import Finding
 from hookscope.gradient_changes import GradientChanges
 from hookscope.gradient_figure import gradient_figure
 from hookscope.gradient_findings import GradientThresholds, diagnose_gradients

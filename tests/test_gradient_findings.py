@@ -11,7 +11,7 @@ from torch import nn
 
 from hookscope.anomaly import first_anomaly
 from hookscope.errors import UsageError
-from hookscope.findings import Finding
+from hookscope.findings.finding import Finding
 from hookscope.gradient_findings import (
     GradientThresholds,
     anything_unreached,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
 
-from hookscope.findings import Finding
+from hookscope.findings.finding import Finding
 from hookscope.health import MEANINGS, StatisticsThresholds, diagnose, find_problems
 from hookscope.limits import highest_rank
 from hookscope.statistics import LayerStatistics

@@ -15,7 +15,7 @@ from torch import nn
 
 from hookscope.accumulator import LayerAccumulator
 from hookscope.figures import SUFFIXES, figure_bytes
-from hookscope.findings import Finding
+from hookscope.findings.finding import Finding
 from hookscope.health import diagnose
 from hookscope.layers import Call
 from hookscope.statistics import LayerStatistics

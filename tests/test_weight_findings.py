@@ -7,7 +7,7 @@ import json
 import torch
 from torch import nn
 
-from hookscope.findings import Finding
+from hookscope.findings.finding import Finding
 from hookscope.parameters import ParameterThresholds, parameter_statistics
 from hookscope.weight_findings import finding_names, parameter_findings
 

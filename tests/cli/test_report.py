@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hookscope.cli.report import write_report
-from hookscope.findings import Finding
+from hookscope.findings.finding import Finding
 
 DEAD = Finding("dead-channels", "conv1", "1 of 8 channels never leaves 0: 3", "It is wasted.", channels=(3,))
 MORE = Finding("dead-channels", "conv2", "2 of 8 channels never leave 0: 3, 4", "It is wasted.", channels=(3, 4))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hookscope.findings import Finding, counted, listed, percent
+from hookscope.findings.finding import Finding, counted, listed, percent
 
 
 def test_a_row_has_channels_and_groups_only_where_there_are_some() -> None:
