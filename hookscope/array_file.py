@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.destinations import refuse_input
 from hookscope.errors import UsageError
-from hookscope.files import check_writable, write_atomically
+from hookscope.system import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope import cache
 from hookscope.descriptions import Description, count_parameters, read_description, read_header
 from hookscope.errors import ModelError, SelectionError, WeightsError, nearest
 from hookscope.registry import package_versions
 from hookscope.shipped import BUNDLED, BundledModel, weights_path
+from hookscope.system import cache
 
 __all__ = ["ModelInfo", "catalogue", "find_models"]
 

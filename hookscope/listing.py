@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookscope import cache
 from hookscope.errors import InputError
 from hookscope.layers import Shape
 from hookscope.recorder import TracedCall
 from hookscope.registry import package_versions
+from hookscope.system import cache
 from hookscope.trace import Trace, TracedLayer, trace
 
 __all__ = ["Listing", "cached_listing", "listing"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hookscope.errors import ImageError
-from hookscope.files import StrPath, check_folder, check_writable, make_folder, write_atomically
+from hookscope.system import StrPath, check_folder, check_writable, make_folder, write_atomically
 
 if TYPE_CHECKING:  # Pillow is imported where it is used: checking a path must cost nothing
     from PIL import Image

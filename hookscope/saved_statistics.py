@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope._version import __version__
 from hookscope.errors import InputError, printable
-from hookscope.files import StrPath, write_atomically
+from hookscope.system import StrPath, write_atomically
 from hookscope.tally import RunningStatistics
 from hookscope.tensors import tensors_in
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import InstallationError, printable
-from hookscope.files import StrPath, make_folder, write_atomically
+from hookscope.system import StrPath, make_folder, write_atomically
 
 if TYPE_CHECKING:
     import numpy as np

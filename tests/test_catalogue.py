@@ -16,10 +16,11 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from hookscope import cache, catalogue as module, registry
+from hookscope import catalogue as module, registry
 from hookscope.catalogue import ModelInfo, catalogue, find_models
 from hookscope.errors import ModelError, SelectionError
 from hookscope.shipped import BUNDLED
+from hookscope.system import cache
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from hookscope import cache, listing
+from hookscope import listing
 from hookscope.errors import InputError, ModelError
 from hookscope.listing import cached_listing, listing as listed
 from hookscope.registry import model_names
+from hookscope.system import cache
 from hookscope.trace import rows_of_type
 
 ROOT = Path(__file__).parents[1]

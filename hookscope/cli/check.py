@@ -69,9 +69,9 @@ def command(
       hookscope check vgg16 photos/ --max-dead 0 --allow 'classifier.*' --format json
     """
     from hookscope.destinations import refuse_input
-    from hookscope.files import check_writable
     from hookscope.layers import Selection
     from hookscope.limits import Limits, broken_limits, held_layers
+    from hookscope.system import check_writable
 
     directions, share = min_rank or (None, None)
     limits = Limits(max_dead, max_saturated, no_nan, max_abs, directions, share)
@@ -108,8 +108,8 @@ def _tell_of_nan(layers: Sequence[LayerStatistics]) -> None:
 def _write_junit(
     path: str, model: str, limits: Limits, layers: Sequence[LayerStatistics], offences: Sequence[BrokenLimit], lost: int
 ) -> None:
-    from hookscope.files import write_atomically
     from hookscope.junit import junit_xml
+    from hookscope.system import write_atomically
 
     suite = f"hookscope check {model}"
     write_atomically(path, junit_xml(suite, limits.names, [layer.key for layer in layers], offences, lost))

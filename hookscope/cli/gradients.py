@@ -185,7 +185,7 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
     if options["plot"] is not None:
         from hookscope.destinations import refuse_input
         from hookscope.figures import plot_suffix
-        from hookscope.files import check_writable
+        from hookscope.system import check_writable
 
         plot_suffix(options["plot"])
         check_writable(options["plot"])
@@ -268,9 +268,9 @@ def _draw(
     origin: Mapping[str, Any],
 ) -> None:
     from hookscope.figures import figure_bytes, plot_suffix
-    from hookscope.files import write_atomically
     from hookscope.gradient_figure import gradient_figure
     from hookscope.registry import package_versions
+    from hookscope.system import write_atomically
 
     heading = f"{net.name}   weights: {net.weights}"
     figure = gradient_figure(report, findings, heading, lines, thresholds)

@@ -107,7 +107,7 @@ def _check_resume_and_rank(options: Mapping[str, Any]) -> None:
 def _check_targets(options: Mapping[str, Any], paths: Sequence[str]) -> None:
     """Whatever can be known to fail after minutes of work is told before."""
     from hookscope.destinations import refuse_input
-    from hookscope.files import check_folder, check_writable
+    from hookscope.system import check_folder, check_writable
 
     plot, tensorboard, save = options["plot"], options["tensorboard"], options["save"]
     if plot is not None:
@@ -207,8 +207,8 @@ def _draw(
     if path is None:
         return
     from hookscope.figures import figure_bytes, plot_suffix
-    from hookscope.files import write_atomically
     from hookscope.stats_figure import draw_statistics
+    from hookscope.system import write_atomically
 
     about = f"{saved.source.model}, {counted(saved.tally.images, 'image')}, weights {saved.source.weights}"
     figure = draw_statistics(layers, findings, about)

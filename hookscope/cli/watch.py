@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from hookscope.cli.options import format_option, layer_option, was_given
 from hookscope.cli.watch_show import FIELDS, show
 from hookscope.errors import UsageError
-from hookscope.scripts import find_script
+from hookscope.system import find_script
 
 __all__ = ["FIELDS", "command"]
 

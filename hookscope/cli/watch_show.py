@@ -49,7 +49,7 @@ def show(log: str, plot: str | None, format: str | None) -> None:
 
 def _check_plot(plot: str, log: str) -> None:
     from hookscope.figures import plot_suffix
-    from hookscope.files import check_writable
+    from hookscope.system import check_writable
 
     plot_suffix(plot)
     check_writable(plot)
@@ -125,8 +125,8 @@ def _run_row(run: Run) -> dict[str, Any]:
 
 def _draw(path: str, run: Run, findings: Sequence[TimedFinding], lines: Sequence[str]) -> None:
     from hookscope.figures import figure_bytes, plot_suffix
-    from hookscope.files import write_atomically
     from hookscope.runs.figure import run_figure
+    from hookscope.system import write_atomically
 
     figure = run_figure(run, findings, lines[0])
     told = [found.as_row() for found in findings]

@@ -11,14 +11,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import hookscope
-from hookscope.after_import import after_import
 from hookscope.cli import output
 from hookscope.errors import NonFiniteError
-from hookscope.files import check_folder
 from hookscope.findings import counted
 from hookscope.layers import Selection
 from hookscope.runs.log import RunLog, read_runs
-from hookscope.scripts import Script
+from hookscope.system import Script, after_import, check_folder
 
 if TYPE_CHECKING:
     from hookscope.monitor import Monitor

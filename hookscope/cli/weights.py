@@ -180,7 +180,7 @@ def _check_names(layers: tuple[str, ...]) -> None:
 
 def _check_files(plot: str | None, kernels: str | None, weights: str, model: str) -> None:
     from hookscope.figures import plot_suffix
-    from hookscope.files import check_writable
+    from hookscope.system import check_writable
 
     if plot is not None:
         plot_suffix(plot)
@@ -212,8 +212,8 @@ def _write_plot(
     path: str, net: LoadedModel, rows: Sequence[ParameterStatistics], findings: Sequence[Finding], totals: Sequence[str]
 ) -> None:
     from hookscope.figures import figure_bytes, plot_suffix
-    from hookscope.files import write_atomically
     from hookscope.registry import package_versions
+    from hookscope.system import write_atomically
     from hookscope.weights_figure import weights_figure
 
     figure = weights_figure(rows, findings, f"{net.name}   weights: {net.weights}", totals)

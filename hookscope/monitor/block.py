@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hookscope._version import __version__
 from hookscope.errors import LayerError, NonFiniteError, UsageError, nearest
-from hookscope.files import StrPath
 from hookscope.layers import Layers
 from hookscope.monitor.layers import Chosen
 from hookscope.monitor.optimizer_steps import Optimizers
@@ -18,6 +17,7 @@ from hookscope.monitor.output import WatcherOutput
 from hookscope.monitor.roots import ModelTracker
 from hookscope.monitor.watch import TrainingWatcher
 from hookscope.runs.log import RunLog
+from hookscope.system import StrPath
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hookscope.errors import NonFiniteError
-from hookscope.files import StrPath
 from hookscope.monitor.events import TensorBoardWriter
 from hookscope.runs.log import RunLog
+from hookscope.system import StrPath
 
 __all__ = ["WatcherOutput"]
 

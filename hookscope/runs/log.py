@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from hookscope.errors import InputError, WriteError, printable
-from hookscope.files import StrPath, check_writable
+from hookscope.system import StrPath, check_writable
 
 __all__ = ["Run", "RunLog", "read_runs"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from hookscope import cache
 from hookscope.cli.list_layers import FIELDS, command
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError
+from hookscope.system import cache
 
 ROOT = Path(__file__).parents[2]
 

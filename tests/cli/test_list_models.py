@@ -14,11 +14,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from hookscope import cache, catalogue
+from hookscope import catalogue
 from hookscope.catalogue import ModelInfo
 from hookscope.cli.list_models import FIELDS, command
 from hookscope.errors import ModelError, SelectionError
 from hookscope.shipped import BUNDLED
+from hookscope.system import cache
 
 ROOT = Path(__file__).parents[2]
 MODELS = (

@@ -11,7 +11,6 @@ from typing import Any
 import click
 import pytest
 
-from hookscope import cache
 from hookscope.cli import options
 from hookscope.cli.list_layers import command as list_layers
 from hookscope.cli.options import InputSize
@@ -19,6 +18,7 @@ from hookscope.cli.visualize import command as visualize
 from hookscope.listing import listing
 from hookscope.models import load_model
 from hookscope.preprocess import MODES
+from hookscope.system import cache
 
 ROOT = Path(__file__).parents[2]
 

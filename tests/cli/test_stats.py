@@ -24,8 +24,8 @@ import hookscope
 from hookscope.cli import process
 from hookscope.cli.main import main
 from hookscope.cli.stats import CHANNEL_FIELDS, FIELDS, TABLE_FIELDS
-from hookscope.files import check_folder
 from hookscope.saved_statistics import load_statistics
+from hookscope.system.atomic_files import check_folder
 
 ROOT = Path(hookscope.__file__).parents[1]
 POSIX = pytest.mark.skipif(os.name != "posix", reason="pipes, signals and terminals of POSIX")

@@ -84,7 +84,7 @@ def store(kind: str, key: Mapping[str, Any], value: Any) -> None:
         >>> import tempfile, unittest.mock
         >>> with (
         ...     tempfile.TemporaryDirectory() as place,
-        ...     unittest.mock.patch("hookscope.cache.folder", lambda: place),  # not the reader's own cache
+        ...     unittest.mock.patch("hookscope.system.cache.folder", lambda: place),  # not the reader's own cache
         ... ):
         ...     store("example", {"version": "1.0"}, [1, 2, 3])
         ...     load("example", {"version": "1.0"})

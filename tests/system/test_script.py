@@ -13,7 +13,7 @@ import pytest
 
 import hookscope
 from hookscope.errors import HookscopeError, UsageError
-from hookscope.scripts import find_script
+from hookscope.system.script import find_script
 
 ROOT = Path(hookscope.__file__).parents[1]
 NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
@@ -21,7 +21,7 @@ NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 # Two frames above the script, as a program has them.
 RUNNER = """
 import sys
-from hookscope.scripts import find_script
+from hookscope.system.script import find_script
 
 def program():
     find_script(sys.argv[1:]).run()
@@ -202,7 +202,7 @@ def test_frames_of_named_files_are_left_out(folder: Path, option: str, lines: li
     written(folder, "def call(f): f()", "between.py")
     written(folder, "import between\ndef f(): 1 / 0\nbetween.call(f)\n")
     code = (
-        "import sys; from hookscope.scripts import find_script;"
+        "import sys; from hookscope.system.script import find_script;"
         " find_script(['train.py']).run(**{sys.argv[1]: {sys.argv[2]}})"
     )
     errors = ended(folder, "-c", code, option, str(folder / "between.py"))[2].decode()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.after_import import after_import
+from hookscope.system.import_hook import after_import
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 
 import hookscope
 from hookscope.errors import WriteError
-from hookscope.files import check_folder, check_writable, make_folder, write_atomically
+from hookscope.system.atomic_files import check_folder, check_writable, make_folder, write_atomically
 
 ROOT = Path(hookscope.__file__).parents[1]
 OLD, NEW = b"the old file", b"the new file" * 1000
@@ -114,7 +114,7 @@ def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_size_limit_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(OLD)
-    script = "import sys; from hookscope.files import write_atomically; write_atomically(sys.argv[1], bytes(1 << 20))"
+    script = "import sys; from hookscope.system.atomic_files import write_atomically; write_atomically(sys.argv[1], bytes(1 << 20))"
     process = python(script, path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -129,7 +129,7 @@ def test_a_signal_during_the_write_leaves_the_old_file(tmp_path: Path, number: i
     path.write_bytes(OLD)
     script = (
         "import os, signal, sys\n"
-        "from hookscope.files import write_atomically\n"
+        "from hookscope.system.atomic_files import write_atomically\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
         "def stop(*names):\n"
         "    print('writing', flush=True)\n"
@@ -220,7 +220,7 @@ def test_a_fifo_is_written_straight(tmp_path: Path) -> None:
 
 def test_standard_output_by_name_is_appended_to(tmp_path: Path) -> None:
     script = (
-        "from hookscope.files import check_writable, write_atomically\n"
+        "from hookscope.system.atomic_files import check_writable, write_atomically\n"
         "print('row', flush=True)\n"
         "check_writable('/dev/stdout')\n"
         "write_atomically('/dev/stdout', b'picture\\n')\n"
@@ -279,7 +279,7 @@ def test_what_is_protected_stays(tmp_path: Path, call: str, protected: str) -> N
     # because nobody may not enter the ones above it.
     script = (
         "import os, sys\nfrom hookscope.errors import WriteError\n"
-        "from hookscope.files import check_writable, write_atomically\n"
+        "from hookscope.system.atomic_files import check_writable, write_atomically\n"
         f"os.fchdir({here})\n"
         "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         f"try: {call}\nexcept WriteError as error: print(error)\n"

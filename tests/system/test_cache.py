@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from hookscope import cache
+from hookscope.system import cache
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KEY = {"torch": "2.15.0+cu132", "model": "resnet34", "sizes": [1, 2]}
 
 

@@ -1,0 +1,5 @@
+"""The operating system: atomic files, the cache, a script of the user."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,10 @@
+from . import cache as cache
+from .atomic_files import (
+    StrPath as StrPath,
+    check_folder as check_folder,
+    check_writable as check_writable,
+    make_folder as make_folder,
+    write_atomically as write_atomically,
+)
+from .import_hook import after_import as after_import
+from .script import Script as Script, find_script as find_script
