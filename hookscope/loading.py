@@ -111,7 +111,7 @@ def load_batches(
 
     Args:
         net: The loaded model: its preprocessing, family and device.
-        paths: Files, pipes, ``-`` for standard input, as `hookscope.folders.find_pictures` lists them.
+        paths: Files, pipes, ``-`` for standard input, as `hookscope.images.find.find_pictures` lists them.
         batch_size: The most pictures in a batch.
         workers: How many processes read and prepare, each in one thread; 0 is this one.
         on_lost: Called in order with position, name and error of each picture that cannot be used; the default raises.

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hookscope import loading
 from hookscope.errors import HookscopeError, ImageError, InputError, UsageError
-from hookscope.images import ImageWarning, read_picture
+from hookscope.images.reader import ImageWarning, read_picture
 from hookscope.loading import Batch, as_batch, load_batches
 from hookscope.models import LoadedModel
 from hookscope.preprocess import Preprocess, imagenet_transforms, usual_transforms

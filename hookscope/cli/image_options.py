@@ -70,9 +70,9 @@ def image_list(images: Sequence[str], files0_from: str | None, limit: int | None
 
     Raises:
         UsageError: There are none, there are names in both places, or standard input is wanted twice.
-        ImageError: The list cannot be read, or `hookscope.folders.find_pictures` finds nothing.
+        ImageError: The list cannot be read, or `hookscope.images.find.find_pictures` finds nothing.
     """
-    from hookscope.folders import find_pictures, read_names
+    from hookscope.images import find_pictures, read_names
 
     if files0_from is None:
         if not images:

@@ -117,7 +117,7 @@ def _source(net: LoadedModel, wish: InterventionOptions, types: Sequence[str]) -
 
 
 def _pictures(path: str) -> list[str]:
-    from hookscope.folders import find_pictures
+    from hookscope.images import find_pictures
 
     return find_pictures([path])
 

@@ -125,7 +125,7 @@ def test_lists_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_list_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.images.MAX_BYTES", 10)
+    monkeypatch.setattr("hookscope.images.reader.MAX_BYTES", 10)
     piped(monkeypatch, b"a\0" * 100)
     assert refusal(ImageError, [], "-") == "'-' is too long for a list of names; the limit is 10 bytes"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.signatures import foreign_kind
+from hookscope.images.file_types import foreign_kind
 
 __all__ = ["find_pictures", "read_names"]
 
@@ -101,7 +101,7 @@ def read_names(data: bytes, source: str) -> list[str]:
 
 def _refuse_missing(paths: Sequence[str]) -> None:
     """Raise what is wrong with the only name, or with the first of several that are all missing."""
-    from hookscope.images import read_picture
+    from hookscope.images.reader import read_picture
 
     try:
         read_picture(paths[0])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from PIL import Image, features
 
-from hookscope import folders, images
 from hookscope.errors import ImageError, UsageError
-from hookscope.folders import find_pictures, read_names
+from hookscope.images import find as folders, reader as images
+from hookscope.images.find import find_pictures, read_names
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 not_as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
@@ -195,7 +195,7 @@ def test_missing_names_are_told_when_none_is_there(tmp_path: Path) -> None:
 
 def test_finding_pictures_does_not_import_torch(tmp_path: Path) -> None:
     picture(tmp_path / "a")
-    code = f"import sys; from hookscope.folders import *; find_pictures([{str(tmp_path)!r}])\n"
+    code = f"import sys; from hookscope.images.find import *; find_pictures([{str(tmp_path)!r}])\n"
     code += "try: find_pictures(['missing.png'])\nexcept Exception: print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"False"
 

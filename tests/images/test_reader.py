@@ -19,9 +19,9 @@ import PIL
 import pytest
 from PIL import Image, ImageFile, TiffImagePlugin, features
 
-from hookscope import images
 from hookscope.errors import ImageError, UsageError
-from hookscope.images import ImageWarning, open_image, read_picture
+from hookscope.images import reader as images
+from hookscope.images.reader import ImageWarning, open_image, read_picture
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 ORIENTED = {  # EXIF orientation -> what a viewer does to the stored array, (H, W, C)

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from hookscope.deep_greys import grayscale_to_rgb, note_dark
 from hookscope.errors import ImageError, UsageError, nearest, printable
-from hookscope.signatures import foreign_kind
+from hookscope.images.file_types import foreign_kind
+from hookscope.images.grayscale import grayscale_to_rgb, note_dark
 
 __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SIDE_RATIO", "ImageWarning", "InputImage", "open_image", "read_picture"]
 

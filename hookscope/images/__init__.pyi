@@ -1,0 +1,8 @@
+from .find import find_pictures as find_pictures, read_names as read_names
+from .reader import (
+    MAX_BYTES as MAX_BYTES,
+    ImageWarning as ImageWarning,
+    InputImage as InputImage,
+    open_image as open_image,
+    read_picture as read_picture,
+)
