@@ -1,7 +1,6 @@
 from . import interventions as interventions
 from ._version import __version__ as __version__
 from .ablation import ablate_each as ablate_each
-from .activations import Activations as Activations, SaveOutput as SaveOutput, capture as capture
 from .cam import ClassActivationMap as ClassActivationMap, class_activation_maps as class_activation_maps
 from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .effects import intervention_effect as intervention_effect
@@ -20,9 +19,15 @@ from .gradient_hooks import (
 from .gradients import layer_gradients as layer_gradients
 from .grids import channel_grid as channel_grid
 from .health import diagnose as diagnose
+from .hooks import (
+    Activations as Activations,
+    Call as Call,
+    LayerCall as LayerCall,
+    SaveOutput as SaveOutput,
+    capture as capture,
+)
 from .images import open_image as open_image
 from .interventions import intervene as intervene
-from .layers import Call as Call, LayerCall as LayerCall
 from .losses import Loss as Loss
 from .models import LoadedModel as LoadedModel, load_model as load_model
 from .monitor import Monitor as Monitor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.ablation_passes import baseline, rounds
 from hookscope.errors import InputError, NoMapError, UsageError
 from hookscope.findings import listed
-from hookscope.layers import Call, Layers
+from hookscope.hooks import Call, Layers
 from hookscope.scores import Prediction, one_picture, predictions, probabilities
 from hookscope.targets import Target
 
@@ -86,7 +86,7 @@ def ablate_each(
     Args:
         model: Any eager module with a score for each class.
         inputs: The picture ``(1, 3, H, W)``, or the tuple of positional inputs.
-        layers: A selection, see `hookscope.layers.Selection`.
+        layers: A selection, see `hookscope.hooks.selection.Selection`.
         target: A class index, a class name or ``top:1``: one class.
         types: Class names that indices in ``layers`` count.
         categories: Names of the classes.

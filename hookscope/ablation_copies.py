@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from hookscope.differentiable import buffers_kept
-from hookscope.layers import Call
-from hookscope.observe import Observer
+from hookscope.hooks import Call, Observer, buffers_kept, map_tensors, random_states_kept, tensors_in
 from hookscope.scores import class_scores
-from hookscope.tensors import map_tensors, tensors_in
-from hookscope.untouched import random_states_kept
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,7 +45,7 @@ class Site:
 
     Attributes:
         call: The call.
-        part: Which tensor of its output has them, as `hookscope.tensors.tensors_in` names it.
+        part: Which tensor of its output has them, as `hookscope.hooks.tensors.tensors_in` names it.
         shape: Of that tensor.
         axis: Which axis the channels are on.
         live: The channels that are not 0 everywhere.

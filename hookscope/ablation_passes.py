@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.ablation_copies import BatchIndependenceProbe, ChannelZeroer, Place, Site, alike, scores_of
 from hookscope.errors import LayerError, NoMapError
-from hookscope.layers import Call, Layers, Selection
-from hookscope.maps import channel_axis
-from hookscope.observe import Observer
-from hookscope.tensors import shape_of, tensors_in
-from hookscope.untouched import random_states
+from hookscope.hooks import Call, Layers, Observer, Selection, channel_axis, random_states, shape_of, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

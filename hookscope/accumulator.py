@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from hookscope.layers import Call
+from hookscope.hooks import Call
 from hookscope.moments import ChannelMoments, MapSums, sums_of_maps
 from hookscope.patterns import ChannelCovariance, PatternSketch, effective_rank, rotations_of
 from hookscope.quantiles import ValueHistogram

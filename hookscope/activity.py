@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.layers import Shape
+from hookscope.hooks import InputSize, Maps, Shape, as_float, feature_maps, one_thread, shape_of, tensors_in
 from hookscope.levels import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
-from hookscope.maps import InputSize, Maps, as_float, feature_maps
-from hookscope.tensors import shape_of, tensors_in
-from hookscope.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import nn

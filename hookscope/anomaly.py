@@ -6,12 +6,18 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hookscope.differentiable import differentiable, leaf_tensors, leaves_of, passed_on
 from hookscope.flow import WatchedPass, node_of, operation_name, place_of_code, refuse_reentrant_checkpoints
-from hookscope.hooks import HookHandles
-from hookscope.layers import call_key
+from hookscope.hooks import (
+    HookHandles,
+    call_key,
+    differentiable,
+    leaf_tensors,
+    leaves_of,
+    passed_on,
+    storage_key,
+    tensors_in,
+)
 from hookscope.losses import LossLike, as_loss
-from hookscope.tensors import storage_key, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.maps import as_float
+from hookscope.hooks import as_float
 from hookscope.moments import ChannelMoments, sums_of_maps
 
 if TYPE_CHECKING:

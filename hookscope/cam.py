@@ -7,17 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.activations import capture
 from hookscope.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps, no_default
 from hookscope.cam_methods import METHODS, CamInputs, CamMethod
 from hookscope.cam_passes import Progress, Rerun, resized
-from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError, nearest
-from hookscope.layers import Call, Layers
-from hookscope.maps import InputSize
+from hookscope.hooks import Call, InputSize, Layers, capture, differentiable, leaves_of, passed_on, tensors_in
 from hookscope.scores import Prediction, class_scores, one_picture, predictions
 from hookscope.targets import Target
-from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,7 +88,7 @@ def class_activation_maps(
     Args:
         model: Any eager module with a score for each class.
         inputs: The picture ``(1, 3, H, W)``, or the tuple of positional inputs.
-        layers: A selection, see `hookscope.layers.Selection`. Without one it is the last layer, in order of execution
+        layers: A selection, see `hookscope.hooks.selection.Selection`. Without one it is the last layer, in order of execution
             and pooling aside, with a map of more than one position that the score depends on.
         target: A class index, a class name or ``top:K``.
         method: One of `hookscope.cam_methods.METHODS`, whose functions give paper and formula.

@@ -7,11 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.activations import Activations
 from hookscope.errors import LayerError, NoMapError
-from hookscope.layers import Call, Layers
-from hookscope.maps import InputSize, Maps, feature_maps
-from hookscope.tensors import tensors_in
+from hookscope.hooks import Activations, Call, InputSize, Layers, Maps, feature_maps, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

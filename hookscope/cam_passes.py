@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.cam_layers import MapLayer
 from hookscope.errors import UsageError
-from hookscope.hooks import HookHandles
+from hookscope.hooks import HookHandles, map_tensors, tensors_in
 from hookscope.scores import class_scores
-from hookscope.tensors import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope.differences import largest_difference, largest_value
+from hookscope.hooks import largest_difference, largest_value
 
 __all__ = ["Check", "Comparison"]
 

@@ -10,7 +10,7 @@ from itertools import count
 from urllib.parse import quote
 
 from hookscope.errors import UsageError, WriteError
-from hookscope.layers import Call
+from hookscope.hooks import Call
 from hookscope.system import check_folder, check_writable
 
 __all__ = ["OutputPath", "call_names", "image_words", "model_word"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hookscope.tensors import map_tensors
+from hookscope.hooks import map_tensors
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.effects import MovedLayer
 from hookscope.errors import NoMapError
+from hookscope.hooks import MOST_ITEMS, InputSize, Maps, as_float, feature_maps, shape_of, tensors_in
 from hookscope.levels import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
-from hookscope.maps import MOST_ITEMS, InputSize, Maps, as_float, feature_maps
 from hookscope.sheets import finite_or_none, shape_text
-from hookscope.tensors import shape_of, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -86,7 +85,7 @@ def moved_maps(
 
     Example:
         >>> import torch
-        >>> from hookscope.layers import Call
+        >>> from hookscope.hooks.selection import Call
         >>> before, after = torch.zeros(1, 3, 2, 2), torch.zeros(1, 3, 2, 2)
         >>> after[0, 2], after[0, 1, 0, 0] = 5.0, -1.0
         >>> layer = MovedLayer(Call("conv", "Conv2d", 0, 0), (1, 3, 2, 2), True, None, None, 0, before, after)

@@ -13,8 +13,8 @@ from hookscope.effects import MovedLayer
 from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.findings import counted, percent
 from hookscope.grids import MOST_PIXELS, Grid, draw_alike, to_image
+from hookscope.hooks import InputSize
 from hookscope.lettering import stamp, text_pixels
-from hookscope.maps import InputSize
 from hookscope.pages import LEAST_WIDTH, MARGIN, Page, colour_bar
 from hookscope.sheets import Origin, placed, shape_text
 

@@ -8,14 +8,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.activations import Activations, capture
+from hookscope.hooks import (
+    Activations,
+    Call,
+    Layers,
+    Observer,
+    Selection,
+    Shape,
+    as_float,
+    capture,
+    layers_with_weights,
+    map_tensors,
+    random_states_kept,
+    shape_of,
+    tensors_in,
+)
 from hookscope.interventions.block import Changes, intervene, pairs_of
-from hookscope.kinds import layers_with_weights
-from hookscope.layers import Call, Layers, Selection, Shape
-from hookscope.maps import as_float
-from hookscope.observe import Observer
-from hookscope.tensors import map_tensors, shape_of, tensors_in
-from hookscope.untouched import random_states_kept
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

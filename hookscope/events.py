@@ -8,17 +8,23 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from hookscope.activations import keep_and_hand_on
-from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import ModelError, UsageError
 from hookscope.flow import refuse_reentrant_checkpoints
-from hookscope.hooks import HookHandles
-from hookscope.layers import Call, Layers
+from hookscope.hooks import (
+    Call,
+    Facts,
+    HookHandles,
+    Layers,
+    Observer,
+    differentiable,
+    facts_of,
+    keep_and_hand_on,
+    leaves_of,
+    passed_on,
+    tensors_in,
+)
 from hookscope.losses import AnyLoss, Loss, LossLike, as_loss
-from hookscope.observe import Observer
 from hookscope.scores import Prediction
-from hookscope.tensor_facts import Facts, facts_of
-from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -134,7 +140,7 @@ def trace_events(
     Args:
         model: Any eager module.
         inputs: The positional inputs as a tuple, or the only one, such as a tensor ``(N, C, H, W)``.
-        layers: A selection, see `hookscope.layers.Selection`.
+        layers: A selection, see `hookscope.hooks.selection.Selection`.
         types: Class names that indices count; ``all`` for every leaf, ``*`` for every module.
         backward: Whether a backward pass follows.
         loss: What is differentiated, see `hookscope.losses.as_loss`; None for the score of the most likely class, or

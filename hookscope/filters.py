@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookscope.kinds import class_names
-from hookscope.maps import as_float
+from hookscope.hooks import as_float, class_names
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import ModelError
-from hookscope.hooks import HookHandles
-from hookscope.kinds import is_leaf
-from hookscope.layers import call_key
-from hookscope.tensors import storage_key, tensors_in
+from hookscope.hooks import HookHandles, call_key, is_leaf, storage_key, tensors_in
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType

@@ -11,7 +11,7 @@ from hookscope.colours import font
 from hookscope.figures import SMALL, Colour, RowPage, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
 from hookscope.gradient_findings import GradientThresholds, layer_finding_names, parameter_finding_names
-from hookscope.gradient_sizes import GradientSize
+from hookscope.hooks import GradientSize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,8 @@ from hookscope.findings import Finding, counted, listed
 if TYPE_CHECKING:
     from hookscope.anomaly import Anomaly
     from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
-    from hookscope.gradient_sizes import GradientSize
     from hookscope.gradient_stops import Stop
+    from hookscope.hooks import GradientSize
 
 __all__ = [
     "GradientThresholds",

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hookscope.activations import keep_and_hand_on
 from hookscope.errors import LayerError, UsageError, nearest
-from hookscope.hooks import HookHandles, hook_tensor
-from hookscope.layers import Call
-from hookscope.observe import Observer
-from hookscope.tensors import tensors_in
+from hookscope.hooks import Call, HookHandles, Observer, hook_tensor, keep_and_hand_on, tensors_in
 
 if TYPE_CHECKING:
     import torch

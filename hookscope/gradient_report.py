@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hookscope.gradient_sizes import GradientSize
-from hookscope.layers import Call, Shape
+from hookscope.hooks import Call, GradientSize, Shape
 from hookscope.scores import Prediction
 
 __all__ = ["GradientReport", "LayerGradient", "ParameterGradient"]

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.flow import Cut, Flow, LeafCall, node_of, nodes_behind, refuse_reentrant_checkpoints
+from hookscope.hooks import differentiable, leaves_of, passed_on
 from hookscope.losses import LossLike, as_loss
 
 if TYPE_CHECKING:

@@ -7,19 +7,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.activations import keep_and_hand_on
-from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import HookscopeError, InputError, ModelError
 from hookscope.flow import in_graph, refuse_reentrant_checkpoints
 from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
-from hookscope.gradient_sizes import norm_and_nonfinite, size_of, total_norm
 from hookscope.gradient_stops import gradient_stops
-from hookscope.hooks import HookHandles, check_hookable
-from hookscope.kinds import class_names, layers_with_weights
-from hookscope.layers import Call, Layers, Shape, usual_types
+from hookscope.hooks import (
+    Call,
+    HookHandles,
+    Layers,
+    Observer,
+    Shape,
+    check_hookable,
+    class_names,
+    differentiable,
+    keep_and_hand_on,
+    layers_with_weights,
+    leaves_of,
+    norm_and_nonfinite,
+    passed_on,
+    shape_of,
+    size_of,
+    tensors_in,
+    total_norm,
+    usual_types,
+)
 from hookscope.losses import AnyLoss, LossLike, OwnLoss, as_loss
-from hookscope.observe import Observer
-from hookscope.tensors import shape_of, tensors_in
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,7 +65,7 @@ def layer_gradients(
         inputs: The positional inputs, or the only one.
         loss: What is differentiated: a `Loss`, the name of one, or a function from the model's output to a tensor with
             one number; the score of the most likely class unless given.
-        layers: A selection, see `hookscope.layers.Selection`; None for every layer without children that has a
+        layers: A selection, see `hookscope.hooks.selection.Selection`; None for every layer without children that has a
             parameter of two or more dimensions: convolutions, linear layers.
         types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
         change: From the parameters' gradients by name to what an optimizer shall see of them.

@@ -293,7 +293,7 @@ def channel_grid(
 def _one_activation(activation: Any) -> Tensor:
     import torch
 
-    from hookscope.maps import as_float
+    from hookscope.hooks import as_float
 
     activation = torch.as_tensor(activation)
     shape = tuple(activation.shape)

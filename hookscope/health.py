@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hookscope.findings import Finding, counted, listed, percent
-from hookscope.layers import ACTIVATION_FUNCTIONS
+from hookscope.hooks import ACTIVATION_FUNCTIONS
 from hookscope.limits import highest_rank, nonfinite_words
 
 if TYPE_CHECKING:

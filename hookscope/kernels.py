@@ -10,14 +10,13 @@ from hookscope import colours
 from hookscope.errors import LayerError, printable
 from hookscope.filters import filter_norms, filters_of, is_convolution, layer_weight
 from hookscope.grids import FRAME_GAP, LEAST_CELL, MOST_PIXELS, Grid, draw_grid, lay_out, to_image
-from hookscope.layers import Layers
+from hookscope.hooks import Layers, one_thread
 from hookscope.lettering import text_pixels, wrapped
 from hookscope.levels import ChannelChoice, Scale, Tiles, reduce_maps
 from hookscope.pages import MARGIN
 from hookscope.parameters import layers_named
 from hookscope.registry import package_versions
 from hookscope.sheets import Style
-from hookscope.threads import one_thread
 
 if TYPE_CHECKING:
     import numpy as np

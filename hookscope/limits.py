@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookscope.findings import listed, percent
-from hookscope.layers import Selection
+from hookscope.hooks import Selection
 
 if TYPE_CHECKING:
     from hookscope.statistics import LayerStatistics
@@ -77,7 +77,7 @@ def held_layers(layers: Sequence[LayerStatistics], allow: Sequence[str] = ()) ->
 
     Args:
         layers: Statistics of a survey.
-        allow: Selections, see `hookscope.layers.Selection`; what was not measured is allowed in vain.
+        allow: Selections, see `hookscope.hooks.selection.Selection`; what was not measured is allowed in vain.
 
     Raises:
         SelectionError: a term of ``allow`` cannot be read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hookscope.errors import InputError
-from hookscope.layers import Shape
+from hookscope.hooks import Shape
 from hookscope.recorder import TracedCall
 from hookscope.registry import package_versions
 from hookscope.system import cache

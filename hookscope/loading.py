@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from hookscope.errors import HookscopeError, ImageError, InputError, UsageError, printable
+from hookscope.hooks import one_thread
 from hookscope.images import MAX_BYTES, ImageWarning, read_picture
-from hookscope.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, UsageError
+from hookscope.hooks import tensors_in
 from hookscope.scores import Prediction, class_scores, one_picture, predictions
 from hookscope.targets import Target
-from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from hookscope.errors import ModelError
-from hookscope.kinds import is_leaf
-from hookscope.layers import call_key
-from hookscope.tensors import tensors_in
+from hookscope.hooks import call_key, is_leaf, tensors_in
 
 if TYPE_CHECKING:
     from torch import nn

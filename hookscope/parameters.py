@@ -16,10 +16,7 @@ from hookscope.filters import (
     is_convolution,
     layer_weight,
 )
-from hookscope.layers import Layers, Selection
-from hookscope.maps import as_float
-from hookscope.threads import one_thread
-from hookscope.values import value_numbers
+from hookscope.hooks import Layers, Selection, as_float, one_thread, value_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

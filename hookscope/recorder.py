@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hookscope.kinds import is_leaf
-from hookscope.layers import Shape
-from hookscope.tensors import shape_of, tensors_in
+from hookscope.hooks import Shape, is_leaf, shape_of, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hookscope.errors import HookscopeError, InputError, ModelError
-from hookscope.tensors import tensors_in
+from hookscope.hooks import tensors_in
 
 __all__ = ["model_errors_as_input_errors"]
 

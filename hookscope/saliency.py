@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.differentiable import differentiable, leaves_of, passed_on
 from hookscope.errors import InputError, ModelError, UsageError, nearest
 from hookscope.gradient_hooks import ClampGradientSign, change_gradients
+from hookscope.hooks import differentiable, leaves_of, passed_on
 from hookscope.saliency_methods import METHODS, Settings, wide
 from hookscope.scores import Prediction, class_scores, one_picture, predictions
 from hookscope.targets import Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hookscope.kinds import class_names
+from hookscope.hooks import class_names
 
 if TYPE_CHECKING:
     from torch import nn

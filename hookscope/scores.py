@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import CategoriesError, ModelError, UsageError
 from hookscope.findings import counted
+from hookscope.hooks import shape_of, tensors_in
 from hookscope.targets import Target, class_label
-from hookscope.tensors import shape_of, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor

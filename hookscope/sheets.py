@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope import colours
 from hookscope.activity import ActivationSummary, Part
 from hookscope.grids import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
-from hookscope.layers import Call, Shape
+from hookscope.hooks import Call, Shape
 from hookscope.pages import LEAST_WIDTH, MARGIN, Page, colour_bar
 from hookscope.registry import package_versions
 

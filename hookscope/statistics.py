@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.layers import Call
+from hookscope.hooks import Call
 from hookscope.moments import ChannelMoments
 from hookscope.quantiles import ValueHistogram
 

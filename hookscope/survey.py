@@ -12,16 +12,26 @@ from typing import TYPE_CHECKING, Any, Self
 from hookscope.accumulator import LayerAccumulator
 from hookscope.batchnorm import BATCH_NORMS, BatchNormAccumulator
 from hookscope.errors import InputError
-from hookscope.kinds import class_names, is_leaf
-from hookscope.layers import ACTIVATION_FUNCTIONS, Call, Layers, matches_type, select_types, usual_types
-from hookscope.maps import InputSize, as_float, by_channel
+from hookscope.hooks import (
+    ACTIVATION_FUNCTIONS,
+    Call,
+    InputSize,
+    Layers,
+    Observer,
+    as_float,
+    by_channel,
+    class_names,
+    is_leaf,
+    matches_type,
+    one_thread,
+    select_types,
+    tensors_in,
+    usual_types,
+)
 from hookscope.moments import ChannelMoments
-from hookscope.observe import Observer
 from hookscope.patterns import rotations_of
 from hookscope.saturation import bounds_of
 from hookscope.tally import RunningStatistics
-from hookscope.tensors import tensors_in
-from hookscope.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.dry import meta_forward
 from hookscope.errors import InputError, ModelError
-from hookscope.hooks import HookHandles, check_hookable, other_hooks_set_aside
-from hookscope.kinds import class_names, is_leaf, no_such_type
-from hookscope.layers import LayerCall, matches_type, select_types
+from hookscope.hooks import (
+    HookHandles,
+    LayerCall,
+    check_hookable,
+    class_names,
+    is_leaf,
+    matches_type,
+    no_such_type,
+    other_hooks_set_aside,
+    select_types,
+    tensors_in,
+)
 from hookscope.recorder import Recorder, TracedCall
-from hookscope.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch import nn

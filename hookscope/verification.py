@@ -10,15 +10,24 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hookscope.checks import Check, Comparison
-from hookscope.differences import largest_difference, same_bits
 from hookscope.errors import HookscopeError, LayerError, ModelError
-from hookscope.layers import Call, Layers, Shape, call_key
+from hookscope.hooks import (
+    Call,
+    Layers,
+    ModelSnapshot,
+    Observer,
+    Shape,
+    StateChange,
+    call_key,
+    largest_difference,
+    random_states,
+    random_states_kept,
+    same_bits,
+    tensors_in,
+)
 from hookscope.node_by_node import is_out_of_memory, run_fx_graph
-from hookscope.observe import Observer
 from hookscope.recorder import TracedCall
-from hookscope.tensors import tensors_in
 from hookscope.trace import Trace, rows_of_type, trace
-from hookscope.untouched import ModelSnapshot, StateChange, random_states, random_states_kept
 from hookscope.witness import PairedPasses, noise_pictures
 
 if TYPE_CHECKING:
@@ -49,7 +58,7 @@ def verify(
     Args:
         net: What `hookscope.models.load_model` returned.
         pictures: Prepared pictures, as `noise_pictures` or ``net.preprocess`` make them: one, or two for optical flow.
-        layers: A selection, see `hookscope.layers.Selection`.
+        layers: A selection, see `hookscope.hooks.selection.Selection`.
         types: Class names that indices count; every leaf by default.
 
     Raises:

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.activity import ActivationSummary, reduce_output
 from hookscope.errors import HookscopeError, NoMapError, UsageError
-from hookscope.layers import Call, Layers
+from hookscope.hooks import Call, InputSize, Layers, Observer
 from hookscope.levels import ChannelChoice, Scale
-from hookscope.maps import InputSize
-from hookscope.observe import Observer
 from hookscope.run import model_errors_as_input_errors
 
 if TYPE_CHECKING:
@@ -54,7 +52,7 @@ def run_and_reduce(
     Args:
         net: What `load_model` returned.
         pictures: What its ``preprocess`` made, ``(3, H, W)``: one, or two for optical flow.
-        layers: A selection, see `hookscope.layers.Selection`.
+        layers: A selection, see `hookscope.hooks.selection.Selection`.
         types: Class names that indices count.
         choice: Which channels.
         scale: How values become colours.

@@ -6,13 +6,20 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hookscope.activations import Activations, capture
 from hookscope.errors import HookscopeError, InputError
-from hookscope.layers import Call, Layers
+from hookscope.hooks import (
+    Activations,
+    Call,
+    Layers,
+    ModelSnapshot,
+    Observer,
+    StateChange,
+    capture,
+    map_tensors,
+    random_states_kept,
+    tensors_in,
+)
 from hookscope.node_by_node import Edges, is_out_of_memory
-from hookscope.observe import Observer
-from hookscope.tensors import map_tensors, tensors_in
-from hookscope.untouched import ModelSnapshot, StateChange, random_states_kept
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

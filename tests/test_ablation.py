@@ -18,9 +18,9 @@ from hookscope import ablation_copies, ablation_passes
 from hookscope.ablation import Ablation, ablate_each
 from hookscope.effects import intervention_effect
 from hookscope.errors import InputError, LayerError, NoMapError, TargetError, UsageError
+from hookscope.hooks.model_state import ModelSnapshot
+from hookscope.hooks.selection import Call
 from hookscope.interventions import Clamp, Mean, Noise, Permute, Quantize, Zero, intervene
-from hookscope.layers import Call
-from hookscope.untouched import ModelSnapshot
 
 PICTURE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookscope.accumulator import LayerAccumulator
-from hookscope.layers import Call
+from hookscope.hooks.selection import Call
 from hookscope.statistics import LayerStatistics
 
 BOUNDS = (-1.0, 1.0)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hookscope.anomaly import Anomaly, first_anomaly
+from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.losses import Loss
-from hookscope.untouched import ModelSnapshot
 
 
 class Block(nn.Module):

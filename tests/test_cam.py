@@ -20,9 +20,9 @@ from torchvision.models.vision_transformer import VisionTransformer
 from hookscope.cam import ClassActivationMap, class_activation_maps, fused, landmark_layers, resized
 from hookscope.cam_methods import METHODS
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, TargetError, UsageError
-from hookscope.layers import Call
+from hookscope.hooks.model_state import ModelSnapshot
+from hookscope.hooks.selection import Call
 from hookscope.scores import Prediction
-from hookscope.untouched import ModelSnapshot
 
 GRADIENT = [name for name, method in METHODS.items() if method.gradient]
 

@@ -15,7 +15,7 @@ from hookscope import cam_pages
 from hookscope.cam import ClassActivationMap, fused
 from hookscope.cam_pages import draw_overlay, draw_sheet, still_of, why_empty
 from hookscope.errors import UsageError
-from hookscope.layers import Call
+from hookscope.hooks.selection import Call
 from hookscope.overlays import Panel
 from hookscope.pictures import read_provenance, write_png
 from hookscope.scores import Prediction

@@ -9,7 +9,7 @@ import pytest
 
 from hookscope.destinations import OutputPath, call_names, file_word, image_words, model_word, refuse_input
 from hookscope.errors import HookscopeError, UsageError, WriteError
-from hookscope.layers import Call
+from hookscope.hooks.selection import Call
 
 
 @pytest.fixture(autouse=True)

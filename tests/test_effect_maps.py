@@ -14,8 +14,8 @@ from hookscope import colours, effect_maps
 from hookscope.effect_maps import MovedMaps, moved_maps
 from hookscope.effects import MovedLayer
 from hookscope.errors import NoMapError
-from hookscope.layers import Call
-from hookscope.tensors import shape_of
+from hookscope.hooks.selection import Call
+from hookscope.hooks.tensors import shape_of
 
 
 def moved(before: Any, after: Any, module: nn.Module | None = None, **more: Any) -> list[MovedMaps]:

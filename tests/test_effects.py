@@ -11,8 +11,8 @@ from torch import nn
 
 from hookscope.effects import intervention_effect
 from hookscope.errors import LayerError
+from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.interventions import Dropout, Noise, Patch, Scale, Zero
-from hookscope.untouched import ModelSnapshot
 
 
 class Net(nn.Module):

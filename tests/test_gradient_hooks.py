@@ -24,7 +24,7 @@ from hookscope.gradient_hooks import (
     change_gradients,
     clip_total_norm,
 )
-from hookscope.untouched import ModelSnapshot
+from hookscope.hooks.model_state import ModelSnapshot
 
 HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
 

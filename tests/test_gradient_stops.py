@@ -15,8 +15,8 @@ from hookscope.anomaly import first_anomaly
 from hookscope.errors import ModelError
 from hookscope.gradient_stops import Stop, gradient_stops
 from hookscope.gradients import layer_gradients
+from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.losses import Loss
-from hookscope.untouched import ModelSnapshot
 
 
 class Net(nn.Module):

@@ -12,10 +12,10 @@ from torch import nn
 
 from hookscope.errors import InputError, LayerError, ModelError, TargetError, UsageError
 from hookscope.gradient_report import GradientReport
-from hookscope.gradient_sizes import size_of, total_norm
 from hookscope.gradients import layer_gradients
+from hookscope.hooks.gradient_sizes import size_of, total_norm
+from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.losses import Loss
-from hookscope.untouched import ModelSnapshot
 
 
 def norm(*tensors: torch.Tensor) -> float:

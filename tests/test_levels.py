@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hookscope import colours
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
+from hookscope.hooks.feature_maps import as_float
 from hookscope.levels import ChannelChoice, Scale, finite_extremes, reduce_maps
-from hookscope.maps import as_float
 
 TOP = colours.LEVELS - 1
 

@@ -16,9 +16,9 @@ import hookscope
 from hookscope import colours
 from hookscope.activity import reduce_output
 from hookscope.errors import ImageError
-from hookscope.layers import Call
+from hookscope.hooks.feature_maps import InputSize, feature_maps
+from hookscope.hooks.selection import Call
 from hookscope.levels import ChannelChoice, Scale
-from hookscope.maps import InputSize, feature_maps
 from hookscope.pictures import write_png
 from hookscope.sheets import Origin, Style, draw_sheet
 

@@ -15,10 +15,10 @@ import torchvision
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, InputError, ModelError, TargetError, UsageError
+from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.saliency import Saliency, saliency_maps
 from hookscope.saliency_methods import METHODS, Settings
 from hookscope.scores import Prediction
-from hookscope.untouched import ModelSnapshot
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

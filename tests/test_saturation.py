@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.layers import ACTIVATION_FUNCTIONS
+from hookscope.hooks.selection import ACTIVATION_FUNCTIONS
 from hookscope.saturation import Bounds, bounds_of, margins
 
 

@@ -15,10 +15,10 @@ from torch import nn
 from hookscope import colours, pages, sheets
 from hookscope.activity import reduce_output
 from hookscope.errors import UsageError
-from hookscope.layers import Call
+from hookscope.hooks.feature_maps import InputSize
+from hookscope.hooks.selection import Call
 from hookscope.lettering import text_pixels
 from hookscope.levels import ChannelChoice, Scale
-from hookscope.maps import InputSize
 from hookscope.pictures import encode_png, read_provenance
 from hookscope.sheets import Origin, Sheet, Style, draw_sheet, shape_text
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookscope.accumulator import LayerAccumulator
-from hookscope.layers import Call
+from hookscope.hooks.selection import Call
 from hookscope.statistics import QUANTILES, LayerStatistics
 
 CALL = Call("stage.relu", "ReLU", 1, 4)

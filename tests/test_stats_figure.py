@@ -17,7 +17,7 @@ from hookscope.accumulator import LayerAccumulator
 from hookscope.figures import SUFFIXES, figure_bytes
 from hookscope.findings.finding import Finding
 from hookscope.health import diagnose
-from hookscope.layers import Call
+from hookscope.hooks.selection import Call
 from hookscope.statistics import LayerStatistics
 from hookscope.stats_figure import draw_statistics
 from hookscope.survey import StatisticsCollector

@@ -16,11 +16,11 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import hookscope
 from hookscope.errors import InputError, LayerError
-from hookscope.maps import as_float, by_channel
+from hookscope.hooks.feature_maps import as_float, by_channel
+from hookscope.hooks.tensors import tensors_in
 from hookscope.statistics import LayerStatistics
 from hookscope.survey import StatisticsCollector
 from hookscope.tally import RunningStatistics
-from hookscope.tensors import tensors_in
 
 ALL = {"layers": "all", "types": ("all",)}
 

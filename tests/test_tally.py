@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hookscope.accumulator import LayerAccumulator
 from hookscope.batchnorm import BatchNormAccumulator
 from hookscope.errors import InputError
-from hookscope.layers import Call
+from hookscope.hooks.selection import Call
 from hookscope.tally import RunningStatistics
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from hookscope import tensorboard
 from hookscope.accumulator import LayerAccumulator
 from hookscope.errors import InstallationError, WriteError
-from hookscope.layers import Call
+from hookscope.hooks.selection import Call
 from hookscope.quantiles import ValueHistogram
 from hookscope.statistics import LayerStatistics
 from hookscope.survey import StatisticsCollector

@@ -16,17 +16,17 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
-import hookscope.by_call
-import hookscope.hooks
+import hookscope.hooks.captured
+import hookscope.hooks.registration
 import hookscope.verification
-from hookscope.activations import capture
-from hookscope.differences import largest_difference, same_bits
 from hookscope.errors import InputError, LayerError, ModelError
+from hookscope.hooks.activations import capture
+from hookscope.hooks.differences import largest_difference, same_bits
+from hookscope.hooks.model_state import ModelSnapshot, StateChange, random_states, random_states_kept
 from hookscope.inputs import family_of
 from hookscope.models import LoadedModel, load_model
 from hookscope.node_by_node import Edge, run_fx_graph
 from hookscope.preprocess import Preprocess
-from hookscope.untouched import ModelSnapshot, StateChange, random_states, random_states_kept
 from hookscope.verification import Check, noise_pictures, verify
 
 NAMES = ["feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"]
@@ -233,7 +233,9 @@ def test_a_layer_that_cannot_be_copied_is_told() -> None:
 
 
 def test_a_capture_that_keeps_references_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hookscope.activations, "keep_and_hand_on", lambda module, args, kwargs, output: (output, None))
+    monkeypatch.setattr(
+        hookscope.hooks.activations, "keep_and_hand_on", lambda module, args, kwargs, output: (output, None)
+    )
     found = checks(Reused())
     assert failing(found) == [("feature-extractor", "bn1"), ("re-computation", "bn1"), ("inputs", "relu")]
     assert found["feature-extractor"].largest_difference > 0
@@ -246,7 +248,7 @@ def test_a_capture_that_mixes_up_calls_is_found(monkeypatch: pytest.MonkeyPatch)
     def keep_the_first(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, None]:
         return first.setdefault(id(module), output.clone()), None
 
-    monkeypatch.setattr(hookscope.activations, "keep_and_hand_on", keep_the_first)
+    monkeypatch.setattr(hookscope.hooks.activations, "keep_and_hand_on", keep_the_first)
     assert failing(checks(Reused())) == [("feature-extractor", "relu#1"), ("re-computation", "relu#1")]
 
 
@@ -254,7 +256,7 @@ def test_a_capture_that_changes_the_output_is_found(monkeypatch: pytest.MonkeyPa
     def hand_on_more(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
         return output.clone(), output + 1e-3 if isinstance(module, nn.Linear) else None
 
-    monkeypatch.setattr(hookscope.activations, "keep_and_hand_on", hand_on_more)
+    monkeypatch.setattr(hookscope.hooks.activations, "keep_and_hand_on", hand_on_more)
     found = checks(Reused())
     assert failing(found) == [("model-output", "")]
     assert found["model-output"].largest_difference == pytest.approx(1e-3, rel=1e-3)
@@ -270,13 +272,13 @@ def test_wrongly_recorded_inputs_are_found(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_hook_left_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Reused()
 
-    def keep_one(self: hookscope.hooks.HookHandles, *error: Any) -> None:
+    def keep_one(self: hookscope.hooks.registration.HookHandles, *error: Any) -> None:
         with self._stack.pop_all() as stack:
             stack.pop_all()
         model.bn1.register_forward_hook(lambda *call: None)
 
     with monkeypatch.context() as patch:
-        patch.setattr(hookscope.hooks.HookHandles, "__exit__", keep_one)
+        patch.setattr(hookscope.hooks.registration.HookHandles, "__exit__", keep_one)
         net = as_net(model)
         found = next(check for check in verify(net, noise_pictures(net)) if check.name == "untouched")
     assert found.holds is False
@@ -284,15 +286,15 @@ def test_a_hook_left_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hook_left_by_an_exception_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    close = hookscope.hooks.HookHandles.__exit__
+    close = hookscope.hooks.registration.HookHandles.__exit__
 
-    def leave_when_raised(self: hookscope.hooks.HookHandles, kind: Any, error: Any, trace: Any) -> None:
+    def leave_when_raised(self: hookscope.hooks.registration.HookHandles, kind: Any, error: Any, trace: Any) -> None:
         close(self, kind, error, trace)
         if error is not None:
             model.conv2.register_forward_hook(lambda *call: None)
 
     model = Reused()
-    monkeypatch.setattr(hookscope.hooks.HookHandles, "__exit__", leave_when_raised)
+    monkeypatch.setattr(hookscope.hooks.registration.HookHandles, "__exit__", leave_when_raised)
     found = checks(model)
     assert failing(found) == [("untouched", "conv2")]
     assert "hooks changed by a pass left half-way" in found["untouched"].note
@@ -358,7 +360,7 @@ def test_a_changed_mode_and_flag_are_found(monkeypatch: pytest.MonkeyPatch) -> N
         model.fc.bias.grad = torch.zeros(2)
         return output.clone(), None
 
-    monkeypatch.setattr(hookscope.activations, "keep_and_hand_on", spoil)
+    monkeypatch.setattr(hookscope.hooks.activations, "keep_and_hand_on", spoil)
     found = checks(model)["untouched"]
     assert (found.holds, found.layer) == (False, "relu")
     assert found.note.startswith("3 of ")
@@ -390,9 +392,11 @@ def test_a_call_that_the_trace_has_not_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_capture_that_loses_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = hookscope.by_call.CallMapping._add
+    add = hookscope.hooks.captured.CallMapping._add
     monkeypatch.setattr(
-        hookscope.by_call.CallMapping, "_add", lambda self, call, value: call.key == "fc" or add(self, call, value)
+        hookscope.hooks.captured.CallMapping,
+        "_add",
+        lambda self, call, value: call.key == "fc" or add(self, call, value),
     )
     found = checks(Reused())
     assert failing(found) == [("feature-extractor", "fc"), ("re-computation", "fc"), ("shapes", "fc")]

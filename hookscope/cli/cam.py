@@ -74,7 +74,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope cam resnet50 cat.jpg --layer layer2,layer3,layer4 --fuse
       hookscope cam resnet34 cat.jpg --target top:3 --raw maps.npz --sheet sheet.png
     """
-    from hookscope.layers import Selection
+    from hookscope.hooks import Selection
 
     layers: tuple[str, ...] = options["layers"]
     if layers:
@@ -188,8 +188,7 @@ def _row(one: Explanation, found: ClassActivationMap, file: str, fuse: bool) -> 
 
 def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: str) -> list[ClassActivationMap]:
     from hookscope.cam import class_activation_maps
-    from hookscope.kinds import class_names
-    from hookscope.layers import usual_types
+    from hookscope.hooks import class_names, usual_types
     from hookscope.run import model_errors_as_input_errors
 
     net, inputs = one.net, one.net.inputs(one.tensor)

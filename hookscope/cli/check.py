@@ -69,7 +69,7 @@ def command(
       hookscope check vgg16 photos/ --max-dead 0 --allow 'classifier.*' --format json
     """
     from hookscope.destinations import refuse_input
-    from hookscope.layers import Selection
+    from hookscope.hooks import Selection
     from hookscope.limits import Limits, broken_limits, held_layers
     from hookscope.system import check_writable
 

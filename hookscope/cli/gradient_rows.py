@@ -11,7 +11,7 @@ from hookscope.findings import counted
 if TYPE_CHECKING:
     from hookscope.gradient_findings import GradientThresholds
     from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
-    from hookscope.gradient_sizes import GradientSize
+    from hookscope.hooks import GradientSize
 
 __all__ = ["FIELDS", "PARAMETER_FIELDS", "layer_row", "parameter_row", "table_fields", "totals"]
 

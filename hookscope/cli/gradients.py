@@ -172,7 +172,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 
 def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
     """Whatever can be known to fail is told before a model is loaded."""
-    from hookscope.layers import Selection
+    from hookscope.hooks import Selection
     from hookscope.targets import Target
 
     if options["layers"]:
@@ -238,7 +238,7 @@ def _anomaly(net: LoadedModel, inputs: Any, loss: Loss) -> Anomaly | None:
 
 def _of_layers(net: LoadedModel, report: GradientReport, layers: Sequence[str]) -> tuple[ParameterGradient, ...]:
     """The parameters of the chosen layers, and of all that is in them; all of them where nothing was chosen."""
-    from hookscope.layers import Selection
+    from hookscope.hooks import Selection
 
     if layers in ((), ("all",)):
         return report.parameters

@@ -143,7 +143,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 
 def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[InterventionOptions]:
     """Whatever can be known to fail is told before a model is loaded."""
-    from hookscope.layers import Selection
+    from hookscope.hooks import Selection
     from hookscope.targets import Target
 
     wishes = [InterventionOptions.parse(where, text) for where, text in options["wishes"]]
@@ -178,8 +178,7 @@ def _check_grid(path: str, images: Sequence[str]) -> None:
 
 
 def _types(net: LoadedModel, options: Mapping[str, Any]) -> Sequence[str]:
-    from hookscope.kinds import class_names
-    from hookscope.layers import usual_types
+    from hookscope.hooks import class_names, usual_types
 
     types: Sequence[str] = options["types"] or usual_types(map(class_names, net.model.modules()))
     return types

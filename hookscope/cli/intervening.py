@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from hookscope.cli import output
 from hookscope.cli.options import complete_layers
 from hookscope.errors import UsageError
-from hookscope.layers import Selection
+from hookscope.hooks import Selection
 
 if TYPE_CHECKING:
     from torch import Tensor

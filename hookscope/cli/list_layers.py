@@ -13,7 +13,7 @@ from hookscope.cli.options import chosen_format, format_option, model_argument, 
 from hookscope.findings import counted
 
 if TYPE_CHECKING:
-    from hookscope.layers import LayerCall
+    from hookscope.hooks import LayerCall
     from hookscope.trace import Trace
 
 FIELDS = ("index", "name", "type", "call", "input_shape", "output_shape", "params", "macs", "note")
@@ -40,7 +40,7 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | No
       hookscope list-layers inception_v3 --input-size 299x299 --format json
     """
     from hookscope.cli.output import write_rows
-    from hookscope.layers import usual_types
+    from hookscope.hooks import usual_types
     from hookscope.trace import rows_of_type
 
     size, found = _trace(model, input_size)

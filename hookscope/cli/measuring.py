@@ -92,7 +92,7 @@ def measure(job: MeasureOptions) -> tuple[SavedStatistics, int]:
 
     With ``save`` the file is written every ten seconds and on every way out, so that nothing counted is lost.
     """
-    from hookscope.layers import Selection
+    from hookscope.hooks import Selection
 
     if job.layers:
         Selection(job.layers)
@@ -115,7 +115,7 @@ class _Run:
     next_save: float = 0.0
 
     def __post_init__(self) -> None:
-        from hookscope.layers import Selection
+        from hookscope.hooks import Selection
         from hookscope.survey import StatisticsCollector
         from hookscope.tally import RunningStatistics
 

@@ -124,7 +124,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 
 def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
     """Whatever can be known to fail is told before a model is loaded."""
-    from hookscope.layers import Selection
+    from hookscope.hooks import Selection
     from hookscope.targets import Target
 
     if options["layers"]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.cli.columns import fitting
 from hookscope.cli.output import plain_json
-from hookscope.layers import call_key
+from hookscope.hooks import call_key
 
 if TYPE_CHECKING:
     from hookscope.events import CallRecord, Event, PassRecord
-    from hookscope.layers import Call
-    from hookscope.tensor_facts import Facts, TensorSummary
+    from hookscope.hooks import Call, Facts, TensorSummary
 
 __all__ = ["EVENT_FIELDS", "FIELDS", "as_text", "call_row", "event_row", "left_out", "table", "value_lines"]
 

@@ -84,7 +84,7 @@ def command(
       hookscope verify mobilenet_v3_small --input-size 64 --weights none --format json
       hookscope verify retinanet_resnet50_fpn --layer 'backbone.*' && echo all is true
     """
-    from hookscope.layers import Selection
+    from hookscope.hooks import Selection
 
     Selection(layers)
     if len(images) > 2:

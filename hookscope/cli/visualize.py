@@ -117,7 +117,7 @@ def command(
     """
     from hookscope.colours import palette
     from hookscope.destinations import OutputPath
-    from hookscope.layers import Selection
+    from hookscope.hooks import Selection
     from hookscope.levels import ChannelChoice, Scale
     from hookscope.sheets import Style
 
@@ -186,8 +186,7 @@ def _rows(job: _Job, net: LoadedModel, pictures: ImageFiles) -> Iterator[dict[st
 def _rows_of_one_pass(
     job: _Job, net: LoadedModel, pictures: ImageFiles, read: list[InputImage], only: bool
 ) -> Iterator[dict[str, Any]]:
-    from hookscope.kinds import class_names
-    from hookscope.layers import usual_types
+    from hookscope.hooks import class_names, usual_types
     from hookscope.sheets import draw_sheet
     from hookscope.visualize import run_and_reduce, seen_pictures
 

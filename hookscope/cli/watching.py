@@ -14,7 +14,7 @@ import hookscope
 from hookscope.cli import output
 from hookscope.errors import NonFiniteError
 from hookscope.findings import counted
-from hookscope.layers import Selection
+from hookscope.hooks import Selection
 from hookscope.runs.log import RunLog, read_runs
 from hookscope.system import Script, after_import, check_folder
 

@@ -172,7 +172,7 @@ def _look_of_kernels(
 
 def _check_names(layers: tuple[str, ...]) -> None:
     """Refuse, before the model is loaded, a selection that cannot be read or that counts calls."""
-    from hookscope.layers import Selection
+    from hookscope.hooks import Selection
 
     if layers and Selection(layers).counts and layers != ("all",):
         raise UsageError("--layer of weights takes names", "indices count calls of a pass", "name layers: conv1")

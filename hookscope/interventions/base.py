@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.errors import LayerError, UsageError
 from hookscope.findings import counted
+from hookscope.hooks import Call, channel_axis
 from hookscope.interventions.parts import Ranges, a_type, parse_positions, parse_ranges
-from hookscope.layers import Call
-from hookscope.maps import channel_axis
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,7 +43,7 @@ class Site:
 
     Attributes:
         call: The call that it belongs to.
-        part: Its place in a container, as `hookscope.tensors.tensors_in` names it; empty for a bare tensor.
+        part: Its place in a container, as `hookscope.hooks.tensors.tensors_in` names it; empty for a bare tensor.
         shape: That of the whole tensor.
         axis: Which of its axes has the channels; 0 where there is no axis of images.
         where: What of it is changed, an index into it; None for all.

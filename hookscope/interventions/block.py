@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.errors import LayerError, ModelError, SelectionError, UsageError, nearest
 from hookscope.findings import listed
+from hookscope.hooks import Call, Observer, Selection, channel_axis, is_recomputing, map_tensors, tensors_in
 from hookscope.interventions.base import Change, Intervention, checked
 from hookscope.interventions.pairs import AnyChange, Changes, pairs_of
 from hookscope.interventions.weights import Freeze, Prune, parameter_changed
-from hookscope.layers import Call, Selection
-from hookscope.maps import channel_axis
-from hookscope.observe import Observer, is_recomputing
-from hookscope.tensors import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -6,10 +6,9 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from hookscope.activations import capture
 from hookscope.checkpoints import load_content
 from hookscope.errors import HookscopeError, UsageError, WeightsError
-from hookscope.tensors import map_tensors, tensors_in
+from hookscope.hooks import capture, map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

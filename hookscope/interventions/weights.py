@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.hooks import HookHandles
+from hookscope.hooks import Call, HookHandles
 from hookscope.interventions.base import Change, Intervention, check_number, checked
-from hookscope.layers import Call
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hookscope._version import __version__
 from hookscope.errors import LayerError, NonFiniteError, UsageError, nearest
-from hookscope.layers import Layers
+from hookscope.hooks import Layers
 from hookscope.monitor.layers import Chosen
 from hookscope.monitor.optimizer_steps import Optimizers
 from hookscope.monitor.output import WatcherOutput

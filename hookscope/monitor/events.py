@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hookscope.errors import WriteError, printable
-from hookscope.layers import call_key
+from hookscope.hooks import call_key
 from hookscope.system import StrPath, check_folder, make_folder
 from hookscope.tensorboard import check_installed
 

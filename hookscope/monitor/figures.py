@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.maps import as_float, channel_axis
-from hookscope.tensors import tensors_in
+from hookscope.hooks import as_float, channel_axis, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.kinds import class_names, no_such_type, types_in
-from hookscope.layers import Layers, Selection, matches_type, select_types
+from hookscope.hooks import Layers, Selection, class_names, matches_type, no_such_type, select_types, types_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.layers import call_key
+from hookscope.hooks import call_key
 from hookscope.monitor.figures import is_finite, values_of
 from hookscope.monitor.layers import Layer, is_leaf, own_parameters
 

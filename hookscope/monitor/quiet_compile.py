@@ -28,7 +28,7 @@ class QuietCompile:
 
     Example:
         >>> import torch
-        >>> from hookscope.hooks import Door
+        >>> from hookscope.hooks.registration import Door
         >>> modules, hook = torch.nn.modules.module, lambda module, args: None
         >>> quiet = QuietCompile((hook,))
         >>> with Door() as door:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hookscope.batchnorm import BATCH_NORMS
-from hookscope.kinds import class_names
-from hookscope.layers import call_key
+from hookscope.hooks import call_key, class_names
 from hookscope.monitor.figures import BatchMoments, DeferredScalars, OutputSums, output_sums, values_of
 from hookscope.monitor.layers import Layer
 from hookscope.monitor.roots import Pass

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookscope.findings import counted
-from hookscope.layers import call_key
+from hookscope.hooks import call_key
 from hookscope.runs.consequences import consequences, consequences_words
 from hookscope.runs.few_samples import few_samples
 from hookscope.runs.judges import RULES, LayerContext, Rule

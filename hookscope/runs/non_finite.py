@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hookscope.findings import counted
-from hookscope.layers import call_key
+from hookscope.hooks import call_key
 from hookscope.runs.meanings import MEANINGS, TO_KNOW_THE_OPERATION
 from hookscope.runs.series import LayerSeries, LossSeries, RunSeries
 from hookscope.runs.timed import TimedFinding, step_words, when_words

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from hookscope.layers import call_key
+from hookscope.hooks import call_key
 
 if TYPE_CHECKING:
     import numpy as np

@@ -63,7 +63,7 @@ def drawing(model, image):
 
     import hookscope
     from hookscope.activity import reduce_output
-    from hookscope.layers import Call
+    from hookscope.hooks.selection import Call
     from hookscope.pictures import write_png
     from hookscope.sheets import Origin, draw_sheet
 

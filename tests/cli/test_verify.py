@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import hookscope.activations
+import hookscope.hooks.activations
 from hookscope.cli import main as cli, process
 from hookscope.cli.verify import FIELDS
 
@@ -99,7 +99,9 @@ def test_every_leaf_is_the_default_and_a_type_narrows_it(run: Run) -> None:
 
 
 def test_the_first_difference_ends_it_with_status_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hookscope.activations, "keep_and_hand_on", lambda module, args, kwargs, output: (output, None))
+    monkeypatch.setattr(
+        hookscope.hooks.activations, "keep_and_hand_on", lambda module, args, kwargs, output: (output, None)
+    )
     status, out, errors = run("--format", "ndjson")
     assert status == 3
     (row,) = rows(out)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, UsageError
+from hookscope.hooks.selection import Call
 from hookscope.interventions import Clamp, Freeze, Intervention, Noise, Patch, Prune, Quantize, Scale, Zero
 from hookscope.interventions.base import Site, checked, laid_out_like, replaced
-from hookscope.layers import Call
 
 CALL = Call("layer", "Conv2d", 0, 0)
 PLACES = [

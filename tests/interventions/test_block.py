@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import drop_block2d
 
-from hookscope.activations import capture
 from hookscope.errors import LayerError, ModelError, SelectionError, UsageError
+from hookscope.hooks.activations import capture
+from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.interventions import (
     Clamp,
     DropBlock,
@@ -37,7 +38,6 @@ from hookscope.interventions import (
     Zero,
     intervene,
 )
-from hookscope.untouched import ModelSnapshot
 
 X = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import UsageError
+from hookscope.hooks.selection import Call
 from hookscope.interventions import Clamp, Intervention, Noise, Permute, Quantize, Scale, Zero
-from hookscope.layers import Call
 
 CALL = Call("layer", "Conv2d", 0, 0)
 

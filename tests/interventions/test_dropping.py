@@ -11,6 +11,7 @@ from torchvision.models import resnet18
 from torchvision.ops import drop_block2d, drop_block3d
 
 from hookscope.errors import UsageError
+from hookscope.hooks.selection import Call
 from hookscope.interventions import (
     DropBlock,
     DropBlock2d,
@@ -21,7 +22,6 @@ from hookscope.interventions import (
     LinearSchedule,
     intervene,
 )
-from hookscope.layers import Call
 
 CALL = Call("layer", "Conv2d", 0, 0)
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18, vgg11
 
-from hookscope.activations import capture
 from hookscope.errors import LayerError, UsageError
+from hookscope.hooks.activations import capture
+from hookscope.hooks.selection import Call
 from hookscope.interventions import Mean, Patch, Steer, intervene
-from hookscope.layers import Call
 
 CALL = Call("layer", "Conv2d", 0, 0)
 

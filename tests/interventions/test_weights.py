@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from hookscope.errors import LayerError, ModelError, UsageError
+from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.interventions import (
     Clamp,
     Dropout,
@@ -25,7 +26,6 @@ from hookscope.interventions import (
     Zero,
     intervene,
 )
-from hookscope.untouched import ModelSnapshot
 
 X = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(1))
 

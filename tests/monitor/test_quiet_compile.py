@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as modules
 
-from hookscope.hooks import HookHandles
+from hookscope.hooks.registration import HookHandles
 from hookscope.monitor import Monitor
 
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError
-from hookscope.hooks import check_hookable
-from hookscope.tensors import map_tensors, tensors_in
-from hookscope.untouched import random_states_kept
+from hookscope.hooks.model_state import random_states_kept
+from hookscope.hooks.registration import check_hookable
+from hookscope.hooks.tensors import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import LayerError, ModelError, SelectionError
-from hookscope.tensors import map_tensors, tensors_in
+from hookscope.hooks.tensors import map_tensors, tensors_in
 
 HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import NoMapError
-from hookscope.tensors import tensors_in
+from hookscope.hooks.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

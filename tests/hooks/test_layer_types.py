@@ -9,7 +9,14 @@ import pytest
 from torch import nn
 
 from hookscope.errors import LayerError
-from hookscope.kinds import class_names, describe_types, is_leaf, layers_with_weights, no_such_type, types_in
+from hookscope.hooks.layer_types import (
+    class_names,
+    describe_types,
+    is_leaf,
+    layers_with_weights,
+    no_such_type,
+    types_in,
+)
 
 
 def small() -> nn.Sequential:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hookscope.layers import Shape
+from hookscope.hooks.selection import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor

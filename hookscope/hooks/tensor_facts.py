@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.tensors import tensors_in
+from hookscope.hooks.tensors import tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor

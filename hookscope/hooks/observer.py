@@ -10,9 +10,9 @@ from types import FrameType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.errors import LayerError
-from hookscope.hooks import HookHandles, StopForward, check_hookable
-from hookscope.kinds import class_names, is_leaf, no_such_type, types_in
-from hookscope.layers import Call, Layers, Selection, matches_type, select_types
+from hookscope.hooks.layer_types import class_names, is_leaf, no_such_type, types_in
+from hookscope.hooks.registration import HookHandles, StopForward, check_hookable
+from hookscope.hooks.selection import Call, Layers, Selection, matches_type, select_types
 
 if TYPE_CHECKING:
     from torch import nn

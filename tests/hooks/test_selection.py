@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hookscope.errors import LayerError, SelectionError
-from hookscope.layers import Call, Selection, call_key, matches_type, select_types
+from hookscope.hooks.selection import Call, Selection, call_key, matches_type, select_types
 
 # ten calls as a pass would show them: (name, call, index)
 CALLS = [

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import ModelError
-from hookscope.hooks import HookHandles, StopForward, check_hookable, hook_tensor, other_hooks_set_aside
+from hookscope.hooks.registration import HookHandles, StopForward, check_hookable, hook_tensor, other_hooks_set_aside
 
 TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
 

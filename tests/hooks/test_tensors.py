@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 from torchvision.models.detection.image_list import ImageList
 
-from hookscope.tensors import map_tensors, shape_of, shares_storage, storage_key, storage_keys, tensors_in
+from hookscope.hooks.tensors import map_tensors, shape_of, shares_storage, storage_key, storage_keys, tensors_in
 
 ONE, TWO = torch.tensor([1.0]), torch.tensor([2.0, 2.0])
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.tensor_facts import TensorSummary, facts_of
+from hookscope.hooks.tensor_facts import TensorSummary, facts_of
 
 
 def facts(tensor: Tensor, most: int = 0) -> TensorSummary:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from hookscope.by_call import CallMapping
 from hookscope.errors import LayerError, nearest
-from hookscope.hooks import hook_tensor
-from hookscope.layers import Call
-from hookscope.observe import PassProgress
-from hookscope.tensors import map_tensors, tensors_in
+from hookscope.hooks.captured import CallMapping
+from hookscope.hooks.observer import PassProgress
+from hookscope.hooks.registration import hook_tensor
+from hookscope.hooks.selection import Call
+from hookscope.hooks.tensors import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     import torch

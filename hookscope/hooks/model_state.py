@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.differences import largest_difference
+from hookscope.hooks.differences import largest_difference
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from hookscope.errors import LayerError, ModelError, SelectionError
-from hookscope.hooks import StopForward
-from hookscope.observe import Observer
+from hookscope.hooks.observer import Observer
+from hookscope.hooks.registration import StopForward
 
 X = torch.ones(1, 1, 2, 2)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hookscope import values as module
-from hookscope.values import value_numbers
+from hookscope.hooks import values as module
+from hookscope.hooks.values import value_numbers
 
 
 @pytest.mark.parametrize("piece", [7, 1 << 18])

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import PatchMerging, SwinTransformerBlock
 
 from hookscope.errors import NoMapError
-from hookscope.maps import InputSize, Maps, by_channel, channel_axis, channels_last, feature_maps, token_grid
+from hookscope.hooks.feature_maps import (
+    InputSize,
+    Maps,
+    by_channel,
+    channel_axis,
+    channels_last,
+    feature_maps,
+    token_grid,
+)
 
 SQUARE = InputSize(224, 224)
 

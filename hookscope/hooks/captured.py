@@ -7,8 +7,8 @@ from operator import index as as_index
 from typing import Any
 
 from hookscope.errors import LayerError, nearest
-from hookscope.layers import Call
-from hookscope.observe import PassProgress
+from hookscope.hooks.observer import PassProgress
+from hookscope.hooks.selection import Call
 
 __all__ = ["CallMapping"]
 

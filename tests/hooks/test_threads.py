@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hookscope.threads import one_thread
+from hookscope.hooks.threads import one_thread
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

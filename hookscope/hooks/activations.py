@@ -8,11 +8,11 @@ from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hookscope.by_call import CallMapping
-from hookscope.captured_gradients import Gradients
-from hookscope.layers import Call, Layers
-from hookscope.observe import Observer, PassProgress
-from hookscope.tensors import map_tensors, shares_storage, storage_keys, tensors_in
+from hookscope.hooks.captured import CallMapping
+from hookscope.hooks.captured_gradients import Gradients
+from hookscope.hooks.observer import Observer, PassProgress
+from hookscope.hooks.selection import Call, Layers
+from hookscope.hooks.tensors import map_tensors, shares_storage, storage_keys, tensors_in
 
 if TYPE_CHECKING:
     import torch

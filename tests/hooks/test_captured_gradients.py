@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import LayerError
-from hookscope.hooks import HookHandles
-from hookscope.tensors import tensors_in
+from hookscope.hooks.registration import HookHandles
+from hookscope.hooks.tensors import tensors_in
 
 HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.differentiable import differentiable, leaf_tensors, leaves_of, passed_on
 from hookscope.errors import ModelError
-from hookscope.untouched import ModelSnapshot
+from hookscope.hooks.grad_mode import differentiable, leaf_tensors, leaves_of, passed_on
+from hookscope.hooks.model_state import ModelSnapshot
 
 
 @pytest.fixture(autouse=True)

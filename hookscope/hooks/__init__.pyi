@@ -1,0 +1,74 @@
+from .activations import (
+    Activations as Activations,
+    SaveOutput as SaveOutput,
+    capture as capture,
+    keep_and_hand_on as keep_and_hand_on,
+)
+from .differences import (
+    largest_difference as largest_difference,
+    largest_value as largest_value,
+    same_bits as same_bits,
+)
+from .grad_mode import (
+    buffers_kept as buffers_kept,
+    differentiable as differentiable,
+    leaf_tensors as leaf_tensors,
+    leaves_of as leaves_of,
+    passed_on as passed_on,
+)
+from .feature_maps import (
+    MOST_ITEMS as MOST_ITEMS,
+    InputSize as InputSize,
+    Maps as Maps,
+    as_float as as_float,
+    by_channel as by_channel,
+    channel_axis as channel_axis,
+    feature_maps as feature_maps,
+)
+from .gradient_sizes import (
+    GradientSize as GradientSize,
+    norm_and_nonfinite as norm_and_nonfinite,
+    size_of as size_of,
+    total_norm as total_norm,
+)
+from .layer_types import (
+    class_names as class_names,
+    is_leaf as is_leaf,
+    layers_with_weights as layers_with_weights,
+    no_such_type as no_such_type,
+    types_in as types_in,
+)
+from .model_state import (
+    ModelSnapshot as ModelSnapshot,
+    StateChange as StateChange,
+    random_states as random_states,
+    random_states_kept as random_states_kept,
+)
+from .observer import Observer as Observer, is_recomputing as is_recomputing
+from .registration import (
+    HookHandles as HookHandles,
+    check_hookable as check_hookable,
+    hook_tensor as hook_tensor,
+    other_hooks_set_aside as other_hooks_set_aside,
+)
+from .selection import (
+    ACTIVATION_FUNCTIONS as ACTIVATION_FUNCTIONS,
+    Call as Call,
+    LayerCall as LayerCall,
+    Layers as Layers,
+    Selection as Selection,
+    Shape as Shape,
+    call_key as call_key,
+    matches_type as matches_type,
+    select_types as select_types,
+    usual_types as usual_types,
+)
+from .tensor_facts import Facts as Facts, TensorSummary as TensorSummary, facts_of as facts_of
+from .tensors import (
+    map_tensors as map_tensors,
+    shape_of as shape_of,
+    storage_key as storage_key,
+    tensors_in as tensors_in,
+)
+from .threads import one_thread as one_thread
+from .values import value_numbers as value_numbers
