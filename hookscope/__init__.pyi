@@ -2,7 +2,6 @@ from . import interventions as interventions
 from ._version import __version__ as __version__
 from .ablation import ablate_each as ablate_each
 from .cam import ClassActivationMap as ClassActivationMap, class_activation_maps as class_activation_maps
-from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .effects import intervention_effect as intervention_effect
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
 from .events import trace_events as trace_events
@@ -29,7 +28,12 @@ from .hooks import (
 from .images import open_image as open_image
 from .interventions import intervene as intervene
 from .losses import Loss as Loss
-from .models import LoadedModel as LoadedModel, load_model as load_model
+from .models import (
+    LoadedModel as LoadedModel,
+    ModelInfo as ModelInfo,
+    find_models as find_models,
+    load_model as load_model,
+)
 from .monitor import Monitor as Monitor
 from .parameters import parameter_statistics as parameter_statistics
 from .readback import read_sheet as read_sheet

@@ -13,9 +13,9 @@ from hookscope.grids import FRAME_GAP, LEAST_CELL, MOST_PIXELS, Grid, draw_grid,
 from hookscope.hooks import Layers, one_thread
 from hookscope.lettering import text_pixels, wrapped
 from hookscope.levels import ChannelChoice, Scale, Tiles, reduce_maps
+from hookscope.models import package_versions
 from hookscope.pages import MARGIN
 from hookscope.parameters import layers_named
-from hookscope.registry import package_versions
 from hookscope.sheets import Style
 
 if TYPE_CHECKING:

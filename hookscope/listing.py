@@ -6,8 +6,8 @@ from typing import Any
 
 from hookscope.errors import InputError
 from hookscope.hooks import Shape
+from hookscope.models import package_versions
 from hookscope.recorder import TracedCall
-from hookscope.registry import package_versions
 from hookscope.system import cache
 from hookscope.trace import Trace, TracedLayer, trace
 
@@ -20,7 +20,7 @@ def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
     """The input size and the trace of the model ``name``, from the cache where it is there.
 
     Args:
-        name: One of `hookscope.registry.model_names`.
+        name: One of `hookscope.models.names.model_names`.
         input_size: ``(H, W)``; None for what the model is made for.
 
     Raises:
@@ -53,8 +53,7 @@ def _key(name: str, input_size: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def _traced(name: str, input_size: tuple[int, int] | None) -> Listing:
-    from hookscope.inputs import example_inputs, family_of
-    from hookscope.torchvision_models import build_listed, build_real, listing_size
+    from hookscope.models import build_listed, build_real, example_inputs, family_of, listing_size
 
     model = build_listed(name)
     size = input_size or listing_size(name, model)

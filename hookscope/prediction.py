@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.run import model_errors_as_input_errors
+from hookscope.models import model_errors_as_input_errors
 from hookscope.scores import Prediction, check_family, class_scores, one_picture, predictions
 from hookscope.targets import Target
 
@@ -36,7 +36,7 @@ def predict(
 
     Example:
         >>> import torch
-        >>> from hookscope.models import load_model
+        >>> from hookscope.models.load import load_model
         >>> net = load_model("squeezenet1_1", weights="none", device="cpu", input_size=(32, 32))
         >>> [found] = predict(net, [torch.zeros(3, 32, 32)], Target("tench"))
         >>> found.index, found.label, 0 < found.probability < 1

@@ -12,8 +12,8 @@ from hookscope import colours
 from hookscope.activity import ActivationSummary, Part
 from hookscope.grids import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
 from hookscope.hooks import Call, Shape
+from hookscope.models import package_versions
 from hookscope.pages import LEAST_WIDTH, MARGIN, Page, colour_bar
-from hookscope.registry import package_versions
 
 if TYPE_CHECKING:
     from PIL import Image

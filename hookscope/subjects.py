@@ -25,7 +25,7 @@ class OverlaySource:
 
     Attributes:
         photograph: RGB.
-        box: ``(left, top, right, bottom)`` in pixels of it that the network saw, see `hookscope.crops.seen_box`.
+        box: ``(left, top, right, bottom)`` in pixels of it that the network saw, see `hookscope.models.crops.seen_box`.
         origin: Model, weights, picture and preprocessing.
     """
 

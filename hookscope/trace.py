@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.dry import meta_forward
 from hookscope.errors import InputError, ModelError
 from hookscope.hooks import (
     HookHandles,
@@ -23,6 +22,7 @@ from hookscope.hooks import (
     select_types,
     tensors_in,
 )
+from hookscope.models import meta_forward
 from hookscope.recorder import Recorder, TracedCall
 
 if TYPE_CHECKING:
@@ -259,6 +259,6 @@ def list_layers(
         >>> rows[0].name, rows[0].output_shape, rows[0].macs
         ('0', (1, 8, 7, 7), 10976)
     """
-    from hookscope.inputs import example_inputs
+    from hookscope.models import example_inputs
 
     return rows_of_type(trace(model, example_inputs(model, input_size) if inputs is None else inputs), types)

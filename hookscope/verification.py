@@ -56,7 +56,7 @@ def verify(
     6. ``shapes``: `hookscope.trace.trace`, which ``list-layers`` prints, tells the calls and shapes of the real pass.
 
     Args:
-        net: What `hookscope.models.load_model` returned.
+        net: What `hookscope.models.load.load_model` returned.
         pictures: Prepared pictures, as `noise_pictures` or ``net.preprocess`` make them: one, or two for optical flow.
         layers: A selection, see `hookscope.hooks.selection.Selection`.
         types: Class names that indices count; every leaf by default.
@@ -66,7 +66,7 @@ def verify(
         InputError: when the model refuses the pictures.
 
     Example:
-        >>> from hookscope.models import load_model
+        >>> from hookscope.models.load import load_model
         >>> net = load_model("squeezenet1_1", weights="none", input_size=(32, 32))
         >>> [(check.name, check.holds) for check in verify(net, noise_pictures(net))][:2]
         [('feature-extractor', True), ('re-computation', True)]

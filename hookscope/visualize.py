@@ -10,7 +10,7 @@ from hookscope.activity import ActivationSummary, reduce_output
 from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.hooks import Call, InputSize, Layers, Observer
 from hookscope.levels import ChannelChoice, Scale
-from hookscope.run import model_errors_as_input_errors
+from hookscope.models import model_errors_as_input_errors
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -17,7 +17,7 @@ from hookscope.errors import LayerError, ModelError, TargetError, UsageError
 from hookscope.events import EVENTS, PassRecord, trace_events
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.losses import Loss
-from hookscope.models import load_model
+from hookscope.models.load import load_model
 from hookscope.trace import list_layers
 from hookscope.witness import noise_pictures
 

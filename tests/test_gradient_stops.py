@@ -255,7 +255,7 @@ def test_a_reentrant_checkpoint_is_refused_not_explained_away(look: Any) -> None
 
 
 def test_googlenets_idle_heads() -> None:
-    from hookscope.models import load_model
+    from hookscope.models.load import load_model
 
     net = load_model("googlenet", "none", device="cpu")
     (stop,) = gradient_stops(net.model, torch.rand(1, 3, 32, 32))

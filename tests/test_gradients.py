@@ -357,7 +357,7 @@ def test_spoiled_activations_are_counted() -> None:
 
 @pytest.mark.parametrize(("name", "size"), [("squeezenet1_1", 32), ("mobilenet_v3_small", 32)])
 def test_torchvision_models_as_autograd_says(name: str, size: int) -> None:
-    from hookscope.models import load_model
+    from hookscope.models.load import load_model
 
     net = load_model(name, "none", device="cpu", input_size=(size, size))
     x = picture(1, 3, size, size)

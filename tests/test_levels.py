@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookscope import colours
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
-from hookscope.hooks.feature_maps import as_float
+from hookscope.hooks.maps import as_float
 from hookscope.levels import ChannelChoice, Scale, finite_extremes, reduce_maps
 
 TOP = colours.LEVELS - 1

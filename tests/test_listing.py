@@ -15,7 +15,7 @@ import pytest
 from hookscope import listing
 from hookscope.errors import InputError, ModelError
 from hookscope.listing import cached_listing, listing as listed
-from hookscope.registry import model_names
+from hookscope.models.names import model_names
 from hookscope.system import cache
 from hookscope.trace import rows_of_type
 
@@ -131,7 +131,7 @@ def test_a_size_that_is_too_small_builds_no_real_model(monkeypatch: pytest.Monke
     def never(name: str) -> Any:
         raise AssertionError("a model of gigabytes, for an error")
 
-    monkeypatch.setattr("hookscope.torchvision_models.build_real", never)
+    monkeypatch.setattr("hookscope.models.from_torchvision.build_real", never)
     with pytest.raises(InputError, match="Wrong image height! Expected 224 but got 100"):
         listed("vit_h_14", (100, 224))
 

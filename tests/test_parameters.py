@@ -197,7 +197,7 @@ def test_bad_thresholds(wrong: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "efficientnet_b0", "mnasnet0_5", "raft_small"])
 def test_random_models_have_neither_dead_nor_duplicate_filters(name: str) -> None:
-    from hookscope.models import load_model
+    from hookscope.models.load import load_model
 
     rows = parameter_statistics(load_model(name, weights="none", device="cpu").model)
     assert not [row.name for row in rows if row.dead_filters or row.duplicate_filters or row.collapsed]

@@ -16,7 +16,7 @@ import hookscope
 from hookscope import colours
 from hookscope.activity import reduce_output
 from hookscope.errors import ImageError
-from hookscope.hooks.feature_maps import InputSize, feature_maps
+from hookscope.hooks.maps import InputSize, feature_maps
 from hookscope.hooks.selection import Call
 from hookscope.levels import ChannelChoice, Scale
 from hookscope.pictures import write_png

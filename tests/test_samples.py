@@ -61,7 +61,7 @@ def test_classes_are_drawn_in_turn_or_as_asked(scripts):
 
 
 def test_the_file_is_small_and_says_what_was_measured():
-    from hookscope.descriptions import read_description
+    from hookscope.models.metadata import read_description
 
     file = FOLDER / "shapes.safetensors"
     assert file.stat().st_size <= 1.5e6

@@ -14,8 +14,8 @@ import torchvision
 from torch import Tensor, nn
 
 from hookscope.errors import CategoriesError, ModelError, TargetError, UsageError
-from hookscope.inputs import example_inputs, family_of
-from hookscope.models import load_model
+from hookscope.models.inputs import example_inputs, family_of
+from hookscope.models.load import load_model
 from hookscope.scores import (
     Prediction,
     check_categories,

@@ -15,7 +15,7 @@ from torch import nn
 from hookscope import colours, pages, sheets
 from hookscope.activity import reduce_output
 from hookscope.errors import UsageError
-from hookscope.hooks.feature_maps import InputSize
+from hookscope.hooks.maps import InputSize
 from hookscope.hooks.selection import Call
 from hookscope.lettering import text_pixels
 from hookscope.levels import ChannelChoice, Scale

@@ -16,10 +16,10 @@ from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks.layer_types import is_leaf
 from hookscope.hooks.registration import HookHandles
 from hookscope.hooks.tensors import shape_of
-from hookscope.inputs import example_inputs
+from hookscope.models.from_torchvision import build_listed, build_real, listing_size
+from hookscope.models.inputs import example_inputs
+from hookscope.models.names import torchvision_names
 from hookscope.recorder import count_macs
-from hookscope.registry import torchvision_names
-from hookscope.torchvision_models import build_listed, build_real, listing_size
 from hookscope.trace import Trace, list_layers, rows_of_type, trace
 
 SMALL = {

@@ -23,10 +23,10 @@ from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks.activations import capture
 from hookscope.hooks.differences import largest_difference, same_bits
 from hookscope.hooks.model_state import ModelSnapshot, StateChange, random_states, random_states_kept
-from hookscope.inputs import family_of
-from hookscope.models import LoadedModel, load_model
+from hookscope.models.inputs import family_of
+from hookscope.models.load import LoadedModel, load_model
+from hookscope.models.preprocess import Preprocess
 from hookscope.node_by_node import Edge, run_fx_graph
-from hookscope.preprocess import Preprocess
 from hookscope.verification import Check, noise_pictures, verify
 
 NAMES = ["feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"]

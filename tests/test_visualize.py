@@ -12,11 +12,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.errors import InputError, LayerError, NoMapError, UsageError
-from hookscope.inputs import family_of
 from hookscope.levels import ChannelChoice, Scale
-from hookscope.models import LoadedModel, load_model
-from hookscope.preprocess import Preprocess
-from hookscope.run import model_errors_as_input_errors
+from hookscope.models.inputs import family_of
+from hookscope.models.load import LoadedModel, load_model
+from hookscope.models.preprocess import Preprocess
+from hookscope.models.run import model_errors_as_input_errors
 from hookscope.visualize import run_and_reduce, seen_pictures
 
 

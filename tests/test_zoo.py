@@ -20,7 +20,7 @@ from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.tensors import map_tensors, tensors_in
 from hookscope.interventions import DropBlock, Dropout, Noise, Patch, Prune, Scale, Zero
 from hookscope.interventions.sources import activations_at
-from hookscope.models import LoadedModel, load_model
+from hookscope.models.load import LoadedModel, load_model
 
 # the side of a picture that a model runs on and is quick with
 CLASSIFICATION = {

@@ -26,7 +26,7 @@ def ablate(one: ModelAndImages, changes: list[tuple[str, Any]], options: Mapping
     from hookscope.ablation import ablate_each
     from hookscope.effects import from_the_start
     from hookscope.interventions import intervene
-    from hookscope.run import model_errors_as_input_errors
+    from hookscope.models import model_errors_as_input_errors
 
     model, categories = one.net.model, categories_of(one.net, options["categories"])
     with ExitStack() as stack:

@@ -189,7 +189,7 @@ def _row(one: Explanation, found: ClassActivationMap, file: str, fuse: bool) -> 
 def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: str) -> list[ClassActivationMap]:
     from hookscope.cam import class_activation_maps
     from hookscope.hooks import class_names, usual_types
-    from hookscope.run import model_errors_as_input_errors
+    from hookscope.models import model_errors_as_input_errors
 
     net, inputs = one.net, one.net.inputs(one.tensor)
     types = wish.types or usual_types(map(class_names, net.model.modules()))
@@ -220,8 +220,8 @@ def _write_sheet(one: Explanation, wish: _Wish, sheet: str, maps: list[ClassActi
     """The page of several classes and layers; what was not chosen is chosen here."""
     from hookscope.cam import landmark_layers
     from hookscope.cam_pages import draw_sheet
+    from hookscope.models import model_errors_as_input_errors
     from hookscope.pictures import write_png
-    from hookscope.run import model_errors_as_input_errors
 
     layers: Sequence[str] = wish.layers
     if not layers:

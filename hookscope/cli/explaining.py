@@ -237,7 +237,7 @@ def _rows(
 def _prepared(
     plan: ExplainOptions, net: LoadedModel, photographs: ImageFiles, path: str, categories: tuple[str, ...] | None
 ) -> Explanation:
-    from hookscope.crops import seen_box
+    from hookscope.models import seen_box
     from hookscope.sheets import Origin
     from hookscope.subjects import OverlaySource
 

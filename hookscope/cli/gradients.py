@@ -214,7 +214,7 @@ def _measure(
     from hookscope.gradient_findings import anything_unreached, diagnose_gradients
     from hookscope.gradient_stops import gradient_stops
     from hookscope.gradients import layer_gradients
-    from hookscope.run import model_errors_as_input_errors
+    from hookscope.models import model_errors_as_input_errors
 
     layers, types = options["layers"] or None, options["types"] or None
     change = changes.of(net.model, net.name) if changes else None
@@ -269,7 +269,7 @@ def _draw(
 ) -> None:
     from hookscope.figures import figure_bytes, plot_suffix
     from hookscope.gradient_figure import gradient_figure
-    from hookscope.registry import package_versions
+    from hookscope.models import package_versions
     from hookscope.system import write_atomically
 
     heading = f"{net.name}   weights: {net.weights}"

@@ -117,7 +117,7 @@ def _list_content(source: str) -> bytes:
 class Losses:
     """What a run loses: each lost image in a line on standard error and counted, and the notes on the others.
 
-    `lost` and `note` are what `hookscope.loading.load_batches` takes as ``on_lost`` and ``on_note``.
+    `lost` and `note` are what `hookscope.models.batches.load_batches` takes as ``on_lost`` and ``on_note``.
 
     Attributes:
         count: How many images were lost.

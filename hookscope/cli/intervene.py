@@ -197,7 +197,7 @@ def _compare(
 ) -> None:
     """Both passes, what moved between them, and where it is written."""
     from hookscope.effects import intervention_effect
-    from hookscope.run import model_errors_as_input_errors
+    from hookscope.models import model_errors_as_input_errors
 
     asked = _asks_for_classes(options)
     keep = _kept(one, wishes, options) if options["grid"] is not None else None

@@ -128,7 +128,7 @@ def _activations(
     """What the calls in question put out for each of some pictures."""
     from hookscope.images import read_picture
     from hookscope.interventions.sources import activations_at
-    from hookscope.run import model_errors_as_input_errors
+    from hookscope.models import model_errors_as_input_errors
 
     names = [name for name, _ in net.model.named_parameters(remove_duplicate=False)]
     if wish.where in names:

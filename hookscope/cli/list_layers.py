@@ -52,7 +52,7 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | No
 
 def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, int], Trace]:
     from hookscope.listing import cached_listing, listing
-    from hookscope.registry import check_model_name
+    from hookscope.models import check_model_name
 
     if ":" not in model and (found := cached_listing(model, input_size)) is not None:
         return found
@@ -61,8 +61,7 @@ def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, i
     process.import_torch()
     if ":" not in model:
         return listing(model, input_size)
-    from hookscope.inputs import example_inputs, native_size
-    from hookscope.models import load_model
+    from hookscope.models import example_inputs, load_model, native_size
     from hookscope.trace import trace
 
     with process.prints_to_standard_error():

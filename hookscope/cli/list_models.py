@@ -7,13 +7,13 @@ import sys
 
 import click
 
-from hookscope import catalogue
 from hookscope.cli.options import chosen_format, format_option
 from hookscope.cli.output import write_rows
+from hookscope.models import ModelInfo, find_models
 
 __all__ = ["command"]
 
-FIELDS = [field.name for field in dataclasses.fields(catalogue.ModelInfo)]
+FIELDS = [field.name for field in dataclasses.fields(ModelInfo)]
 
 
 @click.command("list-models")
@@ -48,6 +48,6 @@ def command(pattern: str | None, format: str | None) -> None:
 
     A number that is not stated is "-" in a table, empty in tsv and csv, and null in JSON.
     """
-    models = catalogue.find_models(pattern)
+    models = find_models(pattern)
     total = f"{len(models)} model{'' if len(models) == 1 else 's'}"
     write_rows(map(dataclasses.asdict, models), FIELDS, chosen_format(format), sys.stdout, [total])

@@ -25,8 +25,7 @@ from hookscope.cli.process import (
     warnings_as_notes,
 )
 from hookscope.errors import HookscopeError, WriteError, near_misses
-from hookscope.installation import broken_pair, missing_package
-from hookscope.registry import package_versions
+from hookscope.models import broken_pair, missing_package, package_versions
 
 __all__ = ["COMMANDS", "CommandGroup", "cli", "main"]
 

@@ -29,8 +29,7 @@ from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.findings import counted
 
 if TYPE_CHECKING:
-    from hookscope.loading import Batch
-    from hookscope.models import LoadedModel
+    from hookscope.models import Batch, LoadedModel
     from hookscope.saved_statistics import SavedStatistics, Source
     from hookscope.survey import StatisticsCollector
     from hookscope.tally import RunningStatistics
@@ -163,7 +162,7 @@ class _Run:
     def _measure(self) -> None:
         import torch
 
-        from hookscope.loading import load_batches
+        from hookscope.models import load_batches
 
         job, first = self.job, self.done
         left = job.paths[first:]
@@ -189,7 +188,7 @@ class _Run:
         self.losses.finish()
 
     def _pass(self, batch: Batch, first: int) -> None:
-        from hookscope.run import model_errors_as_input_errors
+        from hookscope.models import model_errors_as_input_errors
         from hookscope.tally import RunningStatistics
 
         positions = [first + position for position in batch.positions]

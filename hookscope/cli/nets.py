@@ -21,8 +21,8 @@ def load_net(
     preprocess: str = "weights",
     input_size: tuple[int, int] | None = None,
 ) -> LoadedModel:
-    """What `hookscope.models.load_model` makes of these options; a misspelt name is told before torch is imported."""
-    from hookscope.registry import check_model_name
+    """What `hookscope.models.load.load_model` makes of these options; a misspelt name is told before torch is imported."""
+    from hookscope.models import check_model_name
 
     if ":" not in model:
         check_model_name(model)

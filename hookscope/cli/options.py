@@ -60,7 +60,7 @@ class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
 
 def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of torchvision's models and of those that ship, without importing torch."""
-    from hookscope.registry import model_names
+    from hookscope.models import model_names
 
     return [CompletionItem(name) for name in model_names() if name.startswith(incomplete)]
 

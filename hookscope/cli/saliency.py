@@ -106,7 +106,7 @@ def _rows(one: Explanation, method: str, settings: Settings) -> Iterator[dict[st
 
 
 def _maps(one: Explanation, method: str, settings: Settings) -> list[Saliency]:
-    from hookscope.run import model_errors_as_input_errors
+    from hookscope.models import model_errors_as_input_errors
     from hookscope.saliency import saliency_maps
 
     inputs = one.net.inputs(one.tensor)

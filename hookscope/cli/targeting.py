@@ -44,9 +44,7 @@ def _one_word(name: str) -> str:
 
 
 def _known_names(ctx: click.Context) -> tuple[str, ...]:
-    from hookscope.descriptions import Description, read_description
-    from hookscope.registry import class_names_of
-    from hookscope.shipped import BUNDLED, weights_path
+    from hookscope.models import BUNDLED, Description, class_names_of, read_description, weights_path
 
     given: tuple[str, ...] | None = ctx.params.get("categories")
     if given:

@@ -155,7 +155,7 @@ def _loss(net: LoadedModel, options: Mapping[str, Any]) -> Loss | None:
 
 def _trace(net: LoadedModel, pictures: list[Tensor], loss: Loss | None, options: Mapping[str, Any]) -> PassRecord:
     from hookscope.events import trace_events
-    from hookscope.run import model_errors_as_input_errors
+    from hookscope.models import model_errors_as_input_errors
 
     layers, events = options["layers"], options["events"]
     types = options["types"] or (("*",) if events and not layers else ("all",))

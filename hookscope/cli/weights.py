@@ -212,7 +212,7 @@ def _write_plot(
     path: str, net: LoadedModel, rows: Sequence[ParameterStatistics], findings: Sequence[Finding], totals: Sequence[str]
 ) -> None:
     from hookscope.figures import figure_bytes, plot_suffix
-    from hookscope.registry import package_versions
+    from hookscope.models import package_versions
     from hookscope.system import write_atomically
     from hookscope.weights_figure import weights_figure
 

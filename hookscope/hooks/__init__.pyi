@@ -16,15 +16,6 @@ from .grad_mode import (
     leaves_of as leaves_of,
     passed_on as passed_on,
 )
-from .feature_maps import (
-    MOST_ITEMS as MOST_ITEMS,
-    InputSize as InputSize,
-    Maps as Maps,
-    as_float as as_float,
-    by_channel as by_channel,
-    channel_axis as channel_axis,
-    feature_maps as feature_maps,
-)
 from .gradient_sizes import (
     GradientSize as GradientSize,
     norm_and_nonfinite as norm_and_nonfinite,
@@ -37,6 +28,15 @@ from .layer_types import (
     layers_with_weights as layers_with_weights,
     no_such_type as no_such_type,
     types_in as types_in,
+)
+from .maps import (
+    MOST_ITEMS as MOST_ITEMS,
+    InputSize as InputSize,
+    Maps as Maps,
+    as_float as as_float,
+    by_channel as by_channel,
+    channel_axis as channel_axis,
+    feature_maps as feature_maps,
 )
 from .model_state import (
     ModelSnapshot as ModelSnapshot,

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from hookscope.checkpoints import load_content
 from hookscope.errors import HookscopeError, UsageError, WeightsError
 from hookscope.hooks import capture, map_tensors, tensors_in
+from hookscope.models import load_content
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

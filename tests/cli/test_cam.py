@@ -27,7 +27,7 @@ from hookscope.cam_methods import METHODS
 from hookscope.cli import process
 from hookscope.cli.cam import FIELDS, command
 from hookscope.cli.main import main
-from hookscope.models import load_model
+from hookscope.models.load import load_model
 from hookscope.pictures import read_provenance
 
 ROOT = Path(hookscope.__file__).parents[1]

@@ -14,11 +14,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from hookscope import catalogue
-from hookscope.catalogue import ModelInfo
 from hookscope.cli.list_models import FIELDS, command
 from hookscope.errors import ModelError, SelectionError
-from hookscope.shipped import BUNDLED
+from hookscope.models import catalogue
+from hookscope.models.bundled import BUNDLED
+from hookscope.models.catalogue import ModelInfo
 from hookscope.system import cache
 
 ROOT = Path(__file__).parents[2]

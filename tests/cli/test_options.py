@@ -16,8 +16,8 @@ from hookscope.cli.list_layers import command as list_layers
 from hookscope.cli.options import InputSize
 from hookscope.cli.visualize import command as visualize
 from hookscope.listing import listing
-from hookscope.models import load_model
-from hookscope.preprocess import MODES
+from hookscope.models.load import load_model
+from hookscope.models.preprocess import MODES
 from hookscope.system import cache
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_words_for_weights_devices_and_colours(listed: None) -> None:
 
 
 def test_the_words_that_are_offered_are_those_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.torchvision_models.fetch", lambda *words: pytest.fail("none needs nothing"))
+    monkeypatch.setattr("hookscope.models.from_torchvision.fetch", lambda *words: pytest.fail("none needs nothing"))
     assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
     choices = {parameter.name: parameter for parameter in visualize.params}
     assert tuple(choices["preprocess"].type.choices) == MODES

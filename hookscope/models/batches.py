@@ -28,8 +28,8 @@ from hookscope.images import MAX_BYTES, ImageWarning, read_picture
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookscope.models import LoadedModel
-    from hookscope.preprocess import Preprocess
+    from hookscope.models.load import LoadedModel
+    from hookscope.models.preprocess import Preprocess
 
 __all__ = ["Batch", "as_batch", "load_batches"]
 
@@ -61,7 +61,7 @@ def as_batch(family: str, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """The positional inputs of one forward pass of several pictures.
 
     Args:
-        family: What `hookscope.inputs.family_of` says.
+        family: What `hookscope.models.inputs.family_of` says.
         tensors: Prepared pictures ``(C, H, W)``, clips ``(C, T, H, W)`` for video; of one shape but for detection.
 
     Returns:
@@ -122,8 +122,8 @@ def load_batches(
         HookscopeError: A worker was killed.
 
     Example:
-        >>> from hookscope.models import LoadedModel
-        >>> from hookscope.preprocess import Preprocess
+        >>> from hookscope.models.load import LoadedModel
+        >>> from hookscope.models.preprocess import Preprocess
         >>> preprocess = Preprocess("classification", mode="none")
         >>> net = LoadedModel(torch.nn.Identity(), "none", "none", preprocess, None, "classification", "cpu")
         >>> list(load_batches(net, ["missing.jpg"], on_lost=lambda position, name, error: print(position, error.asked)))

@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookscope.checkpoints import (
+from hookscope.errors import InstallationError, ModelError, WeightsError
+from hookscope.models.bundled import BUNDLED, BundledModel, weights_path
+from hookscope.models.checkpoints import (
     fitting_error,
     fitting_kwargs,
     is_weights_file,
@@ -20,17 +22,15 @@ from hookscope.checkpoints import (
     mismatches,
     read_state_dict,
 )
-from hookscope.descriptions import read_description
-from hookscope.directions import WeightsMetadata, directions_in
-from hookscope.dry import build_on_meta
-from hookscope.errors import InstallationError, ModelError, WeightsError
-from hookscope.factories import BuiltModel
-from hookscope.inputs import family_of, native_size
-from hookscope.installation import broken_pair
-from hookscope.preprocess import imagenet_transforms, made_for, usual_transforms
-from hookscope.registry import check_model_name, torchvision_names
-from hookscope.shipped import BUNDLED, BundledModel, weights_path
-from hookscope.weights import Progress, fetch
+from hookscope.models.directions import WeightsMetadata, directions_in
+from hookscope.models.download import Progress, fetch
+from hookscope.models.from_python import BuiltModel
+from hookscope.models.inputs import family_of, native_size
+from hookscope.models.installation import broken_pair
+from hookscope.models.meta_device import build_on_meta
+from hookscope.models.metadata import read_description
+from hookscope.models.names import check_model_name, torchvision_names
+from hookscope.models.preprocess import imagenet_transforms, made_for, usual_transforms
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torchvision.transforms._presets import ImageClassification
 
-from hookscope.directions import WeightsMetadata, directions_in
+from hookscope.models.directions import WeightsMetadata, directions_in
 
 TRANSFORMS = {"resize_size": 64, "crop_size": 32, "mean": [0.5, 0.25, 0.75], "std": [1.0, 2.0, 4.0]}
 USUAL = WeightsMetadata(ImageClassification(crop_size=224), ("cat", "dog"), ("before",))

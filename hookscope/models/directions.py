@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hookscope.descriptions import Description, read_description
 from hookscope.errors import WeightsError
 from hookscope.findings import counted
-from hookscope.preprocess import imagenet_transforms
+from hookscope.models.metadata import Description, read_description
+from hookscope.models.preprocess import imagenet_transforms
 
 __all__ = ["WeightsMetadata", "directions_in"]
 
@@ -36,10 +36,10 @@ def directions_in(
     A description that is damaged, makes no sense, or is not of this model becomes a note, and none of it is believed.
 
     Args:
-        path: Any weights file; only a safetensors file can describe itself, see `hookscope.descriptions`.
+        path: Any weights file; only a safetensors file can describe itself, see `hookscope.models.metadata`.
         classes: How many classes the model has, None where that is not known.
         usual: The directions for a file that says nothing.
-        family: What `hookscope.inputs.family_of` says of the model.
+        family: What `hookscope.models.inputs.family_of` says of the model.
     """
     try:
         said = read_description(path) or Description()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hookscope import installation
 from hookscope.errors import InstallationError
-from hookscope.installation import broken_pair, missing_package
+from hookscope.models import installation
+from hookscope.models.installation import broken_pair, missing_package
 
 NMS = "operator torchvision::nms does not exist"
 

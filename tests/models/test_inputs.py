@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hookscope.errors import UsageError
-from hookscope.inputs import CLIP_FRAMES, as_inputs, example_inputs, family_of, in_channels, native_size
-from hookscope.torchvision_models import build_listed
+from hookscope.models.from_torchvision import build_listed
+from hookscope.models.inputs import CLIP_FRAMES, as_inputs, example_inputs, family_of, in_channels, native_size
 
 FAMILIES = {
     "resnet18": "classification",

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookscope.crops import seen_box
-from hookscope.preprocess import Preprocess, imagenet_transforms
+from hookscope.models.crops import seen_box
+from hookscope.models.preprocess import Preprocess, imagenet_transforms
 
 
 def coordinates(width, height):
@@ -49,7 +49,7 @@ def test_the_box_is_what_the_transforms_see(size, mode, input_size):
 
 
 def test_clips_are_resized_without_their_proportions():
-    from hookscope.preprocess import usual_transforms
+    from hookscope.models.preprocess import usual_transforms
 
     preprocess = Preprocess("video", usual_transforms("video"), frames=2)
     assert seen_box(preprocess, 451, 300) == pytest.approx(edges_seen(preprocess, 451, 300), abs=4)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.factories import BuiltModel, load_from_elsewhere
-from hookscope.inputs import CLIP_FRAMES, as_inputs, family_of, in_channels, native_size
-from hookscope.preprocess import MODES, Preprocess, made_for, usual_transforms
-from hookscope.torchvision_models import load_from_torchvision, quiet_and_seeded
-from hookscope.weights import Progress
+from hookscope.models.download import Progress
+from hookscope.models.from_python import BuiltModel, load_from_elsewhere
+from hookscope.models.from_torchvision import load_from_torchvision, quiet_and_seeded
+from hookscope.models.inputs import CLIP_FRAMES, as_inputs, family_of, in_channels, native_size
+from hookscope.models.preprocess import MODES, Preprocess, made_for, usual_transforms
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -72,10 +72,10 @@ def load_model(
         weights: ``auto`` (torchvision's default weights, or seeded random ones where neither cache nor network has
             them, which ``notes`` says), ``default`` or a weights name (these or none), ``none``, or a checkpoint;
             torchvision's own None and ``ResNet34_Weights.DEFAULT`` are understood too. A safetensors checkpoint can
-            bring class names and transforms of its own, see `hookscope.descriptions`.
+            bring class names and transforms of its own, see `hookscope.models.metadata`.
         seed: Seed of random weights; the global random state is left as it was.
         device: ``auto``, ``cpu``, ``cuda`` (``cuda:1``) or ``mps``.
-        preprocess: ``weights``, ``stretch`` or ``none``, see `hookscope.preprocess.Preprocess`.
+        preprocess: ``weights``, ``stretch`` or ``none``, see `hookscope.models.preprocess.Preprocess`.
         input_size: ``(H, W)`` of the picture the model sees.
         progress: Called with bytes done and total during a download.
 

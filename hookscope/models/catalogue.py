@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope.descriptions import Description, count_parameters, read_description, read_header
 from hookscope.errors import ModelError, SelectionError, WeightsError, nearest
-from hookscope.registry import package_versions
-from hookscope.shipped import BUNDLED, BundledModel, weights_path
+from hookscope.models.bundled import BUNDLED, BundledModel, weights_path
+from hookscope.models.metadata import Description, count_parameters, read_description, read_header
+from hookscope.models.names import package_versions
 from hookscope.system import cache
 
 __all__ = ["ModelInfo", "catalogue", "find_models"]

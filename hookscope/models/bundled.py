@@ -9,7 +9,7 @@ from hookscope.errors import WeightsError
 
 __all__ = ["BUNDLED", "BundledModel", "weights_path"]
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def weights_path(shipped: BundledModel) -> str:
         >>> import tempfile, unittest.mock
         >>> with (
         ...     tempfile.TemporaryDirectory() as package,
-        ...     unittest.mock.patch("hookscope.shipped._PACKAGE", package),
+        ...     unittest.mock.patch("hookscope.models.bundled._PACKAGE", package),
         ...     open(f"{package}/shapes.safetensors", "w") as file,
         ... ):
         ...     weights_path(BUNDLED["shapes"]) == file.name

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.dry import build_on_meta, meta_forward
-from hookscope.torchvision_models import build_real, quiet_and_seeded
+from hookscope.models.from_torchvision import build_real, quiet_and_seeded
+from hookscope.models.meta_device import build_on_meta, meta_forward
 
 
 def test_a_dry_model_has_the_shapes_of_a_real_one() -> None:

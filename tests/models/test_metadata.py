@@ -13,10 +13,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hookscope.descriptions import Description, count_parameters, read_description, read_header
 from hookscope.errors import WeightsError
+from hookscope.models.metadata import Description, count_parameters, read_description, read_header
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WHOLE: dict[str, Any] = {
     "model": "squeezenet1_1",
     "categories": ["circle", "five-pointed star"],
@@ -154,7 +154,7 @@ def test_a_description_that_makes_no_sense(tmp_path: Path, said: Any, reason: st
 
 def test_it_is_read_without_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from hookscope.descriptions import read_description\n"
+        "import sys; from hookscope.models.metadata import read_description\n"
         f"print(read_description({str(write(tmp_path, WHOLE))!r}).held_out, 'torch' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)

@@ -12,7 +12,7 @@ from torchvision import models
 from torchvision.transforms import functional as F
 
 from hookscope.errors import InputError
-from hookscope.preprocess import Preprocess, imagenet_transforms, usual_transforms
+from hookscope.models.preprocess import Preprocess, imagenet_transforms, usual_transforms
 
 
 @pytest.fixture(scope="module")

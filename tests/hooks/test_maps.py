@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import PatchMerging, SwinTransformerBlock
 
 from hookscope.errors import NoMapError
-from hookscope.hooks.feature_maps import (
+from hookscope.hooks.maps import (
     InputSize,
     Maps,
     by_channel,

@@ -14,8 +14,8 @@ from torch import nn
 from torchvision import models as zoo
 
 from hookscope.errors import ModelError, UsageError, WeightsError
-from hookscope.models import load_model, pick_device
-from hookscope.torchvision_models import build_real, listing_size
+from hookscope.models.from_torchvision import build_real, listing_size
+from hookscope.models.load import load_model, pick_device
 
 
 def equal(one: nn.Module, other: nn.Module) -> bool:
@@ -54,7 +54,7 @@ def test_what_goes_with_a_model() -> None:
 
 def test_a_model_without_weights_is_made_for_its_own_size() -> None:
     assert zoo.ViT_H_14_Weights.DEFAULT.transforms().crop_size == [518]
-    from hookscope.torchvision_models import build_listed
+    from hookscope.models.from_torchvision import build_listed
 
     assert listing_size("vit_h_14", build_listed("vit_h_14")) == (224, 224)
 
@@ -127,7 +127,7 @@ def _serve(monkeypatch: pytest.MonkeyPatch, folder: Path, state: Any) -> list[st
         torch.save(state, folder / "served.pth")
         return folder / "served.pth"
 
-    monkeypatch.setattr("hookscope.torchvision_models.fetch", fetch)
+    monkeypatch.setattr("hookscope.models.from_torchvision.fetch", fetch)
     return asked
 
 
@@ -254,7 +254,7 @@ def test_devices_of_a_machine_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broken_pair_of_torch_and_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    import hookscope.torchvision_models as room
+    import hookscope.models.from_torchvision as room
     from hookscope.errors import InstallationError
 
     def broken(name: str) -> Any:
@@ -267,7 +267,7 @@ def test_a_broken_pair_of_torch_and_torchvision(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_weights_at_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.torchvision_models._default_entry", lambda name: None)
+    monkeypatch.setattr("hookscope.models.from_torchvision._default_entry", lambda name: None)
     net = load_model("squeezenet1_1")
     assert (net.weights, net.notes) == ("random (seed 0)", ("torchvision has no weights for this model",))
     with pytest.raises(WeightsError, match="torchvision has no weights for squeezenet1_1"):

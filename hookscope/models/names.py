@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from hookscope._version import __version__
 from hookscope.errors import InstallationError, ModelError, nearest
-from hookscope.shipped import BUNDLED
+from hookscope.models.bundled import BUNDLED
 
 __all__ = ["check_model_name", "class_names_of", "model_names", "package_versions", "torchvision_names"]
 

@@ -20,13 +20,13 @@ import pytest
 import torch
 from torchvision.models import SqueezeNet1_1_Weights, squeezenet1_1
 
-from hookscope import weights
 from hookscope.errors import WeightsError
-from hookscope.models import load_model
-from hookscope.weights import fetch
+from hookscope.models import download as weights
+from hookscope.models.download import fetch
+from hookscope.models.load import load_model
 
 ENTRY = SqueezeNet1_1_Weights.IMAGENET1K_V1
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Server(ThreadingHTTPServer):
@@ -217,7 +217,7 @@ def test_nobody_listens() -> None:
 
 
 def test_patience_is_below_fifteen_seconds() -> None:
-    code = "import hookscope.weights as w; print(2 * w.PATIENCE_SECONDS)"
+    code = "import hookscope.models.download as w; print(2 * w.PATIENCE_SECONDS)"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
     assert float(answer.stdout) < 15
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import ModelError, UsageError, WeightsError
-from hookscope.models import load_model
+from hookscope.models.load import load_model
 
 NET = """
 from __future__ import annotations

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookscope.checkpoints import fitting_error, is_weights_file, load_into, mismatches, read_state_dict
 from hookscope.errors import ModelError, UsageError, nearest
-from hookscope.preprocess import imagenet_transforms
+from hookscope.models.checkpoints import fitting_error, is_weights_file, load_into, mismatches, read_state_dict
+from hookscope.models.preprocess import imagenet_transforms
 
 if TYPE_CHECKING:
     from torch import nn

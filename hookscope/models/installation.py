@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hookscope.errors import InstallationError
-from hookscope.registry import package_versions
+from hookscope.models.names import package_versions
 
 __all__ = ["broken_pair", "missing_package"]
 

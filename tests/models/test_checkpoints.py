@@ -18,10 +18,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope.checkpoints import is_weights_file, load_into, mismatches, read_state_dict
 from hookscope.errors import WeightsError
-from hookscope.models import load_model
-from hookscope.torchvision_models import build_listed, build_real
+from hookscope.models.checkpoints import is_weights_file, load_into, mismatches, read_state_dict
+from hookscope.models.from_torchvision import build_listed, build_real
+from hookscope.models.load import load_model
 
 State = dict[str, Tensor]
 

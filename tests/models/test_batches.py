@@ -22,12 +22,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope import loading
 from hookscope.errors import HookscopeError, ImageError, InputError, UsageError
 from hookscope.images.reader import ImageWarning, read_picture
-from hookscope.loading import Batch, as_batch, load_batches
-from hookscope.models import LoadedModel
-from hookscope.preprocess import Preprocess, imagenet_transforms, usual_transforms
+from hookscope.models import batches as loading
+from hookscope.models.batches import Batch, as_batch, load_batches
+from hookscope.models.load import LoadedModel
+from hookscope.models.preprocess import Preprocess, imagenet_transforms, usual_transforms
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
@@ -437,7 +437,7 @@ def test_an_interrupt_ends_workers_quickly_and_in_silence(tmp_path: Path) -> Non
     code = f"""
 import sys, time, torch
 from tests.test_loading import net, photographs
-from hookscope.loading import load_batches
+from hookscope.models.batches import load_batches
 from pathlib import Path
 def slow(image):
     time.sleep(0.05)
@@ -450,7 +450,7 @@ except KeyboardInterrupt:
 """
     process = subprocess.Popen(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookscope.preprocess import Preprocess
+from hookscope.models.preprocess import Preprocess
 
 __all__ = ["seen_box"]
 
@@ -16,7 +16,7 @@ def seen_box(preprocess: Preprocess, width: int, height: int) -> Box:
     the cut is padded, and then the box reaches beyond it. What only resizes sees it all.
 
     Example:
-        >>> from hookscope.preprocess import imagenet_transforms
+        >>> from hookscope.models.preprocess import imagenet_transforms
         >>> seen_box(Preprocess("classification", imagenet_transforms(224, 256)), 512, 256)
         (144.0, 16.0, 368.0, 240.0)
     """

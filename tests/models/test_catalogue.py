@@ -16,13 +16,13 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from hookscope import catalogue as module, registry
-from hookscope.catalogue import ModelInfo, catalogue, find_models
 from hookscope.errors import ModelError, SelectionError
-from hookscope.shipped import BUNDLED
+from hookscope.models import catalogue as module, names as registry
+from hookscope.models.bundled import BUNDLED
+from hookscope.models.catalogue import ModelInfo, catalogue, find_models
 from hookscope.system import cache
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hookscope import registry
 from hookscope.errors import InstallationError, ModelError
+from hookscope.models import names as registry
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def write_package(folder: Path, files: dict[str, str]) -> None:
@@ -152,7 +152,7 @@ def test_a_name_that_ships_is_known_and_near() -> None:
 
 def test_a_wrong_name_is_told_without_importing_torch():
     code = (
-        "import sys; from hookscope.errors import ModelError; from hookscope.registry import check_model_name\n"
+        "import sys; from hookscope.errors import ModelError; from hookscope.models.names import check_model_name\n"
         "try: check_model_name('resnet35')\n"
         "except ModelError as error: print(error, 'torch' in sys.modules)"
     )

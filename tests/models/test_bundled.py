@@ -17,14 +17,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import hookscope
-from hookscope import shipped
 from hookscope.cli import process
 from hookscope.cli.main import main
-from hookscope.descriptions import count_parameters, read_description, read_header
 from hookscope.errors import WeightsError
-from hookscope.shipped import BUNDLED, weights_path
+from hookscope.models import bundled as shipped
+from hookscope.models.bundled import BUNDLED, weights_path
+from hookscope.models.metadata import count_parameters, read_description, read_header
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FILE = ROOT / "samples" / "shapes" / "shapes.safetensors"
 SHAPES = BUNDLED["shapes"]
 
@@ -82,7 +82,7 @@ def test_the_facts_make_a_model_of_torchvision(made: shipped.BundledModel) -> No
 
 
 def test_they_are_told_without_torch() -> None:
-    code = "import sys; from hookscope.shipped import SHIPPED; print(*SHIPPED, 'torch' in sys.modules)"
+    code = "import sys; from hookscope.models.bundled import SHIPPED; print(*SHIPPED, 'torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
     assert answer.stdout == "shapes False\n"
 
