@@ -27,7 +27,6 @@ from .hooks import (
 )
 from .images import open_image as open_image
 from .interventions import intervene as intervene
-from .losses import Loss as Loss
 from .models import (
     LoadedModel as LoadedModel,
     ModelInfo as ModelInfo,
@@ -38,7 +37,7 @@ from .monitor import Monitor as Monitor
 from .parameters import parameter_statistics as parameter_statistics
 from .readback import read_sheet as read_sheet
 from .saliency import saliency_maps as saliency_maps
-from .scores import Prediction as Prediction
+from .scores import Loss as Loss, Prediction as Prediction
 from .statistics import LayerStatistics as LayerStatistics
 from .survey import StatisticsCollector as StatisticsCollector
 from .tally import RunningStatistics as RunningStatistics

@@ -11,8 +11,7 @@ from hookscope.ablation_passes import baseline, rounds
 from hookscope.errors import InputError, NoMapError, UsageError
 from hookscope.findings import listed
 from hookscope.hooks import Call, Layers
-from hookscope.scores import Prediction, one_picture, predictions, probabilities
-from hookscope.targets import Target
+from hookscope.scores import Prediction, Target, one_picture, predictions, probabilities
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -17,7 +17,7 @@ from hookscope.hooks import (
     storage_key,
     tensors_in,
 )
-from hookscope.losses import LossLike, as_loss
+from hookscope.scores import LossLike, as_loss
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,8 +12,7 @@ from hookscope.cam_methods import METHODS, CamInputs, CamMethod
 from hookscope.cam_passes import Progress, Rerun, resized
 from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError, nearest
 from hookscope.hooks import Call, InputSize, Layers, capture, differentiable, leaves_of, passed_on, tensors_in
-from hookscope.scores import Prediction, class_scores, one_picture, predictions
-from hookscope.targets import Target
+from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
 
 if TYPE_CHECKING:
     import numpy as np

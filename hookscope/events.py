@@ -23,8 +23,7 @@ from hookscope.hooks import (
     passed_on,
     tensors_in,
 )
-from hookscope.losses import AnyLoss, Loss, LossLike, as_loss
-from hookscope.scores import Prediction
+from hookscope.scores import AnyLoss, Loss, LossLike, Prediction, as_loss
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -143,7 +142,7 @@ def trace_events(
         layers: A selection, see `hookscope.hooks.selection.Selection`.
         types: Class names that indices count; ``all`` for every leaf, ``*`` for every module.
         backward: Whether a backward pass follows.
-        loss: What is differentiated, see `hookscope.losses.as_loss`; None for the score of the most likely class, or
+        loss: What is differentiated, see `hookscope.scores.losses.as_loss`; None for the score of the most likely class, or
             where there is none (no classes, several pictures) the mean square of all that the model puts out.
         values: Tensors of at most so many values are told whole.
 

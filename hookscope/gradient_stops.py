@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.flow import Cut, Flow, LeafCall, node_of, nodes_behind, refuse_reentrant_checkpoints
 from hookscope.hooks import differentiable, leaves_of, passed_on
-from hookscope.losses import LossLike, as_loss
+from hookscope.scores import LossLike, as_loss
 
 if TYPE_CHECKING:
     from torch import nn

@@ -31,7 +31,7 @@ from hookscope.hooks import (
     total_norm,
     usual_types,
 )
-from hookscope.losses import AnyLoss, LossLike, OwnLoss, as_loss
+from hookscope.scores import AnyLoss, LossLike, OwnLoss, as_loss
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -12,8 +12,7 @@ from hookscope.errors import InputError, ModelError, UsageError, nearest
 from hookscope.gradient_hooks import ClampGradientSign, change_gradients
 from hookscope.hooks import differentiable, leaves_of, passed_on
 from hookscope.saliency_methods import METHODS, Settings, wide
-from hookscope.scores import Prediction, class_scores, one_picture, predictions
-from hookscope.targets import Target
+from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,7 +11,7 @@ from torch import nn
 
 from hookscope.anomaly import Anomaly, first_anomaly
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.losses import Loss
+from hookscope.scores.losses import Loss
 
 
 class Block(nn.Module):

@@ -18,7 +18,7 @@ from hookscope.errors import UsageError
 from hookscope.hooks.selection import Call
 from hookscope.overlays import Panel
 from hookscope.pictures import read_provenance, write_png
-from hookscope.scores import Prediction
+from hookscope.scores.class_scores import Prediction
 from hookscope.sheets import Origin
 from hookscope.subjects import OverlaySource
 

@@ -16,8 +16,8 @@ from torchvision.models.feature_extraction import create_feature_extractor
 from hookscope.errors import LayerError, ModelError, TargetError, UsageError
 from hookscope.events import EVENTS, PassRecord, trace_events
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.losses import Loss
 from hookscope.models.load import load_model
+from hookscope.scores.losses import Loss
 from hookscope.trace import list_layers
 from hookscope.witness import noise_pictures
 

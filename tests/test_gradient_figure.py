@@ -15,7 +15,7 @@ from hookscope.gradient_figure import gradient_figure
 from hookscope.gradient_findings import GradientThresholds, diagnose_gradients
 from hookscope.gradient_report import GradientReport
 from hookscope.gradients import layer_gradients
-from hookscope.losses import Loss
+from hookscope.scores.losses import Loss
 
 
 class Net(nn.Module):

@@ -21,7 +21,7 @@ from hookscope.gradient_findings import (
 )
 from hookscope.gradient_stops import gradient_stops
 from hookscope.gradients import layer_gradients
-from hookscope.losses import Loss
+from hookscope.scores.losses import Loss
 
 
 def deep(function: type[nn.Module], layers: int = 20) -> nn.Sequential:

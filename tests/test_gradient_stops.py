@@ -16,7 +16,7 @@ from hookscope.errors import ModelError
 from hookscope.gradient_stops import Stop, gradient_stops
 from hookscope.gradients import layer_gradients
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.losses import Loss
+from hookscope.scores.losses import Loss
 
 
 class Net(nn.Module):

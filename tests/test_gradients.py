@@ -15,7 +15,7 @@ from hookscope.gradient_report import GradientReport
 from hookscope.gradients import layer_gradients
 from hookscope.hooks.gradient_sizes import size_of, total_norm
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.losses import Loss
+from hookscope.scores.losses import Loss
 
 
 def norm(*tensors: torch.Tensor) -> float:

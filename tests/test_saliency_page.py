@@ -16,7 +16,7 @@ from hookscope.pictures import read_provenance, write_png
 from hookscope.saliency import Saliency
 from hookscope.saliency_methods import METHODS
 from hookscope.saliency_page import draw_saliency, still_of
-from hookscope.scores import Prediction
+from hookscope.scores.class_scores import Prediction
 from hookscope.sheets import Origin
 from hookscope.subjects import OverlaySource
 

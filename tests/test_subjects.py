@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookscope.scores import Prediction
+from hookscope.scores.class_scores import Prediction
 from hookscope.sheets import Origin
 from hookscope.subjects import OverlaySource, answer_facts, answer_lines
 

@@ -112,7 +112,7 @@ class _Wish:
 def _check_sheet(sheet: str, plan: ExplainOptions) -> None:
     """Refuse a place where the sheet cannot go before anything is computed."""
     from hookscope.destinations import OutputPath
-    from hookscope.targets import Target
+    from hookscope.scores import Target
 
     if len(plan.images) > 1:
         raise UsageError(f"--sheet {sheet} takes one image", f"there are {len(plan.images)}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.targets import Target, class_label
+from hookscope.scores import Target, class_label
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -105,7 +105,7 @@ class ExplainOptions:
         from hookscope.array_file import ArrayFile
         from hookscope.colours import palette
         from hookscope.destinations import OutputPath
-        from hookscope.targets import Target
+        from hookscope.scores import Target
 
         target = options["target"]
         several = Target(target).count > 1
@@ -217,8 +217,7 @@ def _rows(
     explain: Callable[[Explanation], Iterator[Row]],
 ) -> Iterator[Row]:
     """Explain every picture, and say the rows of each; a picture that cannot be used keeps none of the others."""
-    from hookscope.scores import check_family
-    from hookscope.targets import Target
+    from hookscope.scores import Target, check_family
 
     check_family(net.family, net.name)
     Target(plan.target).check(categories)

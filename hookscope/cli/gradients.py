@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from hookscope.gradient_findings import GradientThresholds
     from hookscope.gradient_report import GradientReport, ParameterGradient
     from hookscope.images import InputImage
-    from hookscope.losses import Loss
     from hookscope.models import LoadedModel
+    from hookscope.scores import Loss
 
 __all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
 
@@ -173,7 +173,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
     """Whatever can be known to fail is told before a model is loaded."""
     from hookscope.hooks import Selection
-    from hookscope.targets import Target
+    from hookscope.scores import Target
 
     if options["layers"]:
         Selection(options["layers"])
@@ -193,8 +193,7 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
 
 
 def _loss(net: LoadedModel, options: Mapping[str, Any]) -> Loss:
-    from hookscope.losses import Loss
-    from hookscope.targets import Target
+    from hookscope.scores import Loss, Target
 
     categories = categories_of(net, options["categories"])
     if options["loss"] != "mse":

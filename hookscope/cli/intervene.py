@@ -144,7 +144,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[InterventionOptions]:
     """Whatever can be known to fail is told before a model is loaded."""
     from hookscope.hooks import Selection
-    from hookscope.targets import Target
+    from hookscope.scores import Target
 
     wishes = [InterventionOptions.parse(where, text) for where, text in options["wishes"]]
     for name in ("layers", "ablate"):
@@ -241,8 +241,7 @@ def _kept(one: ModelAndImages, wishes: Sequence[InterventionOptions], options: M
 
 def _class_rows(one: ModelAndImages, effect: Effect, options: Mapping[str, Any], asked: bool) -> list[dict[str, Any]]:
     """The classes of both passes; none, and a note, where the model has no scores and nobody asked for them."""
-    from hookscope.scores import check_categories, class_scores, one_picture, without_scores
-    from hookscope.targets import Target
+    from hookscope.scores import Target, check_categories, class_scores, one_picture, without_scores
 
     if not asked and (why := without_scores(effect.before, one.net.family, one.net.name)):
         output.note(f"Note: {why}: layers alone")

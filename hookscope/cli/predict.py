@@ -22,7 +22,7 @@ from hookscope.errors import ImageError, InputError, UsageError
 
 if TYPE_CHECKING:
     from hookscope.models import LoadedModel
-    from hookscope.targets import Target
+    from hookscope.scores import Target
 
 FIELDS = ("image", "index", "label", "score", "probability", "weights")
 
@@ -71,7 +71,7 @@ def command(
       hookscope predict resnet34 cat.jpg --format json | jq -r '.[0].label'
       hookscope predict nets.py:mine cat.jpg --weights mine.pth --categories names.txt
     """
-    from hookscope.targets import Target
+    from hookscope.scores import Target
 
     if top is not None and target is not None:
         raise UsageError("--top and --target both choose the classes", do="give one of them")
@@ -89,7 +89,7 @@ def _rows(
     net: LoadedModel, pictures: ImageFiles, wanted: Target, categories: tuple[str, ...] | None
 ) -> Iterator[dict[str, Any]]:
     """Look at every picture, and say a row for each of its classes."""
-    from hookscope.prediction import predict
+    from hookscope.scores import predict
 
     for path in pictures.paths:
         try:

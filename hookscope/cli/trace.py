@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookscope.events import PassRecord
-    from hookscope.losses import Loss
     from hookscope.models import LoadedModel
+    from hookscope.scores import Loss
 
 __all__ = ["EVENT_FIELDS", "FIELDS", "command"]
 
@@ -125,7 +125,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
     """Whatever can be known to fail is told before a model is loaded."""
     from hookscope.hooks import Selection
-    from hookscope.targets import Target
+    from hookscope.scores import Target
 
     if options["layers"]:
         Selection(options["layers"])
@@ -141,9 +141,7 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
 
 def _loss(net: LoadedModel, options: Mapping[str, Any]) -> Loss | None:
     """The score that was asked for; None where the model's output decides."""
-    from hookscope.losses import Loss
-    from hookscope.scores import check_family
-    from hookscope.targets import Target
+    from hookscope.scores import Loss, Target, check_family
 
     categories = categories_of(net, options["categories"])
     if not was_given("target"):
@@ -188,7 +186,7 @@ def _report(net: LoadedModel, record: PassRecord, loss: Loss | None, options: Ma
 
 
 def _totals(net: LoadedModel, record: PassRecord, options: Mapping[str, Any]) -> list[str]:
-    from hookscope.targets import class_label
+    from hookscope.scores import class_label
 
     lines = [f"{net.name}, weights {net.weights}: {counted(len(record.calls), 'call')}"]
     if options["events"]:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from hookscope.cli.targeting import CategoriesFile, categories_of, categories_option, complete_targets, target_option
 from hookscope.errors import CategoriesError
-from hookscope.targets import Target
+from hookscope.scores.target import Target
 
 
 @click.command()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hookscope import categories
-from hookscope.categories import read_categories
 from hookscope.errors import CategoriesError
+from hookscope.scores import categories
+from hookscope.scores.categories import read_categories
 
 
 def written(folder: Path, content: str | bytes | Any, name: str = "names.txt") -> Path:

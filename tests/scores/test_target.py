@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hookscope.errors import HookscopeError, TargetError, UsageError
-from hookscope.targets import Target, class_label
+from hookscope.scores.target import Target, class_label
 
 NAMES = ("tabby", "tiger cat", "crane", "Cardigan", "red fox", "crane", "cardigan", "7", "tiger shark", "Arctic fox")
 SCORES = [0.5, 3.0, -1.0, 2.0, 3.0, 0.0, 9.0, 1.0, -5.0, 0.25]

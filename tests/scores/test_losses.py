@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hookscope.errors import ModelError, TargetError, UsageError
-from hookscope.losses import LOSSES, Loss, as_loss
+from hookscope.scores.losses import LOSSES, Loss, as_loss
 
 
 def scores() -> torch.Tensor:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import tensors_in
-from hookscope.scores import Prediction, class_scores, one_picture, predictions
-from hookscope.targets import Target
+from hookscope.scores.class_scores import Prediction, class_scores, one_picture, predictions
+from hookscope.scores.target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor

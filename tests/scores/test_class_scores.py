@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookscope.errors import CategoriesError, ModelError, TargetError, UsageError
 from hookscope.models.inputs import example_inputs, family_of
 from hookscope.models.load import load_model
-from hookscope.scores import (
+from hookscope.scores.class_scores import (
     Prediction,
     check_categories,
     check_family,
@@ -25,7 +25,7 @@ from hookscope.scores import (
     predictions,
     probabilities,
 )
-from hookscope.targets import Target
+from hookscope.scores.target import Target
 
 LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
 

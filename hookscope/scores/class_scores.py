@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookscope.errors import CategoriesError, ModelError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import shape_of, tensors_in
-from hookscope.targets import Target, class_label
+from hookscope.scores.target import Target, class_label
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hookscope.models import model_errors_as_input_errors
-from hookscope.scores import Prediction, check_family, class_scores, one_picture, predictions
-from hookscope.targets import Target
+from hookscope.scores.class_scores import Prediction, check_family, class_scores, one_picture, predictions
+from hookscope.scores.target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor

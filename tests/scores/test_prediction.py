@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from hookscope.errors import CategoriesError, InputError, ModelError, TargetError, UsageError
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import LoadedModel, load_model
-from hookscope.prediction import predict
-from hookscope.targets import Target
+from hookscope.scores.prediction import predict
+from hookscope.scores.target import Target
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,14 @@
+from .categories import read_categories as read_categories
+from .class_scores import (
+    Prediction as Prediction,
+    check_categories as check_categories,
+    check_family as check_family,
+    class_scores as class_scores,
+    one_picture as one_picture,
+    predictions as predictions,
+    probabilities as probabilities,
+    without_scores as without_scores,
+)
+from .losses import AnyLoss as AnyLoss, Loss as Loss, LossLike as LossLike, OwnLoss as OwnLoss, as_loss as as_loss
+from .prediction import predict as predict
+from .target import Target as Target, class_label as class_label
