@@ -2,6 +2,7 @@ from . import interventions as interventions
 from ._version import __version__ as __version__
 from .ablation import ablate_each as ablate_each
 from .cam import ClassActivationMap as ClassActivationMap, class_activation_maps as class_activation_maps
+from .drawing import channel_grid as channel_grid, read_sheet as read_sheet
 from .effects import intervention_effect as intervention_effect
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
 from .events import trace_events as trace_events
@@ -16,7 +17,6 @@ from .gradient_hooks import (
     change_gradients as change_gradients,
 )
 from .gradients import layer_gradients as layer_gradients
-from .grids import channel_grid as channel_grid
 from .health import diagnose as diagnose
 from .hooks import (
     Activations as Activations,
@@ -35,7 +35,6 @@ from .models import (
 )
 from .monitor import Monitor as Monitor
 from .parameters import parameter_statistics as parameter_statistics
-from .readback import read_sheet as read_sheet
 from .saliency import saliency_maps as saliency_maps
 from .scores import Loss as Loss, Prediction as Prediction
 from .statistics import LayerStatistics as LayerStatistics

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hookscope.drawing import MOST_PIXELS, Heat, Panel, draw_page
 from hookscope.findings import counted, percent
-from hookscope.grids import MOST_PIXELS
-from hookscope.overlays import Heat, Panel, draw_page
 from hookscope.subjects import OverlaySource, answer_facts, answer_lines
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hookscope.drawing import ChannelChoice, Scale, Tiles, finite_extremes, finite_or_none, reduce_maps, shape_text
 from hookscope.effects import MovedLayer
 from hookscope.errors import NoMapError
 from hookscope.hooks import MOST_ITEMS, InputSize, Maps, as_float, feature_maps, shape_of, tensors_in
-from hookscope.levels import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
-from hookscope.sheets import finite_or_none, shape_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

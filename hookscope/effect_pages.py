@@ -7,22 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope import colours
+from hookscope.drawing import (
+    LEAST_WIDTH,
+    MARGIN,
+    MOST_PIXELS,
+    Grid,
+    Origin,
+    Page,
+    colour_bar,
+    colours,
+    draw_alike,
+    placed,
+    shape_text,
+    stamp,
+    text_pixels,
+    to_image,
+)
 from hookscope.effect_maps import NAMES, MovedMaps, moved_maps
 from hookscope.effects import MovedLayer
 from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.findings import counted, percent
-from hookscope.grids import MOST_PIXELS, Grid, draw_alike, to_image
 from hookscope.hooks import InputSize
-from hookscope.lettering import stamp, text_pixels
-from hookscope.pages import LEAST_WIDTH, MARGIN, Page, colour_bar
-from hookscope.sheets import Origin, placed, shape_text
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import nn
 
-    from hookscope.lettering import Pixels
+    from hookscope.drawing import Pixels
 
 __all__ = ["Cause", "draw_effect"]
 
@@ -82,7 +93,7 @@ def draw_effect(
 
     The channels that moved most come first, at most ``most_channels`` of them; what did not move is not drawn. The
     same colour is the same value in the three grids of a band, the scale being symmetric about 0. NaN is magenta, +Inf
-    red, -Inf light blue. `hookscope.readback.read_sheet` gives the values of such a picture.
+    red, -Inf light blue. `hookscope.drawing.readback.read_sheet` gives the values of such a picture.
 
     Args:
         layers: What `hookscope.effects.intervention_effect` found; those that were not kept are passed over.

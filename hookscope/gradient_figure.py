@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hookscope.colours import font
-from hookscope.figures import SMALL, Colour, RowPage, page_of_rows, plain_settings, write
+from hookscope.drawing import SMALL, Colour, RowPage, font, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
 from hookscope.gradient_findings import GradientThresholds, layer_finding_names, parameter_finding_names
 from hookscope.hooks import GradientSize

@@ -6,17 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hookscope import colours
+from hookscope.drawing import (
+    FRAME_GAP,
+    LEAST_CELL,
+    MARGIN,
+    MOST_PIXELS,
+    ChannelChoice,
+    Grid,
+    Scale,
+    Style,
+    Tiles,
+    colours,
+    draw_grid,
+    lay_out,
+    reduce_maps,
+    text_pixels,
+    to_image,
+    wrapped,
+)
 from hookscope.errors import LayerError, printable
 from hookscope.filters import filter_norms, filters_of, is_convolution, layer_weight
-from hookscope.grids import FRAME_GAP, LEAST_CELL, MOST_PIXELS, Grid, draw_grid, lay_out, to_image
 from hookscope.hooks import Layers, one_thread
-from hookscope.lettering import text_pixels, wrapped
-from hookscope.levels import ChannelChoice, Scale, Tiles, reduce_maps
 from hookscope.models import package_versions
-from hookscope.pages import MARGIN
 from hookscope.parameters import layers_named
-from hookscope.sheets import Style
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +36,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor, nn
 
-    from hookscope.lettering import Pixels
+    from hookscope.drawing import Pixels
 
 __all__ = ["KernelSheet", "draw_kernels"]
 

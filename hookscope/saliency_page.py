@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hookscope.overlays import Heat, Panel, draw_page
+from hookscope.drawing import Heat, Panel, draw_page
 from hookscope.subjects import OverlaySource, answer_facts, answer_lines
 
 if TYPE_CHECKING:

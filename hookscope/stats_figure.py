@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.figures import SMALL, Colour, page_of_rows, plain_settings, write
+from hookscope.drawing import SMALL, Colour, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.sheets import Origin
+from hookscope.drawing import Origin
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hookscope.figures import Colour, RowPage, page_of_rows, plain_settings, write
+from hookscope.drawing import Colour, RowPage, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
 from hookscope.weight_findings import finding_names
 

@@ -14,12 +14,12 @@ from PIL import Image
 from hookscope import cam_pages
 from hookscope.cam import ClassActivationMap, fused
 from hookscope.cam_pages import draw_overlay, draw_sheet, still_of, why_empty
+from hookscope.drawing.overlay import Panel
+from hookscope.drawing.png import read_provenance, write_png
+from hookscope.drawing.sheet import Origin
 from hookscope.errors import UsageError
 from hookscope.hooks.selection import Call
-from hookscope.overlays import Panel
-from hookscope.pictures import read_provenance, write_png
 from hookscope.scores.class_scores import Prediction
-from hookscope.sheets import Origin
 from hookscope.subjects import OverlaySource
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope import colours, effect_maps
+from hookscope import effect_maps
+from hookscope.drawing import colours
 from hookscope.effect_maps import MovedMaps, moved_maps
 from hookscope.effects import MovedLayer
 from hookscope.errors import NoMapError

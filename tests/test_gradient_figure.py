@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.figures import figure_bytes
+from hookscope.drawing.plot import figure_bytes
 from hookscope.findings.finding import Finding
 from hookscope.gradient_changes import GradientChanges
 from hookscope.gradient_figure import gradient_figure

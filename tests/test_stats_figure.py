@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from hookscope.accumulator import LayerAccumulator
-from hookscope.figures import SUFFIXES, figure_bytes
+from hookscope.drawing.plot import SUFFIXES, figure_bytes
 from hookscope.findings.finding import Finding
 from hookscope.health import diagnose
 from hookscope.hooks.selection import Call

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.figures import figure_bytes
+from hookscope.drawing.plot import figure_bytes
 from hookscope.parameters import parameter_statistics
 from hookscope.weight_findings import parameter_findings
 from hookscope.weights_figure import weights_figure

@@ -220,8 +220,8 @@ def _write_sheet(one: Explanation, wish: _Wish, sheet: str, maps: list[ClassActi
     """The page of several classes and layers; what was not chosen is chosen here."""
     from hookscope.cam import landmark_layers
     from hookscope.cam_pages import draw_sheet
+    from hookscope.drawing import write_png
     from hookscope.models import model_errors_as_input_errors
-    from hookscope.pictures import write_png
 
     layers: Sequence[str] = wish.layers
     if not layers:

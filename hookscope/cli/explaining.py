@@ -103,8 +103,8 @@ class ExplainOptions:
             WriteError: a file that cannot be written.
         """
         from hookscope.array_file import ArrayFile
-        from hookscope.colours import palette
         from hookscope.destinations import OutputPath
+        from hookscope.drawing import palette
         from hookscope.scores import Target
 
         target = options["target"]
@@ -154,7 +154,7 @@ class Explanation:
             alone: Whether it is the only one of this photograph.
         """
         from hookscope.destinations import file_word, model_word, refuse_input
-        from hookscope.pictures import encode_png, make_folder, write_png
+        from hookscope.drawing import encode_png, make_folder, write_png
 
         what = file_word(what)
         if len(what) > _LONGEST_WHAT:  # still another name than that of other layers with the same beginning
@@ -236,8 +236,8 @@ def _rows(
 def _prepared(
     plan: ExplainOptions, net: LoadedModel, photographs: ImageFiles, path: str, categories: tuple[str, ...] | None
 ) -> Explanation:
+    from hookscope.drawing import Origin
     from hookscope.models import seen_box
-    from hookscope.sheets import Origin
     from hookscope.subjects import OverlaySource
 
     picture = photographs.read(path, net.preprocess.frames)

@@ -184,7 +184,7 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
         raise UsageError("gradients takes one image, or two for optical flow", f"there are {len(images)}")
     if options["plot"] is not None:
         from hookscope.destinations import refuse_input
-        from hookscope.figures import plot_suffix
+        from hookscope.drawing import plot_suffix
         from hookscope.system import check_writable
 
         plot_suffix(options["plot"])
@@ -266,7 +266,7 @@ def _draw(
     lines: Sequence[str],
     origin: Mapping[str, Any],
 ) -> None:
-    from hookscope.figures import figure_bytes, plot_suffix
+    from hookscope.drawing import figure_bytes, plot_suffix
     from hookscope.gradient_figure import gradient_figure
     from hookscope.models import package_versions
     from hookscope.system import write_atomically

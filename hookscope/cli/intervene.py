@@ -257,10 +257,8 @@ def _draw(
     one: ModelAndImages, wishes: Sequence[InterventionOptions], effect: Effect, options: Mapping[str, Any]
 ) -> None:
     """Write the page of ``--grid``; where nothing was changed there is nothing to draw."""
+    from hookscope.drawing import Origin, seen_by, write_png
     from hookscope.effect_pages import Cause, draw_effect
-    from hookscope.pictures import write_png
-    from hookscope.sheets import Origin
-    from hookscope.visualize import seen_by
 
     if not effect.changed:
         output.note(f"Note: {options['grid']} is not written")

@@ -91,7 +91,7 @@ def complete_types(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 def complete_colour_maps(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of matplotlib's colour maps."""
-    from hookscope.colours import colour_map_names
+    from hookscope.drawing import colour_map_names
 
     return [CompletionItem(name) for name in colour_map_names() if name.startswith(incomplete)]
 

@@ -111,7 +111,7 @@ def _check_targets(options: Mapping[str, Any], paths: Sequence[str]) -> None:
 
     plot, tensorboard, save = options["plot"], options["tensorboard"], options["save"]
     if plot is not None:
-        from hookscope.figures import plot_suffix
+        from hookscope.drawing import plot_suffix
 
         plot_suffix(plot)
         check_writable(plot)
@@ -206,7 +206,7 @@ def _draw(
 ) -> None:
     if path is None:
         return
-    from hookscope.figures import figure_bytes, plot_suffix
+    from hookscope.drawing import figure_bytes, plot_suffix
     from hookscope.stats_figure import draw_statistics
     from hookscope.system import write_atomically
 

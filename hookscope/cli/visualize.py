@@ -27,11 +27,9 @@ from hookscope.errors import ImageError, InputError, LayerError, NoMapError, Usa
 
 if TYPE_CHECKING:
     from hookscope.destinations import OutputPath
+    from hookscope.drawing import ChannelChoice, Origin, PassResult, Scale, Sheet, Style
     from hookscope.images import InputImage
-    from hookscope.levels import ChannelChoice, Scale
     from hookscope.models import LoadedModel
-    from hookscope.sheets import Origin, Sheet, Style
-    from hookscope.visualize import PassResult
 
 FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead", "nonfinite", "weights", "file")
 
@@ -115,11 +113,9 @@ def command(
       cat cat.jpg | hookscope visualize vgg16 - --layer features.0 -o - > first.png
       hookscope visualize resnet34 cat.jpg --layer 0 --channels top:16 --overlay
     """
-    from hookscope.colours import palette
     from hookscope.destinations import OutputPath
+    from hookscope.drawing import ChannelChoice, Scale, Style, palette
     from hookscope.hooks import Selection
-    from hookscope.levels import ChannelChoice, Scale
-    from hookscope.sheets import Style
 
     Selection(layers)
     wanted_scale = Scale.parse(scale)
@@ -186,9 +182,8 @@ def _rows(job: _Job, net: LoadedModel, pictures: ImageFiles) -> Iterator[dict[st
 def _rows_of_one_pass(
     job: _Job, net: LoadedModel, pictures: ImageFiles, read: list[InputImage], only: bool
 ) -> Iterator[dict[str, Any]]:
+    from hookscope.drawing import draw_sheet, run_and_reduce, seen_pictures
     from hookscope.hooks import class_names, usual_types
-    from hookscope.sheets import draw_sheet
-    from hookscope.visualize import run_and_reduce, seen_pictures
 
     for picture in read:
         for text in picture.notes:
@@ -238,7 +233,7 @@ def _paths(job: _Job, net: LoadedModel, pictures: ImageFiles, image: str, seen: 
 
 
 def _origin(net: LoadedModel, read: Sequence[InputImage]) -> Origin:
-    from hookscope.sheets import Origin
+    from hookscope.drawing import Origin
 
     first, *others = read
     second = (others[0].name, others[0].sha256) if others else None
@@ -248,7 +243,7 @@ def _origin(net: LoadedModel, read: Sequence[InputImage]) -> Origin:
 def _write(destination: OutputPath, sheet: Sheet, file: str) -> None:
     import os
 
-    from hookscope.pictures import encode_png, make_folder, write_png
+    from hookscope.drawing import encode_png, make_folder, write_png
 
     if destination.kind == "stdout":
         stream = process.standard_output().buffer

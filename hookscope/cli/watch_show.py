@@ -48,7 +48,7 @@ def show(log: str, plot: str | None, format: str | None) -> None:
 
 
 def _check_plot(plot: str, log: str) -> None:
-    from hookscope.figures import plot_suffix
+    from hookscope.drawing import plot_suffix
     from hookscope.system import check_writable
 
     plot_suffix(plot)
@@ -124,7 +124,7 @@ def _run_row(run: Run) -> dict[str, Any]:
 
 
 def _draw(path: str, run: Run, findings: Sequence[TimedFinding], lines: Sequence[str]) -> None:
-    from hookscope.figures import figure_bytes, plot_suffix
+    from hookscope.drawing import figure_bytes, plot_suffix
     from hookscope.runs.figure import run_figure
     from hookscope.system import write_atomically
 

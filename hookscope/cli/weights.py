@@ -24,11 +24,10 @@ from hookscope.errors import UsageError
 from hookscope.findings import counted
 
 if TYPE_CHECKING:
+    from hookscope.drawing import ChannelChoice, Style
     from hookscope.findings import Finding
-    from hookscope.levels import ChannelChoice
     from hookscope.models import LoadedModel
     from hookscope.parameters import ParameterStatistics
-    from hookscope.sheets import Style
 
 FIELDS = (
     "name",
@@ -159,11 +158,10 @@ def command(
 def _look_of_kernels(
     channels: str | None, columns: int | None, cell: int | None, cmap: str | None
 ) -> tuple[ChannelChoice | None, Style]:
-    from hookscope.levels import ChannelChoice
-    from hookscope.sheets import Style
+    from hookscope.drawing import ChannelChoice, Style
 
     if cmap is not None:
-        from hookscope.colours import palette
+        from hookscope.drawing import palette
 
         palette(cmap)
     style = Style(columns, cell, cmap or "RdBu_r")
@@ -179,7 +177,7 @@ def _check_names(layers: tuple[str, ...]) -> None:
 
 
 def _check_files(plot: str | None, kernels: str | None, weights: str, model: str) -> None:
-    from hookscope.figures import plot_suffix
+    from hookscope.drawing import plot_suffix
     from hookscope.system import check_writable
 
     if plot is not None:
@@ -211,7 +209,7 @@ def _same(one: str, other: str) -> bool:
 def _write_plot(
     path: str, net: LoadedModel, rows: Sequence[ParameterStatistics], findings: Sequence[Finding], totals: Sequence[str]
 ) -> None:
-    from hookscope.figures import figure_bytes, plot_suffix
+    from hookscope.drawing import figure_bytes, plot_suffix
     from hookscope.models import package_versions
     from hookscope.system import write_atomically
     from hookscope.weights_figure import weights_figure
@@ -225,8 +223,8 @@ def _write_plot(
 def _write_kernels(
     path: str, net: LoadedModel, layers: tuple[str, ...], choice: ChannelChoice | None, style: Style
 ) -> None:
+    from hookscope.drawing import write_png
     from hookscope.kernels import draw_kernels
-    from hookscope.pictures import write_png
 
     sheet = draw_kernels(net.model, layers or None, choice, style, net.name, net.weights)
     for text in sheet.left_out:

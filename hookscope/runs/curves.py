@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hookscope.drawing import BODY, SMALL, Colour, write
 from hookscope.errors import printable
-from hookscope.figures import BODY, SMALL, Colour, write
 from hookscope.runs.columns import Grid, rows_of
 from hookscope.runs.loss import centred
 from hookscope.runs.series import RunSeries

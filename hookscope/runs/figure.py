@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hookscope.drawing import BODY, DPI, SMALL, TITLE, Colour, fitting, inches, plain_settings, wrapped, write
 from hookscope.errors import printable
-from hookscope.figures import BODY, DPI, SMALL, TITLE, Colour, plain_settings, write
 from hookscope.runs.columns import Grid, columns_of, edges_of, grid_of, rows_of
 from hookscope.runs.curves import draw_curves, draw_loss, draw_rates
 from hookscope.runs.heat import draw_heat, draw_keys
-from hookscope.runs.line_widths import fitting, inches, wrapped
 from hookscope.runs.series import RunSeries, series_of
 from hookscope.runs.summary import summary
 from hookscope.runs.thresholds import TrainingThresholds

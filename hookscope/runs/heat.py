@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hookscope.colours import _matplotlib
-from hookscope.figures import SMALL, Colour, write
+from hookscope.drawing import SMALL, Colour, _matplotlib, inches, write
 from hookscope.runs.columns import Grid, rows_of
 from hookscope.runs.curves import badge
-from hookscope.runs.line_widths import inches
 from hookscope.runs.series import RunSeries
 from hookscope.runs.timed import TimedFinding
 

@@ -62,10 +62,10 @@ def drawing(model, image):
     import tempfile
 
     import hookscope
-    from hookscope.activity import reduce_output
+    from hookscope.drawing.png import write_png
+    from hookscope.drawing.reduce import reduce_output
+    from hookscope.drawing.sheet import Origin, draw_sheet
     from hookscope.hooks.selection import Call
-    from hookscope.pictures import write_png
-    from hookscope.sheets import Origin, draw_sheet
 
     net = hookscope.load_model(model, weights="none")
     picture = net.preprocess(hookscope.open_image(image))

@@ -27,8 +27,8 @@ from hookscope.cam_methods import METHODS
 from hookscope.cli import process
 from hookscope.cli.cam import FIELDS, command
 from hookscope.cli.main import main
+from hookscope.drawing.png import read_provenance
 from hookscope.models.load import load_model
-from hookscope.pictures import read_provenance
 
 ROOT = Path(hookscope.__file__).parents[1]
 SAMPLES = ROOT / "samples"

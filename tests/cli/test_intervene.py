@@ -19,8 +19,8 @@ import hookscope
 from hookscope.cli import process
 from hookscope.cli.intervene import CHANNEL_FIELDS, CLASS_FIELDS, FIELDS
 from hookscope.cli.main import COMMANDS, main
+from hookscope.drawing.png import read_provenance
 from hookscope.interventions import WORDS
-from hookscope.pictures import read_provenance
 
 NETS = """
 import torch

@@ -18,8 +18,8 @@ import hookscope
 from hookscope.cli import process
 from hookscope.cli.main import main
 from hookscope.cli.saliency import FIELDS, command
+from hookscope.drawing.png import read_provenance
 from hookscope.models.load import load_model
-from hookscope.pictures import read_provenance
 from hookscope.saliency import saliency_maps
 from hookscope.saliency_methods import METHODS, Settings
 

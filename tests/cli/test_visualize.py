@@ -22,7 +22,7 @@ import hookscope
 from hookscope.cli import process
 from hookscope.cli.main import main
 from hookscope.cli.visualize import FIELDS, command
-from hookscope.pictures import read_provenance
+from hookscope.drawing.png import read_provenance
 
 ROOT = Path(hookscope.__file__).parents[1]
 SAMPLES = ROOT / "samples"

@@ -501,7 +501,7 @@ def test_the_curves_are_drawn(tmp_path: Path, shown: Any, suffix: str) -> None:
     shown(str(written(tmp_path / "run.ndjson", END)), "--plot", str(plot))
     assert plot.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
     if suffix == ".png":
-        from hookscope.pictures import read_provenance
+        from hookscope.drawing.png import read_provenance
 
         told = read_provenance(plot)
         assert told["run"]["command"] == ["train.py", "--epochs", "3"]

@@ -18,7 +18,7 @@ from PIL import Image
 from hookscope.cli import process
 from hookscope.cli.main import COMMANDS, main
 from hookscope.cli.weights import FIELDS, command
-from hookscope.pictures import read_provenance
+from hookscope.drawing.png import read_provenance
 
 NETS = """
 import torch

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hookscope.figures import Colour, figure_bytes
+from hookscope.drawing.plot import Colour, figure_bytes
 from hookscope.runs.columns import COLUMNS, MOST_CELLS, grid_of
 from hookscope.runs.figure import run_figure
 from hookscope.runs.findings import findings_over_time

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hookscope.drawing.scaling import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
 from hookscope.hooks import InputSize, Maps, Shape, as_float, feature_maps, one_thread, shape_of, tensors_in
-from hookscope.levels import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
 
 if TYPE_CHECKING:
     from torch import nn

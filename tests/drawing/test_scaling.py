@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope import colours
+from hookscope.drawing import colours
+from hookscope.drawing.scaling import ChannelChoice, Scale, finite_extremes, reduce_maps
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
 from hookscope.hooks.maps import as_float
-from hookscope.levels import ChannelChoice, Scale, finite_extremes, reduce_maps
 
 TOP = colours.LEVELS - 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookscope import colours
+from hookscope.drawing import colours
 
 __all__ = ["fitting", "inches", "wrapped"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import hookscope
-from hookscope import colours
-from hookscope.colours import LEVELS, colour_map_names, font, palette
+from hookscope.drawing import colours
+from hookscope.drawing.colours import LEVELS, colour_map_names, font, palette
 from hookscope.errors import UsageError
 
 ROOT = Path(hookscope.__file__).parents[1]
@@ -57,7 +57,7 @@ def test_the_font_has_the_letters_of_file_names() -> None:
 SCRIPT = """
 import os
 before = dict(os.environ)
-from hookscope.colours import palette
+from hookscope.drawing.colours import palette
 import hashlib
 print(hashlib.sha256(palette("coolwarm").tobytes()).hexdigest())
 assert dict(os.environ) == before

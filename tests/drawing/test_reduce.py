@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from hookscope.activity import measure, reduce_output
+from hookscope.drawing.reduce import measure, reduce_output
+from hookscope.drawing.scaling import ChannelChoice
 from hookscope.errors import LayerError, NoMapError
-from hookscope.levels import ChannelChoice
 
 
 def test_measures_leave_nan_and_inf_out() -> None:

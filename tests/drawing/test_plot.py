@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hookscope.drawing.plot import SUFFIXES, figure_bytes, page_of_rows, plain_settings, plot_suffix, write
+from hookscope.drawing.png import read_provenance
 from hookscope.errors import UsageError
-from hookscope.figures import SUFFIXES, figure_bytes, page_of_rows, plain_settings, plot_suffix, write
-from hookscope.pictures import read_provenance
 
 
 @pytest.mark.parametrize(("path", "suffix"), [("a.png", ".png"), ("b/c.SVG", ".svg"), ("x.y.pdf", ".pdf")])
@@ -73,12 +73,12 @@ def test_settings_are_given_back_after_an_error() -> None:
 def test_neither_backend_nor_pyplot_nor_a_file_in_the_folder_matters(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("figure.dpi: 20\naxes.facecolor: red\n")
     code = (
-        "import sys; from hookscope.figures import *; page = page_of_rows(['a'], ['b'], 'c');"
+        "import sys; from hookscope.drawing.plot import *; page = page_of_rows(['a'], ['b'], 'c');"
         "sys.stdout.buffer.write(figure_bytes(page.figure, '.png')); assert 'matplotlib.pyplot' not in sys.modules"
     )
     made = []
     for folder, more in ((tmp_path, {"MPLBACKEND": "module://nowhere"}), ("/", {})):
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **more}
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **more}
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, check=True
         )

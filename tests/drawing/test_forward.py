@@ -11,13 +11,13 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
+from hookscope.drawing.forward import run_and_reduce, seen_pictures
+from hookscope.drawing.scaling import ChannelChoice, Scale
 from hookscope.errors import InputError, LayerError, NoMapError, UsageError
-from hookscope.levels import ChannelChoice, Scale
 from hookscope.models.inputs import family_of
 from hookscope.models.load import LoadedModel, load_model
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.run import model_errors_as_input_errors
-from hookscope.visualize import run_and_reduce, seen_pictures
 
 
 class Small(nn.Module):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from hookscope import colours, overlays
+from hookscope.drawing import colours, overlay as overlays
+from hookscope.drawing.overlay import Heat, Panel, draw_page
 from hookscope.errors import UsageError
-from hookscope.overlays import Heat, Panel, draw_page
 
 NAMES = ["B", "layer4.1.conv2", "$x^2$ is no mathematics", "evil\x1b]0;x\n\u202ename", "Cavalier King Charles " * 9]
 

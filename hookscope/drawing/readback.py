@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hookscope import colours
+from hookscope.drawing import colours
+from hookscope.drawing.png import read_provenance
 from hookscope.errors import ImageError, UsageError
-from hookscope.pictures import read_provenance
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,15 +12,15 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope import colours, pages, sheets
-from hookscope.activity import reduce_output
+from hookscope.drawing import colours, page as pages, sheet as sheets
+from hookscope.drawing.png import encode_png, read_provenance
+from hookscope.drawing.reduce import reduce_output
+from hookscope.drawing.scaling import ChannelChoice, Scale
+from hookscope.drawing.sheet import Origin, Sheet, Style, draw_sheet, shape_text
+from hookscope.drawing.text import text_pixels
 from hookscope.errors import UsageError
 from hookscope.hooks.maps import InputSize
 from hookscope.hooks.selection import Call
-from hookscope.lettering import text_pixels
-from hookscope.levels import ChannelChoice, Scale
-from hookscope.pictures import encode_png, read_provenance
-from hookscope.sheets import Origin, Sheet, Style, draw_sheet, shape_text
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
 CALL = Call("layer4.0.conv2", "Conv2d", 0, 30)

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 import hookscope
-from hookscope import colours, grids
+from hookscope.drawing import colours, grid as grids
+from hookscope.drawing.grid import MOST_PIXELS, draw_alike, draw_grid, lay_out, strongest
+from hookscope.drawing.scaling import ChannelChoice, Scale, reduce_maps
+from hookscope.drawing.text import number_pixels
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
-from hookscope.grids import MOST_PIXELS, draw_alike, draw_grid, lay_out, strongest
-from hookscope.lettering import number_pixels
-from hookscope.levels import ChannelChoice, Scale, reduce_maps
 
 
 def slow_grid(values: torch.Tensor, columns: int, zoom: int) -> np.ndarray:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hookscope import colours
-from hookscope.lettering import text_pixels
-from hookscope.pages import BODY, Page, colour_bar
+from hookscope.drawing import colours
+from hookscope.drawing.page import BODY, Page, colour_bar
+from hookscope.drawing.text import text_pixels
 
 
 def test_blocks_stand_one_below_the_other_within_the_margin() -> None:

@@ -13,14 +13,14 @@ from PIL import Image
 from torch import nn
 
 import hookscope
-from hookscope import colours
-from hookscope.activity import reduce_output
+from hookscope.drawing import colours
+from hookscope.drawing.png import write_png
+from hookscope.drawing.reduce import reduce_output
+from hookscope.drawing.scaling import ChannelChoice, Scale
+from hookscope.drawing.sheet import Origin, Style, draw_sheet
 from hookscope.errors import ImageError
 from hookscope.hooks.maps import InputSize, feature_maps
 from hookscope.hooks.selection import Call
-from hookscope.levels import ChannelChoice, Scale
-from hookscope.pictures import write_png
-from hookscope.sheets import Origin, Style, draw_sheet
 
 ORIGIN = Origin("net", "none", "cat.jpg", "", "none")
 

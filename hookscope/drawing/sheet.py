@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope import colours
-from hookscope.activity import ActivationSummary, Part
-from hookscope.grids import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
+from hookscope.drawing import colours
+from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
+from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, colour_bar
+from hookscope.drawing.reduce import ActivationSummary, Part
 from hookscope.hooks import Call, Shape
 from hookscope.models import package_versions
-from hookscope.pages import LEAST_WIDTH, MARGIN, Page, colour_bar
 
 if TYPE_CHECKING:
     from PIL import Image

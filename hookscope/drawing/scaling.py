@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookscope import colours
+from hookscope.drawing import colours
 from hookscope.errors import LayerError, NoMapError, SelectionError, UsageError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hookscope import colours
+from hookscope.drawing import colours
+from hookscope.drawing.text import wrapped
 from hookscope.errors import UsageError, printable
-from hookscope.lettering import wrapped
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope import colours
+from hookscope.drawing import colours
+from hookscope.drawing.scaling import ChannelChoice, Scale, Tiles, reduce_maps
+from hookscope.drawing.text import LABEL_HEIGHT, number_pixels, stamp
 from hookscope.errors import NoMapError, UsageError
-from hookscope.lettering import LABEL_HEIGHT, number_pixels, stamp
-from hookscope.levels import ChannelChoice, Scale, Tiles, reduce_maps
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from hookscope.lettering import Pixels
+    from hookscope.drawing.text import Pixels
 
 __all__ = ["Grid", "Layout", "channel_grid", "draw_alike", "draw_grid", "lay_out", "strongest", "to_image"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from hookscope import colours
+from hookscope.drawing import colours
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hookscope import colours
-from hookscope.lettering import LABEL_HEIGHT, number_pixels, stamp, text_pixels, wrapped
+from hookscope.drawing import colours
+from hookscope.drawing.text import LABEL_HEIGHT, number_pixels, stamp, text_pixels, wrapped
 
 
 def test_text_has_ink_and_only_the_colours_of_text() -> None:

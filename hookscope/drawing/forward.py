@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.activity import ActivationSummary, reduce_output
+from hookscope.drawing.reduce import ActivationSummary, reduce_output
+from hookscope.drawing.scaling import ChannelChoice, Scale
 from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.hooks import Call, InputSize, Layers, Observer
-from hookscope.levels import ChannelChoice, Scale
 from hookscope.models import model_errors_as_input_errors
 
 if TYPE_CHECKING:

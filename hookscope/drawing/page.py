@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hookscope import colours
+from hookscope.drawing import colours
+from hookscope.drawing.text import stamp, text_pixels, wrapped
 from hookscope.errors import printable
-from hookscope.lettering import stamp, text_pixels, wrapped
 
 if TYPE_CHECKING:
-    from hookscope.lettering import Pixels
+    from hookscope.drawing.text import Pixels
 
 __all__ = ["LEAST_WIDTH", "MARGIN", "Page", "colour_bar"]
 

@@ -1,0 +1,53 @@
+from . import colours as colours
+from .colours import _matplotlib as _matplotlib, colour_map_names as colour_map_names, font as font, palette as palette
+from .forward import (
+    PassResult as PassResult,
+    run_and_reduce as run_and_reduce,
+    seen_by as seen_by,
+    seen_pictures as seen_pictures,
+)
+from .grid import (
+    FRAME_GAP as FRAME_GAP,
+    LEAST_CELL as LEAST_CELL,
+    MOST_PIXELS as MOST_PIXELS,
+    Grid as Grid,
+    channel_grid as channel_grid,
+    draw_alike as draw_alike,
+    draw_grid as draw_grid,
+    lay_out as lay_out,
+    to_image as to_image,
+)
+from .line_widths import fitting as fitting, inches as inches, wrapped as wrapped
+from .overlay import Heat as Heat, Panel as Panel, draw_page as draw_page
+from .page import BODY as BODY, LEAST_WIDTH as LEAST_WIDTH, MARGIN as MARGIN, Page as Page, colour_bar as colour_bar
+from .plot import (
+    DPI as DPI,
+    SMALL as SMALL,
+    TITLE as TITLE,
+    Colour as Colour,
+    RowPage as RowPage,
+    figure_bytes as figure_bytes,
+    page_of_rows as page_of_rows,
+    plain_settings as plain_settings,
+    plot_suffix as plot_suffix,
+    write as write,
+)
+from .png import encode_png as encode_png, write_png as write_png
+from .readback import read_sheet as read_sheet
+from .scaling import (
+    ChannelChoice as ChannelChoice,
+    Scale as Scale,
+    Tiles as Tiles,
+    finite_extremes as finite_extremes,
+    reduce_maps as reduce_maps,
+)
+from .sheet import (
+    Origin as Origin,
+    Sheet as Sheet,
+    Style as Style,
+    draw_sheet as draw_sheet,
+    finite_or_none as finite_or_none,
+    placed as placed,
+    shape_text as shape_text,
+)
+from .text import stamp as stamp, text_pixels as text_pixels
