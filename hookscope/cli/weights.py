@@ -142,8 +142,7 @@ def command(
     _check_files(plot, kernels, weights, model)
     net = load_net(model, weights, seed)
 
-    from hookscope.parameters import parameter_statistics
-    from hookscope.weight_findings import parameter_findings
+    from hookscope.parameters import parameter_findings, parameter_statistics
 
     rows = parameter_statistics(net.model, thresholds, layers or None)
     findings = parameter_findings(rows, thresholds)
@@ -211,8 +210,8 @@ def _write_plot(
 ) -> None:
     from hookscope.drawing import figure_bytes, plot_suffix
     from hookscope.models import package_versions
+    from hookscope.parameters import weights_figure
     from hookscope.system import write_atomically
-    from hookscope.weights_figure import weights_figure
 
     figure = weights_figure(rows, findings, f"{net.name}   weights: {net.weights}", totals)
     told = [found.as_row() for found in findings]
@@ -224,7 +223,7 @@ def _write_kernels(
     path: str, net: LoadedModel, layers: tuple[str, ...], choice: ChannelChoice | None, style: Style
 ) -> None:
     from hookscope.drawing import write_png
-    from hookscope.kernels import draw_kernels
+    from hookscope.parameters import draw_kernels
 
     sheet = draw_kernels(net.model, layers or None, choice, style, net.name, net.weights)
     for text in sheet.left_out:
@@ -248,7 +247,7 @@ def _report(
 
 
 def _as_row(row: ParameterStatistics, weights: str) -> dict[str, Any]:
-    from hookscope.weight_findings import finding_names
+    from hookscope.parameters import finding_names
 
     same = row.duplicate_filters
     counts = {

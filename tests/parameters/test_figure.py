@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from hookscope.drawing.plot import figure_bytes
-from hookscope.parameters import parameter_statistics
-from hookscope.weight_findings import parameter_findings
-from hookscope.weights_figure import weights_figure
+from hookscope.parameters.figure import weights_figure
+from hookscope.parameters.findings import parameter_findings
+from hookscope.parameters.statistics import parameter_statistics
 
 
 def figure_of(model: nn.Module) -> Any:

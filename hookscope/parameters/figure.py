@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from hookscope.drawing import Colour, RowPage, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
-from hookscope.weight_findings import finding_names
+from hookscope.parameters.findings import finding_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hookscope.parameters import ParameterStatistics
+    from hookscope.parameters.statistics import ParameterStatistics
 
 __all__ = ["weights_figure"]
 
@@ -39,14 +39,14 @@ def weights_figure(
     """A page with a row for each layer in order of registration: weights, filters, zeros, running variances.
 
     Args:
-        rows: As `hookscope.parameters.parameter_statistics` made them.
-        findings: As `hookscope.weight_findings.parameter_findings` made them.
+        rows: As `hookscope.parameters.statistics.parameter_statistics` made them.
+        findings: As `hookscope.parameters.findings.parameter_findings` made them.
         heading: Which model with which weights.
         lines: Further lines below the heading, such as totals.
 
     Example:
         >>> import torch
-        >>> from hookscope.parameters import parameter_statistics
+        >>> from hookscope.parameters.statistics import parameter_statistics
         >>> figure = weights_figure(parameter_statistics(torch.nn.Linear(3, 2)), [], "a layer")
         >>> [axes.texts[0].get_text() for axes in figure.axes]
         ['weights', 'zeros (%)']

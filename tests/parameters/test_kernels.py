@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope import kernels
 from hookscope.drawing import colours
 from hookscope.drawing.png import encode_png, read_provenance
 from hookscope.drawing.scaling import ChannelChoice
 from hookscope.drawing.sheet import Style
 from hookscope.drawing.text import text_pixels
 from hookscope.errors import LayerError
-from hookscope.kernels import KernelSheet, draw_kernels
+from hookscope.parameters import kernels
+from hookscope.parameters.kernels import KernelSheet, draw_kernels
 
 
 def net() -> nn.Sequential:

@@ -7,8 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope import filters as module
-from hookscope.filters import dead_filters, duplicate_filters, filter_norms, filters_of, is_convolution, layer_weight
+from hookscope.parameters import filters as module
+from hookscope.parameters.filters import (
+    dead_filters,
+    duplicate_filters,
+    filter_norms,
+    filters_of,
+    is_convolution,
+    layer_weight,
+)
 
 
 def duplicates(layer: nn.Module, cosine: float = 0.9999) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import LayerError, ModelError, UsageError
-from hookscope.filters import (
+from hookscope.hooks import Layers, Selection, as_float, one_thread, value_numbers
+from hookscope.parameters.filters import (
     dead_filters,
     duplicate_filters,
     filter_norms,
@@ -16,7 +17,6 @@ from hookscope.filters import (
     is_convolution,
     layer_weight,
 )
-from hookscope.hooks import Layers, Selection, as_float, one_thread, value_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,7 +75,7 @@ class ParameterStatistics:
         filter_norm_mean: Mean norm.
         filter_norm_max: Largest norm.
         dead_filters: Numbers of the filters that are dead, see `ParameterThresholds`.
-        duplicate_filters: Groups of filters that see the same, see `hookscope.filters.duplicate_filters`.
+        duplicate_filters: Groups of filters that see the same, see `hookscope.parameters.filters.duplicate_filters`.
         collapsed: Of a running variance, the channels that have collapsed.
         eps: Of running statistics, the layer's eps.
         updated: Of running statistics, whether they were ever updated: batches were counted, or a mean is not 0, or

@@ -25,10 +25,10 @@ from hookscope.drawing import (
     wrapped,
 )
 from hookscope.errors import LayerError, printable
-from hookscope.filters import filter_norms, filters_of, is_convolution, layer_weight
 from hookscope.hooks import Layers, one_thread
 from hookscope.models import package_versions
-from hookscope.parameters import layers_named
+from hookscope.parameters.filters import filter_norms, filters_of, is_convolution, layer_weight
+from hookscope.parameters.statistics import layers_named
 
 if TYPE_CHECKING:
     import numpy as np
