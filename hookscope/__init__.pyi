@@ -17,7 +17,6 @@ from .gradient_hooks import (
     change_gradients as change_gradients,
 )
 from .gradients import layer_gradients as layer_gradients
-from .health import diagnose as diagnose
 from .hooks import (
     Activations as Activations,
     Call as Call,
@@ -37,8 +36,11 @@ from .monitor import Monitor as Monitor
 from .parameters import parameter_statistics as parameter_statistics
 from .saliency import saliency_maps as saliency_maps
 from .scores import Loss as Loss, Prediction as Prediction
-from .statistics import LayerStatistics as LayerStatistics
-from .survey import StatisticsCollector as StatisticsCollector
-from .tally import RunningStatistics as RunningStatistics
+from .statistics import (
+    LayerStatistics as LayerStatistics,
+    RunningStatistics as RunningStatistics,
+    StatisticsCollector as StatisticsCollector,
+    diagnose as diagnose,
+)
 from .trace import list_layers as list_layers
 from .verification import verify as verify

@@ -17,9 +17,7 @@ from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
-    from hookscope.limits import BrokenLimit, Limits
-    from hookscope.saved_statistics import SavedStatistics
-    from hookscope.statistics import LayerStatistics
+    from hookscope.statistics import BrokenLimit, LayerStatistics, Limits, SavedStatistics
 
 FIELDS = ("limit", "index", "layer", "value", "allowed", "evidence", "weights")
 
@@ -70,7 +68,7 @@ def command(
     """
     from hookscope.destinations import refuse_input
     from hookscope.hooks import Selection
-    from hookscope.limits import Limits, broken_limits, held_layers
+    from hookscope.statistics import Limits, broken_limits, held_layers
     from hookscope.system import check_writable
 
     directions, share = min_rank or (None, None)
@@ -108,7 +106,7 @@ def _tell_of_nan(layers: Sequence[LayerStatistics]) -> None:
 def _write_junit(
     path: str, model: str, limits: Limits, layers: Sequence[LayerStatistics], offences: Sequence[BrokenLimit], lost: int
 ) -> None:
-    from hookscope.junit import junit_xml
+    from hookscope.statistics import junit_xml
     from hookscope.system import write_atomically
 
     suite = f"hookscope check {model}"

@@ -30,9 +30,7 @@ from hookscope.findings import counted
 
 if TYPE_CHECKING:
     from hookscope.models import Batch, LoadedModel
-    from hookscope.saved_statistics import SavedStatistics, Source
-    from hookscope.survey import StatisticsCollector
-    from hookscope.tally import RunningStatistics
+    from hookscope.statistics import RunningStatistics, SavedStatistics, Source, StatisticsCollector
 
 __all__ = ["MeasureOptions", "measure", "measuring_options"]
 
@@ -115,8 +113,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         from hookscope.hooks import Selection
-        from hookscope.survey import StatisticsCollector
-        from hookscope.tally import RunningStatistics
+        from hookscope.statistics import RunningStatistics, StatisticsCollector
 
         job, model = self.job, self.net.model
         if job.allow:
@@ -128,7 +125,7 @@ class _Run:
         self.next_save = time.monotonic() + _SAVE_EVERY
 
     def _source(self) -> Source:
-        from hookscope.saved_statistics import Source, fingerprint_of
+        from hookscope.statistics import Source, fingerprint_of
 
         job, net = self.job, self.net
         layers = ", ".join(job.layers) or "every convolution and activation function"
@@ -189,7 +186,7 @@ class _Run:
 
     def _pass(self, batch: Batch, first: int) -> None:
         from hookscope.models import model_errors_as_input_errors
-        from hookscope.tally import RunningStatistics
+        from hookscope.statistics import RunningStatistics
 
         positions = [first + position for position in batch.positions]
         self.survey.tally = RunningStatistics()
@@ -216,7 +213,7 @@ class _Run:
         self.lost.append(position)
 
     def _state(self) -> SavedStatistics:
-        from hookscope.saved_statistics import Progress, SavedStatistics
+        from hookscope.statistics import Progress, SavedStatistics
 
         # what was lost ahead of the last batch will be met again
         lost = sum(position < self.done for position in self.lost)
@@ -224,7 +221,7 @@ class _Run:
 
     def _save(self) -> None:
         """Write what was counted; nothing at all is no reason to write over what an earlier run has counted."""
-        from hookscope.saved_statistics import save_statistics
+        from hookscope.statistics import save_statistics
 
         if self.job.save is None or not self.tally.images:
             return
@@ -235,7 +232,7 @@ class _Run:
 
     def _take_up(self) -> None:
         """Go on where the run that wrote the file was cut short; without a file begin."""
-        from hookscope.saved_statistics import Progress, check_same_source, load_statistics
+        from hookscope.statistics import Progress, check_same_source, load_statistics
 
         job = self.job
         assert job.save is not None

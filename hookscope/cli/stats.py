@@ -23,10 +23,9 @@ from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
     from hookscope.findings import Finding
-    from hookscope.saved_statistics import SavedStatistics
-    from hookscope.statistics import LayerStatistics
+    from hookscope.statistics import LayerStatistics, SavedStatistics
 
-_BEGINNING = b'{"hookscope": '  # of what `hookscope.saved_statistics` writes
+_BEGINNING = b'{"hookscope": '  # of what `hookscope.statistics.storage` writes
 
 
 @click.command("stats")
@@ -64,7 +63,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope stats resnet34 photos/ --limit 1000 --save a.json
       hookscope stats --merge a.json b.json
     """
-    from hookscope.health import find_problems
+    from hookscope.statistics import find_problems
 
     thresholds = thresholds_of(options)
     if options["merge"]:
@@ -117,7 +116,7 @@ def _check_targets(options: Mapping[str, Any], paths: Sequence[str]) -> None:
         check_writable(plot)
         refuse_input(plot, paths)
     if tensorboard is not None:
-        from hookscope.tensorboard import check_installed
+        from hookscope.statistics import check_installed
 
         check_installed()
         check_folder(tensorboard)
@@ -143,7 +142,7 @@ _OF_A_RUN = ("layers", "types", "files0_from", "batch_size", "workers", "limit",
 
 
 def _merged(paths: Sequence[str], save: str | None) -> SavedStatistics:
-    from hookscope.saved_statistics import merge_statistics, save_statistics
+    from hookscope.statistics import merge_statistics, save_statistics
 
     if wrong := _given(_OF_A_RUN):
         raise UsageError(f"--merge measures nothing, and {wrong[0]} says what to measure", do="leave one out")
@@ -207,7 +206,7 @@ def _draw(
     if path is None:
         return
     from hookscope.drawing import figure_bytes, plot_suffix
-    from hookscope.stats_figure import draw_statistics
+    from hookscope.statistics import draw_statistics
     from hookscope.system import write_atomically
 
     about = f"{saved.source.model}, {counted(saved.tally.images, 'image')}, weights {saved.source.weights}"
@@ -218,6 +217,6 @@ def _draw(
 def _log(folder: str | None, saved: SavedStatistics, layers: Sequence[LayerStatistics]) -> None:
     if folder is None:
         return
-    from hookscope.tensorboard import write_events
+    from hookscope.statistics import write_events
 
     write_events(folder, layers, step=0, about={"model": saved.source.model, "weights": saved.source.weights})

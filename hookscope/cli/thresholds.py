@@ -5,7 +5,7 @@
 ``Number``              a number from a least one on; with ``endless`` also ``inf``
 ``Rank``                a number of directions, or a share of what there can be
 ``threshold_options``   the thresholds of findings
-``thresholds_of``       what these options hold, as `hookscope.health.Thresholds`
+``thresholds_of``       what these options hold, as `hookscope.statistics.findings.Thresholds`
 =====================  =============================================================
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from hookscope.health import StatisticsThresholds
+    from hookscope.statistics import StatisticsThresholds
 
 __all__ = ["Number", "Rank", "Share", "threshold_options", "thresholds_of"]
 
@@ -174,6 +174,6 @@ def threshold_options(command: Command) -> Command:
 
 def thresholds_of(options: Mapping[str, Any]) -> StatisticsThresholds:
     """The thresholds among the ``options`` of a command."""
-    from hookscope.health import StatisticsThresholds
+    from hookscope.statistics import StatisticsThresholds
 
     return StatisticsThresholds(**{field: options[option] for field, option in _FIELDS.items()})

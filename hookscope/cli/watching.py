@@ -72,7 +72,7 @@ class WatchRun:
     def _check(self, tensorboard: str | None) -> None:
         Selection(self._settings["layers"])
         if tensorboard is not None:
-            from hookscope.tensorboard import check_installed
+            from hookscope.statistics import check_installed
 
             check_installed()
             check_folder(tensorboard)

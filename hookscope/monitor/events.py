@@ -8,8 +8,8 @@ from typing import Any
 
 from hookscope.errors import WriteError, printable
 from hookscope.hooks import call_key
+from hookscope.statistics import check_installed
 from hookscope.system import StrPath, check_folder, make_folder
-from hookscope.tensorboard import check_installed
 
 __all__ = ["TensorBoardWriter"]
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hookscope.batchnorm import BATCH_NORMS
 from hookscope.hooks import call_key, class_names
 from hookscope.monitor.figures import BatchMoments, DeferredScalars, OutputSums, output_sums, values_of
 from hookscope.monitor.layers import Layer
 from hookscope.monitor.roots import Pass
+from hookscope.statistics import BATCH_NORMS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -29,13 +29,13 @@ class TrainingThresholds:
         too_small: The same, below which nothing is learned: a million such steps, all one way, make one weight.
         flat: Spread of an activation over its root mean square, below which it is constant: about ten times the
             epsilon of single precision.
-        smallest: Root mean square of an activation below which it vanishes, as in `hookscope.health.Thresholds`: the
+        smallest: Root mean square of an activation below which it vanishes, as in `hookscope.statistics.findings.Thresholds`: the
             smallest normal number of half precision.
         largest: Root mean square above which it explodes: the largest number of half precision.
         slope: Mean slope of a sigmoid or tanh, as a share of its steepest, below which it is saturated; 1 % from a
             bound the slope is 4 % (sigmoid) or 2 % (tanh).
         shift: Distance of a batch's mean from the running mean in running standard deviations (root mean square over
-            the channels), as in `hookscope.health.Thresholds`.
+            the channels), as in `hookscope.statistics.findings.Thresholds`.
         ratio: How many times the running variance the batch's is, or the other way round; from there too.
         warm_up: Steps that running statistics have to come near those of the batches; with the usual momentum of 0.1
             0.5 % of what they began with is left after 50.

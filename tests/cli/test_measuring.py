@@ -14,8 +14,8 @@ from PIL import Image
 from hookscope.cli import measuring, process
 from hookscope.cli.measuring import MeasureOptions, measure
 from hookscope.errors import HookscopeError, InputError, LayerError
-from hookscope.saved_statistics import SavedStatistics, load_statistics, save_statistics
-from hookscope.tally import RunningStatistics
+from hookscope.statistics.storage import SavedStatistics, load_statistics, save_statistics
+from hookscope.statistics.totals import RunningStatistics
 
 NETS = """
 import torch
@@ -190,7 +190,7 @@ def test_the_file_is_written_while_the_run_goes_on(monkeypatch: pytest.MonkeyPat
         written.append(saved.tally.images)
         save_statistics(path, saved)
 
-    monkeypatch.setattr("hookscope.saved_statistics.save_statistics", save)
+    monkeypatch.setattr("hookscope.statistics.storage.save_statistics", save)
     measure(job(save="s.json"))
     assert written == [2, 4, 6, 7, 7]
 

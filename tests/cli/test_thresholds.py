@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hookscope.cli.thresholds import Number, Rank, Share, threshold_options, thresholds_of
-from hookscope.health import StatisticsThresholds
+from hookscope.statistics.findings import StatisticsThresholds
 
 
 @pytest.mark.parametrize(

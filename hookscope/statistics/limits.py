@@ -11,7 +11,7 @@ from hookscope.findings import listed, percent
 from hookscope.hooks import Selection
 
 if TYPE_CHECKING:
-    from hookscope.statistics import LayerStatistics
+    from hookscope.statistics.layer_statistics import LayerStatistics
 
 __all__ = ["BrokenLimit", "Limits", "broken_limits", "held_layers", "highest_rank", "nonfinite_words"]
 
@@ -93,7 +93,7 @@ def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[Bro
 
     Example:
         >>> import torch
-        >>> from hookscope.survey import Survey
+        >>> from hookscope.statistics.collector import Survey
         >>> _ = torch.manual_seed(1)
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
         >>> net[0].bias.data[2] = -9.0

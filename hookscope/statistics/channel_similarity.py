@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from hookscope.moments import ChannelMoments
+    from hookscope.statistics.moments import ChannelMoments
 
     Floats = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.quantiles import ValueHistogram
+from hookscope.statistics.quantiles import ValueHistogram
 
 SHARES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 SMALLEST = 2.0**-133  # how wide a bin is where float32 has no more exponents

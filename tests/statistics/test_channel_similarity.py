@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.moments import ChannelMoments, sums_of_maps
-from hookscope.patterns import ChannelCovariance, PatternSketch, effective_rank, rotations_of
+from hookscope.statistics.channel_similarity import ChannelCovariance, PatternSketch, effective_rank, rotations_of
+from hookscope.statistics.moments import ChannelMoments, sums_of_maps
 
 LEAST = 0.999
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from hookscope.hooks import Call
-from hookscope.moments import ChannelMoments, MapSums, sums_of_maps
-from hookscope.patterns import ChannelCovariance, PatternSketch, effective_rank, rotations_of
-from hookscope.quantiles import ValueHistogram
-from hookscope.saturation import Bounds, margins
-from hookscope.statistics import QUANTILES, LayerStatistics, ValuePosition
+from hookscope.statistics.channel_similarity import ChannelCovariance, PatternSketch, effective_rank, rotations_of
+from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics, ValuePosition
+from hookscope.statistics.moments import ChannelMoments, MapSums, sums_of_maps
+from hookscope.statistics.quantiles import ValueHistogram
+from hookscope.statistics.saturation import Bounds, margins
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from hookscope.batchnorm import BatchNormAccumulator, was_updated
+from hookscope.statistics.batchnorm import BatchNormAccumulator, was_updated
 
 
 def inputs(*shape: int) -> Tensor:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from hookscope.findings import Finding, counted, listed, percent
 from hookscope.hooks import ACTIVATION_FUNCTIONS
-from hookscope.limits import highest_rank, nonfinite_words
+from hookscope.statistics.limits import highest_rank, nonfinite_words
 
 if TYPE_CHECKING:
-    from hookscope.batchnorm import BatchNormDrift
-    from hookscope.statistics import LayerStatistics, ValuePosition
-    from hookscope.tally import RunningStatistics
+    from hookscope.statistics.batchnorm import BatchNormDrift
+    from hookscope.statistics.layer_statistics import LayerStatistics, ValuePosition
+    from hookscope.statistics.totals import RunningStatistics
 
     Judge = Callable[["LayerStatistics", "StatisticsThresholds"], Finding | None]
 
@@ -84,7 +84,7 @@ def diagnose(tally: RunningStatistics, thresholds: StatisticsThresholds | None =
 
     Example:
         >>> import torch
-        >>> from hookscope.survey import Survey
+        >>> from hookscope.statistics.collector import Survey
         >>> _ = torch.manual_seed(1)
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
         >>> net[0].bias.data[2] = -9.0

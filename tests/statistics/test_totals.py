@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.accumulator import LayerAccumulator
-from hookscope.batchnorm import BatchNormAccumulator
 from hookscope.errors import InputError
 from hookscope.hooks.selection import Call
-from hookscope.tally import RunningStatistics
+from hookscope.statistics.accumulator import LayerAccumulator
+from hookscope.statistics.batchnorm import BatchNormAccumulator
+from hookscope.statistics.totals import RunningStatistics
 
 
 def random(*shape: int, seed: int = 3) -> Tensor:

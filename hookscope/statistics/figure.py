@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hookscope.statistics import LayerStatistics
+    from hookscope.statistics.layer_statistics import LayerStatistics
 
 __all__ = ["draw_statistics"]
 
@@ -49,13 +49,13 @@ def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Findin
 
     Args:
         layers: In order of execution.
-        findings: The gravest first, as `hookscope.health.diagnose` gives them.
+        findings: The gravest first, as `hookscope.statistics.findings.diagnose` gives them.
         about: The heading: what was measured on what.
 
     Example:
         >>> import torch
-        >>> from hookscope.health import diagnose
-        >>> from hookscope.survey import Survey
+        >>> from hookscope.statistics.findings import diagnose
+        >>> from hookscope.statistics.collector import Survey
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Sigmoid())
         >>> with Survey(net) as survey, torch.no_grad():
         ...     _ = net(torch.rand(20, 3, 8, 8))

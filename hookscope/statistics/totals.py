@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
-from hookscope.accumulator import LayerAccumulator
-from hookscope.batchnorm import BatchNormAccumulator, BatchNormDrift
 from hookscope.errors import InputError
-from hookscope.statistics import LayerStatistics
+from hookscope.statistics.accumulator import LayerAccumulator
+from hookscope.statistics.batchnorm import BatchNormAccumulator, BatchNormDrift
+from hookscope.statistics.layer_statistics import LayerStatistics
 
 __all__ = ["RunningStatistics"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.hooks import as_float
-from hookscope.moments import ChannelMoments, sums_of_maps
+from hookscope.statistics.moments import ChannelMoments, sums_of_maps
 
 if TYPE_CHECKING:
     import numpy as np

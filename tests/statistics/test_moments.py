@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.moments import ChannelMoments, sums_of_maps
+from hookscope.statistics.moments import ChannelMoments, sums_of_maps
 
 # Nine digits hold for any mean up to 1e8 standard deviations; float32 itself has lost the rest beyond.
 CLOSE = {"rtol": 1e-9, "atol": 0}

@@ -17,14 +17,14 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope import tensorboard
-from hookscope.accumulator import LayerAccumulator
 from hookscope.errors import InstallationError, WriteError
 from hookscope.hooks.selection import Call
-from hookscope.quantiles import ValueHistogram
-from hookscope.statistics import LayerStatistics
-from hookscope.survey import StatisticsCollector
-from hookscope.tensorboard import buckets, check_installed, write_events
+from hookscope.statistics import tensorboard
+from hookscope.statistics.accumulator import LayerAccumulator
+from hookscope.statistics.collector import StatisticsCollector
+from hookscope.statistics.layer_statistics import LayerStatistics
+from hookscope.statistics.quantiles import ValueHistogram
+from hookscope.statistics.tensorboard import buckets, check_installed, write_events
 
 SCALARS = ("mean", "std", "min", "max", "rms", "zeros", "nan", "inf", "saturated", "rank")
 
@@ -213,7 +213,7 @@ def test_a_tensorboard_that_does_not_fit_is_told_in_one_line(tmp_path: Path) -> 
     file.parent.mkdir(parents=True)
     file.write_text("raise TypeError('Descriptors cannot be created directly.\\nIf this call came from')")
     code = (
-        "import sys; from hookscope.errors import HookscopeError; from hookscope.tensorboard import write_events\n"
+        "import sys; from hookscope.errors import HookscopeError; from hookscope.statistics.tensorboard import write_events\n"
         "try: write_events(sys.argv[1], [], about={'a': 'b'})\n"
         "except HookscopeError as error: print(error)"
     )

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 
 from hookscope.findings.finding import Finding
-from hookscope.health import MEANINGS, StatisticsThresholds, diagnose, find_problems
-from hookscope.limits import highest_rank
-from hookscope.statistics import LayerStatistics
-from hookscope.survey import StatisticsCollector
-from hookscope.tally import RunningStatistics
+from hookscope.statistics.collector import StatisticsCollector
+from hookscope.statistics.findings import MEANINGS, StatisticsThresholds, diagnose, find_problems
+from hookscope.statistics.layer_statistics import LayerStatistics
+from hookscope.statistics.limits import highest_rank
+from hookscope.statistics.totals import RunningStatistics
 
 
 @cache

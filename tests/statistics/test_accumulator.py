@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.accumulator import LayerAccumulator
 from hookscope.hooks.selection import Call
-from hookscope.statistics import LayerStatistics
+from hookscope.statistics.accumulator import LayerAccumulator
+from hookscope.statistics.layer_statistics import LayerStatistics
 
 BOUNDS = (-1.0, 1.0)
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch.utils.tensorboard import SummaryWriter
 
-    from hookscope.quantiles import ValueHistogram
-    from hookscope.statistics import LayerStatistics
+    from hookscope.statistics.layer_statistics import LayerStatistics
+    from hookscope.statistics.quantiles import ValueHistogram
 
 __all__ = ["check_installed", "write_events"]
 
@@ -67,7 +67,7 @@ def write_events(
 
     Example:
         >>> import tempfile, torch
-        >>> from hookscope.survey import Survey
+        >>> from hookscope.statistics.collector import Survey
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
         >>> with Survey(net) as survey, torch.no_grad():
         ...     _ = net(torch.rand(2, 3, 8, 8))
@@ -159,7 +159,7 @@ def buckets(histogram: ValueHistogram, low: float, high: float) -> tuple[NDArray
 
     Example:
         >>> import torch
-        >>> from hookscope.quantiles import ValueHistogram
+        >>> from hookscope.statistics.quantiles import ValueHistogram
         >>> histogram = ValueHistogram()
         >>> histogram.update(torch.tensor([0.0, 0.0, 1.0, 4.0]))
         >>> limits, counts = buckets(histogram, 0.0, 4.0)

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hookscope.junit import junit_xml
-from hookscope.limits import BrokenLimit
+from hookscope.statistics.junit import junit_xml
+from hookscope.statistics.limits import BrokenLimit
 
 EVIL = 'a<b>&"c"\x00\x1b]0;x\x07\n\ud800\uffff\u202e\u00e9'
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hookscope._version import __version__
 from hookscope.errors import InputError, printable
 from hookscope.hooks import tensors_in
+from hookscope.statistics.totals import RunningStatistics
 from hookscope.system import StrPath, write_atomically
-from hookscope.tally import RunningStatistics
 
 if TYPE_CHECKING:
     from torch import nn

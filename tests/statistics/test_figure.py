@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.accumulator import LayerAccumulator
 from hookscope.drawing.plot import SUFFIXES, figure_bytes
 from hookscope.findings.finding import Finding
-from hookscope.health import diagnose
 from hookscope.hooks.selection import Call
-from hookscope.statistics import LayerStatistics
-from hookscope.stats_figure import draw_statistics
-from hookscope.survey import StatisticsCollector
+from hookscope.statistics.accumulator import LayerAccumulator
+from hookscope.statistics.collector import StatisticsCollector
+from hookscope.statistics.figure import draw_statistics
+from hookscope.statistics.findings import diagnose
+from hookscope.statistics.layer_statistics import LayerStatistics
 
 
 def layer_of(values: Any, name: str = "conv", kind: str = "Conv2d", bounds: Any = (None, None)) -> LayerStatistics:

@@ -18,9 +18,9 @@ import hookscope
 from hookscope.errors import InputError, LayerError
 from hookscope.hooks.maps import as_float, by_channel
 from hookscope.hooks.tensors import tensors_in
-from hookscope.statistics import LayerStatistics
-from hookscope.survey import StatisticsCollector
-from hookscope.tally import RunningStatistics
+from hookscope.statistics.collector import StatisticsCollector
+from hookscope.statistics.layer_statistics import LayerStatistics
+from hookscope.statistics.totals import RunningStatistics
 
 ALL = {"layers": "all", "types": ("all",)}
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import SelectionError
-from hookscope.limits import BrokenLimit, Limits, broken_limits, held_layers, highest_rank, nonfinite_words
-from hookscope.statistics import LayerStatistics
-from hookscope.survey import StatisticsCollector
+from hookscope.statistics.collector import StatisticsCollector
+from hookscope.statistics.layer_statistics import LayerStatistics
+from hookscope.statistics.limits import BrokenLimit, Limits, broken_limits, held_layers, highest_rank, nonfinite_words
 
 
 def measured(net: nn.Module, inputs: Tensor, **options: Any) -> list[LayerStatistics]:

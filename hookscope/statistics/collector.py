@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hookscope.accumulator import LayerAccumulator
-from hookscope.batchnorm import BATCH_NORMS, BatchNormAccumulator
 from hookscope.errors import InputError
 from hookscope.hooks import (
     ACTIVATION_FUNCTIONS,
@@ -28,10 +26,12 @@ from hookscope.hooks import (
     tensors_in,
     usual_types,
 )
-from hookscope.moments import ChannelMoments
-from hookscope.patterns import rotations_of
-from hookscope.saturation import bounds_of
-from hookscope.tally import RunningStatistics
+from hookscope.statistics.accumulator import LayerAccumulator
+from hookscope.statistics.batchnorm import BATCH_NORMS, BatchNormAccumulator
+from hookscope.statistics.channel_similarity import rotations_of
+from hookscope.statistics.moments import ChannelMoments
+from hookscope.statistics.saturation import bounds_of
+from hookscope.statistics.totals import RunningStatistics
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.hooks import Call
-from hookscope.moments import ChannelMoments
-from hookscope.quantiles import ValueHistogram
+from hookscope.statistics.moments import ChannelMoments
+from hookscope.statistics.quantiles import ValueHistogram
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookscope.hooks.selection import ACTIVATION_FUNCTIONS
-from hookscope.saturation import Bounds, bounds_of, margins
+from hookscope.statistics.saturation import Bounds, bounds_of, margins
 
 
 class Gate(nn.Sigmoid):

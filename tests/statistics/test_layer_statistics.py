@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.accumulator import LayerAccumulator
 from hookscope.hooks.selection import Call
-from hookscope.statistics import QUANTILES, LayerStatistics
+from hookscope.statistics.accumulator import LayerAccumulator
+from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics
 
 CALL = Call("stage.relu", "ReLU", 1, 4)
 

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from hookscope.errors import InputError
-from hookscope.saved_statistics import (
+from hookscope.statistics.collector import StatisticsCollector
+from hookscope.statistics.storage import (
     FORMAT,
     Progress,
     SavedStatistics,
@@ -26,8 +27,7 @@ from hookscope.saved_statistics import (
     merge_statistics,
     save_statistics,
 )
-from hookscope.survey import StatisticsCollector
-from hookscope.tally import RunningStatistics
+from hookscope.statistics.totals import RunningStatistics
 
 SOURCE = Source("tiny", "random (seed 0)", "ab12", "resize 8", "every convolution", rank=True)
 

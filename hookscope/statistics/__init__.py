@@ -1,0 +1,5 @@
+"""Statistics of activations over many images: collect, merge, save, judge, draw."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,24 @@
+from .batchnorm import BATCH_NORMS as BATCH_NORMS
+from .collector import StatisticsCollector as StatisticsCollector
+from .figure import draw_statistics as draw_statistics
+from .findings import StatisticsThresholds as StatisticsThresholds, diagnose as diagnose, find_problems as find_problems
+from .junit import junit_xml as junit_xml
+from .layer_statistics import QUANTILES as QUANTILES, LayerStatistics as LayerStatistics, ValuePosition as ValuePosition
+from .limits import (
+    BrokenLimit as BrokenLimit,
+    Limits as Limits,
+    broken_limits as broken_limits,
+    held_layers as held_layers,
+)
+from .storage import (
+    Progress as Progress,
+    SavedStatistics as SavedStatistics,
+    Source as Source,
+    check_same_source as check_same_source,
+    fingerprint_of as fingerprint_of,
+    load_statistics as load_statistics,
+    merge_statistics as merge_statistics,
+    save_statistics as save_statistics,
+)
+from .tensorboard import check_installed as check_installed, write_events as write_events
+from .totals import RunningStatistics as RunningStatistics
