@@ -7,16 +7,16 @@ from .effects import intervention_effect as intervention_effect
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
 from .events import trace_events as trace_events
 from .findings import Finding as Finding
-from .gradient_findings import diagnose_gradients as diagnose_gradients
-from .gradient_hooks import (
+from .gradients import (
     ClampGradientSign as ClampGradientSign,
     ClipGradientNorm as ClipGradientNorm,
     ClipGradientValue as ClipGradientValue,
     ScaleGradient as ScaleGradient,
     ZeroGradient as ZeroGradient,
     change_gradients as change_gradients,
+    diagnose_gradients as diagnose_gradients,
+    layer_gradients as layer_gradients,
 )
-from .gradients import layer_gradients as layer_gradients
 from .hooks import (
     Activations as Activations,
     Call as Call,

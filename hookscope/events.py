@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.flow import refuse_reentrant_checkpoints
+from hookscope.gradients import refuse_reentrant_checkpoints
 from hookscope.hooks import (
     Call,
     Facts,
@@ -133,7 +133,7 @@ def trace_events(
     """Run ``model`` once through real hooks, and tell of each chosen call what it took, returned and got as gradient.
 
     The model runs in eval mode and is as before afterwards. With ``backward`` the gradient flows as in
-    `hookscope.gradients.layer_gradients`: no ``.grad`` is written, and tensor hooks on the outputs see it, which
+    `hookscope.gradients.measure_layers.layer_gradients`: no ``.grad`` is written, and tensor hooks on the outputs see it, which
     in-place layers cannot disturb.
 
     Args:

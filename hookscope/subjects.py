@@ -81,7 +81,7 @@ def answer_lines(answer: Prediction) -> list[str]:
     """The class, and its score and probability, for people.
 
     Example:
-        >>> from hookscope.scores.class_scores import Prediction
+        >>> from hookscope.scores.logits import Prediction
         >>> answer_lines(Prediction(281, "tabby", 12.345, 0.87))
         ['tabby (281)', 'score 12.35  probability 87 %']
     """

@@ -22,7 +22,7 @@ from hookscope.cam_methods import METHODS
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, TargetError, UsageError
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.selection import Call
-from hookscope.scores.class_scores import Prediction
+from hookscope.scores.logits import Prediction
 
 GRADIENT = [name for name, method in METHODS.items() if method.gradient]
 

@@ -19,7 +19,7 @@ from hookscope.drawing.png import read_provenance, write_png
 from hookscope.drawing.sheet import Origin
 from hookscope.errors import UsageError
 from hookscope.hooks.selection import Call
-from hookscope.scores.class_scores import Prediction
+from hookscope.scores.logits import Prediction
 from hookscope.subjects import OverlaySource
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")

@@ -18,7 +18,7 @@ from hookscope.errors import HookscopeError, InputError, ModelError, TargetError
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.saliency import Saliency, saliency_maps
 from hookscope.saliency_methods import METHODS, Settings
-from hookscope.scores.class_scores import Prediction
+from hookscope.scores.logits import Prediction
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

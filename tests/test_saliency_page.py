@@ -17,7 +17,7 @@ from hookscope.drawing.sheet import Origin
 from hookscope.saliency import Saliency
 from hookscope.saliency_methods import METHODS
 from hookscope.saliency_page import draw_saliency, still_of
-from hookscope.scores.class_scores import Prediction
+from hookscope.scores.logits import Prediction
 from hookscope.subjects import OverlaySource
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")

@@ -154,7 +154,8 @@ class Explanation:
             alone: Whether it is the only one of this photograph.
         """
         from hookscope.destinations import file_word, model_word, refuse_input
-        from hookscope.drawing import encode_png, make_folder, write_png
+        from hookscope.drawing import encode_png, write_png
+        from hookscope.system import make_folder
 
         what = file_word(what)
         if len(what) > _LONGEST_WHAT:  # still another name than that of other layers with the same beginning

@@ -9,8 +9,7 @@ from hookscope.cli.columns import fitting
 from hookscope.findings import counted
 
 if TYPE_CHECKING:
-    from hookscope.gradient_findings import GradientThresholds
-    from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
+    from hookscope.gradients import GradientReport, GradientThresholds, LayerGradient, ParameterGradient
     from hookscope.hooks import GradientSize
 
 __all__ = ["FIELDS", "PARAMETER_FIELDS", "layer_row", "parameter_row", "table_fields", "totals"]
@@ -75,7 +74,7 @@ def layer_row(
         thresholds: From where on something is a finding.
         weights: Which the model has.
     """
-    from hookscope.gradient_findings import layer_finding_names
+    from hookscope.gradients import layer_finding_names
 
     call, size, given = layer.call, layer.grad_output, layer.grad_input
     return {
@@ -104,7 +103,7 @@ def _known(size: GradientSize | None) -> float | None:
 
 def parameter_row(parameter: ParameterGradient, thresholds: GradientThresholds, weights: str) -> Row:
     """A parameter."""
-    from hookscope.gradient_findings import parameter_finding_names
+    from hookscope.gradients import parameter_finding_names
 
     size = parameter.gradient
     return {

@@ -39,11 +39,8 @@ from hookscope.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookscope.anomaly import Anomaly
     from hookscope.findings import Finding
-    from hookscope.gradient_changes import GradientChanges
-    from hookscope.gradient_findings import GradientThresholds
-    from hookscope.gradient_report import GradientReport, ParameterGradient
+    from hookscope.gradients import Anomaly, GradientChanges, GradientReport, GradientThresholds, ParameterGradient
     from hookscope.images import InputImage
     from hookscope.models import LoadedModel
     from hookscope.scores import Loss
@@ -143,8 +140,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope gradients nets.py:mine cat.jpg --detect-anomaly --format json | jq '.findings'
       hookscope gradients raft_small first.png second.png --loss mse
     """
-    from hookscope.gradient_changes import GradientChanges
-    from hookscope.gradient_findings import GradientThresholds
+    from hookscope.gradients import GradientChanges, GradientThresholds
 
     _check(images, options)
     changes = GradientChanges(
@@ -210,9 +206,7 @@ def _measure(
     options: Mapping[str, Any],
 ) -> tuple[GradientReport, list[Finding]]:
     """One backward pass, and where something is left without a gradient or NaN is asked for, a second look."""
-    from hookscope.gradient_findings import anything_unreached, diagnose_gradients
-    from hookscope.gradient_stops import gradient_stops
-    from hookscope.gradients import layer_gradients
+    from hookscope.gradients import anything_unreached, diagnose_gradients, gradient_stops, layer_gradients
     from hookscope.models import model_errors_as_input_errors
 
     layers, types = options["layers"] or None, options["types"] or None
@@ -227,7 +221,7 @@ def _measure(
 
 
 def _anomaly(net: LoadedModel, inputs: Any, loss: Loss) -> Anomaly | None:
-    from hookscope.anomaly import first_anomaly
+    from hookscope.gradients import first_anomaly
 
     found = first_anomaly(net.model, inputs, loss)
     if found is None:
@@ -267,7 +261,7 @@ def _draw(
     origin: Mapping[str, Any],
 ) -> None:
     from hookscope.drawing import figure_bytes, plot_suffix
-    from hookscope.gradient_figure import gradient_figure
+    from hookscope.gradients import gradient_figure
     from hookscope.models import package_versions
     from hookscope.system import write_atomically
 

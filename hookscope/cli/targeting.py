@@ -106,7 +106,7 @@ def categories_of(net: LoadedModel, categories: tuple[str, ...] | None) -> tuple
 
     Raises:
         CategoriesError: another number of names than the model is known to have classes; where that is not known
-            before a pass, `hookscope.scores.class_scores.predictions` finds it.
+            before a pass, `hookscope.scores.logits.predictions` finds it.
     """
     if categories is None:
         return net.categories

@@ -243,7 +243,8 @@ def _origin(net: LoadedModel, read: Sequence[InputImage]) -> Origin:
 def _write(destination: OutputPath, sheet: Sheet, file: str) -> None:
     import os
 
-    from hookscope.drawing import encode_png, make_folder, write_png
+    from hookscope.drawing import encode_png, write_png
+    from hookscope.system import make_folder
 
     if destination.kind == "stdout":
         stream = process.standard_output().buffer

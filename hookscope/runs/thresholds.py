@@ -22,7 +22,7 @@ class TrainingThresholds:
             of a linear layer have one an image.
         dead_of_few: The share that takes the place of ``dead`` there. In small sound nets up to 40 % were seen.
         vanishing: Norm of a layer's gradient over the norm of its weight, below which it vanishes; that of
-            `hookscope.gradient_findings.GradientThresholds`, which tells where it comes from.
+            `hookscope.gradients.findings.GradientThresholds`, which tells where it comes from.
         exploding: The same ratio, above which it explodes; from there too.
         too_large: Norm of an update over the norm of the weight. The usual ratio is about 1e-3, in the
             first steps of sound runs up to 0.2 (resnet18, momentum 0.9); at 0.3 three steps replace the weight.

@@ -1,5 +1,5 @@
 from .categories import read_categories as read_categories
-from .class_scores import (
+from .logits import (
     Prediction as Prediction,
     check_categories as check_categories,
     check_family as check_family,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import tensors_in
-from hookscope.scores.class_scores import Prediction, class_scores, one_picture, predictions
+from hookscope.scores.logits import Prediction, class_scores, one_picture, predictions
 from hookscope.scores.target import Target
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hookscope.models import model_errors_as_input_errors
-from hookscope.scores.class_scores import Prediction, check_family, class_scores, one_picture, predictions
+from hookscope.scores.logits import Prediction, check_family, class_scores, one_picture, predictions
 from hookscope.scores.target import Target
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted, listed
 
 if TYPE_CHECKING:
-    from hookscope.anomaly import Anomaly
-    from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
-    from hookscope.gradient_stops import Stop
+    from hookscope.gradients.anomaly import Anomaly
+    from hookscope.gradients.cut_points import Stop
+    from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
     from hookscope.hooks import GradientSize
 
 __all__ = [
@@ -98,15 +98,15 @@ def diagnose_gradients(
     where it is worst. `layer_finding_names` and `parameter_finding_names` tell of every link.
 
     Args:
-        report: As `hookscope.gradients.layer_gradients` made it.
-        stops: As `hookscope.gradient_stops.gradient_stops` made them, wanted where `anything_unreached`.
+        report: As `hookscope.gradients.measure_layers.layer_gradients` made it.
+        stops: As `hookscope.gradients.cut_points.gradient_stops` made them, wanted where `anything_unreached`.
         thresholds: From where on something is a finding.
-        anomaly: As `hookscope.anomaly.first_anomaly` made it.
+        anomaly: As `hookscope.gradients.anomaly.first_anomaly` made it.
         looked_for_anomaly: Whether that was called, whatever it found: then nobody is told to.
 
     Example:
         >>> import torch
-        >>> from hookscope.gradients import layer_gradients
+        >>> from hookscope.gradients.measure_layers import layer_gradients
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.ReLU(), torch.nn.Flatten())
         >>> _ = net[0].bias.data.fill_(-9), net[0].weight.data.fill_(1)
         >>> [found] = diagnose_gradients(layer_gradients(net, torch.ones(1, 1, 1, 1)))

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.anomaly import first_anomaly
 from hookscope.errors import UsageError
 from hookscope.findings.finding import Finding
-from hookscope.gradient_findings import (
+from hookscope.gradients.anomaly import first_anomaly
+from hookscope.gradients.cut_points import gradient_stops
+from hookscope.gradients.findings import (
     GradientThresholds,
     anything_unreached,
     diagnose_gradients,
     layer_finding_names,
     parameter_finding_names,
 )
-from hookscope.gradient_stops import gradient_stops
-from hookscope.gradients import layer_gradients
+from hookscope.gradients.measure_layers import layer_gradients
 from hookscope.scores.losses import Loss
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import LayerError, UsageError
-from hookscope.gradient_changes import GradientChanges
+from hookscope.gradients.changes import GradientChanges
 
 
 def net() -> nn.Sequential:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import HookscopeError, InputError, ModelError
-from hookscope.flow import in_graph, refuse_reentrant_checkpoints
-from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
-from hookscope.gradient_stops import gradient_stops
+from hookscope.gradients.autograd_flow import in_graph, refuse_reentrant_checkpoints
+from hookscope.gradients.cut_points import gradient_stops
+from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import (
     Call,
     HookHandles,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from hookscope.gradient_changes import Change
+    from hookscope.gradients.changes import Change
 
 __all__ = ["layer_gradients"]
 

@@ -15,7 +15,7 @@ import torchvision
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, ModelError, SelectionError, UsageError
-from hookscope.gradient_hooks import (
+from hookscope.gradients.modify import (
     ClampGradientSign,
     ClipGradientNorm,
     ClipGradientValue,

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from hookscope.errors import LayerError, UsageError, nearest
 from hookscope.findings import listed
-from hookscope.gradient_hooks import ClampGradientSign, ClipGradientValue, ScaleGradient, ZeroGradient, clip_total_norm
+from hookscope.gradients.modify import (
+    ClampGradientSign,
+    ClipGradientValue,
+    ScaleGradient,
+    ZeroGradient,
+    clip_total_norm,
+)
 from hookscope.hooks import Selection
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.flow import Cut, Flow, LeafCall, node_of, nodes_behind, refuse_reentrant_checkpoints
+from hookscope.gradients.autograd_flow import Cut, Flow, LeafCall, node_of, nodes_behind, refuse_reentrant_checkpoints
 from hookscope.hooks import differentiable, leaves_of, passed_on
 from hookscope.scores import LossLike, as_loss
 
@@ -45,7 +45,7 @@ def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tupl
     """Every place where the gradient of ``loss`` stops although something before it could take one.
 
     Frozen parameters are none of them: gradients flow through their layers. The arguments are those of
-    `hookscope.gradients.layer_gradients`; nothing of the model changes.
+    `hookscope.gradients.measure_layers.layer_gradients`; nothing of the model changes.
 
     Raises:
         ModelError: a reentrant checkpoint, inside which there is no graph until a real backward pass runs.

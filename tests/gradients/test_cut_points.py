@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hookscope.anomaly import first_anomaly
 from hookscope.errors import ModelError
-from hookscope.gradient_stops import Stop, gradient_stops
-from hookscope.gradients import layer_gradients
+from hookscope.gradients.anomaly import first_anomaly
+from hookscope.gradients.cut_points import Stop, gradient_stops
+from hookscope.gradients.measure_layers import layer_gradients
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.losses import Loss
 

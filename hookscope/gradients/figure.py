@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope.drawing import SMALL, Colour, RowPage, font, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
-from hookscope.gradient_findings import GradientThresholds, layer_finding_names, parameter_finding_names
+from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
 from hookscope.hooks import GradientSize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hookscope.gradient_report import GradientReport, LayerGradient, ParameterGradient
+    from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 
 __all__ = ["gradient_figure"]
 
@@ -70,15 +70,15 @@ def gradient_figure(
     link of a chain. Thresholds themselves are of ratios, and are not drawn among absolute values.
 
     Args:
-        report: As `hookscope.gradients.layer_gradients` made it.
-        findings: As `hookscope.gradient_findings.diagnose_gradients` made them.
+        report: As `hookscope.gradients.measure_layers.layer_gradients` made it.
+        findings: As `hookscope.gradients.findings.diagnose_gradients` made them.
         heading: Which model with which weights.
         lines: Further lines below the heading, such as totals.
         thresholds: From where on something is marked; those that ``findings`` were made with.
 
     Example:
         >>> import torch
-        >>> from hookscope.gradients import layer_gradients
+        >>> from hookscope.gradients.measure_layers import layer_gradients
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.Flatten())
         >>> figure = gradient_figure(layer_gradients(net, torch.ones(1, 1, 1, 1)), [], "a net")
         >>> [axes.texts[0].get_text() for axes in figure.axes]

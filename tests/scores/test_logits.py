@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookscope.errors import CategoriesError, ModelError, TargetError, UsageError
 from hookscope.models.inputs import example_inputs, family_of
 from hookscope.models.load import load_model
-from hookscope.scores.class_scores import (
+from hookscope.scores.logits import (
     Prediction,
     check_categories,
     check_family,

@@ -10,11 +10,11 @@ from torch import nn
 
 from hookscope.drawing.plot import figure_bytes
 from hookscope.findings.finding import Finding
-from hookscope.gradient_changes import GradientChanges
-from hookscope.gradient_figure import gradient_figure
-from hookscope.gradient_findings import GradientThresholds, diagnose_gradients
-from hookscope.gradient_report import GradientReport
-from hookscope.gradients import layer_gradients
+from hookscope.gradients.changes import GradientChanges
+from hookscope.gradients.figure import gradient_figure
+from hookscope.gradients.findings import GradientThresholds, diagnose_gradients
+from hookscope.gradients.measure_layers import layer_gradients
+from hookscope.gradients.report import GradientReport
 from hookscope.scores.losses import Loss
 
 

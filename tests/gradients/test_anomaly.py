@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.anomaly import Anomaly, first_anomaly
+from hookscope.gradients.anomaly import Anomaly, first_anomaly
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.losses import Loss
 

@@ -1,0 +1,26 @@
+from .anomaly import Anomaly as Anomaly, first_anomaly as first_anomaly
+from .autograd_flow import refuse_reentrant_checkpoints as refuse_reentrant_checkpoints
+from .changes import GradientChanges as GradientChanges
+from .cut_points import gradient_stops as gradient_stops
+from .figure import gradient_figure as gradient_figure
+from .findings import (
+    GradientThresholds as GradientThresholds,
+    anything_unreached as anything_unreached,
+    diagnose_gradients as diagnose_gradients,
+    layer_finding_names as layer_finding_names,
+    parameter_finding_names as parameter_finding_names,
+)
+from .measure_layers import layer_gradients as layer_gradients
+from .modify import (
+    ClampGradientSign as ClampGradientSign,
+    ClipGradientNorm as ClipGradientNorm,
+    ClipGradientValue as ClipGradientValue,
+    ScaleGradient as ScaleGradient,
+    ZeroGradient as ZeroGradient,
+    change_gradients as change_gradients,
+)
+from .report import (
+    GradientReport as GradientReport,
+    LayerGradient as LayerGradient,
+    ParameterGradient as ParameterGradient,
+)
