@@ -1,9 +1,7 @@
 from . import interventions as interventions
 from ._version import __version__ as __version__
-from .ablation import ablate_each as ablate_each
 from .cam import ClassActivationMap as ClassActivationMap, class_activation_maps as class_activation_maps
 from .drawing import channel_grid as channel_grid, read_sheet as read_sheet
-from .effects import intervention_effect as intervention_effect
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
 from .events import trace_events as trace_events
 from .findings import Finding as Finding
@@ -25,7 +23,11 @@ from .hooks import (
     capture as capture,
 )
 from .images import open_image as open_image
-from .interventions import intervene as intervene
+from .interventions import (
+    ablate_each as ablate_each,
+    intervene as intervene,
+    intervention_effect as intervention_effect,
+)
 from .models import (
     LoadedModel as LoadedModel,
     ModelInfo as ModelInfo,

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from hookscope.ablation import ablate_each
-from hookscope.effects import Effect, intervention_effect
 from hookscope.events import CallRecord, trace_events
 from hookscope.hooks.differences import same_bits
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.tensors import map_tensors, tensors_in
 from hookscope.interventions import DropBlock, Dropout, Noise, Patch, Prune, Scale, Zero
+from hookscope.interventions.ablation import ablate_each
+from hookscope.interventions.effect import Effect, intervention_effect
 from hookscope.interventions.sources import activations_at
 from hookscope.models.load import LoadedModel, load_model
 

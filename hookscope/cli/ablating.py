@@ -16,16 +16,14 @@ from hookscope.cli.targeting import categories_of
 from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
-    from hookscope.ablation import Ablation
+    from hookscope.interventions import Ablation
 
 __all__ = ["ablate"]
 
 
 def ablate(one: ModelAndImages, changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
     """Channel after channel, on top of what ``--at`` changes."""
-    from hookscope.ablation import ablate_each
-    from hookscope.effects import from_the_start
-    from hookscope.interventions import intervene
+    from hookscope.interventions import ablate_each, from_the_start, intervene
     from hookscope.models import model_errors_as_input_errors
 
     model, categories = one.net.model, categories_of(one.net, options["categories"])

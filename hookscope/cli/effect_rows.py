@@ -12,8 +12,7 @@ from hookscope.scores import Target, class_label
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookscope.ablation import ChannelWorth
-    from hookscope.effects import MovedLayer
+    from hookscope.interventions import ChannelWorth, MovedLayer
 
 __all__ = [
     "CHANNEL_FIELDS",

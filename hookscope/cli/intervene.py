@@ -39,7 +39,7 @@ from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
-    from hookscope.effects import Effect
+    from hookscope.interventions import Effect
     from hookscope.models import LoadedModel
 
 __all__ = ["CHANNEL_FIELDS", "CLASS_FIELDS", "FIELDS", "command"]
@@ -196,7 +196,7 @@ def _compare(
     options: Mapping[str, Any],
 ) -> None:
     """Both passes, what moved between them, and where it is written."""
-    from hookscope.effects import intervention_effect
+    from hookscope.interventions import intervention_effect
     from hookscope.models import model_errors_as_input_errors
 
     asked = _asks_for_classes(options)
@@ -258,7 +258,7 @@ def _draw(
 ) -> None:
     """Write the page of ``--grid``; where nothing was changed there is nothing to draw."""
     from hookscope.drawing import Origin, seen_by, write_png
-    from hookscope.effect_pages import Cause, draw_effect
+    from hookscope.interventions import Cause, draw_effect
 
     if not effect.changed:
         output.note(f"Note: {options['grid']} is not written")

@@ -106,7 +106,7 @@ def interventions_of(
 
 
 def _source(net: LoadedModel, wish: InterventionOptions, types: Sequence[str]) -> Any:
-    from hookscope.interventions.sources import mean_at, read_direction
+    from hookscope.interventions import mean_at, read_direction
 
     readers: dict[str, Callable[[str], Any]] = {
         "steer": read_direction,
@@ -127,7 +127,7 @@ def _activations(
 ) -> Iterator[dict[str, Any]]:
     """What the calls in question put out for each of some pictures."""
     from hookscope.images import read_picture
-    from hookscope.interventions.sources import activations_at
+    from hookscope.interventions import activations_at
     from hookscope.models import model_errors_as_input_errors
 
     names = [name for name, _ in net.model.named_parameters(remove_duplicate=False)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from hookscope.errors import LayerError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import Call, channel_axis
-from hookscope.interventions.parts import Ranges, a_type, parse_positions, parse_ranges
+from hookscope.interventions.ranges import Ranges, a_type, parse_positions, parse_ranges
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -180,7 +180,7 @@ def ablate(model, layer):
     import torch
     import torchvision
 
-    from hookscope.ablation import ablate_each
+    from hookscope.interventions.ablation import ablate_each
 
     net = torchvision.models.get_model(model, weights=None).eval()
     picture, module = torch.randn(1, 3, 224, 224), net.get_submodule(layer)

@@ -23,11 +23,11 @@ from hookscope.drawing import (
     text_pixels,
     to_image,
 )
-from hookscope.effect_maps import NAMES, MovedMaps, moved_maps
-from hookscope.effects import MovedLayer
 from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.findings import counted, percent
 from hookscope.hooks import InputSize
+from hookscope.interventions.effect import MovedLayer
+from hookscope.interventions.effect_maps import NAMES, MovedMaps, moved_maps
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -96,7 +96,7 @@ def draw_effect(
     red, -Inf light blue. `hookscope.drawing.readback.read_sheet` gives the values of such a picture.
 
     Args:
-        layers: What `hookscope.effects.intervention_effect` found; those that were not kept are passed over.
+        layers: What `hookscope.interventions.effect.intervention_effect` found; those that were not kept are passed over.
         origin: Model, weights, picture and preprocessing.
         cause: The interventions and the seed.
         model: Its layers tell where their channels are.
@@ -110,7 +110,7 @@ def draw_effect(
 
     Example:
         >>> import torch
-        >>> from hookscope.effects import intervention_effect
+        >>> from hookscope.interventions.effect import intervention_effect
         >>> from hookscope.interventions import Zero
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3))
         >>> changes = {"0": Zero(channels="2")}

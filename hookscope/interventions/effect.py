@@ -23,7 +23,7 @@ from hookscope.hooks import (
     shape_of,
     tensors_in,
 )
-from hookscope.interventions.block import Changes, intervene, pairs_of
+from hookscope.interventions.context import Changes, intervene, pairs_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

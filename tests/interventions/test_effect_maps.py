@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope import effect_maps
 from hookscope.drawing import colours
-from hookscope.effect_maps import MovedMaps, moved_maps
-from hookscope.effects import MovedLayer
 from hookscope.errors import NoMapError
 from hookscope.hooks.selection import Call
 from hookscope.hooks.tensors import shape_of
+from hookscope.interventions import effect_maps
+from hookscope.interventions.effect import MovedLayer
+from hookscope.interventions.effect_maps import MovedMaps, moved_maps
 
 
 def moved(before: Any, after: Any, module: nn.Module | None = None, **more: Any) -> list[MovedMaps]:

@@ -198,7 +198,7 @@ def test_the_words_need_no_torch() -> None:
     import sys
 
     code = (
-        "import sys; from hookscope.interventions.words import InterventionSpec;"
+        "import sys; from hookscope.interventions.spec import InterventionSpec;"
         "InterventionSpec.parse('noise:std=1'); "
         "sys.exit('torch' in sys.modules)"
     )

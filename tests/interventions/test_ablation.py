@@ -14,13 +14,22 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from hookscope import ablation_copies, ablation_passes
-from hookscope.ablation import Ablation, ablate_each
-from hookscope.effects import intervention_effect
 from hookscope.errors import InputError, LayerError, NoMapError, TargetError, UsageError
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.selection import Call
-from hookscope.interventions import Clamp, Mean, Noise, Permute, Quantize, Zero, intervene
+from hookscope.interventions import (
+    Clamp,
+    Mean,
+    Noise,
+    Permute,
+    Quantize,
+    Zero,
+    ablation_copies,
+    ablation_passes,
+    intervene,
+)
+from hookscope.interventions.ablation import Ablation, ablate_each
+from hookscope.interventions.effect import intervention_effect
 
 PICTURE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from hookscope.errors import UsageError, nearest
 from hookscope.interventions.base import Intervention
-from hookscope.interventions.changing import Clamp, Noise, Permute, Quantize, Scale, Zero
-from hookscope.interventions.dropping import DropBlock, DropBlock2d, DropBlock3d, Dropout, Dropout2d
-from hookscope.interventions.replacing import Mean, Patch, Steer
-from hookscope.interventions.weights import Freeze, Prune
+from hookscope.interventions.dropout import DropBlock, DropBlock2d, DropBlock3d, Dropout, Dropout2d
+from hookscope.interventions.elementwise import Clamp, Noise, Permute, Quantize, Scale, Zero
+from hookscope.interventions.parameters import Freeze, Prune
+from hookscope.interventions.replacement import Mean, Patch, Steer
 
 __all__ = ["WORDS", "InterventionSpec"]
 

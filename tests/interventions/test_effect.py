@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.effects import intervention_effect
 from hookscope.errors import LayerError
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.interventions import Dropout, Noise, Patch, Scale, Zero
+from hookscope.interventions.effect import intervention_effect
 
 
 class Net(nn.Module):

@@ -7,8 +7,8 @@ from typing import Any
 
 from hookscope.errors import UsageError
 from hookscope.interventions.base import Change, Intervention, check_takes
-from hookscope.interventions.parts import a_type
-from hookscope.interventions.weights import Freeze, Prune
+from hookscope.interventions.parameters import Freeze, Prune
+from hookscope.interventions.ranges import a_type
 
 __all__ = ["AnyChange", "Changes", "pairs_of"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hookscope.drawing import ChannelChoice, Scale, Tiles, finite_extremes, finite_or_none, reduce_maps, shape_text
-from hookscope.effects import MovedLayer
 from hookscope.errors import NoMapError
 from hookscope.hooks import MOST_ITEMS, InputSize, Maps, as_float, feature_maps, shape_of, tensors_in
+from hookscope.interventions.effect import MovedLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -74,7 +74,7 @@ def moved_maps(
     """The maps of a kept call before, after and their difference, part by part; vectors as maps of one position.
 
     Args:
-        layer: A call whose activations `hookscope.effects.intervention_effect` kept.
+        layer: A call whose activations `hookscope.interventions.effect.intervention_effect` kept.
         module: The layer, which often tells where the channels are.
         shown: The size of what the network saw, for the proportions of a token grid.
         most_channels: So many of the channels that moved are drawn.

@@ -13,18 +13,17 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope import effect_pages
 from hookscope.drawing import colours, page as pages
 from hookscope.drawing.png import read_provenance, write_png
 from hookscope.drawing.readback import read_sheet
 from hookscope.drawing.sheet import Origin
 from hookscope.drawing.text import number_pixels, text_pixels
-from hookscope.effect_pages import Cause, draw_effect
-from hookscope.effects import MovedLayer, intervention_effect
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks.selection import Call
 from hookscope.hooks.tensors import shape_of
-from hookscope.interventions import Noise, Zero
+from hookscope.interventions import Noise, Zero, effect_page as effect_pages
+from hookscope.interventions.effect import MovedLayer, intervention_effect
+from hookscope.interventions.effect_page import Cause, draw_effect
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
 CAUSE = Cause(["conv zero:channels=2", "conv noise:std=0.1"], seed=7)

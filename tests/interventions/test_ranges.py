@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.interventions.parts import Ranges, parse_positions, parse_ranges
+from hookscope.interventions.ranges import Ranges, parse_positions, parse_ranges
 
 
 @pytest.mark.parametrize(

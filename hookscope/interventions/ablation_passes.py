@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.ablation_copies import BatchIndependenceProbe, ChannelZeroer, Place, Site, alike, scores_of
 from hookscope.errors import LayerError, NoMapError
 from hookscope.hooks import Call, Layers, Observer, Selection, channel_axis, random_states, shape_of, tensors_in
+from hookscope.interventions.ablation_copies import BatchIndependenceProbe, ChannelZeroer, Place, Site, alike, scores_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.ablation_passes import baseline, rounds
 from hookscope.errors import InputError, NoMapError, UsageError
 from hookscope.findings import listed
 from hookscope.hooks import Call, Layers
+from hookscope.interventions.ablation_passes import baseline, rounds
 from hookscope.scores import Prediction, Target, one_picture, predictions, probabilities
 
 if TYPE_CHECKING:

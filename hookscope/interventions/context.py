@@ -12,8 +12,8 @@ from hookscope.errors import LayerError, ModelError, SelectionError, UsageError,
 from hookscope.findings import listed
 from hookscope.hooks import Call, Observer, Selection, channel_axis, is_recomputing, map_tensors, tensors_in
 from hookscope.interventions.base import Change, Intervention, checked
-from hookscope.interventions.pairs import AnyChange, Changes, pairs_of
-from hookscope.interventions.weights import Freeze, Prune, parameter_changed
+from hookscope.interventions.changes import AnyChange, Changes, pairs_of
+from hookscope.interventions.parameters import Freeze, Prune, parameter_changed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

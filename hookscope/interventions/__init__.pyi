@@ -1,0 +1,30 @@
+from .ablation import Ablation as Ablation, ChannelWorth as ChannelWorth, ablate_each as ablate_each
+from .base import Intervention as Intervention
+from .context import intervene as intervene
+from .dropout import (
+    DropBlock as DropBlock,
+    DropBlock2d as DropBlock2d,
+    DropBlock3d as DropBlock3d,
+    Dropout as Dropout,
+    Dropout2d as Dropout2d,
+    LinearSchedule as LinearSchedule,
+)
+from .effect import (
+    Effect as Effect,
+    MovedLayer as MovedLayer,
+    from_the_start as from_the_start,
+    intervention_effect as intervention_effect,
+)
+from .effect_page import Cause as Cause, draw_effect as draw_effect
+from .elementwise import (
+    Clamp as Clamp,
+    Noise as Noise,
+    Permute as Permute,
+    Quantize as Quantize,
+    Scale as Scale,
+    Zero as Zero,
+)
+from .parameters import Freeze as Freeze, Prune as Prune
+from .replacement import Mean as Mean, Patch as Patch, Steer as Steer
+from .sources import activations_at as activations_at, mean_at as mean_at, read_direction as read_direction
+from .spec import WORDS as WORDS, InterventionSpec as InterventionSpec
