@@ -1,9 +1,13 @@
 from . import interventions as interventions
 from ._version import __version__ as __version__
-from .cam import ClassActivationMap as ClassActivationMap, class_activation_maps as class_activation_maps
 from .drawing import channel_grid as channel_grid, read_sheet as read_sheet
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
 from .events import trace_events as trace_events
+from .explain import (
+    ClassActivationMap as ClassActivationMap,
+    class_activation_maps as class_activation_maps,
+    saliency_maps as saliency_maps,
+)
 from .findings import Finding as Finding
 from .gradients import (
     ClampGradientSign as ClampGradientSign,
@@ -36,7 +40,6 @@ from .models import (
 )
 from .monitor import Monitor as Monitor
 from .parameters import parameter_statistics as parameter_statistics
-from .saliency import saliency_maps as saliency_maps
 from .scores import Loss as Loss, Prediction as Prediction
 from .statistics import (
     LayerStatistics as LayerStatistics,

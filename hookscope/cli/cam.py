@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hookscope.cam_methods import METHODS
 from hookscope.cli import explaining, process
 from hookscope.cli.explaining import ExplainOptions, Explanation, answer_fields, explaining_options, peak_fields
 from hookscope.cli.options import layer_option, model_argument, type_option, was_given
 from hookscope.cli.progress import pass_progress
 from hookscope.errors import UsageError
+from hookscope.explain import METHODS
 from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
-    from hookscope.cam import ClassActivationMap
+    from hookscope.explain import ClassActivationMap
 
 FIELDS = (
     "image", "layer", "type", "call", "method", "class", "label", "score", "probability", "shape", "max", "peak_x",
@@ -128,7 +128,7 @@ def _check_sheet(sheet: str, plan: ExplainOptions) -> None:
 
 def _rows(one: Explanation, wish: _Wish) -> Iterator[dict[str, Any]]:
     """Make the maps of one picture, write them, and say a row for each."""
-    from hookscope.cam_pages import draw_overlay
+    from hookscope.explain import draw_overlay
 
     maps = _maps(one, wish, wish.layers or None, one.plan.target)
     groups = _groups(maps, wish.fuse)
@@ -150,7 +150,7 @@ def _groups(maps: Sequence[ClassActivationMap], fuse: bool) -> list[list[ClassAc
     Raises:
         UsageError: there is only one to fuse.
     """
-    from hookscope.cam import fused
+    from hookscope.explain import fused
 
     by_class: dict[int, list[ClassActivationMap]] = {}
     for found in maps:
@@ -165,7 +165,7 @@ def _groups(maps: Sequence[ClassActivationMap], fuse: bool) -> list[list[ClassAc
 
 
 def _row(one: Explanation, found: ClassActivationMap, file: str, fuse: bool) -> dict[str, Any]:
-    from hookscope.cam_pages import still_of, why_empty
+    from hookscope.explain import still_of, why_empty
 
     if reason := why_empty(found):
         one.note(f"the map of {found.call.key} for class {found.prediction.index}: {reason}")
@@ -187,7 +187,7 @@ def _row(one: Explanation, found: ClassActivationMap, file: str, fuse: bool) -> 
 
 
 def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: str) -> list[ClassActivationMap]:
-    from hookscope.cam import class_activation_maps
+    from hookscope.explain import class_activation_maps
     from hookscope.hooks import class_names, usual_types
     from hookscope.models import model_errors_as_input_errors
 
@@ -218,9 +218,8 @@ def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: s
 
 def _write_sheet(one: Explanation, wish: _Wish, sheet: str, maps: list[ClassActivationMap]) -> None:
     """The page of several classes and layers; what was not chosen is chosen here."""
-    from hookscope.cam import landmark_layers
-    from hookscope.cam_pages import draw_sheet
     from hookscope.drawing import write_png
+    from hookscope.explain import draw_sheet, landmark_layers
     from hookscope.models import model_errors_as_input_errors
 
     layers: Sequence[str] = wish.layers

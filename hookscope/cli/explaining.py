@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from hookscope.array_file import ArrayFile
     from hookscope.destinations import OutputPath
+    from hookscope.explain import OverlaySource
     from hookscope.models import LoadedModel
     from hookscope.scores import Prediction
-    from hookscope.subjects import OverlaySource
 
 __all__ = ["ExplainOptions", "Explanation", "answer_fields", "explain_all", "explaining_options", "peak_fields"]
 
@@ -238,8 +238,8 @@ def _prepared(
     plan: ExplainOptions, net: LoadedModel, photographs: ImageFiles, path: str, categories: tuple[str, ...] | None
 ) -> Explanation:
     from hookscope.drawing import Origin
+    from hookscope.explain import OverlaySource
     from hookscope.models import seen_box
-    from hookscope.subjects import OverlaySource
 
     picture = photographs.read(path, net.preprocess.frames)
     for text in picture.notes:

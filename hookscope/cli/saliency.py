@@ -11,11 +11,11 @@ from hookscope.cli import explaining, process
 from hookscope.cli.explaining import ExplainOptions, Explanation, answer_fields, explaining_options, peak_fields
 from hookscope.cli.options import model_argument
 from hookscope.cli.progress import pass_progress
+from hookscope.explain import METHODS, Settings
 from hookscope.findings import counted
-from hookscope.saliency_methods import METHODS, Settings
 
 if TYPE_CHECKING:
-    from hookscope.saliency import Saliency
+    from hookscope.explain import Saliency
 
 FIELDS = (
     "image", "method", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x", "peak_y",
@@ -96,7 +96,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 
 def _rows(one: Explanation, method: str, settings: Settings) -> Iterator[dict[str, Any]]:
     """Make the maps of one picture, write them, and say a row for each."""
-    from hookscope.saliency_page import draw_saliency
+    from hookscope.explain import draw_saliency
 
     maps = _maps(one, method, settings)
     for found in maps:
@@ -106,8 +106,8 @@ def _rows(one: Explanation, method: str, settings: Settings) -> Iterator[dict[st
 
 
 def _maps(one: Explanation, method: str, settings: Settings) -> list[Saliency]:
+    from hookscope.explain import saliency_maps
     from hookscope.models import model_errors_as_input_errors
-    from hookscope.saliency import saliency_maps
 
     inputs = one.net.inputs(one.tensor)
     with (
@@ -139,7 +139,7 @@ def _note(one: Explanation, found: Saliency, total: float) -> None:
 
 
 def _row(one: Explanation, found: Saliency, file: str) -> dict[str, Any]:
-    from hookscope.saliency_page import still_of
+    from hookscope.explain import still_of
 
     still, answer = still_of(found), found.prediction
     if not still.any():

@@ -146,7 +146,7 @@ def cam(model, layer):
     import torch
     import torchvision
 
-    from hookscope.cam import class_activation_maps
+    from hookscope.explain.cam import class_activation_maps
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -22,12 +22,12 @@ from click.testing import CliRunner
 from PIL import Image
 
 import hookscope
-from hookscope.cam import class_activation_maps, fused
-from hookscope.cam_methods import METHODS
 from hookscope.cli import process
 from hookscope.cli.cam import FIELDS, command
 from hookscope.cli.main import main
 from hookscope.drawing.png import read_provenance
+from hookscope.explain.cam import class_activation_maps, fused
+from hookscope.explain.cam_methods import METHODS
 from hookscope.models.load import load_model
 
 ROOT = Path(hookscope.__file__).parents[1]

@@ -19,9 +19,9 @@ from hookscope.cli import process
 from hookscope.cli.main import main
 from hookscope.cli.saliency import FIELDS, command
 from hookscope.drawing.png import read_provenance
+from hookscope.explain.saliency import saliency_maps
+from hookscope.explain.saliency_methods import METHODS, Settings
 from hookscope.models.load import load_model
-from hookscope.saliency import saliency_maps
-from hookscope.saliency_methods import METHODS, Settings
 
 SAMPLES = Path(hookscope.__file__).parents[1] / "samples"
 

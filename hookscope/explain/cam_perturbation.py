@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hookscope.cam_layers import MapLayer
 from hookscope.errors import UsageError
+from hookscope.explain.cam_layers import MapLayer
 from hookscope.hooks import HookHandles, map_tensors, tensors_in
 from hookscope.scores import class_scores
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from hookscope.drawing.sheet import Origin
+from hookscope.explain.overlay_source import OverlaySource, answer_facts, answer_lines
 from hookscope.scores.logits import Prediction
-from hookscope.subjects import OverlaySource, answer_facts, answer_lines
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
 

@@ -15,8 +15,8 @@ import torchvision
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.cam import class_activation_maps
-from hookscope.cam_methods import METHODS
+from hookscope.explain.cam import class_activation_maps
+from hookscope.explain.cam_methods import METHODS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of libraries that grad-cam imports

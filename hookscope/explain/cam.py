@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hookscope.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps, no_default
-from hookscope.cam_methods import METHODS, CamInputs, CamMethod
-from hookscope.cam_passes import Progress, Rerun, resized
 from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError, nearest
+from hookscope.explain.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps, no_default
+from hookscope.explain.cam_methods import METHODS, CamInputs, CamMethod
+from hookscope.explain.cam_perturbation import Progress, Rerun, resized
 from hookscope.hooks import Call, InputSize, Layers, capture, differentiable, leaves_of, passed_on, tensors_in
 from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
 
@@ -29,7 +29,7 @@ class ClassActivationMap:
     Attributes:
         call: The call whose activation was looked at; of fused maps the names and types of all.
         prediction: The class, its score and probability.
-        method: One of `hookscope.cam_methods.METHODS`.
+        method: One of `hookscope.explain.cam_methods.METHODS`.
         values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` where the layer has several frames; before any
             normalisation, after the ReLU where the method has one.
         channels: How many channels the map sums.
@@ -90,7 +90,7 @@ def class_activation_maps(
         layers: A selection, see `hookscope.hooks.selection.Selection`. Without one it is the last layer, in order of execution
             and pooling aside, with a map of more than one position that the score depends on.
         target: A class index, a class name or ``top:K``.
-        method: One of `hookscope.cam_methods.METHODS`, whose functions give paper and formula.
+        method: One of `hookscope.explain.cam_methods.METHODS`, whose functions give paper and formula.
         types: Class names that indices in ``layers`` count.
         categories: Names of the classes.
         batch_size: Pictures in one pass of the methods that take a pass a channel.

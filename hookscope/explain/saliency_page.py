@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hookscope.drawing import Heat, Panel, draw_page
-from hookscope.subjects import OverlaySource, answer_facts, answer_lines
+from hookscope.explain.overlay_source import OverlaySource, answer_facts, answer_lines
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL import Image
 
-    from hookscope.saliency import Saliency
+    from hookscope.explain.saliency import Saliency
 
 __all__ = ["draw_saliency", "still_of"]
 

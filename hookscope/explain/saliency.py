@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import InputError, ModelError, UsageError, nearest
+from hookscope.explain.saliency_methods import METHODS, Settings, wide
 from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import differentiable, leaves_of, passed_on
-from hookscope.saliency_methods import METHODS, Settings, wide
 from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import torchvision
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, InputError, ModelError, TargetError, UsageError
+from hookscope.explain.saliency import Saliency, saliency_maps
+from hookscope.explain.saliency_methods import METHODS, Settings
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.saliency import Saliency, saliency_maps
-from hookscope.saliency_methods import METHODS, Settings
 from hookscope.scores.logits import Prediction
 
 with warnings.catch_warnings():

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookscope import cam_pages
-from hookscope.cam import ClassActivationMap, fused
-from hookscope.cam_pages import draw_overlay, draw_sheet, still_of, why_empty
 from hookscope.drawing.overlay import Panel
 from hookscope.drawing.png import read_provenance, write_png
 from hookscope.drawing.sheet import Origin
 from hookscope.errors import UsageError
+from hookscope.explain import cam_page as cam_pages
+from hookscope.explain.cam import ClassActivationMap, fused
+from hookscope.explain.cam_page import draw_overlay, draw_sheet, still_of, why_empty
+from hookscope.explain.overlay_source import OverlaySource
 from hookscope.hooks.selection import Call
 from hookscope.scores.logits import Prediction
-from hookscope.subjects import OverlaySource
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
 TABBY = Prediction(281, "tabby", 12.25, 0.875)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
-from hookscope.cam import ClassActivationMap, class_activation_maps, fused, landmark_layers, resized
-from hookscope.cam_methods import METHODS
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, TargetError, UsageError
+from hookscope.explain.cam import ClassActivationMap, class_activation_maps, fused, landmark_layers, resized
+from hookscope.explain.cam_methods import METHODS
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.selection import Call
 from hookscope.scores.logits import Prediction

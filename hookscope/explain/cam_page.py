@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookscope.drawing import MOST_PIXELS, Heat, Panel, draw_page
+from hookscope.explain.overlay_source import OverlaySource, answer_facts, answer_lines
 from hookscope.findings import counted, percent
-from hookscope.subjects import OverlaySource, answer_facts, answer_lines
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL import Image
 
-    from hookscope.cam import ClassActivationMap
+    from hookscope.explain.cam import ClassActivationMap
 
 __all__ = ["draw_overlay", "draw_sheet", "still_of", "why_empty"]
 
@@ -37,7 +37,7 @@ def draw_overlay(
         subject: The photograph and where it comes from.
         maps: Of one class.
         cmap: Colour map.
-        fused: Whether they are made by `hookscope.cam.fused`, so that their values are shares.
+        fused: Whether they are made by `hookscope.explain.cam.fused`, so that their values are shares.
 
     Raises:
         UsageError: for a colour map that does not exist.

@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from hookscope import saliency_page
 from hookscope.drawing.png import read_provenance, write_png
 from hookscope.drawing.sheet import Origin
-from hookscope.saliency import Saliency
-from hookscope.saliency_methods import METHODS
-from hookscope.saliency_page import draw_saliency, still_of
+from hookscope.explain import saliency_page
+from hookscope.explain.overlay_source import OverlaySource
+from hookscope.explain.saliency import Saliency
+from hookscope.explain.saliency_methods import METHODS
+from hookscope.explain.saliency_page import draw_saliency, still_of
 from hookscope.scores.logits import Prediction
-from hookscope.subjects import OverlaySource
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
 SUBJECT = OverlaySource(Image.new("RGB", (400, 300), (200, 10, 10)), (50.0, 0.0, 350.0, 300.0), ORIGIN)
