@@ -2,7 +2,6 @@ from . import interventions as interventions
 from ._version import __version__ as __version__
 from .drawing import channel_grid as channel_grid, read_sheet as read_sheet
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
-from .events import trace_events as trace_events
 from .explain import (
     ClassActivationMap as ClassActivationMap,
     class_activation_maps as class_activation_maps,
@@ -47,5 +46,5 @@ from .statistics import (
     StatisticsCollector as StatisticsCollector,
     diagnose as diagnose,
 )
-from .trace import list_layers as list_layers
+from .tracing import list_layers as list_layers, trace_events as trace_events
 from .verification import verify as verify

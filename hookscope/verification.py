@@ -26,8 +26,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.node_by_node import is_out_of_memory, run_fx_graph
-from hookscope.recorder import TracedCall
-from hookscope.trace import Trace, rows_of_type, trace
+from hookscope.tracing import Trace, TracedCall, rows_of_type, trace
 from hookscope.witness import PairedPasses, noise_pictures
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def verify(
     4. ``inputs``: recorded inputs equal the recorded outputs that fed them, where the graph of 1 says so.
     5. ``untouched``: hooks, modes, parameters, flags, gradients, buffers and random states are as before, after a whole
        pass and after one that was left by an exception.
-    6. ``shapes``: `hookscope.trace.trace`, which ``list-layers`` prints, tells the calls and shapes of the real pass.
+    6. ``shapes``: `hookscope.tracing.summary.trace`, which ``list-layers`` prints, tells the calls and shapes of the real pass.
 
     Args:
         net: What `hookscope.models.load.load_model` returned.

@@ -368,7 +368,7 @@ def test_a_changed_mode_and_flag_are_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_wrong_shape_in_the_trace_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def lie(*args: Any, **more: Any) -> Any:
-        found = hookscope.trace.trace(*args, **more)
+        found = hookscope.tracing.summary.trace(*args, **more)
         wrong = [
             dataclasses.replace(c, output_shape=(1, 4, 8, 9)) if at == 3 else c for at, c in enumerate(found.calls)
         ]
@@ -382,7 +382,7 @@ def test_a_wrong_shape_in_the_trace_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_call_that_the_trace_has_not_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(*args: Any, **more: Any) -> Any:
-        found = hookscope.trace.trace(*args, **more)
+        found = hookscope.tracing.summary.trace(*args, **more)
         return dataclasses.replace(found, calls=found.calls[:4] + found.calls[5:])
 
     monkeypatch.setattr(hookscope.verification, "trace", forget)

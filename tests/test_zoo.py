@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from hookscope.events import CallRecord, trace_events
 from hookscope.hooks.differences import same_bits
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.tensors import map_tensors, tensors_in
@@ -21,6 +20,7 @@ from hookscope.interventions.ablation import ablate_each
 from hookscope.interventions.effect import Effect, intervention_effect
 from hookscope.interventions.sources import activations_at
 from hookscope.models.load import LoadedModel, load_model
+from hookscope.tracing.events import CallRecord, trace_events
 
 # the side of a picture that a model runs on and is quick with
 CLASSIFICATION = {

@@ -14,7 +14,7 @@ from hookscope.findings import counted
 
 if TYPE_CHECKING:
     from hookscope.hooks import LayerCall
-    from hookscope.trace import Trace
+    from hookscope.tracing import Trace
 
 FIELDS = ("index", "name", "type", "call", "input_shape", "output_shape", "params", "macs", "note")
 
@@ -41,7 +41,7 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | No
     """
     from hookscope.cli.output import write_rows
     from hookscope.hooks import usual_types
-    from hookscope.trace import rows_of_type
+    from hookscope.tracing import rows_of_type
 
     size, found = _trace(model, input_size)
     types = types or usual_types(layer.types for layer in found.layers)
@@ -51,8 +51,8 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | No
 
 
 def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, int], Trace]:
-    from hookscope.listing import cached_listing, listing
     from hookscope.models import check_model_name
+    from hookscope.tracing import cached_listing, listing
 
     if ":" not in model and (found := cached_listing(model, input_size)) is not None:
         return found
@@ -62,7 +62,7 @@ def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, i
     if ":" not in model:
         return listing(model, input_size)
     from hookscope.models import example_inputs, load_model, native_size
-    from hookscope.trace import trace
+    from hookscope.tracing import trace
 
     with process.prints_to_standard_error():
         net = load_model(model, weights="none", device="cpu")

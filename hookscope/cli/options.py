@@ -67,7 +67,7 @@ def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def _listed(ctx: click.Context) -> Any:
     """The cached trace of the model typed so far; a completion never waits for torch."""
-    from hookscope.listing import cached_listing
+    from hookscope.tracing import cached_listing
 
     # before an option that still lacks its value click leaves the arguments where they are
     model = next(iter(ctx.args), None) or ctx.params.get("model") or "resnet34"

@@ -37,9 +37,9 @@ from hookscope.findings import counted, listed
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hookscope.events import PassRecord
     from hookscope.models import LoadedModel
     from hookscope.scores import Loss
+    from hookscope.tracing import PassRecord
 
 __all__ = ["EVENT_FIELDS", "FIELDS", "command"]
 
@@ -152,8 +152,8 @@ def _loss(net: LoadedModel, options: Mapping[str, Any]) -> Loss | None:
 
 
 def _trace(net: LoadedModel, pictures: list[Tensor], loss: Loss | None, options: Mapping[str, Any]) -> PassRecord:
-    from hookscope.events import trace_events
     from hookscope.models import model_errors_as_input_errors
+    from hookscope.tracing import trace_events
 
     layers, events = options["layers"], options["events"]
     types = options["types"] or (("*",) if events and not layers else ("all",))

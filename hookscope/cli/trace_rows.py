@@ -11,8 +11,8 @@ from hookscope.cli.output import plain_json
 from hookscope.hooks import call_key
 
 if TYPE_CHECKING:
-    from hookscope.events import CallRecord, Event, PassRecord
     from hookscope.hooks import Call, Facts, TensorSummary
+    from hookscope.tracing import CallRecord, Event, PassRecord
 
 __all__ = ["EVENT_FIELDS", "FIELDS", "as_text", "call_row", "event_row", "left_out", "table", "value_lines"]
 

@@ -142,7 +142,7 @@ def test_the_model_that_ships_is_listed_without_its_weights_and_again_without_to
         "shapes at 128x128: 727,626 parameters, 81,102,378 MACs",
     ]
     assert " ".join(lines[26].split()[:7]) == "25 classifier.1 Conv2d 0 1x512x7x7 1x10x7x7 5130"
-    monkeypatch.setattr("hookscope.listing._traced", lambda *words: pytest.fail("traced again"))
+    monkeypatch.setattr("hookscope.tracing.cached_summary._traced", lambda *words: pytest.fail("traced again"))
     assert run("shapes", "--format", "table").stdout == first
 
 

@@ -15,10 +15,10 @@ from hookscope.cli import options
 from hookscope.cli.list_layers import command as list_layers
 from hookscope.cli.options import InputSize
 from hookscope.cli.visualize import command as visualize
-from hookscope.listing import listing
 from hookscope.models.load import load_model
 from hookscope.models.preprocess import MODES
 from hookscope.system import cache
+from hookscope.tracing.cached_summary import listing
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,7 +120,7 @@ def complete(words: str, place: int, home: Path) -> tuple[list[str], str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME names the cache folder on Linux")
 def test_a_shell_is_answered_without_torch(tmp_path: Path) -> None:
-    code = "from hookscope.listing import listing; listing('squeezenet1_1')"
+    code = "from hookscope.tracing.cached_summary import listing; listing('squeezenet1_1')"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
     assert complete("hookscope list-layers squeezenet", 2, tmp_path) == (

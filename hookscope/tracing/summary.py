@@ -23,7 +23,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.models import meta_forward
-from hookscope.recorder import Recorder, TracedCall
+from hookscope.tracing.recorder import Recorder, TracedCall
 
 if TYPE_CHECKING:
     from torch import nn

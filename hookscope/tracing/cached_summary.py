@@ -7,9 +7,9 @@ from typing import Any
 from hookscope.errors import InputError
 from hookscope.hooks import Shape
 from hookscope.models import package_versions
-from hookscope.recorder import TracedCall
 from hookscope.system import cache
-from hookscope.trace import Trace, TracedLayer, trace
+from hookscope.tracing.recorder import TracedCall
+from hookscope.tracing.summary import Trace, TracedLayer, trace
 
 __all__ = ["Listing", "cached_listing", "listing"]
 

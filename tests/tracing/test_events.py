@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from hookscope.errors import LayerError, ModelError, TargetError, UsageError
-from hookscope.events import EVENTS, PassRecord, trace_events
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import load_model
 from hookscope.scores.losses import Loss
-from hookscope.trace import list_layers
+from hookscope.tracing.events import EVENTS, PassRecord, trace_events
+from hookscope.tracing.summary import list_layers
 from hookscope.witness import noise_pictures
 
 EVERYTHING = 10_000

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from hookscope import listing
 from hookscope.errors import InputError, ModelError
-from hookscope.listing import cached_listing, listing as listed
 from hookscope.models.names import model_names
 from hookscope.system import cache
-from hookscope.trace import rows_of_type
+from hookscope.tracing import cached_summary as listing
+from hookscope.tracing.cached_summary import cached_listing, listing as listed
+from hookscope.tracing.summary import rows_of_type
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAME = "squeezenet1_1"
 
 
@@ -181,7 +181,7 @@ def _process(code: str, home: Path) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME names the cache folder on Linux")
 def test_the_second_process_imports_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from hookscope.listing import listing; size, found = listing('squeezenet1_1')\n"
+        "import sys; from hookscope.tracing.cached_summary import listing; size, found = listing('squeezenet1_1')\n"
         "print(size, found.macs, len(found.calls), 'torch' in sys.modules, 'torchvision' in sys.modules)"
     )
     first, second = _process(code, tmp_path), _process(code, tmp_path)

@@ -19,8 +19,8 @@ from hookscope.hooks.tensors import shape_of
 from hookscope.models.from_torchvision import build_listed, build_real, listing_size
 from hookscope.models.inputs import example_inputs
 from hookscope.models.names import torchvision_names
-from hookscope.recorder import count_macs
-from hookscope.trace import Trace, list_layers, rows_of_type, trace
+from hookscope.tracing.recorder import count_macs
+from hookscope.tracing.summary import Trace, list_layers, rows_of_type, trace
 
 SMALL = {
     "alexnet": 63,
