@@ -37,7 +37,6 @@ from .models import (
     find_models as find_models,
     load_model as load_model,
 )
-from .monitor import Monitor as Monitor
 from .parameters import parameter_statistics as parameter_statistics
 from .scores import Loss as Loss, Prediction as Prediction
 from .statistics import (
@@ -47,4 +46,5 @@ from .statistics import (
     diagnose as diagnose,
 )
 from .tracing import list_layers as list_layers, trace_events as trace_events
+from .training import Monitor as Monitor
 from .verification import verify as verify

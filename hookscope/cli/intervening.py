@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookscope.images import InputImage
-    from hookscope.interventions import Word
+    from hookscope.interventions import InterventionSpec
     from hookscope.models import LoadedModel
 
 __all__ = ["InterventionOptions", "ModelAndImages", "at_option", "interventions_of"]
@@ -70,7 +70,7 @@ class InterventionOptions:
     """One ``--at``, judged before a model is loaded."""
 
     where: str
-    word: Word
+    word: InterventionSpec
 
     @classmethod
     def parse(cls, where: str, text: str) -> InterventionOptions:
@@ -80,12 +80,12 @@ class InterventionOptions:
             UsageError: for a word that is none, or one that lacks something.
             SelectionError: for a selection that cannot be read.
         """
-        from hookscope.interventions import WORDS, Word
+        from hookscope.interventions import WORDS, InterventionSpec
 
         if where.partition(":")[0] in WORDS and text.partition(":")[0] not in WORDS:
             raise UsageError(f"no intervention '{text}'", do=f"where comes first: --at {text} {where}")
         Selection(where)
-        word = Word.parse(text)
+        word = InterventionSpec.parse(text)
         if word.name == "mean" and word.source is None and word.given.get("over") != "positions":
             raise UsageError("the mean over one image is itself", do="give mean:from=FOLDER, or mean:over=positions")
         if word.name == "permute" and word.given.get("axis") == "images":

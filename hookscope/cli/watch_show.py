@@ -11,11 +11,10 @@ from hookscope.cli import output, process
 from hookscope.cli.options import chosen_format
 from hookscope.cli.report import write_report
 from hookscope.errors import InputError, UsageError, near_misses, printable
-from hookscope.runs.timed import duration_words
+from hookscope.training import duration_words
 
 if TYPE_CHECKING:
-    from hookscope.runs.log import Run
-    from hookscope.runs.timed import TimedFinding
+    from hookscope.training import Run, TimedFinding
 
 __all__ = ["FIELDS", "show"]
 
@@ -33,8 +32,7 @@ def show(log: str, plot: str | None, format: str | None) -> None:
         plot: The file of a picture, None for none.
         format: One of `hookscope.cli.output.FORMATS`; None for what suits standard output.
     """
-    from hookscope.runs.findings import findings_over_time
-    from hookscope.runs.log import read_runs
+    from hookscope.training import findings_over_time, read_runs
 
     if plot is not None:
         _check_plot(plot, log)
@@ -88,7 +86,7 @@ def totals(run: Run, runs: int, age: float) -> list[str]:
         runs: How many the log has.
         age: Seconds since it was last written to.
     """
-    from hookscope.runs.summary import summary
+    from hookscope.training import summary
 
     written = f"; last written to {duration_words(age)} ago" if run.end is None else ""
     return [_what(run, runs), f"{summary(run)}{written}"]
@@ -116,7 +114,7 @@ def _last_of_each_layer(run: Run) -> list[dict[str, Any]]:
 
 def _run_row(run: Run) -> dict[str, Any]:
     """The run as a whole: what its first line says, how far it came, what was noted."""
-    from hookscope.runs.summary import summary
+    from hookscope.training import summary
 
     header = {name: value for name, value in run.header.items() if name not in ("row", "layers", "types")}
     chosen = {"chosen_layers": run.header.get("layers"), "chosen_types": run.header.get("types")}
@@ -125,8 +123,8 @@ def _run_row(run: Run) -> dict[str, Any]:
 
 def _draw(path: str, run: Run, findings: Sequence[TimedFinding], lines: Sequence[str]) -> None:
     from hookscope.drawing import figure_bytes, plot_suffix
-    from hookscope.runs.figure import run_figure
     from hookscope.system import write_atomically
+    from hookscope.training import run_figure
 
     figure = run_figure(run, findings, lines[0])
     told = [found.as_row() for found in findings]

@@ -15,8 +15,8 @@ from hookscope.cli import output
 from hookscope.errors import NonFiniteError
 from hookscope.findings import counted
 from hookscope.hooks import Selection
-from hookscope.runs.log import RunLog, read_runs
 from hookscope.system import Script, after_import, check_folder
+from hookscope.training import RunLog, read_runs
 
 if TYPE_CHECKING:
     from hookscope.monitor import Monitor
@@ -150,7 +150,7 @@ class WatchRun:
                 return f", in {self._log}" if os.path.exists(self._path) else ""
             if os.path.getsize(self._path) > _QUICKLY_READ:
                 return f", in {self._log}{show}"
-            from hookscope.runs.findings import findings_over_time
+            from hookscope.training import findings_over_time
 
             run = read_runs(self._path)[-1]
             findings = findings_over_time(run)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import hookscope
-from hookscope.runs.log import RunLog, read_runs
+from hookscope.training.log.file import RunLog, read_runs
 
 ROOT = Path(hookscope.__file__).parents[1]
 NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")

@@ -1,0 +1,5 @@
+"""Monitor a training run, read its log, draw it."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

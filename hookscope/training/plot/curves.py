@@ -1,0 +1,267 @@
+"""Curves over the steps of a training run: the loss, the learning rate, and one figure of all layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hookscope.drawing import BODY, SMALL, Colour, write
+from hookscope.errors import printable
+from hookscope.training.log.loss import centred
+from hookscope.training.log.series import RunSeries
+from hookscope.training.log.thresholds import TrainingThresholds
+from hookscope.training.log.timed import TimedFinding
+from hookscope.training.plot.columns import Grid, rows_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+__all__ = ["badge", "draw_curves", "draw_loss", "draw_rates"]
+
+_LINES = (Colour.BLUE, Colour.ORANGE, Colour.GREEN, "#cc79a7", "#56b4e9")
+_LOST = "#d020d0"
+_FEWEST_SMOOTHED = 20  # of fewer losses each can be seen
+_MOST_NAMED = 3
+_LEAST = 1e-8  # of the highest loss, on a logarithmic axis
+_ORDERS = 20.0  # times the lowest the highest must be for a logarithmic axis
+
+
+def draw_loss(axes: Axes, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
+    """Each sampled loss, where there are many a smoothed line, and what is not finite; findings by number."""
+    import numpy as np
+
+    _title(axes, "loss", above=15.0)
+    keys: dict[str, None] = {}  # in this order, each once
+    seen = [one for one in run.losses if np.isfinite(one.losses).any()]
+    for at, one in enumerate(run.losses):
+        known = np.isfinite(one.losses)
+        colour = _LINES[at % len(_LINES)]
+        many = known.sum() >= _FEWEST_SMOOTHED
+        width: dict[str, Any] = {"lw": 0.7, "alpha": 0.45} if many else {"lw": 1.2}
+        axes.plot(one.steps, one.losses, color=colour, **width)  # a NaN breaks it
+        alone = known & ~np.append(known[1:], False) & ~np.insert(known[:-1], 0, False)
+        axes.plot(one.steps[alone], one.losses[alone], "o", color=colour, ms=4)
+        if many:
+            middle, around = centred(one.losses)
+            axes.plot(one.steps, middle, color=colour, lw=1.6)
+            keys[f"thin: each sampled step; thick: median of it and {around} before and after"] = None
+        lost = one.steps[~known & (np.cumsum(known) > 0)]
+        bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 5}
+        axes.plot(lost, [0] * len(lost), "x", color=_LOST, ms=4, **bottom)
+        keys |= {"×: NaN or Inf, or not seen": None} if len(lost) else {}
+    axes.set_title("; ".join(keys), loc="right", fontsize=SMALL, color=Colour.FAINT, pad=15.0)
+    if not seen:
+        axes.set_yticks([])
+        write(axes, 0.5, 0.5, "the loss was not seen", transform=axes.transAxes, ha="center", color=Colour.FAINT)
+    values = np.concatenate([one.losses[np.isfinite(one.losses)] for one in seen] or [np.ones(1)])
+    _axis(axes, values)
+    if len(run.losses) > 1:
+        _names(axes, [(f"optimizer {one.optimizer}", _LINES[at % len(_LINES)]) for at, one in enumerate(run.losses)])
+    _flags(axes, findings)
+
+
+def _flags(axes: Axes, findings: Sequence[TimedFinding]) -> None:
+    """Numbers above the loss; those that would lie on one another are written as one."""
+    left, right = axes.get_xlim()
+    near = (right - left) / 45
+    flags: list[tuple[float, list[int]]] = []
+    begun = [(float(one.step), number) for number, one in enumerate(findings, 1) if one.finding != "few-samples"]
+    begun = [(min(max(step, left), right), number) for step, number in begun]  # a run stops between samples
+    for step, number in sorted(begun):  # that there are few samples begins nowhere
+        if flags and step - flags[-1][0] < near:
+            flags[-1][1].append(number)
+        else:
+            flags.append((step, [number]))
+    for step, numbers in flags:
+        axes.axvline(step, color=Colour.ALARM, lw=0.7, ls=(0, (3, 3)), zorder=1)
+        text = ",".join(map(str, numbers)) if len(numbers) < 4 else f"{numbers[0]}-{numbers[-1]}"
+        badge(axes, step, 1.07, text, transform=axes.get_xaxis_transform())
+
+
+def badge(axes: Axes, x: float, y: float, text: str, **more: Any) -> None:
+    """The number of a finding."""
+    box = {"boxstyle": "round,pad=0.22", "facecolor": "white", "edgecolor": Colour.ALARM, "linewidth": 0.8}
+    settings = {"ha": "center", "clip_on": False, "zorder": 9, "fontsize": SMALL - 1, "fontweight": "bold"} | more
+    write(axes, x, y, text, color=Colour.ALARM, bbox=box, **settings)
+
+
+def draw_rates(axes: Axes, run: RunSeries) -> None:
+    """Learning rates, from 0."""
+    import numpy as np
+
+    for at, one in enumerate(run.losses):
+        if np.isfinite(one.rates).any():
+            alone = np.isfinite(one.rates).sum() < 2
+            axes.plot(one.steps, one.rates, "o" if alone else "-", color=_LINES[at % len(_LINES)], lw=1.2, ms=4)
+    highest = max((float(np.nanmax(one.rates)) for one in run.losses if np.isfinite(one.rates).any()), default=1.0)
+    axes.set_ylim(0, 1.8 * highest or 1)  # the name has room above
+    axes.set_yticks([0, highest] if highest else [0], ["0", f"{highest:.3g}"] if highest else ["0"])
+    write(axes, 0.005, 0.82, "learning rate", transform=axes.transAxes, fontsize=SMALL, fontweight="bold")
+
+
+def draw_curves(
+    axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: TrainingThresholds
+) -> None:
+    """A band of all layers, the lines of those with a finding by name, and thresholds where they are near."""
+    import numpy as np
+
+    _title(axes, grid.column.title)
+    x = np.linspace(*grid.edges, grid.cells.shape[1] + 1)
+    x = (x[1:] + x[:-1]) / 2
+    cells = np.where(grid.cells > 0, grid.cells, np.nan) if grid.column.logarithmic else grid.cells
+    _band(axes, x, cells)
+    found = zip(_worth_naming(grid, run, findings), _LINES, strict=False)
+    named = [(name, row, colour) for (name, row), colour in found]
+    for _, row, colour in named:
+        marker = "o" if np.isfinite(cells[row]).sum() == 1 else None
+        axes.plot(x, cells[row], color=colour, lw=1.4, marker=marker, ms=4, zorder=5)
+    _scale_axis(axes, grid, cells)
+    if grid.column.logarithmic:
+        for _, row, colour in named:  # what is 0 lies below all powers of ten
+            _floor(axes, x[grid.cells[row] == 0], colour)
+    _limits(axes, grid, thresholds)
+    _usual(axes, grid)
+    half = _emptier_half(axes, [cells[row] for _, row, _ in named])
+    _names(axes, [(name, colour) for name, _, colour in named], half)
+
+
+def _band(axes: Axes, x: Array, cells: Array) -> None:
+    """From the lowest to the highest of all layers, and their median."""
+    import numpy as np
+
+    some = np.isfinite(cells).any(axis=0)
+    if not some.any():
+        return
+    low, middle, high = (np.full(len(x), np.nan) for _ in range(3))
+    low[some], high[some] = np.nanmin(cells[:, some], axis=0), np.nanmax(cells[:, some], axis=0)
+    middle[some] = np.nanmedian(cells[:, some], axis=0)
+    alone = some.sum() == 1
+    if alone:
+        axes.plot([x[some]] * 2, [low[some], high[some]], color="#c9c9c9", lw=5, solid_capstyle="butt")
+    else:
+        axes.fill_between(x, low, high, color="#e2e2e2", lw=0, zorder=2)
+    axes.plot(x, middle, "o" if alone else "-", color=Colour.FAINT, lw=1.1, ms=4, zorder=3)
+
+
+def _usual(axes: Axes, grid: Grid) -> None:
+    """A dotted line at the usual figure, where it is in sight."""
+    usual, (low, high) = grid.column.usual, axes.get_ylim()
+    if usual is None or not low < usual < high:
+        return
+    axes.axhline(usual, color=Colour.GREEN, lw=1.0, ls=(0, (1, 1.5)), zorder=4)
+    about = {"fontsize": SMALL - 1, "ha": "right", "va": "bottom", "color": Colour.GREEN}
+    write(axes, grid.edges[1], usual, "usual ", **about)
+
+
+def _floor(axes: Axes, x: Array, colour: str) -> None:
+    """Triangles on the lower edge, few enough to be told apart."""
+    bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 6}
+    x = x[:: max(1, len(x) // 20)]
+    axes.plot(x, [0.02] * len(x), "v", color=colour, ms=4, **bottom)
+
+
+def _limits(axes: Axes, grid: Grid, thresholds: TrainingThresholds) -> None:
+    """Dashed lines where limits are near what is drawn, from the step on from which they count."""
+    low, high = axes.get_ylim()
+    begin = grid.column.judged_from(thresholds)
+    left, right = max(grid.edges[0], begin or grid.edges[0]), grid.edges[1]
+    for limit in grid.column.limits(thresholds):
+        if low < limit < high and left < right:
+            axes.plot([left, right], [limit] * 2, color=Colour.ALARM, lw=0.8, ls=(0, (3, 3)), zorder=4)
+    if begin > max(grid.edges[0], 0):
+        text = f"limit 1 from step {begin}" if left < right else f"limit 1 only from step {begin} on"
+        write(axes, 0.97, 0.93, text, transform=axes.transAxes, fontsize=SMALL - 1, ha="right", color=Colour.ALARM)
+
+
+def _emptier_half(axes: Axes, lines: Sequence[Array]) -> str:
+    """Where names are least in the way of the lines that they name."""
+    import numpy as np
+
+    known = np.concatenate([line[np.isfinite(line)] for line in lines] or [np.zeros(0)])
+    if not len(known):
+        return "top"
+    places = axes.transAxes.inverted().transform(axes.transData.transform([(0, value) for value in known]))[:, 1]
+    return "bottom" if float(np.median(places)) > 0.6 else "top"
+
+
+def _worth_naming(grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> list[tuple[str, int]]:
+    """Layers that findings on this figure name, with their rows."""
+    import numpy as np
+
+    labels = [found.layer for found in findings if grid.column.is_about(found)]
+    rows = rows_of(list(dict.fromkeys(labels)), run)
+    rows = [row for row in rows if np.isfinite(grid.cells[row]).any()]
+    return [(run.layers[row].label, row) for row in rows[:_MOST_NAMED]]
+
+
+def _names(axes: Axes, named: Sequence[tuple[str, str]], half: str = "top") -> None:
+    """Names beside a piece of their lines, above one another at the left."""
+    if not named:
+        return
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}
+    wide = axes.get_position().width * axes.figure.get_size_inches()[0]  # type: ignore[union-attr]
+    high = axes.get_position().height * axes.figure.get_size_inches()[1]  # type: ignore[union-attr]
+    for at, (name, colour) in enumerate(named):
+        text = printable(name)
+        text = text if len(text) <= 26 else f"{text[:12]}…{text[-13:]}"
+        row = at if half == "top" else len(named) - 1 - at
+        y = (0.1 + 0.14 * row) / high
+        y = 1 - y if half == "top" else y + 0.05 / high
+        place: dict[str, Any] = {"transform": axes.transAxes, "zorder": 8}
+        axes.plot([0.06 / wide, 0.2 / wide], [y, y], color=colour, lw=2.0, **place)
+        write(axes, 0.24 / wide, y, text, fontsize=SMALL, color=colour, bbox=box, **place)
+
+
+def _title(axes: Axes, text: str, above: float = 4.0) -> None:
+    axes.set_title(text, loc="left", fontsize=BODY, fontweight="bold", color=Colour.INK, pad=above)
+
+
+def _scale_axis(axes: Axes, grid: Grid, cells: Array) -> None:
+    import numpy as np
+
+    if grid.column.logarithmic:
+        known = cells[np.isfinite(cells)]
+        low, high = (float(known.min()), float(known.max())) if len(known) else (grid.low, grid.high)
+        reach = max(0.1 * math.log10(high / low), 0.15)
+        _powers(axes, max(low, high * 1e-30) / 10**reach, high * 10**reach)
+    elif grid.column.ends == (0.0, 1.0):
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
+    else:
+        highest = float(np.nanmax(cells, initial=0.0))
+        axes.set_ylim(0, max(1.1 * highest, 1.2))
+
+
+def _axis(axes: Axes, values: Array) -> None:
+    """Logarithmic where a loss falls or jumps by orders: a spike does not press the rest flat."""
+    import numpy as np
+
+    above = values[values > 0]
+    if values.min() >= 0 and len(above) and values.max() > _ORDERS * np.quantile(above, 0.05):
+        _powers(axes, max(float(above.min()), float(values.max()) * _LEAST) / 1.5, float(values.max()) * 1.5)
+    elif len(values) > 1 and values.max() > values.min():
+        beside = 0.06 * float(values.max() - values.min())
+        axes.set_ylim(float(values.min()) - beside, float(values.max()) + beside)
+
+
+def _powers(axes: Axes, low: float, high: float) -> None:
+    """A logarithmic axis with about four powers of ten that can be read."""
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+    step = max(1, math.ceil((last - first) / 4))
+    marks = [(1, power) for power in range(first, last + 1, step)]
+    if last - first < 2:
+        marks = [(digit, power) for power in range(first - 1, last + 1) for digit in (1, 2, 5)]
+        marks = [(digit, power) for digit, power in marks if low <= digit * 10.0**power <= high]
+    axes.set_yticks([digit * 10.0**power for digit, power in marks], [_number(digit, power) for digit, power in marks])
+    axes.set_yticks([], minor=True)
+
+
+def _number(digit: int, power: int) -> str:
+    return f"{digit * 10.0**power:g}" if -3 <= power <= 3 else f"{digit}e{power}"

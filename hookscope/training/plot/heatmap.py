@@ -1,0 +1,135 @@
+"""One figure of every layer at every step of a training run as a field of colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hookscope.drawing import SMALL, Colour, _matplotlib, inches, write
+from hookscope.training.log.series import RunSeries
+from hookscope.training.log.timed import TimedFinding
+from hookscope.training.plot.columns import Grid, rows_of
+from hookscope.training.plot.curves import badge
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_heat", "draw_keys"]
+
+_NONE, _SPOILED = "#e9e9e9", "#ee6aee"
+_ZERO: dict[str, Any] = {"facecolor": "white", "edgecolor": "#4d4d4d", "hatch": "//////", "linewidth": 0.0}
+
+
+def draw_heat(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
+    """Cells with their scale below; findings on this figure by number where they begin, lines where others join in."""
+    import numpy as np
+    from matplotlib.colors import ListedColormap, LogNorm, Normalize
+
+    rows = len(run.layers)
+    cells = grid.cells.copy()
+    norm: Any = Normalize(grid.low, grid.high)
+    colours = _matplotlib().colormaps[grid.column.colours].with_extremes(bad=_NONE)
+    if grid.column.logarithmic:
+        norm = LogNorm(grid.low, grid.high)
+        cells[cells < grid.low] = grid.low  # 0 is covered
+        _mark_zeros(axes, grid)
+    place = (*grid.edges, rows - 0.5, -0.5)
+    settings: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "extent": place}
+    axes.grid(False)
+    axes.imshow(np.ma.masked_invalid(cells), cmap=colours, norm=norm, zorder=1, **settings)
+    if grid.spoiled.any():
+        spoiled = np.ma.masked_equal(grid.spoiled.astype(float), 0.0)
+        axes.imshow(spoiled, cmap=ListedColormap([_SPOILED]), zorder=2, **settings)
+    axes.set_yticks([])
+    for at, (before, layer) in enumerate(zip(run.layers, run.layers[1:], strict=False)):
+        if before.model != layer.model:
+            axes.axhline(at + 0.5, color=Colour.INK, lw=1.0, zorder=3)
+    _mark(axes, grid, run, findings)
+    _scale(axes, colours, norm, grid)
+
+
+def _mark_zeros(axes: Axes, grid: Grid) -> None:
+    """White with hatching over what is exactly 0, which a logarithmic scale has no colour for."""
+    import numpy as np
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    left, right = grid.edges
+    wide = (right - left) / grid.cells.shape[1]
+    stretches = []
+    for row, zeros in enumerate(grid.cells == 0):
+        ends = np.flatnonzero(np.diff(np.concatenate([[0], zeros.astype(int), [0]])))
+        for begin, end in zip(ends[::2], ends[1::2], strict=True):
+            stretches.append(Rectangle((left + begin * wide, row - 0.5), (end - begin) * wide, 1.0))
+    if stretches:
+        axes.add_collection(PatchCollection(stretches, zorder=2, **_ZERO), autolim=False)
+
+
+def draw_keys(figure: Figure, x: float, y: float, grids: Sequence[Grid]) -> None:
+    """What the rows are, and a patch with its meaning for each look of a cell that has no place on a scale.
+
+    Args:
+        figure: The page.
+        x: Where it begins, in inches from the left.
+        y: The middle of the line, in inches from the top.
+        grids: Those that are drawn.
+    """
+    from matplotlib.patches import Rectangle
+
+    wide, high = figure.get_size_inches()
+    zeros = any((grid.cells == 0).any() for grid in grids if grid.column.logarithmic)
+    keys: list[tuple[str, dict[str, Any]]] = [("exactly 0", _ZERO)] if zeros else []
+    keys += [("NaN or Inf", {"facecolor": _SPOILED})] if any(grid.spoiled.any() for grid in grids) else []
+    keys += [("no figure: no weights, frozen, did not run", {"facecolor": _NONE})]
+    settings: dict[str, Any] = {"fontsize": SMALL, "color": Colour.INK}
+    text = "each layer, in order of execution:"
+    length = inches(text, SMALL) + 0.15 + sum(0.27 + inches(name, SMALL) + 0.22 for name, _ in keys)
+    x = max(0.1, min(x, wide - length))
+    write(figure, x / wide, 1 - y / high, text, **settings)
+    x += inches(text, SMALL) + 0.15
+    for name, look in keys:
+        place = (x / wide, 1 - (y + 0.05) / high)
+        patch = Rectangle(place, 0.22 / wide, 0.1 / high, transform=figure.transFigure, **look)
+        figure.add_artist(patch)
+        write(figure, (x + 0.27) / wide, 1 - y / high, name, **settings)
+        x += 0.27 + inches(name, SMALL) + 0.22
+
+
+def _mark(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
+    left, right = grid.edges
+    taken: list[tuple[float, float]] = []
+    high = axes.get_position().height * axes.figure.get_size_inches()[1]  # type: ignore[union-attr]
+    row_height = high / max(len(run.layers), 1)
+    for number, found in enumerate(findings, 1):
+        if not grid.column.is_about(found):
+            continue
+        for row in rows_of(found.layers, run):
+            axes.plot([found.step] * 2, [row - 0.5, row + 0.5], color=Colour.ALARM, lw=1.6, zorder=6, clip_on=False)
+        for row in rows_of([found.layer], run):
+            x = min(max(found.step, left + 0.06 * (right - left)), right - 0.06 * (right - left))
+            while any(abs(x - a) < 0.1 * (right - left) and abs(row - b) * row_height < 0.16 for a, b in taken):
+                x += 0.11 * (right - left)
+            taken.append((x, row))
+            badge(axes, x, row, str(number))
+
+
+def _scale(axes: Axes, colours: Any, norm: Any, grid: Grid) -> None:
+    """A bar of the colours under the field, with the figures at its ends and in its middle."""
+    import numpy as np
+
+    figure = axes.figure
+    height = figure.get_size_inches()[1]  # type: ignore[union-attr]
+    box = axes.get_position()
+    bar = figure.add_axes((box.x0, box.y0 - 0.42 / height, box.width, 0.08 / height))
+    bar.imshow(np.linspace(0, 1, 128)[None], aspect="auto", cmap=colours, extent=(0, 1, 0, 1))
+    bar.set_axis_off()
+    middle = math.sqrt(grid.low * grid.high) if grid.column.logarithmic else (grid.low + grid.high) / 2
+    more = "+" if grid.column.ends == (0.0, 2.0) else ""
+    for x, value, where in (
+        (0, f"{grid.low:.2g}", "left"),
+        (0.5, f"{middle:.2g}", "center"),
+        (1, f"{grid.high:.2g}{more}", "right"),
+    ):
+        write(bar, x, -0.9, value, ha=where, fontsize=SMALL - 0.5, color=Colour.INK, clip_on=False)

@@ -1,0 +1,235 @@
+"""The log of a run: lines whole or absent, whatever was there and whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hookscope.errors import InputError, WriteError
+from hookscope.training.log.file import RunLog, read_runs
+
+HEADER = {"row": "run", "every": 1}
+
+
+def lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def write(path: Path, *rows: dict[str, object]) -> None:
+    log = RunLog(path)
+    log.write(rows)
+    log.close()
+
+
+def test_runs_are_read_back_with_their_rows_notes_and_end(tmp_path: Path) -> None:
+    path = tmp_path / "run.ndjson"
+    layer, note, end = {"row": "layer", "step": 0}, {"row": "note", "step": 1}, {"row": "end", "step": 2}
+    write(path, HEADER, layer, {"row": "of the future"}, note, end)
+    write(path, HEADER | {"every": 2}, layer | {"field": "of the future"})
+    first, second = read_runs(path)
+    assert (first.header, first.rows, first.notes, first.end) == (HEADER, [layer], [note], end)
+    assert second.header["every"] == 2 and second.rows[0]["field"] == "of the future" and second.end is None
+
+
+def test_each_line_is_ascii_json_without_nan(tmp_path: Path) -> None:
+    path = tmp_path / "run.ndjson"
+    write(path, HEADER | {"a": float("nan"), "b": float("-inf"), "c": "sch\u00f6n\n\udc80"})
+    (line,) = lines(path)
+    assert line.isascii() and line.endswith(b"\n")
+    assert json.loads(line) == HEADER | {"a": None, "b": None, "c": "sch\u00f6n\n\udc80"}
+
+
+@pytest.mark.parametrize("rest", [b'{"row": "lay', b"{", b'{"row": "layer", "x": "' + b"y" * 200_000])
+def test_what_was_cut_off_is_dropped_by_the_reader_and_by_the_next_run(tmp_path: Path, rest: bytes) -> None:
+    path = tmp_path / "run.ndjson"
+    write(path, HEADER, {"row": "layer", "step": 0})
+    whole = path.read_bytes()
+    path.write_bytes(whole + rest)
+    (run,) = read_runs(path)
+    assert len(run.rows) == 1
+    write(path, HEADER)
+    assert path.read_bytes() == whole + json.dumps(HEADER).encode() + b"\n"
+    assert len(read_runs(path)) == 2
+
+
+def test_a_last_line_without_its_newline_gets_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.ndjson"
+    path.write_bytes(json.dumps(HEADER).encode())
+    write(path, HEADER)
+    assert len(lines(path)) == len(read_runs(path)) == 2
+
+
+def test_a_first_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "run.ndjson"
+    for start in (b"", b'{"ro', b'{"row": "run", "sta'):
+        path.write_bytes(start)
+        assert read_runs(path) == []
+        write(path, HEADER)
+        assert len(lines(path)) == 1
+
+
+def test_lines_that_are_no_objects_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "run.ndjson"
+    path.write_bytes(json.dumps(HEADER).encode() + b'\n[1]\n\xff\n\n7\n{"row": "layer"}\n' + b"[" * 100_000 + b"\n")
+    (run,) = read_runs(path)
+    assert run.rows == [{"row": "layer"}]
+
+
+@pytest.mark.parametrize("content", [b"precious\n", b'{"row": "layer"}\n', b"\x00" * 9])
+def test_something_else_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "thesis.txt"
+    path.write_bytes(content)
+    with pytest.raises(WriteError, match="it holds something else"):
+        RunLog(path)
+    with pytest.raises(InputError, match="is no log of a run"):
+        read_runs(path)
+    assert path.read_bytes() == content
+
+
+def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="Is a directory"):
+        RunLog(tmp_path)
+    with pytest.raises(WriteError, match="its folder does not exist"):
+        RunLog(tmp_path / "no" / "run.ndjson")
+    with pytest.raises(InputError, match=r"no log '.*': No such file"):
+        read_runs(tmp_path / "none")
+    with pytest.raises(InputError, match="Is a directory"):
+        read_runs(tmp_path)
+
+
+def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write(tmp_path / "run.ndjson", HEADER)
+    finally:
+        os.umask(old)
+    assert (tmp_path / "run.ndjson").stat().st_mode & 0o777 == 0o640
+
+
+def test_it_is_closed_in_a_program_that_is_started(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "run.ndjson")
+    assert not os.get_inheritable(log._descriptor)
+    log.close()
+    log.close()
+    log.write([HEADER])  # goes nowhere
+
+
+def test_a_short_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.ndjson"
+    log = RunLog(path)
+    log.write([HEADER])
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda number, data: real(number, data[:5]))
+    with pytest.raises(WriteError, match="No space left"):
+        log.write([{"row": "layer", "step": 0}])
+    monkeypatch.undo()
+    log.write([{"row": "layer", "step": 1}])
+    log.close()
+    assert [row["step"] for row in read_runs(path)[0].rows] == [1] and len(lines(path)) == 2
+
+
+def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
+    code = """
+import resource, signal, sys
+from hookscope.training.log.file import RunLog
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+log = RunLog(sys.argv[1])
+log.write([{"row": "run"}])
+log.write([{"row": "layer", "x": "y" * 200}])
+"""
+    path = tmp_path / "run.ndjson"
+    child = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, cwd=Path(__file__).parents[3]
+    )
+    assert "WriteError: cannot write the log" in child.stderr and lines(path) == [b'{"row": "run"}\n']
+
+
+def test_two_processes_cannot_write_to_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.ndjson"
+    log = RunLog(path)
+    log.write([HEADER])
+    code = "import sys; from hookscope.training.log.file import RunLog; RunLog(sys.argv[1])"
+    child = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, cwd=Path(__file__).parents[3]
+    )
+    assert "another run is writing to it" in child.stderr
+    log.close()
+    assert subprocess.run([sys.executable, "-c", code, path], cwd=Path(__file__).parents[3]).returncode == 0
+
+
+def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
+    path, read = tmp_path / "fifo", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
+    reader.start()
+    write(path, HEADER, {"row": "layer", "x": "y" * 300_000})
+    reader.join()
+    assert len(read[0].splitlines()) == 2
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.ndjson"
+    log = RunLog(path)
+    log.write([HEADER])
+    child = os.fork()
+    if not child:
+        log.write([{"row": "layer"}])
+        os._exit(0)
+    os.waitpid(child, 0)
+    log.close()
+    assert len(lines(path)) == 1
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "device"])
+@pytest.mark.parametrize("given_out_again", [False, True])
+def test_a_descriptor_that_somebody_closed(tmp_path: Path, kind: str, given_out_again: bool) -> None:
+    path, other = tmp_path / "run.ndjson", tmp_path / "precious"
+    reading = -1
+    if kind == "pipe":
+        os.mkfifo(path)
+        reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = RunLog("/dev/null" if kind == "device" else path)
+    log.write([HEADER])
+    number = log._descriptor
+    os.close(number)
+    if given_out_again:
+        spare = os.open(other, os.O_WRONLY | os.O_CREAT)
+        os.dup2(spare, number)
+        if spare != number:
+            os.close(spare)
+    with pytest.raises(WriteError, match="somebody closed it"):
+        log.write([{"row": "layer", "step": 0}])
+    log.close()
+    log.write([HEADER])  # goes nowhere
+    if given_out_again:
+        os.write(number, b"mine")  # it is open still
+        os.close(number)
+        assert other.read_bytes() == b"mine"
+    if kind == "file":
+        assert len(lines(path)) == 1
+    if reading >= 0:
+        os.close(reading)
+
+
+def test_what_cannot_be_taken_back_is_a_write_error_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RunLog(tmp_path / "run.ndjson")
+    log.write([HEADER])
+    real = os.write
+
+    def closes(number: int, data: bytes) -> int:
+        written = real(number, data[:3])
+        os.close(number)
+        return written
+
+    monkeypatch.setattr(os, "write", closes)
+    with pytest.raises(WriteError, match="No space left"):
+        log.write([{"row": "layer"}])
+    monkeypatch.undo()
+    log.close()

@@ -1,0 +1,73 @@
+"""Losses that rise or leap, and those that only look so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from hookscope.training.log.file import Run
+from hookscope.training.log.findings import findings_over_time
+from hookscope.training.log.timed import TimedFinding
+
+
+def told(losses: Sequence[float | None], optimizers: int = 1) -> list[TimedFinding]:
+    rows = [
+        {"step": 10 * at, "time": float(at), "layer": "a", "loss": loss, "optimizer": at % optimizers}
+        for at, loss in enumerate(losses)
+    ]
+    return findings_over_time(Run({}, rows))
+
+
+def noise(count: int, size: float = 0.1) -> np.ndarray:
+    return size * np.random.default_rng(0).standard_normal(count)
+
+
+FALLING = 2 * np.exp(-np.arange(60) / 20) + 0.2
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        FALLING,
+        FALLING + noise(60),
+        1 + noise(60, 0.3),
+        FALLING - 5,
+        FALLING[::-1][:5],
+        np.zeros(30),
+        [None] * 30,
+        1e-6 * FALLING[::-1] * (np.arange(60) > 20) + FALLING * (np.arange(60) <= 20),
+    ],
+    ids=range(8),
+)
+def test_sound_losses(losses: Sequence[float]) -> None:
+    assert told([None if loss is None else float(loss) for loss in losses]) == []
+
+
+def test_a_loss_that_rises_for_good() -> None:
+    rising = np.concatenate([FALLING[:40], np.linspace(FALLING[39], 3, 20)]) + noise(60, 0.02)
+    [found] = told(rising.tolist())
+    assert (found.finding, found.layer, found.lasts, found.last_step) == ("loss-rises", "", True, 590)
+    assert 400 <= found.step <= 450
+    assert f"to {found.numbers['last']:.4g} (median of the last) at step 590" in found.evidence
+
+
+def test_a_loss_that_rises_and_falls_again_is_no_finding() -> None:
+    bump = FALLING + 0.8 * np.exp(-(((np.arange(60) - 40) / 4) ** 2))
+    assert "loss-rises" not in {found.finding for found in told(bump.tolist())}
+
+
+def test_a_leap() -> None:
+    losses = FALLING.tolist()
+    losses[30] = 9.0
+    [found] = told(losses)
+    assert (found.finding, found.step, found.last_step, found.lasts) == ("loss-spike", 300, 300, False)
+    assert found.evidence.startswith("at step 300 (30 s): the loss is 9, about 0.7")
+    losses[45] = 7.0
+    [found] = told(losses)
+    assert (found.step, found.last_step, found.numbers["times"]) == (300, 450, 2)
+
+
+def test_losses_of_two_optimizers_may_rise_in_turn() -> None:
+    assert told(FALLING[::-1].tolist(), optimizers=2) == []

@@ -1,0 +1,262 @@
+"""The page of a run: what stands where, read back from the figure itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hookscope.drawing.plot import Colour, figure_bytes
+from hookscope.training.log.file import Run
+from hookscope.training.log.findings import findings_over_time
+from hookscope.training.log.series import series_of
+from hookscope.training.log.timed import TimedFinding
+from hookscope.training.plot.columns import COLUMNS, MOST_CELLS, grid_of
+from hookscope.training.plot.page import run_figure
+
+FIGURES: dict[str, Any] = {
+    "activation_mean": 0.0,
+    "activation_std": 1.0,
+    "zero_share": 0.5,
+    "channels": 8,
+    "dead_channels": 0,
+    "non_finite": 0,
+    "gradient_norm": 0.1,
+    "gradient_non_finite": 0,
+    "weight_norm": 1.0,
+    "weight_non_finite": 0,
+    "update_to_weight": 1e-3,
+    "running_mean_shift": 0.1,
+    "running_var_ratio": 1.0,
+    "frozen": False,
+}
+
+
+def run(steps: int = 10, layers: int = 3, change: Any = lambda step, layer: {}, **more: Any) -> Run:
+    rows = []
+    for step in range(0, 50 * steps, 50):
+        for at in range(layers):
+            passed = {"step": step, "time": step / 10, "loss": 2.0 - step / 1000, "learning_rate": 0.1}
+            place = {"layer": f"layer{at}", "index": at, "type": "Conv2d"}
+            rows.append(passed | place | FIGURES | more | change(step, at))
+    return Run({}, rows)
+
+
+def drawn(of: Run, heading: str = "run.ndjson") -> Any:
+    return run_figure(of, findings_over_time(of), heading)
+
+
+def titles(figure: Any) -> list[str]:
+    return [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
+
+
+def panel(figure: Any, title: str) -> Any:
+    return next(axes for axes in figure.axes if axes.get_title(loc="left") == title)
+
+
+def field(figure: Any, title: str) -> Any:
+    """What is drawn below the curves of this title."""
+    curves = panel(figure, title)
+    return figure.axes[figure.axes.index(curves) + 1]
+
+
+def words(axes: Any) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def dying(step: int, layer: int) -> dict[str, Any]:
+    return {"dead_channels": 4 if layer == 1 and step >= 200 else 0}
+
+
+def test_the_columns_are_those_of_which_there_is_something() -> None:
+    assert titles(drawn(run())) == ["loss", *(column.title for column in COLUMNS)]
+    few = run(running_mean_shift=None, running_var_ratio=None, update_to_weight=None)
+    assert titles(drawn(few)) == ["loss", *(column.title for column in COLUMNS[:4])]
+    assert titles(drawn(Run({}))) == ["loss"]
+
+
+def test_a_finding_is_numbered_in_its_line_above_the_loss_and_in_its_row() -> None:
+    figure = drawn(run(change=dying))
+    [line] = [text for text in figure.texts if text.get_text().startswith("1  ")]
+    assert line.get_text().startswith("1  dead-channels  layer1: from step 200 (20 s) to the end: 4 of 8 channels")
+    assert line.get_color() == Colour.ALARM
+    [flag] = panel(figure, "loss").texts
+    assert (flag.get_text(), flag.get_position()[0]) == ("1", 200)
+    heat = field(figure, "dead channels (share)")
+    [badge] = [text for text in heat.texts if text.get_text() == "1"]
+    assert badge.get_position() == (200, 1)
+    assert all("1" not in words(field(figure, column.title)) for column in COLUMNS[1:])
+    bold = [text.get_text() for text in heat.texts if text.get_color() == Colour.ALARM and text is not badge]
+    assert bold == ["layer1"]
+    assert words(panel(figure, "dead channels (share)")) == ["layer1"]
+
+
+def test_a_sound_run_says_so() -> None:
+    figure = drawn(run())
+    heads = [text.get_text() for text in figure.texts]
+    assert heads[0] == "run.ndjson"
+    assert (
+        heads[1]
+        == "451 steps, 10 sampled, of 3 layers in 45 s; loss 2 -> 1.55; no end: it goes on still, or was killed"
+    )
+    assert heads[2] == "no findings"
+    assert words(field(figure, "activation std")) == []
+    assert words(field(figure, "dead channels (share)")) == ["layer0", "layer1", "layer2"]
+
+
+def test_cells_are_the_figures_of_each_layer_and_step() -> None:
+    series = series_of(run(change=lambda step, layer: {"activation_std": 10.0**layer * (1 + step)}))
+    grid = grid_of(COLUMNS[2], series)
+    assert grid.cells.shape == (3, 10) and grid.edges == (-25, 475)
+    assert grid.cells == pytest.approx(10.0 ** np.arange(3)[:, None] * (1 + np.arange(0, 500, 50)))
+    assert (grid.low, grid.high) == pytest.approx((1, 45100))
+
+
+def test_of_a_thousand_steps_none_is_lost() -> None:
+    spike = {"dead_channels": 8}
+    series = series_of(run(1000, 2, lambda step, layer: spike if (step, layer) == (33350, 1) else {}))
+    dead = grid_of(COLUMNS[0], series)
+    assert dead.cells.shape == (2, MOST_CELLS)
+    assert dead.cells.max(axis=1).tolist() == [0, 1]
+    assert np.flatnonzero(dead.cells[1]).tolist() == [int(33350 / 49950 * (MOST_CELLS - 1) + 0.5)]
+    assert grid_of(COLUMNS[2], series).cells == pytest.approx(1.0)
+
+
+def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_figure_has() -> None:
+    def change(step: int, layer: int) -> dict[str, Any]:
+        if layer == 0:
+            return {"gradient_norm": 0.0 if step else 1e-3}
+        return {"gradient_non_finite": 5} if layer == 1 else {"frozen": True}
+
+    found = run(change=change)
+    grid = grid_of(COLUMNS[3], series_of(found))
+    assert grid.cells[0] == pytest.approx([1e-3] + [0.0] * 9)
+    assert grid.spoiled.tolist() == [[False] * 10, [True] * 10, [False] * 10]
+    assert np.isnan(grid.cells[1:]).all()
+    heat = field(drawn(found), "gradient / weight")
+    cells, violet = heat.get_images()
+    nothing = tuple(cells.to_rgba(cells.get_array())[2, 1])
+    assert nothing not in {tuple(cells.get_cmap()(value)) for value in np.linspace(0, 1, 256)}
+    [zeros] = heat.collections
+    assert zeros.get_hatch() and zeros.get_facecolor().tolist() == [[1, 1, 1, 1]] and zeros.get_zorder() > cells.zorder
+    [stretch] = zeros.get_paths()
+    assert stretch.get_extents().extents.tolist() == [25, -0.5, 475, 0.5]
+    assert violet.get_array().mask.tolist() == (~grid.spoiled).tolist()
+    keys = {text.get_text() for text in drawn(found).texts}
+    assert keys >= {"exactly 0", "NaN or Inf", "no figure: no weights, frozen, did not run"}
+    sound = {text.get_text() for text in drawn(run()).texts}
+    assert not sound & {"exactly 0", "NaN or Inf"}
+
+
+def test_a_named_layer_whose_figure_is_0_has_marks_at_the_foot_of_its_curves() -> None:
+    lost = run(change=lambda step, layer: {"gradient_norm": 0.0} if layer == 1 else {})
+    curves = panel(drawn(lost), "gradient / weight")
+    assert words(curves) == ["layer1"]
+    [marks] = [line for line in curves.lines if line.get_marker() == "v"]
+    assert marks.get_xdata().tolist() == list(range(0, 500, 50))
+
+
+def test_the_limit_of_a_drift_is_drawn_from_the_step_on_from_which_it_counts() -> None:
+    def limits(of: Run) -> list[list[float]]:
+        lines = panel(drawn(of), "BatchNorm drift").lines
+        return [list(line.get_xdata()) for line in lines if line.get_color() == Colour.ALARM]
+
+    assert limits(run()) == [[50, 475]]
+    assert words(panel(drawn(run()), "BatchNorm drift")) == ["limit 1 from step 50"]
+    assert limits(run(1)) == []
+    assert words(panel(drawn(run(1)), "BatchNorm drift")) == ["limit 1 only from step 50 on"]
+    assert words(panel(drawn(run()), "update / weight")) == ["usual "]
+
+
+def test_a_smoothed_loss_begins_with_the_first_is_explained_and_bridges_no_gap() -> None:
+    def losses(step: int, layer: int) -> dict[str, Any]:
+        at = step // 50
+        return {"loss": None if 20 <= at < 25 else 2.5 if at == 0 else 300.0 + at % 3}
+
+    axes = panel(drawn(run(60, change=losses)), "loss")
+    told = axes.get_title(loc="right")
+    assert told == "thin: each sampled step; thick: median of it and 2 before and after; ×: NaN or Inf, or not seen"
+    thick = next(line for line in axes.lines if line.get_linewidth() == 1.6)
+    values = thick.get_ydata()
+    assert (values[0], values[59]) == (2.5, 302.0)
+    assert np.flatnonzero(np.isnan(values)).tolist() == list(range(20, 25))
+    assert panel(drawn(run(10)), "loss").get_title(loc="right") == ""
+    assert not [line for line in panel(drawn(run(10)), "loss").lines if line.get_linewidth() == 1.6]
+
+
+def test_a_finding_after_the_last_sampled_step_is_at_the_edge_and_few_samples_are_at_none() -> None:
+    at: dict[str, Any] = {"last_step": 0, "time": None, "lasts": True}
+    some = [
+        TimedFinding("non-finite", "", "stopped", "", step=500, **at),
+        TimedFinding("few-samples", "", "few", "", step=0, **at),
+    ]
+    [flag] = panel(run_figure(run(), some), "loss").texts
+    assert (flag.get_text(), flag.get_position()[0]) == ("1", 475)
+
+
+def test_a_long_line_is_told_in_two() -> None:
+    some = [TimedFinding("frozen", "fc", "word " * 60 + "end", "", step=0, last_step=0, time=None, lasts=False)]
+    texts = [text.get_text() for text in run_figure(run(), some).texts]
+    [at] = [at for at, text in enumerate(texts) if text.startswith("1  frozen  fc: word")]
+    assert texts[at + 1].startswith("     word") and texts[at + 1].endswith("end")
+
+
+def test_the_usual_update_is_in_the_middle_of_its_colours() -> None:
+    grid = grid_of(COLUMNS[4], series_of(run(change=lambda step, layer: {"update_to_weight": 10.0 ** -(2 + layer)})))
+    assert math.sqrt(grid.low * grid.high) == pytest.approx(1e-3)
+    assert "usual " in words(panel(drawn(run()), "update / weight"))
+
+
+def test_names_are_thinned_out_but_never_those_of_findings() -> None:
+    figure = drawn(run(4, 300, lambda step, layer: {"dead_channels": 8 if layer == 151 else 0}))
+    assert figure.get_size_inches()[1] < 18
+    labels = [text for text in field(figure, "dead channels (share)").texts if text.get_text().startswith("layer")]
+    assert 50 < len(labels) < 150 and "layer151" in {text.get_text() for text in labels}
+    places = sorted(text.get_position()[1] for text in labels)
+    assert min(np.diff(places)) * 9.0 / 300 * 72 >= 7.5  # points
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        Run({}),
+        run(1),
+        run(1, 1),
+        run(2, 1, learning_rate=None),
+        run(loss=None),
+        run(change=lambda step, layer: {"loss": 10.0 ** -(step // 50)}),
+        run(change=lambda step, layer: {"loss": -1.0 if step else 100.0}),
+        run(non_finite=3, gradient_non_finite=3, loss=None),
+        run(change=lambda step, layer: {"optimizer": layer % 2, "model": layer // 2}),
+        run(change=lambda step, layer: {"layer": "$x_1$\n\x1b[31m" * 9}),
+        run(activation_std=0.0, zero_share=1.0, dead_channels=8),
+        run(activation_std=1e300),
+        Run({}, [{"step": 0, "layer": "a"}, {"step": 10**7, "layer": "a", "zero_share": 0.1}]),
+    ],
+    ids=range(13),
+)
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_every_run_is_drawn_and_no_line_leaves_the_page(log: Run, suffix: str) -> None:
+    figure = drawn(log, "x" * 300)
+    assert len(figure_bytes(figure, suffix)) > 5000
+    width = figure.get_size_inches()[0] * figure.dpi
+    assert all(text.get_window_extent().x1 <= width for text in figure.texts)
+
+
+def test_two_optimizers_are_told_apart() -> None:
+    figure = drawn(run(change=lambda step, layer: {"optimizer": layer % 2, "model": layer % 2}))
+    assert words(panel(figure, "loss"))[:2] == ["optimizer 0", "optimizer 1"]
+    assert "2 optimizers: each layer stands at the steps of the one that changes it" in [
+        text.get_text() for text in figure.texts
+    ]
+
+
+def test_many_findings_at_one_step_are_one_flag() -> None:
+    some = [
+        TimedFinding("frozen", f"layer{at}", "", "", step=100, last_step=100, time=None, lasts=False) for at in range(5)
+    ]
+    figure = run_figure(run(), some)
+    assert words(panel(figure, "loss")) == ["1-5"]
+    assert len(some) == sum(text.get_text()[:1] in "12345" for text in figure.texts if "frozen" in text.get_text()[:12])
