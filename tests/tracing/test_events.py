@@ -19,7 +19,7 @@ from hookscope.models.load import load_model
 from hookscope.scores.losses import Loss
 from hookscope.tracing.events import EVENTS, PassRecord, trace_events
 from hookscope.tracing.summary import list_layers
-from hookscope.witness import noise_pictures
+from hookscope.verification.paired_passes import noise_pictures
 
 EVERYTHING = 10_000
 

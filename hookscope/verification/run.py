@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hookscope.checks import Check, Comparison
 from hookscope.errors import HookscopeError, LayerError, ModelError
 from hookscope.hooks import (
     Call,
@@ -25,9 +24,10 @@ from hookscope.hooks import (
     same_bits,
     tensors_in,
 )
-from hookscope.node_by_node import is_out_of_memory, run_fx_graph
 from hookscope.tracing import Trace, TracedCall, rows_of_type, trace
-from hookscope.witness import PairedPasses, noise_pictures
+from hookscope.verification.checks import Check, Comparison
+from hookscope.verification.fx_reference import is_out_of_memory, run_fx_graph
+from hookscope.verification.paired_passes import PairedPasses, noise_pictures
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

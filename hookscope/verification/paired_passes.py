@@ -19,7 +19,7 @@ from hookscope.hooks import (
     random_states_kept,
     tensors_in,
 )
-from hookscope.node_by_node import Edges, is_out_of_memory
+from hookscope.verification.fx_reference import Edges, is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

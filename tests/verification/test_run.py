@@ -18,7 +18,7 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 
 import hookscope.hooks.captured
 import hookscope.hooks.registration
-import hookscope.verification
+import hookscope.verification.run
 from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks.activations import capture
 from hookscope.hooks.differences import largest_difference, same_bits
@@ -26,8 +26,8 @@ from hookscope.hooks.model_state import ModelSnapshot, StateChange, random_state
 from hookscope.models.inputs import family_of
 from hookscope.models.load import LoadedModel, load_model
 from hookscope.models.preprocess import Preprocess
-from hookscope.node_by_node import Edge, run_fx_graph
-from hookscope.verification import Check, noise_pictures, verify
+from hookscope.verification.fx_reference import Edge, run_fx_graph
+from hookscope.verification.run import Check, noise_pictures, verify
 
 NAMES = ["feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"]
 
@@ -374,7 +374,7 @@ def test_a_wrong_shape_in_the_trace_is_found(monkeypatch: pytest.MonkeyPatch) ->
         ]
         return dataclasses.replace(found, calls=tuple(wrong))
 
-    monkeypatch.setattr(hookscope.verification, "trace", lie)
+    monkeypatch.setattr(hookscope.verification.run, "trace", lie)
     found = checks(Reused())
     assert failing(found) == [("shapes", "conv2")]
     assert found["shapes"].largest_difference == 1.0
@@ -385,7 +385,7 @@ def test_a_call_that_the_trace_has_not_is_found(monkeypatch: pytest.MonkeyPatch)
         found = hookscope.tracing.summary.trace(*args, **more)
         return dataclasses.replace(found, calls=found.calls[:4] + found.calls[5:])
 
-    monkeypatch.setattr(hookscope.verification, "trace", forget)
+    monkeypatch.setattr(hookscope.verification.run, "trace", forget)
     found = checks(Reused())["shapes"]
     assert (found.holds, found.layer, found.largest_difference) == (False, "relu#1", math.inf)
     assert "the trace has 5 calls, the pass 6" in found.note
