@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from hookscope.cli.output import note
+from hookscope.cli.output.rows import note
 from hookscope.cli.process import (
     drop_output,
     leave,
@@ -31,21 +31,21 @@ __all__ = ["COMMANDS", "CommandGroup", "cli", "main"]
 
 # Each module holds a click command named `command`; it is imported when it is run or its help is shown.
 COMMANDS = {
-    "visualize": "hookscope.cli.visualize",
-    "predict": "hookscope.cli.predict",
-    "cam": "hookscope.cli.cam",
-    "saliency": "hookscope.cli.saliency",
-    "gradients": "hookscope.cli.gradients",
-    "intervene": "hookscope.cli.intervene",
-    "stats": "hookscope.cli.stats",
-    "check": "hookscope.cli.check",
-    "weights": "hookscope.cli.weights",
-    "verify": "hookscope.cli.verify",
-    "trace": "hookscope.cli.trace",
-    "watch": "hookscope.cli.watch",
-    "list-layers": "hookscope.cli.list_layers",
-    "list-models": "hookscope.cli.list_models",
-    "completion": "hookscope.cli.completion",
+    "visualize": "hookscope.cli.commands.visualize",
+    "predict": "hookscope.cli.commands.predict",
+    "cam": "hookscope.cli.commands.cam",
+    "saliency": "hookscope.cli.commands.saliency",
+    "gradients": "hookscope.cli.commands.gradients",
+    "intervene": "hookscope.cli.commands.intervene",
+    "stats": "hookscope.cli.commands.stats",
+    "check": "hookscope.cli.commands.check",
+    "weights": "hookscope.cli.commands.weights",
+    "verify": "hookscope.cli.commands.verify",
+    "trace": "hookscope.cli.commands.trace",
+    "watch": "hookscope.cli.commands.watch",
+    "list-layers": "hookscope.cli.commands.list_layers",
+    "list-models": "hookscope.cli.commands.list_models",
+    "completion": "hookscope.cli.commands.completion",
 }
 
 _PROGRAM = "hookscope"

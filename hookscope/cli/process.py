@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-from hookscope.cli.output import note
+from hookscope.cli.output.rows import note
 from hookscope.errors import WriteError
 
 __all__ = [

@@ -23,7 +23,7 @@ from PIL import Image
 
 import hookscope
 from hookscope.cli import process
-from hookscope.cli.cam import FIELDS, command
+from hookscope.cli.commands.cam import FIELDS, command
 from hookscope.cli.main import main
 from hookscope.drawing.png import read_provenance
 from hookscope.explain.cam import class_activation_maps, fused

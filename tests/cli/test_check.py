@@ -16,7 +16,7 @@ from PIL import Image
 
 import hookscope
 from hookscope.cli import process
-from hookscope.cli.check import FIELDS
+from hookscope.cli.commands.check import FIELDS
 from hookscope.cli.main import main
 
 ROOT = Path(hookscope.__file__).parents[1]

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from hookscope.cli.completion import SHELLS
+from hookscope.cli.commands.completion import SHELLS
 from hookscope.cli.main import main
 
 

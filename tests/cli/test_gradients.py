@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hookscope.cli import process
-from hookscope.cli.gradients import FIELDS, PARAMETER_FIELDS, command
+from hookscope.cli.commands.gradients import FIELDS, PARAMETER_FIELDS, command
 from hookscope.cli.main import COMMANDS, main
 from hookscope.drawing.png import read_provenance
 
@@ -90,7 +90,7 @@ OWN = ["conv1.weight", "conv1.bias", "bn1.weight", "bn1.bias", "conv2.weight", "
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(COMMANDS, "gradients", "hookscope.cli.gradients")
+    monkeypatch.setitem(COMMANDS, "gradients", "hookscope.cli.commands.gradients")
     monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "names.txt").write_text("cat\ndog\nfox\nowl\n")

@@ -17,7 +17,7 @@ from PIL import Image
 
 import hookscope
 from hookscope.cli import process
-from hookscope.cli.intervene import CHANNEL_FIELDS, CLASS_FIELDS, FIELDS
+from hookscope.cli.commands.intervene import CHANNEL_FIELDS, CLASS_FIELDS, FIELDS
 from hookscope.cli.main import COMMANDS, main
 from hookscope.drawing.png import read_provenance
 from hookscope.interventions import WORDS

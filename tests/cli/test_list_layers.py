@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from hookscope.cli.list_layers import FIELDS, command
+from hookscope.cli.commands.list_layers import FIELDS, command
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError
 from hookscope.system import cache
 

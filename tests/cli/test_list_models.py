@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from hookscope.cli.list_models import FIELDS, command
+from hookscope.cli.commands.list_models import FIELDS, command
 from hookscope.errors import ModelError, SelectionError
 from hookscope.models import catalogue
 from hookscope.models.bundled import BUNDLED
@@ -130,7 +130,7 @@ def test_an_unknown_format_is_a_usage_error() -> None:
 
 def hookscope(*arguments: str, cache_home: Path) -> subprocess.CompletedProcess[str]:
     code = (
-        "import sys; from hookscope.cli.list_models import command\n"
+        "import sys; from hookscope.cli.commands.list_models import command\n"
         "try: command.main(sys.argv[1:], standalone_mode=False)\n"
         "finally: print('torch' in sys.modules, 'torchvision' in sys.modules, file=sys.stderr)"
     )

@@ -15,8 +15,8 @@ from PIL import Image
 
 import hookscope
 from hookscope.cli import process
+from hookscope.cli.commands.predict import FIELDS
 from hookscope.cli.main import COMMANDS, main
-from hookscope.cli.predict import FIELDS
 
 NETS = """
 import torch

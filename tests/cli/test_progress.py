@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from hookscope.cli import output
+from hookscope.cli.output import rows as output
 from hookscope.cli.progress import _bar_width, download_progress, image_progress, pass_progress
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 import hookscope
 from hookscope.cli import process
+from hookscope.cli.commands.saliency import FIELDS, command
 from hookscope.cli.main import main
-from hookscope.cli.saliency import FIELDS, command
 from hookscope.drawing.png import read_provenance
 from hookscope.explain.saliency import saliency_maps
 from hookscope.explain.saliency_methods import METHODS, Settings

@@ -22,8 +22,8 @@ from PIL import Image
 
 import hookscope
 from hookscope.cli import process
+from hookscope.cli.commands.stats import CHANNEL_FIELDS, FIELDS, TABLE_FIELDS
 from hookscope.cli.main import main
-from hookscope.cli.stats import CHANNEL_FIELDS, FIELDS, TABLE_FIELDS
 from hookscope.statistics.storage import load_statistics
 from hookscope.system.atomic_files import check_folder
 
@@ -612,7 +612,7 @@ def hookscope_process(*words: str, code: str = "", **more: Any) -> subprocess.Po
 
 
 IMPATIENT = """
-import hookscope.cli.measuring as measuring
+import hookscope.cli.shared.measure as measuring
 measuring._SAVE_EVERY = measuring._SAVE_SHARE = 0
 from hookscope.cli.main import main
 main()

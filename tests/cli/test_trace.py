@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hookscope.cli import process
+from hookscope.cli.commands.trace import EVENT_FIELDS, FIELDS, command
 from hookscope.cli.main import main
-from hookscope.cli.trace import EVENT_FIELDS, FIELDS, command
 
 NETS = """
 import torch

@@ -11,7 +11,7 @@ from PIL import Image
 
 import hookscope.hooks.activations
 from hookscope.cli import main as cli, process
-from hookscope.cli.verify import FIELDS
+from hookscope.cli.commands.verify import FIELDS
 
 NETS = """
 import torch
@@ -47,7 +47,7 @@ Run = Callable[..., tuple[int, str, str]]
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
-    monkeypatch.setitem(cli.COMMANDS, "verify", "hookscope.cli.verify")
+    monkeypatch.setitem(cli.COMMANDS, "verify", "hookscope.cli.commands.verify")
     (tmp_path / "nets.py").write_text(NETS)
     for name in ("cat.png", "dog.png"):
         Image.effect_noise((60, 40), 80).convert("RGB").save(tmp_path / name)

@@ -20,8 +20,8 @@ from PIL import Image
 
 import hookscope
 from hookscope.cli import process
+from hookscope.cli.commands.visualize import FIELDS, command
 from hookscope.cli.main import main
-from hookscope.cli.visualize import FIELDS, command
 from hookscope.drawing.png import read_provenance
 
 ROOT = Path(hookscope.__file__).parents[1]

@@ -479,7 +479,7 @@ def test_the_last_run_is_shown(tmp_path: Path, shown: Any) -> None:
 
 
 def test_the_formats_for_programs(tmp_path: Path, shown: Any) -> None:
-    from hookscope.cli.watch import FIELDS
+    from hookscope.cli.commands.watch import FIELDS
 
     log = str(written(tmp_path / "run.ndjson", END))
     whole = json.loads(shown(log, "--format", "json"))

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hookscope.cli import process
+from hookscope.cli.commands.weights import FIELDS, command
 from hookscope.cli.main import COMMANDS, main
-from hookscope.cli.weights import FIELDS, command
 from hookscope.drawing.png import read_provenance
 
 NETS = """
@@ -52,7 +52,7 @@ NOTE = "Note: broken.pth holds 1 values that are NaN or infinite\n"
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(COMMANDS, "weights", "hookscope.cli.weights")
+    monkeypatch.setitem(COMMANDS, "weights", "hookscope.cli.commands.weights")
     monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
     (tmp_path / "nets.py").write_text(NETS)
     return tmp_path

@@ -1,0 +1,124 @@
+"""Rows and findings in every format, whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from typing import Any
+
+import pytest
+
+from hookscope.cli.output.report import write_report
+from hookscope.findings.finding import Finding
+
+DEAD = Finding("dead-channels", "conv1", "1 of 8 channels never leaves 0: 3", "It is wasted.", channels=(3,))
+MORE = Finding("dead-channels", "conv2", "2 of 8 channels never leave 0: 3, 4", "It is wasted.", channels=(3, 4))
+FEW = Finding("few-images", "", "2 images", "Take more.", numbers={"images": 2, "share": float("nan")})
+ROWS = [
+    {"name": "conv1", "dead": 1, "mean": 0.5, "long": [3]},
+    {"name": "a\tb\n", "dead": 0, "mean": float("nan"), "long": []},
+]
+FIELDS = ["name", "dead", "mean"]
+
+
+def written(format: str, findings: list[Finding], **more: Any) -> str:
+    stream = io.StringIO()
+    write_report(iter(ROWS), FIELDS, findings, format, stream, ["in all 2"], **more)
+    return stream.getvalue()
+
+
+def test_table() -> None:
+    assert written("table", [DEAD, MORE, FEW]) == (
+        "name    dead  mean\n"
+        "conv1      1   0.5\n"
+        "a\\tb\\n     0   nan\n"
+        "\n"
+        "in all 2\n"
+        "\n"
+        "3 findings\n"
+        "  dead-channels  conv1: 1 of 8 channels never leaves 0: 3\n"
+        "                 It is wasted.\n"
+        "  dead-channels  conv2: 2 of 8 channels never leave 0: 3, 4\n"
+        "  few-images     2 images\n"
+        "                 Take more.\n"
+    )
+
+
+def test_a_table_without_findings_says_so() -> None:
+    assert written("table", []).endswith("in all 2\n\nno findings\n")
+    assert "\n1 finding\n" in written("table", [DEAD])
+
+
+@pytest.mark.parametrize(("format", "between"), [("tsv", "\t"), ("csv", ",")])
+def test_columns_hold_rows_alone(format: str, between: str) -> None:
+    lines = written(format, [DEAD]).split("\n", 2)
+    assert lines[:2] == [between.join(FIELDS), between.join(["conv1", "1", "0.5"])]
+    found = list(csv.reader(io.StringIO(written("csv", [DEAD]))))
+    assert found[2] == ["a\tb\n", "0", "nan"]
+    assert len(found) == 3
+
+
+def test_json_is_one_object_of_plain_ascii() -> None:
+    text = written("json", [DEAD, FEW])
+    assert text.isascii()
+    told = json.loads(text, parse_constant=pytest.fail)
+    assert list(told) == ["layers", "findings"]
+    assert told["layers"] == [{**ROWS[0]}, {**ROWS[1], "mean": None}]
+    assert told["findings"][0] == {
+        "finding": "dead-channels",
+        "layer": "conv1",
+        "channels": [3],
+        "evidence": DEAD.evidence,
+        "meaning": DEAD.meaning,
+        "numbers": {},
+    }
+    assert told["findings"][1]["numbers"] == {"images": 2, "share": None}
+
+
+def test_json_of_nothing() -> None:
+    stream = io.StringIO()
+    write_report([], FIELDS, [], "json", stream)
+    assert json.loads(stream.getvalue()) == {"layers": [], "findings": []}
+
+
+def test_json_of_other_kinds_and_what_they_are_made_from() -> None:
+    told = json.loads(written("json", [], kind="channel", about={"layers": [{"name": "conv1"}]}))
+    assert list(told) == ["layers", "channels", "findings"]
+
+
+def test_every_line_of_ndjson_says_what_it_is() -> None:
+    lines = [json.loads(line) for line in written("ndjson", [DEAD, FEW]).splitlines()]
+    assert [line["row"] for line in lines] == ["layer", "layer", "finding", "finding"]
+    assert [next(iter(line)) for line in lines] == ["row"] * 4
+    assert lines[0] == {"row": "layer", **ROWS[0]}
+    assert lines[2]["channels"] == [3]
+
+
+def test_words_are_wrapped_and_names_are_whole() -> None:
+    name = "features.3.block." + "x" * 120
+    long = Finding("duplicate-channels", name, "word " * 40 + "the end", "to do " * 40 + "at last")
+    lines = written("table", [long]).partition("1 finding\n")[2].splitlines()
+    assert lines[0] == f"  duplicate-channels  {name}:"
+    assert all(line.startswith(" " * 22) for line in lines[1:])
+    assert all(len(line) <= 100 for line in lines if name not in line)
+    assert " ".join(" ".join(lines).split()) == f"{long.finding} {name}: {long.evidence} {long.meaning}"
+
+
+def test_words_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def fileno(self) -> int:
+            return 7
+
+    for columns, most in ((80, 80), (200, 100), (10, 60), (0, 100)):
+        monkeypatch.setattr(os, "get_terminal_size", lambda number, columns=columns: os.terminal_size((columns, 24)))
+        stream = Terminal()
+        write_report([], FIELDS, [Finding("saturated", "a", "word " * 60, "Do.")], "table", stream)
+        widest = max(len(line) for line in stream.getvalue().splitlines())
+        assert most - 5 < widest <= most
+
+
+def test_control_characters_in_words_are_escapes() -> None:
+    evil = Finding("saturated", "a\x1b]0;x\n", "e\x07", "m")
+    assert "a\\x1b]0;x\\n: e\\x07" in written("table", [evil])

@@ -1,0 +1,251 @@
+"""Every format writes every kind of value, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hookscope.cli.output.rows import FORMATS, RowWriter, default_format, note, write_rows
+
+FIELDS = ("index", "layer", "shape", "mean")
+ROWS: list[dict[str, Any]] = [
+    {"index": 0, "layer": "conv1", "shape": (1, 64, 112, 112), "mean": 0.1},
+    {"index": 12345, "layer": "a\tb\\c\n\x1b]0;x\x07", "shape": None, "mean": 1 / 3},
+    {"index": 2, "layer": "grün", "shape": [3], "mean": math.nan},
+]
+
+
+def written(rows: list[dict[str, Any]], format: str, fields: tuple[str, ...] = FIELDS, totals: Any = ()) -> str:
+    stream = io.StringIO()
+    write_rows(rows, fields, format, stream, totals)
+    return stream.getvalue()
+
+
+def one(value: Any, format: str) -> str:
+    """The text of ``value`` as the only cell of the only row."""
+    return written([{"f": value}], format, ("f",)).splitlines()[1]
+
+
+def test_table_is_aligned_and_escaped() -> None:
+    assert written(ROWS, "table", totals=["3 layers", "12 kB"]).split("\n") == [
+        " index  layer                 shape           mean",
+        "     0  conv1                 1x64x112x112     0.1",
+        r"12,345  a\tb\c\n\x1b]0;x\x07  -             0.3333",
+        "     2  grün                  3                nan",
+        "",
+        "3 layers",
+        "12 kB",
+        "",
+    ]
+
+
+def test_tsv_is_exact_and_one_line_a_row() -> None:
+    assert written(ROWS, "tsv", totals=["left out"]).split("\n") == [
+        "index\tlayer\tshape\tmean",
+        "0\tconv1\t1x64x112x112\t0.1",
+        "12345\ta\\tb\\\\c\\n\\x1b]0;x\\x07\t\t0.3333333333333333",
+        "2\tgrün\t3\tnan",
+        "",
+    ]
+
+
+def test_csv_is_read_back_by_the_csv_module() -> None:
+    text = written(ROWS, "csv", totals=["left out"])
+    assert "\r" not in text
+    back = list(csv.DictReader(io.StringIO(text)))
+    assert back[1] == {"index": "12345", "layer": ROWS[1]["layer"], "shape": "", "mean": "0.3333333333333333"}
+    assert [row["index"] for row in back] == ["0", "12345", "2"]
+
+
+@pytest.mark.parametrize("format", ["json", "ndjson"])
+def test_json_keeps_types_and_has_no_bare_nan(format: str) -> None:
+    def refuse(token: str) -> None:
+        raise AssertionError(token)
+
+    text = written(ROWS, format, totals=["left out"])
+    assert text.endswith("\n")
+    assert text.isascii()
+    assert "\x1b" not in text
+    parts = [text] if format == "json" else text.splitlines()
+    loaded = [json.loads(part, parse_constant=refuse) for part in parts]
+    rows = loaded[0] if format == "json" else loaded
+    assert rows == [
+        {"index": 0, "layer": "conv1", "shape": [1, 64, 112, 112], "mean": 0.1},
+        {"index": 12345, "layer": ROWS[1]["layer"], "shape": None, "mean": 1 / 3},
+        {"index": 2, "layer": "grün", "shape": [3], "mean": None},
+    ]
+    assert list(rows[0]) == list(FIELDS)
+
+
+def test_no_rows() -> None:
+    assert written([], "json") == "[]\n"
+    assert written([], "ndjson") == ""
+    assert written([], "tsv") == "index\tlayer\tshape\tmean\n"
+    assert written([], "csv") == "index,layer,shape,mean\n"
+    assert written([], "table") == "index  layer  shape  mean\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "table", "loaded"),
+    [
+        (None, "", "-", None),
+        (True, "true", "true", True),
+        (2048, "2048", "2048", 2048),
+        (-25_557_032, "-25557032", "-25,557,032", -25_557_032),
+        (0.1, "0.1", "0.1", 0.1),
+        (2 / 3, "0.6666666666666666", "0.6667", 2 / 3),
+        (1e-9, "1e-09", "1e-09", 1e-9),
+        (math.inf, "inf", "inf", None),
+        ((1, 1024), "1x1024", "1x1024", [1, 1024]),
+        ((), "", "", []),
+        ({"0": (1, 2), 1: (3, 40000)}, "0:1x2 1:3x40000", "0:1x2 1:3x40000", {"0": [1, 2], "1": [3, 40000]}),
+        (((1, 2), (3,)), "1x2 3", "1x2 3", [[1, 2], [3]]),
+        (["inplace", "shared"], "inplace,shared", "inplace,shared", ["inplace", "shared"]),
+        ([0.5, math.nan], "0.5,nan", "0.5,nan", [0.5, None]),
+        (Path("a/b.png"), "a/b.png", "a/b.png", "a/b.png"),
+        (np.float32(0.1), "0.10000000149011612", "0.1", float(np.float32(0.1))),
+        (np.int64(7), "7", "7", 7),
+        (Fraction(1, 4), "0.25", "0.25", 0.25),
+    ],
+)
+def test_each_kind_of_value(value: Any, text: str, table: str, loaded: Any) -> None:
+    assert one(value, "tsv") == text
+    assert one(value, "table").strip() == table
+    assert next(csv.reader([one(value, "csv")]))[0] == text if text or "," in text else True
+    assert json.loads(written([{"f": value}], "json", ("f",))) == [{"f": loaded}]
+    assert json.loads(written([{"f": value}], "ndjson", ("f",))) == {"f": loaded}
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0])
+def test_floats_survive_text(value: float) -> None:
+    assert float(one(value, "tsv")).hex() == value.hex()
+
+
+def test_wide_and_combining_characters_keep_the_columns() -> None:
+    rows = [{"a": "猫", "b": "x"}, {"a": "e\u0301", "b": "y"}, {"a": "abc", "b": "z"}]
+    assert written(rows, "table", ("a", "b")) == "a    b\n猫   x\ne\u0301    y\nabc  z\n"
+
+
+def test_nothing_is_cut_off() -> None:
+    assert "n" * 500 in written([{"f": "n" * 500}], "table", ("f",))
+
+
+def test_names_that_are_no_utf8_are_escaped_for_people() -> None:
+    assert one("caf\udce9", "tsv") == "caf\\udce9"
+    assert one("\u202egnp", "table") == "\\u202egnp"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_missing_field_is_none_and_an_unknown_one_an_error(format: str) -> None:
+    assert written([{"index": 1}], format)
+    with pytest.raises(ValueError, match="unknown fields \\['mena'\\]; there are index, layer"):
+        written([{"index": 1, "mena": 2.0}], format)
+
+
+def test_an_unknown_type_and_format_are_errors() -> None:
+    with pytest.raises(TypeError, match="a value of type object"):
+        written([{"index": object()}], "tsv")
+    with pytest.raises(ValueError, match="no format 'xml'; there are table, tsv"):
+        written([], "xml")
+
+
+class Watched(io.StringIO):
+    """A stream that knows what had been flushed."""
+
+    seen = ""
+
+    def flush(self) -> None:
+        self.seen = self.getvalue()
+
+
+@pytest.mark.parametrize("format", ["tsv", "csv", "ndjson"])
+def test_rows_are_seen_as_they_come(format: str) -> None:
+    stream = Watched()
+    counts = []
+
+    def rows() -> Iterator[Mapping[str, Any]]:
+        for index in range(3):
+            counts.append(stream.seen.count("\n"))
+            yield {"index": index}
+
+    write_rows(rows(), ("index",), format, stream)
+    header = 0 if format == "ndjson" else 1
+    assert counts == [0, header + 1, header + 2]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_error_before_the_first_row_leaves_nothing_behind(format: str) -> None:
+    def rows() -> Iterator[Mapping[str, Any]]:
+        raise OSError("no picture")
+        yield {}
+
+    stream = io.StringIO()
+    with pytest.raises(OSError, match="no picture"):
+        write_rows(rows(), ("index",), format, stream)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_error_after_a_row_loses_no_row(format: str) -> None:
+    def rows() -> Iterator[Mapping[str, Any]]:
+        yield {"index": 7}
+        raise OSError("disk full")
+
+    stream = io.StringIO()
+    with pytest.raises(OSError, match="disk full"):
+        write_rows(rows(), ("index",), format, stream)
+    whole = io.StringIO()
+    write_rows([{"index": 7}], ("index",), format, whole)
+    assert stream.getvalue() == whole.getvalue()
+
+
+@pytest.mark.parametrize("format", ["table", "json"])
+def test_a_failure_half_way_leaves_no_half_document(format: str) -> None:
+    stream = io.StringIO()
+    writer = RowWriter(("index",), format, stream)
+    writer.write({"index": 1})
+    assert stream.getvalue() == ""
+
+
+def test_totals_may_be_counted_while_the_rows_run() -> None:
+    totals: list[str] = []
+
+    def rows() -> Iterator[Mapping[str, Any]]:
+        yield {"index": 1}
+        totals.append("1 row")
+
+    stream = io.StringIO()
+    write_rows(rows(), ("index",), "table", stream, totals)
+    assert stream.getvalue() == "index\n    1\n\n1 row\n"
+
+
+def test_default_format_asks_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    assert default_format(stream) == "tsv"
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert default_format(stream) == "table"
+    assert default_format(None) == "tsv"
+
+
+def test_note_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    note("weights: random\x1b[31m\n(seed 0)")
+    assert capsys.readouterr() == ("", "weights: random\\x1b[31m\\n(seed 0)\n")
+
+
+def test_note_outlives_a_closed_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    note("nobody hears this")
+    monkeypatch.setattr(sys, "stderr", None)
+    note("nor this")

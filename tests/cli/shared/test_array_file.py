@@ -1,0 +1,92 @@
+"""Arrays kept for one NumPy file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hookscope.cli.shared.array_file import ArrayFile
+from hookscope.errors import UsageError, WriteError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["x.npy", "X.NPY"])
+def test_one_array(name: str) -> None:
+    file = ArrayFile.parse(name, ["cat.jpg"])
+    values = np.random.default_rng(0).random((3, 4)).astype(np.float32)
+    file.keep("a/b/1", values)
+    file.write()
+    found = np.load(name)
+    assert found.dtype == np.float32 and np.array_equal(found, values)
+
+
+def test_any_number_by_name() -> None:
+    file = ArrayFile.parse("x.npz", ["a.jpg", "b.jpg"], several=True)
+    keys = ["a/conv1/2", "a/relu#1/2", "b~2/layers.0 + layers.1/0", "a/../x/0"]
+    for at, key in enumerate(keys):
+        file.keep(key, np.full((2, 2), at))
+    file.write()
+    with np.load("x.npz") as found:
+        assert sorted(found) == sorted(keys)
+        assert [int(found[key][0, 0]) for key in keys] == list(range(4))
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", None])
+def test_nothing_is_no_file(here: Path, name: str | None) -> None:
+    ArrayFile.parse(name, ["cat.jpg"]).write()
+    assert os.listdir(here) == []
+
+
+def test_without_a_path_nothing_is_kept() -> None:
+    file = ArrayFile.parse(None, ["a", "b"], several=True)
+    file.expect(9)
+    file.keep("x", np.zeros(3))
+    assert file.arrays == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "several", "message"),
+    [
+        ("x.txt", ["a"], False, "--raw writes NumPy files; name it .npy, or .npz for several maps"),
+        ("x", ["a"], False, "--raw writes NumPy files"),
+        ("", ["a"], False, "--raw writes NumPy files"),
+        ("x.npy", ["a", "b"], False, "--raw x.npy takes one map; there are several; name it .npz"),
+        ("x.npy", ["a"], True, "--raw x.npy takes one map"),
+        ("/dev/null", ["a"], True, "--raw /dev/null takes one map"),
+    ],
+)
+def test_what_makes_no_sense(name: str, images: list[str], several: bool, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ArrayFile.parse(name, images, several)
+
+
+def test_several_of_one_picture_are_refused_before_the_first_is_drawn() -> None:
+    file = ArrayFile.parse("x.npy", ["a"])
+    file.expect(1)
+    with pytest.raises(UsageError, match="takes one map"):
+        file.expect(2)
+
+
+def test_places_that_cannot_be_written(here: Path) -> None:
+    (here / "x.npy").write_bytes(b"a picture, whatever its name")
+    (here / "folder.npz").mkdir()
+    for name in ("no/x.npy", "x.npy", "folder.npz"):
+        with pytest.raises(WriteError):
+            ArrayFile.parse(name, ["x.npy"])
+    assert (here / "x.npy").read_bytes() == b"a picture, whatever its name"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk() -> None:
+    file = ArrayFile.parse("/dev/full", ["a"])
+    file.keep("a", np.zeros(3))
+    with pytest.raises(WriteError, match="No space left"):
+        file.write()

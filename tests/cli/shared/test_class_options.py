@@ -1,0 +1,144 @@
+"""Options about classes: what completes, what converts, which names are taken."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from hookscope.cli.shared.class_options import (
+    CategoriesFile,
+    categories_of,
+    categories_option,
+    complete_targets,
+    target_option,
+)
+from hookscope.errors import CategoriesError
+from hookscope.scores.target import Target
+
+
+@click.command()
+@click.argument("model")
+@target_option(help="Which class to explain")
+@categories_option
+def command(model: str, target: str, categories: tuple[str, ...] | None) -> None:
+    """Say what came."""
+    click.echo(json.dumps([target, categories]))
+
+
+def invoked(*words: str) -> Any:
+    result = CliRunner().invoke(command, ["shapes", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_values(tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("cat\ndog\n")
+    assert invoked() == ["top:1", None]
+    assert invoked("--target", "tiger cat", "--categories", str(names)) == ["tiger cat", ["cat", "dog"]]
+
+
+def test_several_options_are_one_wish() -> None:
+    assert invoked("--target", "star,circle")[0] == "star,circle"
+    assert invoked("--target", "star", "--target", "7,top:2")[0] == "star,7,top:2"
+    target = Target(invoked("--target", "star", "--target", "circle", "--target", "star")[0])
+    assert target.indices([0, 0, 0], ["circle", "square", "star"]) == (2, 0)
+    assert target.count == 3
+
+
+def test_help() -> None:
+    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    assert "Which class to explain: a class index, a class name (a part that fits one name will do) or top:K;" in text
+    assert "repeatable, comma separated. [default: top:1]" in text
+    assert "[default: those that come with the weights]" in text
+
+
+def test_without_a_default() -> None:
+    @click.command()
+    @target_option(default=None)
+    def bare(target: str | None) -> None:
+        click.echo(repr(target))
+
+    assert CliRunner().invoke(bare, []).output == "None\n"
+    assert "default" not in CliRunner().invoke(bare, ["--help"]).output
+
+
+@dataclasses.dataclass
+class Typed:
+    """What click knows of a half-typed line."""
+
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
+    args: tuple[str, ...] = ()
+
+
+def completed(incomplete: str, typed: Typed) -> list[str]:
+    context: Any = typed
+    parameter: Any = None
+    return [item.value for item in complete_targets(context, parameter, incomplete)]
+
+
+def test_completion_of_the_model_that_ships(shapes_file: Path) -> None:
+    words = [f"shape {number}" for number in range(10)]
+    assert completed("", Typed({"model": "shapes"})) == ["top:1", "top:3", "top:5", *words]
+    assert completed("SHAPE 7", Typed(args=("shapes",))) == ["shape 7"]
+    assert completed("to", Typed({"model": "shapes"})) == ["top:1", "top:3", "top:5"]
+
+
+def test_completion_of_a_file() -> None:
+    assert completed("c", Typed({"model": "resnet34", "categories": ("cat", "Cow", "dog")})) == ["cat", "Cow"]
+
+
+def test_completion_of_torchvisions_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert completed("tiger c", Typed({"model": "resnet34"})) == ["tiger cat"]
+    assert completed("PotteD", Typed({"model": "fcn_resnet50"})) == ["pottedplant"]
+    assert len(completed("", Typed({"model": "r3d_18"}))) == 3 + 400
+    monkeypatch.setenv("_HOOKSCOPE_COMPLETE", "bash_complete")  # which puts a name down as it is
+    assert completed("tiger c", Typed({"model": "resnet34"})) == [r"tiger\ cat"]
+    assert completed("jack-o", Typed({"model": "resnet34"})) == [r"jack-o\'-lantern"]
+
+
+def test_completion_where_no_names_are_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for model in ("raft_small", "nets.py:mine", "no_such_model", None):
+        assert completed("", Typed({"model": model})) == ["top:1", "top:3", "top:5"]
+    monkeypatch.setattr("hookscope.models.bundled._PACKAGE", str(tmp_path / "nowhere" / "package"))
+    assert completed("x", Typed({"model": "shapes"})) == []
+
+
+def test_completion_needs_no_torch() -> None:
+    code = (
+        "import sys; from types import SimpleNamespace; from hookscope.cli.shared.class_options import complete_targets;"
+        "complete_targets(SimpleNamespace(params={'model': 'resnet34'}, args=[]), None, '');"
+        "print([name for name in ('torch', 'torchvision') if name in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert answer.stdout == "[]\n"
+
+
+def test_a_file_is_completed_as_a_file() -> None:
+    (item,) = CategoriesFile().shell_complete(click.Context(command), command.params[2], "na")
+    assert (item.value, item.type) == ("na", "file")
+
+
+def net(categories: tuple[str, ...] | None) -> Any:
+    return SimpleNamespace(name="mynet", categories=categories)
+
+
+def test_the_models_own_names_unless_a_file_is_given() -> None:
+    assert categories_of(net(("a", "b")), None) == ("a", "b")
+    assert categories_of(net(None), None) is None
+    assert categories_of(net(("a", "b")), ("c", "d")) == ("c", "d")
+    assert categories_of(net(None), ("c", "d", "e")) == ("c", "d", "e")
+
+
+def test_another_number_of_names_says_both() -> None:
+    with pytest.raises(CategoriesError, match="3 class names for 2 classes of mynet; give --categories of the same"):
+        categories_of(net(("a", "b")), ("c", "d", "e"))

@@ -1,0 +1,179 @@
+"""Names from the command line or from a list, and what is said of images that are lost."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from hookscope.cli.shared import image_options
+from hookscope.cli.shared.image_options import Losses, image_list
+from hookscope.errors import HookscopeError, ImageError, UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b.png", "a.png", "c.png"):
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    return tmp_path
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def in_folder(folder: Path, *names: str) -> list[str]:
+    return [str(folder / name) for name in names]
+
+
+def refusal(kind: type[HookscopeError], *arguments: object) -> str:
+    with pytest.raises(kind) as caught:
+        image_list(*arguments)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+# Options
+
+
+def test_what_the_options_take() -> None:
+    @click.command()
+    @image_options.images_argument
+    @image_options.files0_option
+    @image_options.batch_size_option
+    @image_options.workers_option
+    @image_options.limit_option
+    @image_options.strict_option
+    def command(**given: object) -> None:
+        click.echo(repr(sorted(given.items())))
+
+    def run(*arguments: str) -> str:
+        return CliRunner().invoke(command, arguments).output
+
+    assert eval(run()) == [
+        ("batch_size", 16),
+        ("files0_from", None),
+        ("images", ()),
+        ("limit", None),
+        ("strict", False),
+        ("workers", 0),
+    ]
+    words = "a b - --files0-from - --batch-size 1 --workers 2 --limit 3 --strict"
+    assert dict(eval(run(*words.split()))) == {
+        "images": ("a", "b", "-"),
+        "files0_from": "-",
+        "batch_size": 1,
+        "workers": 2,
+        "limit": 3,
+        "strict": True,
+    }
+    for wrong in ("--batch-size 0", "--workers -1", "--limit 0"):
+        assert "is not in the range" in run(*wrong.split())
+
+
+# The list of images
+
+
+def test_names_and_folders(folder: Path) -> None:
+    every = in_folder(folder, "a.png", "b.png", "c.png")
+    assert image_list([str(folder)], None) == every
+    assert image_list([str(folder)], None, 2) == every[:2]
+    assert image_list([every[2], "-", every[0]], None) == [every[2], "-", every[0]]
+
+
+def test_names_from_a_file(folder: Path) -> None:
+    names = folder / "names"
+    names.write_bytes(b"\0".join(str(folder / name).encode() for name in ("c.png", "a.png")))
+    assert image_list([], str(names)) == in_folder(folder, "c.png", "a.png")
+    names.write_bytes(str(folder).encode() + b"\0-\0")
+    assert image_list((), str(names), 4) == [*in_folder(folder, "a.png", "b.png", "c.png"), "-"]
+
+
+def test_names_from_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    piped(monkeypatch, str(folder / "b.png").encode() + b"\0" + b"\xff.png\0")
+    assert image_list([], "-") == [str(folder / "b.png"), "\udcff.png"]
+
+
+def test_wrong_usage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "no image was given; name files or folders, - for standard input, or --files0-from"
+    assert refusal(UsageError, [], None) == line
+    line = "images are named on the command line and in --files0-from; a.png and names; use one of the two"
+    assert refusal(UsageError, ["a.png"], "names") == line
+    line = "images are named on the command line and in --files0-from; - and -; use one of the two"
+    assert refusal(UsageError, ["-"], "-") == line
+    line = "standard input is named more than once; it can be read once: leave one -"
+    assert refusal(UsageError, ["-", str(folder), "-"], None) == line
+    piped(monkeypatch, b"-\0")
+    assert refusal(UsageError, [], "-").startswith("standard input is the list of --files0-from and an image in it")
+    assert UsageError("").exit_code == 2
+
+
+def test_lists_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "the names in 'nowhere' cannot be read: No such file or directory; check the path"
+    assert refusal(ImageError, [], "nowhere") == line
+    assert "cannot be read: Is a directory" in refusal(ImageError, [], str(folder))
+    assert "cannot be read: embedded null" in refusal(ImageError, [], "a\0b")
+    piped(monkeypatch, b"")
+    assert refusal(ImageError, [], "-") == "no names in '-': it is empty; check what writes it"
+    monkeypatch.setattr(sys, "stdin", None)
+    assert refusal(ImageError, [], "-").startswith("no names on standard input: it is closed")
+
+
+def test_a_list_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.images.reader.MAX_BYTES", 10)
+    piped(monkeypatch, b"a\0" * 100)
+    assert refusal(ImageError, [], "-") == "'-' is too long for a list of names; the limit is 10 bytes"
+
+
+def test_a_list_does_not_import_torch(folder: Path) -> None:
+    code = f"import sys; from hookscope.cli.shared.image_options import *; image_list([{str(folder)!r}], None)\n"
+    code += "print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"False"
+
+
+# Losses
+
+
+def test_lost_images_are_said_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = Losses()
+    losses.lost(0, "a\n", ImageError("no picture 'a\n'"))
+    losses.lost(4, "b", ImageError("'b' is empty", "0 bytes"))
+    losses.finish()
+    assert losses.count == 2
+    assert capsys.readouterr() == ("", "Error: no picture 'a\\n'\nError: 'b' is empty; 0 bytes\n")
+
+
+def test_strict_raises_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ImageError("no picture 'a'")
+    with pytest.raises(ImageError) as caught:
+        Losses(strict=True).lost(0, "a", error)
+    assert caught.value is error
+    assert capsys.readouterr() == ("", "")
+
+
+def test_three_notes_are_shown_and_the_rest_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = Losses()
+    for number in range(3):
+        losses.note(f"{number}.gif", "frame 1 of 3")
+    losses.finish()
+    shown = "".join(f"Note: {number}.gif: frame 1 of 3\n" for number in range(3))
+    assert capsys.readouterr().err == shown
+    for text, count in {"frame 1 of 3": 4, "dark": 2, "white": 3, "x": 1, "y": 1}.items():
+        for _ in range(count):
+            losses.note("more", text)
+    assert capsys.readouterr().err == ""
+    losses.finish()
+    assert capsys.readouterr().err == "Note: 11 more notes: frame 1 of 3 (4), white (3), dark (2), others (2)\n"
+
+
+def test_one_more_note(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = Losses()
+    for _ in range(4):
+        losses.note("a.gif", "frame 1 of 3")
+    losses.finish()
+    assert capsys.readouterr().err.splitlines()[-1] == "Note: 1 more note: frame 1 of 3 (1)"

@@ -1,0 +1,136 @@
+"""What options take, and what a shell is offered, without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from hookscope.cli.commands.list_layers import command as list_layers
+from hookscope.cli.commands.visualize import command as visualize
+from hookscope.cli.shared import options
+from hookscope.cli.shared.options import InputSize
+from hookscope.models.load import load_model
+from hookscope.models.preprocess import MODES
+from hookscope.system import cache
+from hookscope.tracing.cached_summary import listing
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "folder", lambda: str(tmp_path))
+    listing("squeezenet1_1")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("224x320", (224, 320)), ("33X57", (33, 57)), ("7×9", (7, 9)), (" 64 ", (64, 64)), ("16384x1", (16384, 1))],
+)
+def test_sizes(text: str, size: tuple[int, int]) -> None:
+    assert InputSize().convert(text, None, None) == size
+    assert InputSize().convert(size, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "224x", "x224", "0x5", "5x0", "-3", "2.5", "1x2x3", "16385", "1e3", "9x9px"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is no size; write height x width in pixels, such as 224x320"):
+        InputSize().convert(text, None, None)
+
+
+def offered(complete: Any, incomplete: str, **params: Any) -> list[str]:
+    context = click.Context(list_layers)
+    context.params.update(params)
+    return [item.value for item in complete(context, list_layers.params[0], incomplete)]
+
+
+def test_models() -> None:
+    assert offered(options.complete_models, "squeezenet") == ["squeezenet1_0", "squeezenet1_1"]
+    assert offered(options.complete_models, "shap") == ["shapes"]
+    assert len(offered(options.complete_models, "")) > 100
+    assert offered(options.complete_models, "nope") == []
+
+
+def test_layers_and_types_of_the_model_typed(listed: None) -> None:
+    names = offered(options.complete_layers, "features.3.", model="squeezenet1_1")
+    assert names[:2] == ["features.3.squeeze", "features.3.squeeze_activation"]
+    assert all(name.startswith("features.3.") for name in names)
+    assert "Fire" in offered(options.complete_types, "", model="squeezenet1_1")
+    assert offered(options.complete_types, "a", model="squeezenet1_1") == ["all", ] + [
+        name for name in offered(options.complete_types, "", model="squeezenet1_1")[1:] if name.startswith("a")
+    ]  # fmt: skip
+    assert offered(options.complete_layers, "features.3.", model="squeezenet1_1", input_size=(64, 64)) == names
+
+
+def test_of_a_model_never_listed_only_the_default_type_is_known(listed: None) -> None:
+    assert offered(options.complete_layers, "", model="vgg19") == []
+    assert offered(options.complete_types, "", model="vgg19") == ["all", "Conv2d"]
+
+
+def test_words_for_weights_devices_and_colours(listed: None) -> None:
+    assert offered(options.complete_weights, "") == ["auto", "default", "none"]
+    assert offered(options.complete_weights, "d") == ["default"]
+    context = click.Context(list_layers)
+    (item,) = options.complete_weights(context, list_layers.params[0], "./own")
+    assert item.type == "file"
+    assert offered(options.complete_devices, "c") == ["cpu", "cuda"]
+    assert "viridis" in offered(options.complete_colour_maps, "vi")
+
+
+def test_the_words_that_are_offered_are_those_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.models.from_torchvision.fetch", lambda *words: pytest.fail("none needs nothing"))
+    assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
+    choices = {parameter.name: parameter for parameter in visualize.params}
+    assert tuple(choices["preprocess"].type.choices) == MODES
+
+
+def test_defaults_are_shown_in_the_help() -> None:
+    text = visualize.get_help(click.Context(visualize, terminal_width=200))
+    for words in (
+        "[default: Conv2d; Conv3d",
+        "[default: its own]",
+        "table on a terminal, tsv in a pipe",
+        "[default: auto]",
+    ):
+        assert words in text
+
+
+def complete(words: str, place: int, home: Path) -> tuple[list[str], str]:
+    """What bash would be offered, and whether torch was imported."""
+    code = (
+        "import sys, atexit; from hookscope.cli.main import main\n"
+        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); main()"
+    )
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(home),
+        "_HOOKSCOPE_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(place),
+    }
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    return done.stdout.splitlines(), done.stderr.strip()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME names the cache folder on Linux")
+def test_a_shell_is_answered_without_torch(tmp_path: Path) -> None:
+    code = "from hookscope.tracing.cached_summary import listing; listing('squeezenet1_1')"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
+    assert complete("hookscope list-layers squeezenet", 2, tmp_path) == (
+        ["plain,squeezenet1_0", "plain,squeezenet1_1"],
+        "False",
+    )
+    layers, torch_imported = complete("hookscope visualize squeezenet1_1 cat.jpg --layer classifier", 5, tmp_path)
+    assert (layers, torch_imported) == (
+        ["plain,classifier", "plain,classifier.0", "plain,classifier.1", "plain,classifier.2", "plain,classifier.3"],
+        "False",
+    )
+    assert complete("hookscope list-layers squeezenet1_1 --type Fi", 4, tmp_path) == (["plain,Fire"], "False")
+    assert complete("hookscope list-layers squeezenet1_1 --format j", 4, tmp_path)[0] == ["plain,json"]
