@@ -52,7 +52,7 @@ def run_and_reduce(
     Args:
         net: What `load_model` returned.
         pictures: What its ``preprocess`` made, ``(3, H, W)``: one, or two for optical flow.
-        layers: A selection, see `hookscope.hooks.selection.Selection`.
+        layers: A selection, see `Selection`.
         types: Class names that indices count.
         choice: Which channels.
         scale: How values become colours.

@@ -89,7 +89,7 @@ def figure_bytes(figure: Figure, suffix: str, provenance: Mapping[str, Any] | No
         figure: Of matplotlib, made inside `plain_settings`.
         suffix: One of `SUFFIXES`.
         provenance: Where it comes from: in a PNG the text chunk ``hookscope``, which
-            `hookscope.drawing.png.read_provenance` reads, in an SVG the description, in a PDF the keywords.
+            `read_provenance` reads, in an SVG the description, in a PDF the keywords.
 
     Example:
         >>> page = page_of_rows(["conv1"], ["weights"], "resnet18")

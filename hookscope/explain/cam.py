@@ -29,7 +29,7 @@ class ClassActivationMap:
     Attributes:
         call: The call whose activation was looked at; of fused maps the names and types of all.
         prediction: The class, its score and probability.
-        method: One of `hookscope.explain.cam_methods.METHODS`.
+        method: One of `METHODS`.
         values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` where the layer has several frames; before any
             normalisation, after the ReLU where the method has one.
         channels: How many channels the map sums.
@@ -87,10 +87,10 @@ def class_activation_maps(
     Args:
         model: Any eager module with a score for each class.
         inputs: The picture ``(1, 3, H, W)``, or the tuple of positional inputs.
-        layers: A selection, see `hookscope.hooks.selection.Selection`. Without one it is the last layer, in order of execution
+        layers: A selection, see `Selection`. Without one it is the last layer, in order of execution
             and pooling aside, with a map of more than one position that the score depends on.
         target: A class index, a class name or ``top:K``.
-        method: One of `hookscope.explain.cam_methods.METHODS`, whose functions give paper and formula.
+        method: One of `METHODS`, whose functions give paper and formula.
         types: Class names that indices in ``layers`` count.
         categories: Names of the classes.
         batch_size: Pictures in one pass of the methods that take a pass a channel.

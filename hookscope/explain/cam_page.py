@@ -37,7 +37,7 @@ def draw_overlay(
         subject: The photograph and where it comes from.
         maps: Of one class.
         cmap: Colour map.
-        fused: Whether they are made by `hookscope.explain.cam.fused`, so that their values are shares.
+        fused: Whether they are made by `fused`, so that their values are shares.
 
     Raises:
         UsageError: for a colour map that does not exist.

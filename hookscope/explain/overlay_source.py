@@ -25,7 +25,7 @@ class OverlaySource:
 
     Attributes:
         photograph: RGB.
-        box: ``(left, top, right, bottom)`` in pixels of it that the network saw, see `hookscope.models.crops.seen_box`.
+        box: ``(left, top, right, bottom)`` in pixels of it that the network saw, see `seen_box`.
         origin: Model, weights, picture and preprocessing.
     """
 
@@ -81,7 +81,7 @@ def answer_lines(answer: Prediction) -> list[str]:
     """The class, and its score and probability, for people.
 
     Example:
-        >>> from hookscope.scores.logits import Prediction
+        >>> from hookscope.scores import Prediction
         >>> answer_lines(Prediction(281, "tabby", 12.345, 0.87))
         ['tabby (281)', 'score 12.35  probability 87 %']
     """

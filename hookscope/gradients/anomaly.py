@@ -82,7 +82,7 @@ def first_anomaly(model: nn.Module, inputs: Any, loss: LossLike = None) -> Anoma
     In the forward pass that is the first operation with NaN in its result and none in what it was given, unless a
     parameter or the input held it. In the backward pass it is the first node of the autograd graph that takes finite
     gradients and gives NaN. Inf alone counts where it is in the loss or in a gradient: a mask may well be made of it.
-    The arguments are those of `hookscope.gradients.measure_layers.layer_gradients`; nothing of the model changes. Where it returns
+    The arguments are those of `layer_gradients`; nothing of the model changes. Where it returns
     None the loss is finite.
 
     Raises:

@@ -33,7 +33,7 @@ __all__ = [
 
 _DETACHING = {"detach", "detach_", "data", "numpy", "__array__", "tolist", "item"}
 _LEAVING = {"numpy", "__array__", "tolist", "item"}
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # the folder of the package
 
 
 @dataclass(slots=True, eq=False)

@@ -45,7 +45,7 @@ def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tupl
     """Every place where the gradient of ``loss`` stops although something before it could take one.
 
     Frozen parameters are none of them: gradients flow through their layers. The arguments are those of
-    `hookscope.gradients.measure_layers.layer_gradients`; nothing of the model changes.
+    `layer_gradients`; nothing of the model changes.
 
     Raises:
         ModelError: a reentrant checkpoint, inside which there is no graph until a real backward pass runs.

@@ -70,15 +70,15 @@ def gradient_figure(
     link of a chain. Thresholds themselves are of ratios, and are not drawn among absolute values.
 
     Args:
-        report: As `hookscope.gradients.measure_layers.layer_gradients` made it.
-        findings: As `hookscope.gradients.findings.diagnose_gradients` made them.
+        report: As `layer_gradients` made it.
+        findings: As `diagnose_gradients` made them.
         heading: Which model with which weights.
         lines: Further lines below the heading, such as totals.
         thresholds: From where on something is marked; those that ``findings`` were made with.
 
     Example:
         >>> import torch
-        >>> from hookscope.gradients.measure_layers import layer_gradients
+        >>> from hookscope.gradients import layer_gradients
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.Flatten())
         >>> figure = gradient_figure(layer_gradients(net, torch.ones(1, 1, 1, 1)), [], "a net")
         >>> [axes.texts[0].get_text() for axes in figure.axes]

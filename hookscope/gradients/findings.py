@@ -98,15 +98,15 @@ def diagnose_gradients(
     where it is worst. `layer_finding_names` and `parameter_finding_names` tell of every link.
 
     Args:
-        report: As `hookscope.gradients.measure_layers.layer_gradients` made it.
-        stops: As `hookscope.gradients.cut_points.gradient_stops` made them, wanted where `anything_unreached`.
+        report: As `layer_gradients` made it.
+        stops: As `gradient_stops` made them, wanted where `anything_unreached`.
         thresholds: From where on something is a finding.
-        anomaly: As `hookscope.gradients.anomaly.first_anomaly` made it.
+        anomaly: As `first_anomaly` made it.
         looked_for_anomaly: Whether that was called, whatever it found: then nobody is told to.
 
     Example:
         >>> import torch
-        >>> from hookscope.gradients.measure_layers import layer_gradients
+        >>> from hookscope.gradients import layer_gradients
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.ReLU(), torch.nn.Flatten())
         >>> _ = net[0].bias.data.fill_(-9), net[0].weight.data.fill_(1)
         >>> [found] = diagnose_gradients(layer_gradients(net, torch.ones(1, 1, 1, 1)))

@@ -65,7 +65,7 @@ def layer_gradients(
         inputs: The positional inputs, or the only one.
         loss: What is differentiated: a `Loss`, the name of one, or a function from the model's output to a tensor with
             one number; the score of the most likely class unless given.
-        layers: A selection, see `hookscope.hooks.selection.Selection`; None for every layer without children that has a
+        layers: A selection, see `Selection`; None for every layer without children that has a
             parameter of two or more dimensions: convolutions, linear layers.
         types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
         change: From the parameters' gradients by name to what an optimizer shall see of them.

@@ -85,7 +85,7 @@ def ablate_each(
     Args:
         model: Any eager module with a score for each class.
         inputs: The picture ``(1, 3, H, W)``, or the tuple of positional inputs.
-        layers: A selection, see `hookscope.hooks.selection.Selection`.
+        layers: A selection, see `Selection`.
         target: A class index, a class name or ``top:1``: one class.
         types: Class names that indices in ``layers`` count.
         categories: Names of the classes.

@@ -45,7 +45,7 @@ class Site:
 
     Attributes:
         call: The call.
-        part: Which tensor of its output has them, as `hookscope.hooks.tensors.tensors_in` names it.
+        part: Which tensor of its output has them, as `tensors_in` names it.
         shape: Of that tensor.
         axis: Which axis the channels are on.
         live: The channels that are not 0 everywhere.

@@ -43,7 +43,7 @@ class Site:
 
     Attributes:
         call: The call that it belongs to.
-        part: Its place in a container, as `hookscope.hooks.tensors.tensors_in` names it; empty for a bare tensor.
+        part: Its place in a container, as `tensors_in` names it; empty for a bare tensor.
         shape: That of the whole tensor.
         axis: Which of its axes has the channels; 0 where there is no axis of images.
         where: What of it is changed, an index into it; None for all.

@@ -74,7 +74,7 @@ def moved_maps(
     """The maps of a kept call before, after and their difference, part by part; vectors as maps of one position.
 
     Args:
-        layer: A call whose activations `hookscope.interventions.effect.intervention_effect` kept.
+        layer: A call whose activations `intervention_effect` kept.
         module: The layer, which often tells where the channels are.
         shown: The size of what the network saw, for the proportions of a token grid.
         most_channels: So many of the channels that moved are drawn.
@@ -84,7 +84,7 @@ def moved_maps(
 
     Example:
         >>> import torch
-        >>> from hookscope.hooks.selection import Call
+        >>> from hookscope.hooks import Call
         >>> before, after = torch.zeros(1, 3, 2, 2), torch.zeros(1, 3, 2, 2)
         >>> after[0, 2], after[0, 1, 0, 0] = 5.0, -1.0
         >>> layer = MovedLayer(Call("conv", "Conv2d", 0, 0), (1, 3, 2, 2), True, None, None, 0, before, after)

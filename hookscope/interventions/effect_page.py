@@ -93,10 +93,10 @@ def draw_effect(
 
     The channels that moved most come first, at most ``most_channels`` of them; what did not move is not drawn. The
     same colour is the same value in the three grids of a band, the scale being symmetric about 0. NaN is magenta, +Inf
-    red, -Inf light blue. `hookscope.drawing.readback.read_sheet` gives the values of such a picture.
+    red, -Inf light blue. `read_sheet` gives the values of such a picture.
 
     Args:
-        layers: What `hookscope.interventions.effect.intervention_effect` found; those that were not kept are passed over.
+        layers: What `intervention_effect` found; those that were not kept are passed over.
         origin: Model, weights, picture and preprocessing.
         cause: The interventions and the seed.
         model: Its layers tell where their channels are.
@@ -110,7 +110,7 @@ def draw_effect(
 
     Example:
         >>> import torch
-        >>> from hookscope.interventions.effect import intervention_effect
+        >>> from hookscope.interventions import intervention_effect
         >>> from hookscope.interventions import Zero
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3))
         >>> changes = {"0": Zero(channels="2")}

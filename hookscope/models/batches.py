@@ -61,7 +61,7 @@ def as_batch(family: str, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """The positional inputs of one forward pass of several pictures.
 
     Args:
-        family: What `hookscope.models.inputs.family_of` says.
+        family: What `family_of` says.
         tensors: Prepared pictures ``(C, H, W)``, clips ``(C, T, H, W)`` for video; of one shape but for detection.
 
     Returns:
@@ -111,7 +111,7 @@ def load_batches(
 
     Args:
         net: The loaded model: its preprocessing, family and device.
-        paths: Files, pipes, ``-`` for standard input, as `hookscope.images.find.find_pictures` lists them.
+        paths: Files, pipes, ``-`` for standard input, as `find_pictures` lists them.
         batch_size: The most pictures in a batch.
         workers: How many processes read and prepare, each in one thread; 0 is this one.
         on_lost: Called in order with position, name and error of each picture that cannot be used; the default raises.
@@ -122,7 +122,7 @@ def load_batches(
         HookscopeError: A worker was killed.
 
     Example:
-        >>> from hookscope.models.load import LoadedModel
+        >>> from hookscope.models import LoadedModel
         >>> from hookscope.models.preprocess import Preprocess
         >>> preprocess = Preprocess("classification", mode="none")
         >>> net = LoadedModel(torch.nn.Identity(), "none", "none", preprocess, None, "classification", "cpu")

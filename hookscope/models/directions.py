@@ -39,7 +39,7 @@ def directions_in(
         path: Any weights file; only a safetensors file can describe itself, see `hookscope.models.metadata`.
         classes: How many classes the model has, None where that is not known.
         usual: The directions for a file that says nothing.
-        family: What `hookscope.models.inputs.family_of` says of the model.
+        family: What `family_of` says of the model.
     """
     try:
         said = read_description(path) or Description()

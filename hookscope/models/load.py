@@ -75,7 +75,7 @@ def load_model(
             bring class names and transforms of its own, see `hookscope.models.metadata`.
         seed: Seed of random weights; the global random state is left as it was.
         device: ``auto``, ``cpu``, ``cuda`` (``cuda:1``) or ``mps``.
-        preprocess: ``weights``, ``stretch`` or ``none``, see `hookscope.models.preprocess.Preprocess`.
+        preprocess: ``weights``, ``stretch`` or ``none``, see `Preprocess`.
         input_size: ``(H, W)`` of the picture the model sees.
         progress: Called with bytes done and total during a download.
 

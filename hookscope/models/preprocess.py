@@ -27,7 +27,7 @@ class Preprocess:
     """Turns a photograph into the tensor ``(3, H, W)`` that a model takes; clips become ``(3, T, H, W)``.
 
     Attributes:
-        family: What input the model takes, see `hookscope.models.inputs.family_of`.
+        family: What input the model takes, see `family_of`.
         transforms: torchvision's own transforms of the weights, used as they are; None for a model without.
         mode: ``weights`` (the transforms), ``stretch`` (resize to ``size`` whatever the proportions, range [0, 1]),
             ``none`` (range [0, 1] at the picture's own size).

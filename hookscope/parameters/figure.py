@@ -39,14 +39,14 @@ def weights_figure(
     """A page with a row for each layer in order of registration: weights, filters, zeros, running variances.
 
     Args:
-        rows: As `hookscope.parameters.statistics.parameter_statistics` made them.
-        findings: As `hookscope.parameters.findings.parameter_findings` made them.
+        rows: As `parameter_statistics` made them.
+        findings: As `parameter_findings` made them.
         heading: Which model with which weights.
         lines: Further lines below the heading, such as totals.
 
     Example:
         >>> import torch
-        >>> from hookscope.parameters.statistics import parameter_statistics
+        >>> from hookscope.parameters import parameter_statistics
         >>> figure = weights_figure(parameter_statistics(torch.nn.Linear(3, 2)), [], "a layer")
         >>> [axes.texts[0].get_text() for axes in figure.axes]
         ['weights', 'zeros (%)']

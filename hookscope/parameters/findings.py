@@ -37,7 +37,7 @@ def finding_names(row: ParameterStatistics) -> tuple[str, ...]:
 
     Example:
         >>> import torch
-        >>> from hookscope.parameters.statistics import parameter_statistics
+        >>> from hookscope.parameters import parameter_statistics
         >>> [finding_names(row) for row in parameter_statistics(torch.nn.BatchNorm2d(2, affine=False))]
         [('never-updated',), ('never-updated',)]
     """
@@ -59,12 +59,12 @@ def parameter_findings(
     Where no BatchNorm was ever updated, as with random weights, that is one finding for the whole model.
 
     Args:
-        rows: As `hookscope.parameters.statistics.parameter_statistics` made them.
+        rows: As `parameter_statistics` made them.
         thresholds: Those they were made with, for the words.
 
     Example:
         >>> import torch
-        >>> from hookscope.parameters.statistics import parameter_statistics
+        >>> from hookscope.parameters import parameter_statistics
         >>> [found] = parameter_findings(parameter_statistics(torch.nn.BatchNorm2d(2)))
         >>> found.finding, found.evidence
         ('never-updated', 'the running statistics of the only BatchNorm still have their first values, 0 and 1')

@@ -75,7 +75,7 @@ class ParameterStatistics:
         filter_norm_mean: Mean norm.
         filter_norm_max: Largest norm.
         dead_filters: Numbers of the filters that are dead, see `ParameterThresholds`.
-        duplicate_filters: Groups of filters that see the same, see `hookscope.parameters.filters.duplicate_filters`.
+        duplicate_filters: Groups of filters that see the same, see `duplicate_filters`.
         collapsed: Of a running variance, the channels that have collapsed.
         eps: Of running statistics, the layer's eps.
         updated: Of running statistics, whether they were ever updated: batches were counted, or a mean is not 0, or

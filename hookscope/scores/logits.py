@@ -111,7 +111,7 @@ def check_family(family: str, what: str = "the model") -> None:
     """Refuse, before a forward pass, the families of models that have no score for each class.
 
     Args:
-        family: What `hookscope.models.inputs.family_of` says.
+        family: What `family_of` says.
         what: What the model is called.
 
     Raises:
@@ -126,7 +126,7 @@ def without_scores(output: Any, family: str, what: str = "the model") -> str:
 
     Args:
         output: What the model returned.
-        family: What `hookscope.models.inputs.family_of` says.
+        family: What `family_of` says.
         what: What the model is called.
 
     Example:

@@ -36,7 +36,7 @@ def predict(
 
     Example:
         >>> import torch
-        >>> from hookscope.models.load import load_model
+        >>> from hookscope.models import load_model
         >>> net = load_model("squeezenet1_1", weights="none", device="cpu", input_size=(32, 32))
         >>> [found] = predict(net, [torch.zeros(3, 32, 32)], Target("tench"))
         >>> found.index, found.label, 0 < found.probability < 1

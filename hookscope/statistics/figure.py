@@ -49,12 +49,12 @@ def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Findin
 
     Args:
         layers: In order of execution.
-        findings: The gravest first, as `hookscope.statistics.findings.diagnose` gives them.
+        findings: The gravest first, as `diagnose` gives them.
         about: The heading: what was measured on what.
 
     Example:
         >>> import torch
-        >>> from hookscope.statistics.findings import diagnose
+        >>> from hookscope.statistics import diagnose
         >>> from hookscope.statistics.collector import Survey
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Sigmoid())
         >>> with Survey(net) as survey, torch.no_grad():

@@ -20,7 +20,7 @@ def junit_xml(
         suite: Its name, such as ``hookscope check resnet34``.
         limits: Which limits were held against the layers.
         layers: The layers that were measured, by their keys.
-        offences: What `hookscope.statistics.limits.broken_limits` found.
+        offences: What `broken_limits` found.
         lost: How many images could not be used, which is an error of a case of its own.
 
     Example:

@@ -77,7 +77,7 @@ def held_layers(layers: Sequence[LayerStatistics], allow: Sequence[str] = ()) ->
 
     Args:
         layers: Statistics of a survey.
-        allow: Selections, see `hookscope.hooks.selection.Selection`; what was not measured is allowed in vain.
+        allow: Selections, see `Selection`; what was not measured is allowed in vain.
 
     Raises:
         SelectionError: a term of ``allow`` cannot be read.

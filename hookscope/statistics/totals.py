@@ -23,7 +23,7 @@ class RunningStatistics:
 
     Example:
         >>> import torch
-        >>> from hookscope.hooks.selection import Call
+        >>> from hookscope.hooks import Call
         >>> halves = []
         >>> for half in torch.rand(8, 3, 5, 5).split(4):
         ...     layer = LayerAccumulator(Call("conv1", "Conv2d", 0, 0), 3)

@@ -20,7 +20,7 @@ def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
     """The input size and the trace of the model ``name``, from the cache where it is there.
 
     Args:
-        name: One of `hookscope.models.names.model_names`.
+        name: One of `model_names`.
         input_size: ``(H, W)``; None for what the model is made for.
 
     Raises:

@@ -133,16 +133,16 @@ def trace_events(
     """Run ``model`` once through real hooks, and tell of each chosen call what it took, returned and got as gradient.
 
     The model runs in eval mode and is as before afterwards. With ``backward`` the gradient flows as in
-    `hookscope.gradients.measure_layers.layer_gradients`: no ``.grad`` is written, and tensor hooks on the outputs see it, which
+    `layer_gradients`: no ``.grad`` is written, and tensor hooks on the outputs see it, which
     in-place layers cannot disturb.
 
     Args:
         model: Any eager module.
         inputs: The positional inputs as a tuple, or the only one, such as a tensor ``(N, C, H, W)``.
-        layers: A selection, see `hookscope.hooks.selection.Selection`.
+        layers: A selection, see `Selection`.
         types: Class names that indices count; ``all`` for every leaf, ``*`` for every module.
         backward: Whether a backward pass follows.
-        loss: What is differentiated, see `hookscope.scores.losses.as_loss`; None for the score of the most likely class, or
+        loss: What is differentiated, see `as_loss`; None for the score of the most likely class, or
             where there is none (no classes, several pictures) the mean square of all that the model puts out.
         values: Tensors of at most so many values are told whole.
 

@@ -52,12 +52,12 @@ def verify(
     4. ``inputs``: recorded inputs equal the recorded outputs that fed them, where the graph of 1 says so.
     5. ``untouched``: hooks, modes, parameters, flags, gradients, buffers and random states are as before, after a whole
        pass and after one that was left by an exception.
-    6. ``shapes``: `hookscope.tracing.summary.trace`, which ``list-layers`` prints, tells the calls and shapes of the real pass.
+    6. ``shapes``: `trace`, which ``list-layers`` prints, tells the calls and shapes of the real pass.
 
     Args:
-        net: What `hookscope.models.load.load_model` returned.
+        net: What `load_model` returned.
         pictures: Prepared pictures, as `noise_pictures` or ``net.preprocess`` make them: one, or two for optical flow.
-        layers: A selection, see `hookscope.hooks.selection.Selection`.
+        layers: A selection, see `Selection`.
         types: Class names that indices count; every leaf by default.
 
     Raises:
@@ -65,7 +65,7 @@ def verify(
         InputError: when the model refuses the pictures.
 
     Example:
-        >>> from hookscope.models.load import load_model
+        >>> from hookscope.models import load_model
         >>> net = load_model("squeezenet1_1", weights="none", input_size=(32, 32))
         >>> [(check.name, check.holds) for check in verify(net, noise_pictures(net))][:2]
         [('feature-extractor', True), ('re-computation', True)]

@@ -227,7 +227,7 @@ def watch(model, way):
     import torch
     import torchvision
 
-    from hookscope.monitor import Monitor
+    from hookscope.training import Monitor
 
     torch.set_num_threads(2)
     torch.manual_seed(0)

@@ -217,7 +217,7 @@ def test_the_pipeline_of_the_manual(tmp_path: Path) -> None:
     program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     pipeline = "hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3==\"Conv2d\"{print $2}'"
-    assert pipeline.replace("\\t", "\\\\t") in (ROOT / "hookscope/cli/list_layers.py").read_text()
+    assert pipeline.replace("\\t", "\\\\t") in (ROOT / "hookscope/cli/commands/list_layers.py").read_text()
     done = subprocess.run(pipeline, shell=True, env=environment, capture_output=True, text=True, check=True)
     names = done.stdout.splitlines()
     assert names[:2] == ["conv1.conv", "conv2.conv"]

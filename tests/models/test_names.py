@@ -141,7 +141,7 @@ def test_an_absent_package_has_no_folder() -> None:
 def test_the_package_is_built_with_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "version" in project["project"]["dynamic"]
-    assert project["tool"]["hatch"]["version"]["path"] == "hookscope/registry.py"
+    assert project["tool"]["hatch"]["version"]["path"] == "hookscope/_version.py"
 
 
 def test_a_name_that_ships_is_known_and_near() -> None:

@@ -213,7 +213,8 @@ def test_a_tensorboard_that_does_not_fit_is_told_in_one_line(tmp_path: Path) -> 
     file.parent.mkdir(parents=True)
     file.write_text("raise TypeError('Descriptors cannot be created directly.\\nIf this call came from')")
     code = (
-        "import sys; from hookscope.errors import HookscopeError; from hookscope.statistics.tensorboard import write_events\n"
+        "import sys; from hookscope.errors import HookscopeError\n"
+        "from hookscope.statistics.tensorboard import write_events\n"
         "try: write_events(sys.argv[1], [], about={'a': 'b'})\n"
         "except HookscopeError as error: print(error)"
     )

@@ -114,7 +114,7 @@ def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_size_limit_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(OLD)
-    script = "import sys; from hookscope.system.atomic_files import write_atomically; write_atomically(sys.argv[1], bytes(1 << 20))"
+    script = "import sys; from hookscope.system import write_atomically; write_atomically(sys.argv[1], bytes(1 << 20))"
     process = python(script, path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1

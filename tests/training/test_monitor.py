@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookscope.errors import LayerError, ModelError, NonFiniteError, UsageError, WriteError
-from hookscope.monitor import Monitor
+from hookscope.training import Monitor
 from hookscope.training.log.file import RunLog, read_runs
 
 ROOT = Path(__file__).parents[2]
@@ -988,7 +988,7 @@ def test_the_same_figures_as_scalars_of_tensorboard(tmp_path: Path) -> None:
 
 KILLED = """
 import torch, sys
-from hookscope.monitor import Monitor
+from hookscope.training import Monitor
 net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(12)])
 optimizer = torch.optim.SGD(net.parameters(), 0.01)
 with Monitor(every=1, log=sys.argv[1]):

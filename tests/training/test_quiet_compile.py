@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 from hookscope.hooks.registration import HookHandles
-from hookscope.monitor import Monitor
+from hookscope.training import Monitor
 
 
 def train(net: nn.Module, steps: int) -> None:

@@ -19,17 +19,17 @@ from hookscope.system import Script, after_import, check_folder
 from hookscope.training import RunLog, read_runs
 
 if TYPE_CHECKING:
-    from hookscope.monitor import Monitor
+    from hookscope.training import Monitor
 
 __all__ = ["WatchRun"]
 
 _QUICKLY_READ = 16 * 2**20  # bytes; about a second
 # What stands between the script and what it calls, and what is called in between and is nothing to the script.
 _HIDDEN = (
-    "after_import.py",
-    *(os.path.join("monitor", name) for name in ("backward_calls.py", "loss_scales.py", "replaced.py")),
+    os.path.join("system", "import_hook.py"),
+    *(os.path.join("training", name) for name in ("backward_calls.py", "loss_scales.py", "replaced.py")),
 )
-_ENDS = (os.path.join("monitor", "block.py"), os.path.join("monitor", "watch.py"))
+_ENDS = (os.path.join("training", "monitor.py"), os.path.join("training", "watcher.py"))
 
 
 _OWN_OPTIONS = ("--log", "--every", "--layer", "--tensorboard", "--stop-on", "--show", "--plot")
@@ -109,7 +109,7 @@ class WatchRun:
         if os.getpid() != self._pid:
             return
         try:
-            from hookscope.monitor import Monitor
+            from hookscope.training import Monitor
 
             self._monitor = Monitor(**self._settings, log=self._opened).__enter__()
         except Exception as error:  # this is within the script's `import torch`, which has gone well

@@ -31,7 +31,7 @@ def show(log: str, plot: str | None, format: str | None) -> None:
     Args:
         log: The file.
         plot: The file of a picture, None for none.
-        format: One of `hookscope.cli.output.rows.FORMATS`; None for what suits standard output.
+        format: One of `FORMATS`; None for what suits standard output.
     """
     from hookscope.training import findings_over_time, read_runs
 

@@ -29,14 +29,14 @@ def write_report(
     kind: str = "layer",
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write rows and findings in one of `hookscope.cli.output.rows.FORMATS`.
+    """Write rows and findings in one of `FORMATS`.
 
     A table is followed by ``totals`` and the findings in words; ``json`` is one object ``{"layers": [...],
     "findings": [...]}``; in ``ndjson`` each line says by ``"row"`` which it is; ``tsv`` and ``csv`` hold the rows
     alone, so that every line has the same columns.
 
     Args:
-        rows: As in `hookscope.cli.output.rows.write_rows`; fields that are
+        rows: As in `write_rows`; fields that are
             no columns (too long for one) are in ``json`` and ``ndjson`` alone.
         fields: The columns.
         findings: What was found.

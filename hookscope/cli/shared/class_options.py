@@ -57,7 +57,7 @@ def _known_names(ctx: click.Context) -> tuple[str, ...]:
 
 
 def _joined(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:
-    """Several options as one, for `hookscope.scores.target.Target`."""
+    """Several options as one, for `Target`."""
     return ",".join(value) if value else None
 
 
@@ -82,7 +82,7 @@ class CategoriesFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
     name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The names in the file ``value``, see `hookscope.scores.categories.read_categories`."""
+        """The names in the file ``value``, see `read_categories`."""
         from hookscope.scores import read_categories
 
         return value if isinstance(value, tuple) else read_categories(value)
@@ -106,7 +106,7 @@ def categories_of(net: LoadedModel, categories: tuple[str, ...] | None) -> tuple
 
     Raises:
         CategoriesError: another number of names than the model is known to have classes; where that is not known
-            before a pass, `hookscope.scores.logits.predictions` finds it.
+            before a pass, `predictions` finds it.
     """
     if categories is None:
         return net.categories

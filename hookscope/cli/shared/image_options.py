@@ -70,7 +70,7 @@ def image_list(images: Sequence[str], files0_from: str | None, limit: int | None
 
     Raises:
         UsageError: There are none, there are names in both places, or standard input is wanted twice.
-        ImageError: The list cannot be read, or `hookscope.images.find.find_pictures` finds nothing.
+        ImageError: The list cannot be read, or `find_pictures` finds nothing.
     """
     from hookscope.images import find_pictures, read_names
 
@@ -117,7 +117,7 @@ def _list_content(source: str) -> bytes:
 class Losses:
     """What a run loses: each lost image in a line on standard error and counted, and the notes on the others.
 
-    `lost` and `note` are what `hookscope.models.batches.load_batches` takes as ``on_lost`` and ``on_note``.
+    `lost` and `note` are what `load_batches` takes as ``on_lost`` and ``on_note``.
 
     Attributes:
         count: How many images were lost.

@@ -22,7 +22,7 @@ def load_net(
     preprocess: str = "weights",
     input_size: tuple[int, int] | None = None,
 ) -> LoadedModel:
-    """What `hookscope.models.load.load_model` makes of these options; a misspelt name is told before torch is imported."""
+    """What `load_model` makes of these options; a misspelt name is told before torch is imported."""
     from hookscope.models import check_model_name
 
     if ":" not in model:

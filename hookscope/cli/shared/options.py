@@ -190,7 +190,7 @@ def layer_option(help: str, default: tuple[str, ...] = ()) -> Callable[[Any], An
 
 
 def net_options(command: Command) -> Command:
-    """The options of `hookscope.cli.shared.model.load_net`: weights, seed, device, preprocessing, size of the input."""
+    """The options of `load_net`: weights, seed, device, preprocessing, size of the input."""
     for option in (size_option, preprocess_option, device_option, seed_option, weights_option):
         command = option(command)
     return command

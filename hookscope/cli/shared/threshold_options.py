@@ -5,7 +5,7 @@
 ``Number``              a number from a least one on; with ``endless`` also ``inf``
 ``Rank``                a number of directions, or a share of what there can be
 ``threshold_options``   the thresholds of findings
-``thresholds_of``       what these options hold, as `hookscope.statistics.findings.Thresholds`
+``thresholds_of``       what these options hold, as `Thresholds`
 =====================  =============================================================
 """
 

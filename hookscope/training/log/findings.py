@@ -32,7 +32,7 @@ def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -
     that, a last finding says so: then no others prove little.
 
     Args:
-        run: As `hookscope.training.log.file.read_runs` reads it; one that goes on still is told as far as it is.
+        run: As `read_runs` reads it; one that goes on still is told as far as it is.
         thresholds: From where on something is a finding.
 
     Example:

@@ -89,10 +89,10 @@ def summary(run: Run) -> RunSummary:
     """The totals of a run.
 
     Args:
-        run: As `hookscope.training.log.file.read_runs` reads it.
+        run: As `read_runs` reads it.
 
     Example:
-        >>> from hookscope.training.log.file import Run
+        >>> from hookscope.training import Run
         >>> rows = [{"step": step, "time": 0.1 * step, "layer": "fc", "loss": 2 / (1 + step)} for step in (0, 1)]
         >>> str(summary(Run({}, rows, [], {"step": 1, "time": 0.5, "reason": "done"})))
         '2 steps, 2 sampled, of 1 layer in 0.5 s; loss 2 -> 1; done'

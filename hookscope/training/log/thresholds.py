@@ -22,20 +22,20 @@ class TrainingThresholds:
             of a linear layer have one an image.
         dead_of_few: The share that takes the place of ``dead`` there. In small sound nets up to 40 % were seen.
         vanishing: Norm of a layer's gradient over the norm of its weight, below which it vanishes; that of
-            `hookscope.gradients.findings.GradientThresholds`, which tells where it comes from.
+            `GradientThresholds`, which tells where it comes from.
         exploding: The same ratio, above which it explodes; from there too.
         too_large: Norm of an update over the norm of the weight. The usual ratio is about 1e-3, in the
             first steps of sound runs up to 0.2 (resnet18, momentum 0.9); at 0.3 three steps replace the weight.
         too_small: The same, below which nothing is learned: a million such steps, all one way, make one weight.
         flat: Spread of an activation over its root mean square, below which it is constant: about ten times the
             epsilon of single precision.
-        smallest: Root mean square of an activation below which it vanishes, as in `hookscope.statistics.findings.Thresholds`: the
+        smallest: Root mean square of an activation below which it vanishes, as in `Thresholds`: the
             smallest normal number of half precision.
         largest: Root mean square above which it explodes: the largest number of half precision.
         slope: Mean slope of a sigmoid or tanh, as a share of its steepest, below which it is saturated; 1 % from a
             bound the slope is 4 % (sigmoid) or 2 % (tanh).
         shift: Distance of a batch's mean from the running mean in running standard deviations (root mean square over
-            the channels), as in `hookscope.statistics.findings.Thresholds`.
+            the channels), as in `Thresholds`.
         ratio: How many times the running variance the batch's is, or the other way round; from there too.
         warm_up: Steps that running statistics have to come near those of the batches; with the usual momentum of 0.1
             0.5 % of what they began with is left after 50.

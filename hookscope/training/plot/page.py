@@ -53,13 +53,13 @@ def run_figure(
     tells of it, above the loss at the step at which it begins, and in the row of its layer.
 
     Args:
-        run: As `hookscope.training.log.file.read_runs` reads it.
-        findings: As `hookscope.training.log.findings.findings_over_time` makes them.
+        run: As `read_runs` reads it.
+        findings: As `findings_over_time` makes them.
         heading: The first line, such as the name of the log.
         thresholds: Those that ``findings`` were made with; they are drawn.
 
     Example:
-        >>> from hookscope.training.log.file import Run
+        >>> from hookscope.training import Run
         >>> rows = [{"step": step, "layer": "fc", "loss": 1.0, "zero_share": 0.5} for step in (0, 50)]
         >>> figure = run_figure(Run({}, rows), [], "run.ndjson")
         >>> [axes.get_title(loc="left") for axes in figure.axes]

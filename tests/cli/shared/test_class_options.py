@@ -115,7 +115,8 @@ def test_completion_where_no_names_are_known(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_completion_needs_no_torch() -> None:
     code = (
-        "import sys; from types import SimpleNamespace; from hookscope.cli.shared.class_options import complete_targets;"
+        "import sys; from types import SimpleNamespace;"
+        "from hookscope.cli.shared.class_options import complete_targets;"
         "complete_targets(SimpleNamespace(params={'model': 'resnet34'}, args=[]), None, '');"
         "print([name for name in ('torch', 'torchvision') if name in sys.modules])"
     )
