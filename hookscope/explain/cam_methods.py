@@ -1,7 +1,7 @@
-"""The methods of class activation mapping: each a function from what is known of a layer to weights of its channels.
+"""The methods of class activation mapping: each computes the weights of the channels of one layer.
 
-A method returns weights ``(C,)``, or ``(C, H, W)`` where every position has its own; the map is the sum of weights
-times activation over the channels, and after it the ReLU where the paper has one. All else is in `hookscope.explain.cam`. In
+A method returns weights ``(C,)``, or ``(C, H, W)`` with a weight for every position. The map is the sum of weight times
+activation over the channels, followed by the ReLU where the paper has one; `hookscope.explain.cam` does the rest. In
 the formulas ``A`` is the activation ``(C, H, W)``, ``A_k`` its channel ``k``, ``S`` the score of the class (its logit),
 ``G = dS/dA`` the gradient, and a sum or mean without an index goes over the positions of one channel.
 """
