@@ -5,25 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "CategoriesError",
-    "HookscopeError",
-    "ImageError",
-    "InputError",
-    "InstallationError",
-    "LayerError",
-    "ModelError",
-    "NoMapError",
-    "NonFiniteError",
-    "SelectionError",
-    "TargetError",
-    "UsageError",
-    "WeightsError",
-    "WriteError",
-    "near_misses",
-    "printable",
-]
-
 
 class HookscopeError(Exception):
     """Base of everything hookscope raises on purpose.

@@ -27,8 +27,6 @@ from hookscope.cli.process import (
 from hookscope.errors import HookscopeError, WriteError, near_misses
 from hookscope.models import broken_pair, missing_package, package_versions
 
-__all__ = ["COMMANDS", "CommandGroup", "cli", "main"]
-
 # Each module holds a click command named `command`; it is imported when it is run or its help is shown.
 COMMANDS = {
     "visualize": "hookscope.cli.commands.visualize",
@@ -81,9 +79,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         SystemExit: 2
     """
     run, put_back = _Run(), streams_as_now()
+    backend = os.environ.pop("MPLBACKEND", None)  # that of a Jupyter kernel makes `import matplotlib` fail in a shell
     status = _run(list(sys.argv[1:] if argv is None else argv), run)
     if run.then is not None and not status:
         put_back()
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
         run.then()
         sys.exit(status)  # not by leave(): the script's threads, exit handlers and objects have their end
     if argv is None and "torch" in sys.modules:

@@ -18,22 +18,6 @@ from typing import Any, NoReturn, TextIO
 from hookscope.cli.output.rows import note
 from hookscope.errors import WriteError
 
-__all__ = [
-    "drop_output",
-    "import_torch",
-    "leave",
-    "prints_to_standard_error",
-    "reader_is_gone",
-    "reader_may_leave",
-    "settle_output",
-    "signals_as_exits",
-    "signals_held",
-    "standard_output",
-    "streams_as_now",
-    "warnings_as_notes",
-]
-
-
 # Torch's threads (GNU's OpenMP) wait for work by spinning, for milliseconds beside all that one thread does alone. A
 # thousand turns last from one parallel part of a network to the next: passes take as long, and less processor time.
 _SPIN_COUNT = "1000"

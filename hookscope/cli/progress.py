@@ -11,8 +11,6 @@ from typing import Any, TextIO, cast
 
 import click
 
-__all__ = ["download_progress", "image_progress", "pass_progress"]
-
 _ERASE = "\r\x1b[2K"
 _SHOW_CURSOR = "\x1b[?25h"
 

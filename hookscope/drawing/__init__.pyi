@@ -1,5 +1,5 @@
 from . import colours as colours
-from .colours import _matplotlib as _matplotlib, colour_map_names as colour_map_names, font as font, palette as palette
+from .colours import colour_map_names as colour_map_names, font as font, palette as palette
 from .forward import (
     PassResult as PassResult,
     run_and_reduce as run_and_reduce,
@@ -17,10 +17,11 @@ from .grid import (
     lay_out as lay_out,
     to_image as to_image,
 )
-from .line_widths import fitting as fitting, inches as inches, wrapped as wrapped
+from .line_widths import fitting as fitting, inches as inches, wrapped_lines as wrapped_lines
 from .overlay import Heat as Heat, Panel as Panel, draw_page as draw_page
-from .page import BODY as BODY, LEAST_WIDTH as LEAST_WIDTH, MARGIN as MARGIN, Page as Page, colour_bar as colour_bar
+from .page import LEAST_WIDTH as LEAST_WIDTH, MARGIN as MARGIN, Page as Page, colour_bar as colour_bar
 from .plot import (
+    BODY as BODY,
     DPI as DPI,
     SMALL as SMALL,
     TITLE as TITLE,
@@ -33,7 +34,7 @@ from .plot import (
     write as write,
 )
 from .png import encode_png as encode_png, write_png as write_png
-from .readback import read_sheet as read_sheet
+from .readback import Pixels as Pixels, read_sheet as read_sheet
 from .scaling import (
     ChannelChoice as ChannelChoice,
     Scale as Scale,
@@ -50,4 +51,4 @@ from .sheet import (
     placed as placed,
     shape_text as shape_text,
 )
-from .text import stamp as stamp, text_pixels as text_pixels
+from .text import stamp as stamp, text_pixels as text_pixels, wrapped as wrapped

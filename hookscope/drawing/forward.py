@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms.functional import to_pil_image
 
 from hookscope.drawing.reduce import ActivationSummary, reduce_output
 from hookscope.drawing.scaling import ChannelChoice, Scale
 from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.hooks import Call, InputSize, Layers, Observer
-from hookscope.models import model_errors_as_input_errors
-
-if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor, nn
-
-    from hookscope.models import LoadedModel
-
-__all__ = ["PassResult", "run_and_reduce", "seen_by", "seen_pictures"]
+from hookscope.models import LoadedModel, model_errors_as_input_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +96,6 @@ def seen_by(picture: Tensor) -> InputSize:
 
 
 def _run(net: LoadedModel, pictures: list[Tensor], observer: Observer) -> None:
-    import torch
-
     inputs = net.inputs(*pictures)
     with model_errors_as_input_errors(net.name, pictures), torch.no_grad(), observer:
         net.model(*inputs)
@@ -128,9 +123,6 @@ def seen_pictures(net: LoadedModel, pictures: Iterable[Tensor]) -> list[list[Ima
     if net.family != "detection":
         stills = [picture.unbind(1) if picture.dim() == 4 else [picture] for picture in prepared]
         return [[net.preprocess.seen(frame) for frame in frames] for frames in stills]
-    import torch
-    from torchvision.transforms.functional import to_pil_image
-
     transform: Any = net.model.transform
     with torch.no_grad():
         batch = transform([prepared[0]])[0].tensors[0].cpu()

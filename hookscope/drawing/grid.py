@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 
 from hookscope.drawing import colours
 from hookscope.drawing.scaling import ChannelChoice, Scale, Tiles, reduce_maps
-from hookscope.drawing.text import LABEL_HEIGHT, number_pixels, stamp
+from hookscope.drawing.text import LABEL_HEIGHT, Pixels, number_pixels, stamp
 from hookscope.errors import NoMapError, UsageError
-
-if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor
-
-    from hookscope.drawing.text import Pixels
-
-__all__ = ["Grid", "Layout", "channel_grid", "draw_alike", "draw_grid", "lay_out", "strongest", "to_image"]
+from hookscope.hooks import as_float
 
 # Without --cell a map has at least this side, and more where the whole sheet stays below the area for a screen.
 LEAST_CELL = 56
@@ -172,8 +170,6 @@ def draw_alike(
 
 
 def _drawn(tiles: Tiles, layout: Layout, count: int, plain: bool, bold: Sequence[int], longest: float) -> Grid:
-    import numpy as np
-
     pixels = np.full((layout.rows, layout.step_y, layout.columns, layout.step_x), colours.BACKGROUND, np.uint8)
     _place_maps(pixels, layout, tiles.levels[:count])
     if not plain:
@@ -184,8 +180,6 @@ def _drawn(tiles: Tiles, layout: Layout, count: int, plain: bool, bold: Sequence
 
 
 def _place_maps(pixels: Pixels, layout: Layout, levels: Pixels) -> None:
-    import numpy as np
-
     full, over = divmod(levels.shape[0], layout.columns)
     z = layout.zoom
     ys, wide = slice(layout.label, layout.label + layout.map_height), layout.frame_width
@@ -241,8 +235,6 @@ def _place_bars(pixels: Pixels, layout: Layout, tiles: Tiles, count: int, longes
 
 def to_image(pixels: Pixels, cmap: str) -> Image.Image:
     """Palette indices as a palette picture."""
-    from PIL import Image
-
     image = Image.fromarray(pixels)
     image.putpalette(colours.palette(cmap).tobytes())
     return image
@@ -291,10 +283,6 @@ def channel_grid(
 
 
 def _one_activation(activation: Any) -> Tensor:
-    import torch
-
-    from hookscope.hooks import as_float
-
     activation = torch.as_tensor(activation)
     shape = tuple(activation.shape)
     if not activation.numel():

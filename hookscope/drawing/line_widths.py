@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hookscope.drawing import colours
 
-__all__ = ["fitting", "inches", "wrapped"]
-
 _HINTED = 1.06  # small letters are drawn at whole pixels, which makes lines up to 5 % wider than their outlines
 
 
@@ -28,7 +26,7 @@ def fitting(line: str, width: float, points: float, bold: bool = False) -> str:
     return f"{line}…"
 
 
-def wrapped(text: str, width: float, points: float, most: int, indent: str = "") -> list[str]:
+def wrapped_lines(text: str, width: float, points: float, most: int, indent: str = "") -> list[str]:
     """``text`` in ``most`` lines at most, parted between words; what does not fit in these is cut off.
 
     Args:
@@ -39,7 +37,7 @@ def wrapped(text: str, width: float, points: float, most: int, indent: str = "")
         indent: What the second and later lines begin with.
 
     Example:
-        >>> wrapped("one two three", 0.6, 8.5, 2)
+        >>> wrapped_lines("one two three", 0.6, 8.5, 2)
         ['one two', 'three']
     """
     lines, rest = [""], text.split(" ")

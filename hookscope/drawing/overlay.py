@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 
 from hookscope.drawing import colours
 from hookscope.drawing.text import wrapped
 from hookscope.errors import UsageError, printable
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL import Image, ImageDraw
-
-__all__ = ["Heat", "Panel", "Row", "draw_page"]
 
 Box = tuple[float, float, float, float]
 
@@ -98,8 +94,6 @@ def draw_page(
         >>> draw_page(Image.new("RGB", (400, 300)), ["a page"], [[Panel(heat, ["conv1"], scale="value")]]).size
         (428, 403)
     """
-    from PIL import Image, ImageDraw
-
     plan = _Plan.of(photograph, heading, rows, width, warning)
     if plan.width * plan.height > _MOST_PIXELS:
         size = f"it would have {plan.width:,}x{plan.height:,} pixels"
@@ -222,9 +216,6 @@ def _bar(
     page: Image.Image, pen: ImageDraw.ImageDraw, plan: _Plan, panel: Panel, colour: tuple[str, bool], x: int, y: int
 ) -> int:
     """``0 ▒▒▓▓██ 0.0254 what it counts``, in the colours as they look over middle grey."""
-    import numpy as np
-    from PIL import Image
-
     assert panel.heat is not None
     letters, space = colours.font(round(_TEXT * plan.zoom)), plan.space
     high = f"{panel.heat.top:.3g}  {panel.scale}"
@@ -241,9 +232,6 @@ def _bar(
 
 def _picture(photograph: Image.Image, heat: Heat | None, size: tuple[int, int], cmap: str, faded: bool) -> Image.Image:
     """The photograph in the size of a panel, with the heat over what the network saw, and the rest of it dimmed."""
-    import numpy as np
-    from PIL import Image, ImageDraw
-
     magnified = size[0] > photograph.width and size[0] % photograph.width == 0
     resample = Image.Resampling.NEAREST if magnified else Image.Resampling.BILINEAR
     picture = photograph if size == photograph.size else photograph.resize(size, resample)
@@ -268,9 +256,6 @@ def _spread(
     heat: Heat, size: tuple[int, int], factor: tuple[float, float]
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """How strong the heat is at each pixel, 0 to 1, and which pixels it covers."""
-    import numpy as np
-    from PIL import Image
-
     left, top, right, bottom = (round(side * factor[at % 2]) for at, side in enumerate(heat.box))
     scaled = np.clip(heat.values / heat.top, 0, 1) if heat.top > 0 else np.zeros_like(heat.values)
     whole = (max(1, right - left), max(1, bottom - top))
@@ -287,8 +272,6 @@ def _spread(
 
 def _laid_over(pixels: NDArray[np.float32], strength: NDArray[np.float32], cmap: str, faded: bool) -> NDArray[np.uint8]:
     """Colours of ``strength`` over ``pixels``, clearer the weaker: where nothing is, nothing is hidden."""
-    import numpy as np
-
     levels = (strength * (colours.LEVELS - 1)).round().astype(np.uint8)
     colour = colours.palette(cmap)[levels].astype(np.float32)
     alpha = ((_STRONGEST_FADED if faded else _STRONGEST) * strength**0.7)[..., None]

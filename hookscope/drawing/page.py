@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hookscope.drawing import colours
-from hookscope.drawing.text import stamp, text_pixels, wrapped
+from hookscope.drawing.text import Pixels, stamp, text_pixels, wrapped
 from hookscope.errors import printable
-
-if TYPE_CHECKING:
-    from hookscope.drawing.text import Pixels
-
-__all__ = ["LEAST_WIDTH", "MARGIN", "Page", "colour_bar"]
 
 MARGIN = 14
 LEAST_WIDTH = 660
-BODY = 12
+TEXT_SIZE = 12
 
 
 @dataclass
@@ -42,7 +38,7 @@ class Page:
         self.height = top + pixels.shape[0]
         return top
 
-    def add_text(self, text: str, width: int, space: int = 0, size: int = BODY, bold: bool = False) -> None:
+    def add_text(self, text: str, width: int, space: int = 0, size: int = TEXT_SIZE, bold: bool = False) -> None:
         """Put ``text`` below, in lines of at most ``width`` pixels."""
         for line in wrapped(printable(text), width, size, bold):
             self.add(text_pixels(line, size, bold), space)
@@ -55,8 +51,6 @@ class Page:
 
     def pixels(self, margin: int) -> Pixels:
         """The page with its margins."""
-        import numpy as np
-
         page = np.full((self.height + 2 * margin, self.width + 2 * margin), colours.BACKGROUND, np.uint8)
         for top, block in self.blocks:
             page[margin + top : margin + top + block.shape[0], margin : margin + block.shape[1]] = block
@@ -65,10 +59,8 @@ class Page:
 
 def colour_bar(name: str, lowest: float, highest: float) -> Pixels:
     """A shared scale: its name, its colours from the lowest to the highest value, both written beside it."""
-    import numpy as np
-
-    low, high = text_pixels(f"{lowest:.4g}", BODY), text_pixels(f"{highest:.4g}", BODY)
-    words = text_pixels(name, BODY)
+    low, high = text_pixels(f"{lowest:.4g}", TEXT_SIZE), text_pixels(f"{highest:.4g}", TEXT_SIZE)
+    words = text_pixels(name, TEXT_SIZE)
     bar = np.repeat(np.arange(colours.LEVELS, dtype=np.uint8)[None], low.shape[0] - 3, axis=0)
     gap = 8
     width = low.shape[1] + bar.shape[1] + high.shape[1] + words.shape[1] + 4 * gap

@@ -9,16 +9,14 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from hookscope.drawing import colours
 from hookscope.errors import UsageError, printable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["SUFFIXES", "Colour", "RowPage", "figure_bytes", "page_of_rows", "plain_settings", "plot_suffix", "write"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 110
@@ -70,7 +68,6 @@ def plain_settings() -> Iterator[None]:
 
     A figure is made and written inside: some settings are read when an artist is made, others when it is drawn.
     """
-    matplotlib = colours._matplotlib()
     ours = {"svg.hashsalt": "hookscope", "svg.fonttype": "path", "pdf.fonttype": 42, "axes.unicode_minus": False}
     # `backend` stays out of it: to look at it would import pyplot
     defaults = {name: value for name, value in dict.items(matplotlib.rcParamsDefault) if not name.startswith("backend")}
@@ -154,8 +151,6 @@ def page_of_rows(
         alarms: Which of ``lines`` stand out.
     """
     with plain_settings():
-        from matplotlib.figure import Figure
-
         marked = dict(marked or {})
         widths = list(widths or [2.6] * len(titles))
         names = [_short(printable(label)) for label in labels]

@@ -8,23 +8,13 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from hookscope.errors import ImageError
-from hookscope.system import StrPath, check_folder, check_writable, make_folder, write_atomically
-
-if TYPE_CHECKING:  # Pillow is imported where it is used: checking a path must cost nothing
-    from PIL import Image
-
-__all__ = [
-    "check_folder",
-    "check_writable",
-    "encode_png",
-    "make_folder",
-    "read_provenance",
-    "write_atomically",
-    "write_png",
-]
+from hookscope.system import StrPath, write_atomically
 
 _KEYWORD = "hookscope"
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -49,8 +39,6 @@ def encode_png(image: Image.Image, provenance: Mapping[str, Any], compress_level
         >>> read_provenance(encode_png(Image.new("L", (2, 2)), {"model": "resnet18"}))
         {'model': 'resnet18'}
     """
-    from PIL.PngImagePlugin import PngInfo
-
     # Not compressed: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB.
     info = PngInfo()
     info.add_text(_KEYWORD, json.dumps(dict(provenance), allow_nan=False, separators=(",", ":")))

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from hookscope.drawing import colours
 from hookscope.drawing.png import read_provenance
 from hookscope.errors import ImageError, UsageError
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Pixels = NDArray[np.uint8]
-
-__all__ = ["read_sheet"]
+Pixels = NDArray[np.uint8]
 
 
 def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArray[np.float64]]]:
@@ -34,9 +32,6 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
         Traceback (most recent call last):
         hookscope.errors.ImageError: cannot read no.png: No such file or directory
     """
-    import numpy as np
-    from PIL import Image
-
     provenance, name = read_provenance(path), os.fspath(path)
     if not provenance.get("parts") or not {"overlay", "size", "cmap", "levels"} <= provenance.keys():
         raise ImageError(f"{name} is no sheet of feature maps", do="visualize makes them")
@@ -57,8 +52,6 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
 
 
 def _values(pixels: Pixels, part: Mapping[str, Any]) -> NDArray[np.float64]:
-    import numpy as np
-
     z, height, width, frames = part["zoom"], part["height"], part["width"], part["frames"]
     found = np.empty((len(part["channels"]), height, width))
     columns = np.arange(frames)[:, None] * part["frame_step"] + np.arange(width // frames) * z
@@ -71,8 +64,6 @@ def _values(pixels: Pixels, part: Mapping[str, Any]) -> NDArray[np.float64]:
 
 
 def _from_levels(levels: Pixels, low: float, high: float) -> NDArray[np.float64]:
-    import numpy as np
-
     share = np.minimum(levels, colours.LEVELS - 1) / (colours.LEVELS - 1)
     values: NDArray[np.float64] = low * (1 - share) + high * share  # high - low may be more than a double holds
     for level, value in (

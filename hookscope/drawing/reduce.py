@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from hookscope.drawing.scaling import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
 from hookscope.hooks import InputSize, Maps, Shape, as_float, feature_maps, one_thread, shape_of, tensors_in
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["ActivationSummary", "Part", "measure", "reduce_output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,6 @@ def reduce_output(
 
 def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:
     """Lowest, mean and highest finite value of all tensors in ``output``, and the count of NaN and Inf."""
-    import torch
-
     lows: list[float] = []
     highs: list[float] = []
     total, count, bad = 0.0, 0, 0

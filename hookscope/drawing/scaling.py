@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from hookscope.drawing import colours
 from hookscope.errors import LayerError, NoMapError, SelectionError, UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-__all__ = ["ChannelChoice", "Scale", "Tiles", "finite_extremes", "reduce_maps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +182,6 @@ def reduce_maps(values: Tensor, choice: ChannelChoice | None = None, scale: Scal
 
 
 def _strengths(lowest: Tensor, highest: Tensor, single: bool) -> Tensor:
-    import torch
-
     strength = lowest.abs() if single else highest - lowest
     return torch.where(lowest <= highest, strength.nan_to_num(), 0.0)  # 0 where nothing is finite
 
@@ -196,8 +191,6 @@ def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     A channel without a finite value has lowest +inf and highest -inf.
     """
-    import torch
-
     flat = values.flatten(1)
     low, high = flat.aminmax(dim=1)
     # one pass for the usual case: a NaN or an Inf anywhere shows in the extremes
@@ -210,15 +203,11 @@ def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _bounds(values: Tensor, lowest: Tensor, highest: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
-    import torch
-
     if scale.kind == "channel":
         return lowest, highest
     if scale.kind == "range":
         low, high = scale.low, scale.high
     elif scale.kind == "percentile":
-        import numpy as np
-
         finite = values[torch.isfinite(values)].cpu().numpy()
         low, high = map(float, np.percentile(finite, [scale.low, scale.high])) if finite.size else (0.0, 0.0)
     else:
@@ -234,8 +223,6 @@ def _bounds(values: Tensor, lowest: Tensor, highest: Tensor, scale: Scale) -> tu
 
 def _levels(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``round((value - low) / (high - low) * top)`` as bytes, outside values at the ends, NaN and Inf apart."""
-    import torch
-
     top = colours.LEVELS - 1
     spread = high - low
     # float32 is exact to a thousandth of a level unless the range is tiny, huge or far from zero

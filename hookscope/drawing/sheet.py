@@ -6,7 +6,9 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from PIL import Image
 
 from hookscope.drawing import colours
 from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
@@ -14,11 +16,6 @@ from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, colour_bar
 from hookscope.drawing.reduce import ActivationSummary, Part
 from hookscope.hooks import Call, Shape
 from hookscope.models import package_versions
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-__all__ = ["Origin", "Sheet", "Style", "draw_sheet"]
 
 _HEAD = 15
 
@@ -163,8 +160,6 @@ def _laid_over(
     pictures: Sequence[Sequence[Image.Image]],
 ) -> Image.Image:
     """Every map half transparent over the picture the network saw; what is no finite value stays opaque."""
-    from PIL import Image
-
     colour = image.convert("RGB")
     for part, grid, (left, top) in zip(parts, grids, places, strict=True):
         layout = grid.layout

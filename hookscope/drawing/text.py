@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 
 from hookscope.drawing import colours
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+Pixels = NDArray[np.uint8]
 
-    Pixels = NDArray[np.uint8]
-
-__all__ = ["LABEL_HEIGHT", "number_pixels", "stamp", "text_pixels", "wrapped"]
 
 LABEL_HEIGHT = 14
 _TEXT_SIZE = 11
@@ -22,9 +20,6 @@ _TEXT_SIZE = 11
 @lru_cache(maxsize=512)
 def text_pixels(text: str, size: int = _TEXT_SIZE, bold: bool = False) -> Pixels:
     """``text`` as palette indices, dark on background, antialiased in four steps."""
-    import numpy as np
-    from PIL import Image, ImageDraw
-
     letters = colours.font(size, bold)
     mask = Image.new("L", (max(1, round(letters.getlength(text))), round(size * 1.35)), 0)
     ImageDraw.Draw(mask).text((0, 0), text, fill=255, font=letters)
@@ -43,8 +38,6 @@ def stamp(pixels: Pixels, text: Pixels, x: int, y: int) -> None:
 
 def number_pixels(text: str, bold: bool = False) -> Pixels:
     """A label put together from its letters, each drawn once."""
-    import numpy as np
-
     return np.concatenate([text_pixels(letter, bold=bold)[:LABEL_HEIGHT] for letter in text], axis=1)
 
 

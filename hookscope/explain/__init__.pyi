@@ -4,7 +4,7 @@ from .cam import (
     fused as fused,
     landmark_layers as landmark_layers,
 )
-from .cam_methods import METHODS as METHODS
+from .cam_methods import CAM_METHODS as CAM_METHODS
 from .cam_page import (
     draw_overlay as draw_overlay,
     draw_sheet as draw_sheet,
@@ -13,5 +13,5 @@ from .cam_page import (
 )
 from .overlay_source import OverlaySource as OverlaySource
 from .saliency import Saliency as Saliency, saliency_maps as saliency_maps
-from .saliency_methods import Settings as Settings
-from .saliency_page import draw_saliency as draw_saliency
+from .saliency_methods import SALIENCY_METHODS as SALIENCY_METHODS, Settings as Settings
+from .saliency_page import draw_saliency as draw_saliency, saliency_still as saliency_still

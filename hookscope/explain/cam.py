@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError, nearest
 from hookscope.explain.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps, no_default
-from hookscope.explain.cam_methods import METHODS, CamInputs, CamMethod
+from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, CamMethod
 from hookscope.explain.cam_perturbation import Progress, Rerun, resized
 from hookscope.hooks import Call, InputSize, Layers, capture, differentiable, leaves_of, passed_on, tensors_in
 from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor, nn
-
-__all__ = ["ClassActivationMap", "class_activation_maps", "fused", "landmark_layers", "resized"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class ClassActivationMap:
     Attributes:
         call: The call whose activation was looked at; of fused maps the names and types of all.
         prediction: The class, its score and probability.
-        method: One of `METHODS`.
+        method: One of `CAM_METHODS`.
         values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` where the layer has several frames; before any
             normalisation, after the ReLU where the method has one.
         channels: How many channels the map sums.
@@ -59,8 +57,6 @@ class ClassActivationMap:
         """
         if self.is_empty:
             return None
-        import numpy as np
-
         high, wide = self.values.shape[-2:]
         y, x = divmod(int(np.argmax(self.values)) % (high * wide), wide)
         return (y + 0.5) / high, (x + 0.5) / wide
@@ -90,7 +86,7 @@ def class_activation_maps(
         layers: A selection, see `Selection`. Without one it is the last layer, in order of execution
             and pooling aside, with a map of more than one position that the score depends on.
         target: A class index, a class name or ``top:K``.
-        method: One of `METHODS`, whose functions give paper and formula.
+        method: One of `CAM_METHODS`, whose functions give paper and formula.
         types: Class names that indices in ``layers`` count.
         categories: Names of the classes.
         batch_size: Pictures in one pass of the methods that take a pass a channel.
@@ -191,9 +187,9 @@ def landmark_layers(
 
 
 def _method(name: str) -> CamMethod:
-    if name not in METHODS:
-        raise UsageError(f"no method '{name}'", nearest(name, list(METHODS)), f"there are {', '.join(METHODS)}")
-    return METHODS[name]
+    if name not in CAM_METHODS:
+        raise UsageError(f"no method '{name}'", nearest(name, list(CAM_METHODS)), f"there are {', '.join(CAM_METHODS)}")
+    return CAM_METHODS[name]
 
 
 def _seen(inputs: tuple[Any, ...]) -> InputSize:
@@ -216,9 +212,7 @@ def _map_of(
     seen: InputSize,
     rerun: Rerun,
 ) -> ClassActivationMap:
-    import torch
-
-    how = METHODS[method]
+    how = CAM_METHODS[method]
     if how.gradient and gradient is None:
         exists = "the gradient does not reach it: its output is unused, detached, or made under no_grad"
         do = "choose another layer, or eigencam, scorecam or ablationcam, which need no gradient"
@@ -277,8 +271,6 @@ def fused(maps: Sequence[ClassActivationMap]) -> ClassActivationMap:
         >>> fused([one, one]).values.tolist()
         [[0.0, 1.0]]
     """
-    import torch
-
     if len({(one.prediction.index, one.seen) for one in maps}) != 1:
         raise HookscopeError("maps of several classes or pictures cannot be fused")
     stills = [torch.from_numpy(one.values.mean(0) if one.values.ndim == 3 else one.values).relu() for one in maps]

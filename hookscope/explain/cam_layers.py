@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import LayerError, NoMapError
 from hookscope.hooks import Activations, Call, InputSize, Layers, Maps, feature_maps, tensors_in
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["MapLayer", "candidates", "default_layer", "gradients_of", "layers_with_maps", "no_default"]
 
 _LAST_FEW = 8
 _EDGE = 6
@@ -139,8 +137,6 @@ def candidates(model: nn.Module, activations: Activations, seen: InputSize) -> l
 
 def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
     """The gradients of ``score``, None for a tensor that it does not depend on; the graph is kept."""
-    import torch
-
     within = [tensor for tensor in tensors if tensor.requires_grad and score.requires_grad]
     found = iter(torch.autograd.grad(score, within, retain_graph=True, allow_unused=True) if within else ())
     return [next(found) if tensor.requires_grad and score.requires_grad else None for tensor in tensors]

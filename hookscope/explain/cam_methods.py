@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["METHODS", "CamInputs", "CamMethod"]
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,6 @@ def gradcam_plus_plus(seen: CamInputs) -> Tensor:
     out. The paper has no 1e-6; it keeps the quotient finite, as in grad-cam, and where gradients are below 1e-3 it
     outweighs the rest: then a place weighs about as the cube of its gradient.
     """
-    import torch
-
     gradient = seen.gradient
     squared = gradient**2
     below = 2 * squared + seen.activation.sum((1, 2), keepdim=True) * squared * gradient
@@ -96,8 +91,6 @@ def eigencam(seen: CamInputs) -> Tensor:
     activations. The paper does not centre; grad-cam does, and so do we: else the mean map is the component. The sign
     of ``V_1`` is nobody's: it is chosen so that the map is high where the activations are large.
     """
-    import torch
-
     flat = seen.activation.flatten(1)
     centred = flat - flat.mean(1, keepdim=True)
     # left vectors of C x HW are right ones of the paper's HW x C; the exact SVD, for `pca_lowrank` draws numbers
@@ -149,7 +142,7 @@ class CamMethod:
     passes: bool = False
 
 
-METHODS = {
+CAM_METHODS = {
     "gradcam": CamMethod(gradcam),
     "gradcam++": CamMethod(gradcam_plus_plus),
     "hirescam": CamMethod(hirescam, relu=False),

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from hookscope.drawing import MOST_PIXELS, Heat, Panel, draw_page
+from hookscope.explain.cam import ClassActivationMap
 from hookscope.explain.overlay_source import OverlaySource, answer_facts, answer_lines
 from hookscope.findings import counted, percent
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL import Image
-
-    from hookscope.explain.cam import ClassActivationMap
-
-__all__ = ["draw_overlay", "draw_sheet", "still_of", "why_empty"]
 
 _CELL = 300  # width of a panel of the sheet, in pixels
 _SCALE = "value of the map"

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import UsageError
 from hookscope.explain.cam_layers import MapLayer
 from hookscope.hooks import HookHandles, map_tensors, tensors_in
 from hookscope.scores import class_scores
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Progress", "Rerun", "resized"]
 
 Progress = Callable[[int, int], None]
 
@@ -45,8 +43,6 @@ class Rerun:
         return self.known[id(layer)]
 
     def _masked(self, channels: Tensor) -> Tensor:
-        import torch
-
         if len(self.inputs) != 1 or not isinstance(self.inputs[0], torch.Tensor) or self.inputs[0].dim() != 4:
             raise UsageError("scorecam is for one still picture", do="take ablationcam, or a method of gradients")
         picture = self.inputs[0].detach()
@@ -61,8 +57,6 @@ class Rerun:
         return torch.cat(found)
 
     def _ablated(self, layer: MapLayer) -> Tensor:
-        import torch
-
         count = layer.maps.values.shape[0]
         found = []
         for begin in range(0, count, self.batch_size):
@@ -101,8 +95,6 @@ class _Silencer:
         return map_tensors(output, lambda tensor: self._silenced(tensor) if tensor is wanted else tensor)
 
     def _silenced(self, tensor: Tensor) -> Tensor:
-        import torch
-
         silenced = tensor.dequantize() if tensor.is_quantized else tensor.clone()
         maps = self._layer.maps
         apart = tensor.shape[1] - maps.values[0].numel() if maps.axes == "N L C" else 0
@@ -116,7 +108,5 @@ class _Silencer:
 
 def resized(values: Tensor, size: tuple[int, int]) -> Tensor:
     """Maps ``(N, C, h, w)`` brought to ``(H, W)``, bilinear between the middles of the cells."""
-    import torch
-
     found: Tensor = torch.nn.functional.interpolate(values.float(), size, mode="bilinear", align_corners=False)
     return found

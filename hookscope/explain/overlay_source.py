@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from hookscope.drawing import Origin
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL import Image
-
-    from hookscope.scores import Prediction
-
-__all__ = ["OverlaySource", "answer_facts", "answer_lines"]
+from hookscope.scores import Prediction
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,16 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import InputError, ModelError, UsageError, nearest
-from hookscope.explain.saliency_methods import METHODS, Settings, wide
+from hookscope.explain.saliency_methods import SALIENCY_METHODS, Settings, wide
 from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import differentiable, leaves_of, passed_on
 from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Saliency", "saliency_maps"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Saliency:
 
     Attributes:
         prediction: The class, its score and probability.
-        method: One of `METHODS`.
+        method: One of `SALIENCY_METHODS`.
         values: ``(C, H, W)`` signed, in units of the score (per unit of the prepared picture where the method is a
             gradient).
         expected: What all values together should make up, the score less that of a picture of zeros, where the method
@@ -47,7 +45,7 @@ class Saliency:
 
         For the methods that multiply by the picture the absolute sum over the channels.
         """
-        return self.values.sum(0).abs() if METHODS[self.method].signed else self.values.abs().amax(0)
+        return self.values.sum(0).abs() if SALIENCY_METHODS[self.method].signed else self.values.abs().amax(0)
 
 
 def saliency_maps(
@@ -72,7 +70,7 @@ def saliency_maps(
         model: Any eager module with a score for each class.
         inputs: The picture ``(1, C, H, W)``, or a clip ``(1, C, T, H, W)``; a tuple of one will do too.
         target: A class index, a class name or ``top:K``.
-        method: One of `METHODS`.
+        method: One of `SALIENCY_METHODS`.
         categories: Names of the classes.
         settings: Samples, noise, steps, batch size and seed.
         on_progress: Called with pictures done and in all.
@@ -92,11 +90,11 @@ def saliency_maps(
         >>> found.values.flatten().tolist(), found.map.tolist()
         ([1.0, 2.0, 3.0], [[3.0]])
     """
-    if method not in METHODS:
-        raise UsageError(f"no method '{method}'", nearest(method, list(METHODS)), f"there are {', '.join(METHODS)}")
-    import torch
-
-    how, settings, wanted = METHODS[method], settings or Settings(), Target.of(target)
+    if method not in SALIENCY_METHODS:
+        raise UsageError(
+            f"no method '{method}'", nearest(method, list(SALIENCY_METHODS)), f"there are {', '.join(SALIENCY_METHODS)}"
+        )
+    how, settings, wanted = SALIENCY_METHODS[method], settings or Settings(), Target.of(target)
     picture = _picture(inputs if isinstance(inputs, tuple) else (inputs,))
     with differentiable(model):
         picture = picture.detach().clone()
@@ -120,8 +118,6 @@ def saliency_maps(
 
 
 def _scores(model: nn.Module, picture: Tensor) -> Tensor:
-    import torch
-
     with torch.no_grad():
         return class_scores(model(picture.clone()), type(model).__name__)
 
@@ -133,8 +129,6 @@ def _check_finite(what: str, answer: Prediction, finite: bool) -> None:
 
 def _picture(inputs: tuple[Any, ...]) -> Tensor:
     """The only input, one that gradients can be asked of."""
-    import torch
-
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
         given = ", ".join(type(one).__name__ for one in inputs[:3]) or "nothing"
         raise UsageError(f"no single picture but {given}", do="give one tensor, (1, C, H, W)")
@@ -165,7 +159,6 @@ def _gradient_of(
     model: nn.Module, index: int, advance: Callable[[int], None], guide: _Guide
 ) -> Callable[[Tensor], Tensor]:
     """The function from pictures ``(N, C, H, W)`` to the gradients of their scores of class ``index``."""
-    import torch
 
     def gradient(pictures: Tensor) -> Tensor:
         leaf = leaves_of(pictures)
@@ -229,8 +222,6 @@ def _relus(model: nn.Module) -> list[str]:
     Raises:
         ModelError: it has none.
     """
-    import torch
-
     names = [re.escape(name) for name, module in model.named_modules() if isinstance(module, torch.nn.ReLU)]
     if not names:
         raise _nothing_to_guide(model)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from hookscope.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-__all__ = ["METHODS", "SaliencyMethod", "Settings", "wide"]
 
 Gradient = Callable[["Tensor"], "Tensor"]
 
@@ -64,8 +61,6 @@ def smoothgrad(gradient: Gradient, picture: Tensor, settings: Settings) -> Tenso
 
     ``mean_n dS/dX(X + e_n)``, ``e_n`` normal with ``sigma = noise * (max(X) - min(X))``.
     """
-    import torch
-
     numbers = torch.Generator("cpu").manual_seed(settings.seed)
     sigma = settings.noise * float(picture.max() - picture.min())
     total = torch.zeros_like(picture, dtype=wide(picture))
@@ -81,9 +76,6 @@ def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings
     ``X * integral_0^1 dS/dX(a X) da``, by the Gauss-Legendre rule; its sum is ``S(X) - S(0)`` as far as the steps go.
     0 is the mean colour of the training pictures where the preprocessing subtracts it.
     """
-    import numpy as np
-    import torch
-
     points, shares = np.polynomial.legendre.leggauss(settings.steps)
     at = torch.as_tensor((points + 1) / 2, dtype=wide(picture), device=picture.device)
     weight = torch.as_tensor(shares / 2, dtype=wide(picture), device=picture.device)
@@ -98,8 +90,6 @@ def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings
 
 def wide(picture: Tensor) -> torch.dtype:
     """What sums of many gradients are kept in: half a number would be lost in the formats of half precision."""
-    import torch
-
     return torch.promote_types(picture.dtype, torch.float32)
 
 
@@ -130,7 +120,7 @@ class SaliencyMethod:
         return int(getattr(settings, self.pictures)) if self.pictures else 1
 
 
-METHODS = {
+SALIENCY_METHODS = {
     "gradient": SaliencyMethod(vanilla),
     "gradient-input": SaliencyMethod(gradient_times_input, signed=True),
     "smoothgrad": SaliencyMethod(smoothgrad, pictures="samples"),

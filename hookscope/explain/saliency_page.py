@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from hookscope.drawing import Heat, Panel, draw_page
 from hookscope.explain.overlay_source import OverlaySource, answer_facts, answer_lines
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL import Image
-
-    from hookscope.explain.saliency import Saliency
-
-__all__ = ["draw_saliency", "still_of"]
+from hookscope.explain.saliency import Saliency
 
 _TOP = 0.995  # of the pixels lie below the value drawn strongest: single ones are much higher than all the others
 _WORDS = {
@@ -34,7 +30,7 @@ def draw_saliency(subject: OverlaySource, found: Saliency, cmap: str = "inferno"
     Raises:
         UsageError: for a colour map that does not exist.
     """
-    values = still_of(found)
+    values = saliency_still(found)
     highest, top = float(values.max()), _strongest(values)
     frames = f", mean of {found.map.shape[0]} frames" if found.map.dim() == 3 else ""
     words = [
@@ -59,7 +55,7 @@ def draw_saliency(subject: OverlaySource, found: Saliency, cmap: str = "inferno"
     return page, told
 
 
-def still_of(found: Saliency) -> NDArray[np.float32]:
+def saliency_still(found: Saliency) -> NDArray[np.float32]:
     """The map ``(H, W)`` that is drawn; of a clip the mean over its frames."""
     still = found.map.float()
     values: NDArray[np.float32] = (still.mean(0) if still.dim() == 3 else still).cpu().numpy()
@@ -68,7 +64,5 @@ def still_of(found: Saliency) -> NDArray[np.float32]:
 
 def _strongest(values: NDArray[np.float32]) -> float:
     """The value drawn strongest; the highest where so few pixels count that the others are all 0."""
-    import numpy as np
-
     at = max(0, round(_TOP * values.size) - 1)
     return float(np.partition(values.ravel(), at)[at]) or float(values.max())

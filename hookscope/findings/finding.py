@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "counted", "listed", "percent"]
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:

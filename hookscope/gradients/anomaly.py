@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.gradients.autograd_flow import (
     WatchedPass,
@@ -24,11 +27,6 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.scores import LossLike, as_loss
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Anomaly", "first_anomaly"]
 
 _KINDS = ("NaN", "Inf")
 _UNSEEN = "a tensor that nothing seen in the pass made"
@@ -121,8 +119,6 @@ class _Watch(WatchedPass):
     """
 
     def __init__(self, model: nn.Module, leaves: Any) -> None:
-        import torch
-
         super().__init__(model)
         self.origins: dict[Any, Anomaly] = {}
         self._nan: Anomaly | None = None
@@ -250,8 +246,6 @@ def _is_among(tensor: Tensor, marked: Container[int | None]) -> bool:
 
 
 def _backward(value: Tensor, wanted: Sequence[Tensor], origins: dict[Any, Anomaly]) -> Anomaly | None:
-    import torch
-
     first: dict[str, Anomaly] = {}
     with HookHandles() as door:
         for node in list(origins):
@@ -280,8 +274,6 @@ def _node_hook(name: str, origin: Anomaly, first: dict[str, Anomaly]) -> Any:
 
 
 def _holds(tensors: Iterable[Tensor], kind: str) -> bool:
-    import torch
-
     look = torch.isnan if kind == "NaN" else torch.isinf
     with torch.no_grad(), torch._C.DisableTorchFunction():
         return any(bool(look(tensor).any()) for tensor in tensors if tensor.is_floating_point() or tensor.is_complex())

@@ -7,29 +7,16 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from types import FrameType, TracebackType
+from typing import Any, Self
 
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import ModelError
 from hookscope.hooks import HookHandles, call_key, is_leaf, storage_key, tensors_in
-
-if TYPE_CHECKING:
-    from types import FrameType, TracebackType
-
-    from torch import Tensor, nn
-
-__all__ = [
-    "Cut",
-    "Flow",
-    "LeafCall",
-    "WatchedPass",
-    "node_of",
-    "nodes_behind",
-    "operation_name",
-    "place_of_code",
-    "refuse_reentrant_checkpoints",
-]
 
 _DETACHING = {"detach", "detach_", "data", "numpy", "__array__", "tolist", "item"}
 _LEAVING = {"numpy", "__array__", "tolist", "item"}
@@ -201,8 +188,6 @@ class Flow(WatchedPass):
         return 1 << self._bits
 
     def _cut(self, name: str, within: set[Any], made: list[Tensor]) -> int:
-        import torch
-
         cut = Cut(
             name,
             place_of_code(),
@@ -258,9 +243,6 @@ def in_graph(tensor: Tensor) -> bool:
 
 def node_of(tensor: Tensor) -> Any:
     """The node of the autograd graph that takes the gradient of ``tensor``."""
-    import torch
-    from torch.autograd.graph import get_gradient_edge
-
     with torch.inference_mode(False):  # inside it a parameter has no node either
         return get_gradient_edge(tensor).node
 
@@ -307,8 +289,6 @@ def place_of_code() -> str:
 
     For a ``__torch_function__``, whose caller is meant.
     """
-    import torch
-
     library = os.path.dirname(torch.__file__) + os.sep
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_function__":

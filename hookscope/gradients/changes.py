@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
 
 from hookscope.errors import LayerError, UsageError, nearest
 from hookscope.findings import listed
@@ -17,11 +18,6 @@ from hookscope.gradients.modify import (
     clip_total_norm,
 )
 from hookscope.hooks import Selection
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Change", "GradientChanges"]
 
 Change = Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]]
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from hookscope.gradients.autograd_flow import Cut, Flow, LeafCall, node_of, nodes_behind, refuse_reentrant_checkpoints
 from hookscope.hooks import differentiable, leaves_of, passed_on
 from hookscope.scores import LossLike, as_loss
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["Stop", "gradient_stops"]
 
 
 @dataclass(frozen=True, slots=True)

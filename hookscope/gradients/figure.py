@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from hookscope.drawing import SMALL, Colour, RowPage, font, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
 from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
+from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import GradientSize
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
-
-__all__ = ["gradient_figure"]
 
 _MOST_LINES = 8
 _MOST_DECADES = 40  # beyond, what single precision can hold is drawn at the edge
@@ -276,6 +273,4 @@ def _marks(changed: bool) -> Iterator[_Mark]:
 
 
 def _sign(figure: Figure, x: float, y: float, marker: str, style: dict[str, Any]) -> None:
-    from matplotlib.lines import Line2D
-
     figure.add_artist(Line2D([x], [y], marker=marker, linestyle="none", transform=figure.transFigure, **style))

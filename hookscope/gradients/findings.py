@@ -5,24 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted, listed
-
-if TYPE_CHECKING:
-    from hookscope.gradients.anomaly import Anomaly
-    from hookscope.gradients.cut_points import Stop
-    from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
-    from hookscope.hooks import GradientSize
-
-__all__ = [
-    "GradientThresholds",
-    "anything_unreached",
-    "diagnose_gradients",
-    "layer_finding_names",
-    "parameter_finding_names",
-]
+from hookscope.gradients.anomaly import Anomaly
+from hookscope.gradients.cut_points import Stop
+from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
+from hookscope.hooks import GradientSize
 
 MEANINGS = {
     "non-finite": "One step with it turns weights into NaN: find the operation (gradients --detect-anomaly names it)"

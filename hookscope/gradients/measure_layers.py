@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from hookscope.errors import HookscopeError, InputError, ModelError
 from hookscope.gradients.autograd_flow import in_graph, refuse_reentrant_checkpoints
+from hookscope.gradients.changes import Change
 from hookscope.gradients.cut_points import gradient_stops
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import (
@@ -32,15 +38,6 @@ from hookscope.hooks import (
     usual_types,
 )
 from hookscope.scores import AnyLoss, LossLike, OwnLoss, as_loss
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from torch import Tensor, nn
-
-    from hookscope.gradients.changes import Change
-
-__all__ = ["layer_gradients"]
 
 _SATURATING = ("Hardsigmoid", "Hardtanh", "LogSigmoid", "Sigmoid", "Softsign", "Tanh")
 
@@ -128,8 +125,6 @@ def _saturating(model: nn.Module) -> tuple[str, ...]:
 @contextmanager
 def _missing_batch_axis_told(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
     """What a model raises on a picture ``(3, H, W)``, as an error that says what is missing."""
-    import torch
-
     try:
         yield
     except (HookscopeError, torch.OutOfMemoryError):
@@ -191,9 +186,6 @@ class _Record:
         return [seen for seen in self._seen if self.observer.wanted(seen.call)]
 
     def _on_input(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        import torch
-        from torch.autograd.graph import get_gradient_edge
-
         given = args[0] if len(args) == 1 and not kwargs else [*args, *kwargs.values()]
         # an edge stands for the value as it is now: a layer that works in place changes the tensor, not the edge
         with torch.inference_mode(False):  # the model may have turned it on
@@ -210,8 +202,6 @@ class _Record:
 
 
 def _gradients(value: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    import torch
-
     return list(torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True)) if tensors else []
 
 
@@ -221,7 +211,6 @@ def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Se
     Of several inputs one may be made from another: what flows from it to the other is not the layer's, and ends at
     the edge, once it is measured. The forward pass knows nothing of it, so that no result differs.
     """
-    import torch
 
     def back(nothing: Callable[[Any], Any]) -> list[Tensor]:
         with HookHandles() as door:

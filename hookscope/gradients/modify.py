@@ -6,24 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import LayerError, UsageError, nearest
 from hookscope.hooks import Call, HookHandles, Observer, hook_tensor, keep_and_hand_on, tensors_in
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-__all__ = [
-    "ClampGradientSign",
-    "ClipGradientNorm",
-    "ClipGradientValue",
-    "ScaleGradient",
-    "ZeroGradient",
-    "change_gradients",
-    "clip_total_norm",
-]
 
 GradientHook = Callable[["Tensor"], "Tensor | None"]
 
@@ -118,8 +107,6 @@ class ZeroGradient:
 
     def __call__(self, gradient: Tensor) -> Tensor:
         """The changed gradient, a new tensor."""
-        import torch
-
         return torch.zeros_like(gradient)
 
 
@@ -139,8 +126,6 @@ def clip_total_norm(gradients: Iterable[Tensor], limit: float) -> list[Tensor]:
         >>> round(float(clipped.norm()), 6)
         0.5
     """
-    import torch
-
     held = list(gradients)
     if not held:
         return []
@@ -151,8 +136,6 @@ def clip_total_norm(gradients: Iterable[Tensor], limit: float) -> list[Tensor]:
 
 def _wide(gradient: Tensor) -> torch.dtype | None:
     """The type to sum squares in: those of half precision overflow."""
-    import torch
-
     return torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else None
 
 
@@ -242,7 +225,6 @@ class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
 
 def _checked(change: GradientHook, name: str) -> Callable[[Tensor], Tensor | None]:
     """``change``, refused when what it makes is no gradient of the same shape; torch would not say at which layer."""
-    import torch
 
     def checked(gradient: Tensor) -> Tensor | None:
         changed = change(gradient)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hookscope.hooks import Call, GradientSize, Shape
 from hookscope.scores import Prediction
 
-__all__ = ["GradientReport", "LayerGradient", "ParameterGradient"]
-
 
 @dataclass(frozen=True, slots=True)
 class LayerGradient:

@@ -6,19 +6,16 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from functools import cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.hooks.captured import CallMapping
 from hookscope.hooks.captured_gradients import Gradients
 from hookscope.hooks.observer import Observer, PassProgress
 from hookscope.hooks.selection import Call, Layers
 from hookscope.hooks.tensors import map_tensors, shares_storage, storage_keys, tensors_in
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-__all__ = ["Activations", "SaveOutput", "capture"]
 
 
 def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
@@ -38,16 +35,12 @@ def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any) -> 
 
 
 def _in_graph(output: Any) -> bool:
-    import torch
-
     if not torch.is_grad_enabled():
         return False
     return any(tensor.requires_grad for tensor in tensors_in(output).values())
 
 
 def _copied(output: Any) -> Any:
-    import torch
-
     if isinstance(output, torch.Tensor):
         return output.clone()
     # a tensor that is there twice is one tensor in the copy too

@@ -10,8 +10,6 @@ from hookscope.errors import LayerError, nearest
 from hookscope.hooks.observer import PassProgress
 from hookscope.hooks.selection import Call
 
-__all__ = ["CallMapping"]
-
 
 class CallMapping(Mapping[str, Any]):
     """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
+
+import torch
+from torch import Tensor
 
 from hookscope.errors import LayerError, nearest
 from hookscope.hooks.captured import CallMapping
@@ -12,12 +15,6 @@ from hookscope.hooks.observer import PassProgress
 from hookscope.hooks.registration import hook_tensor
 from hookscope.hooks.selection import Call
 from hookscope.hooks.tensors import map_tensors, tensors_in
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-__all__ = ["Gradients"]
 
 
 class Gradients(CallMapping):
@@ -106,8 +103,6 @@ class _Container:
     """What a layer returned without its tensors, each place with the name of the part that belongs there."""
 
     def __init__(self, output: Any, parts: Mapping[int, str]) -> None:
-        import torch
-
         self._parts: dict[int, str | None] = {}
 
         def marked(tensor: Tensor) -> Tensor:
@@ -136,8 +131,6 @@ class _Arrived:
 
     def add(self, part: str, gradient: Tensor) -> None:
         """Keep a gradient; those of an earlier backward pass go."""
-        import torch
-
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
             self.parts, self._backward = {}, backward

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from hookscope.hooks.tensors import tensors_in
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["largest_difference", "largest_value", "same_bits"]
 
 
 def largest_difference(one: Any, other: Any) -> float:
@@ -65,8 +63,6 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    import torch
-
     if not _alike(one, other):
         return False
     if one.is_quantized:
@@ -75,15 +71,11 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    import torch
-
     plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    import torch
-
     if not _alike(one, other):
         return math.inf
     if torch.equal(one, other):
@@ -95,8 +87,6 @@ def _difference(one: Tensor, other: Tensor) -> float:
 
 
 def _as_doubles(tensor: Tensor) -> Tensor:
-    import torch
-
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
     # not every device has doubles
     return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)

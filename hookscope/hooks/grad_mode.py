@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hookscope.errors import ModelError
 from hookscope.hooks.model_state import random_states_kept
 from hookscope.hooks.registration import check_hookable
 from hookscope.hooks.tensors import map_tensors, tensors_in
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["buffers_kept", "differentiable", "leaf_tensors", "leaves_of", "passed_on"]
 
 
 @contextmanager
@@ -36,9 +35,6 @@ def differentiable(model: nn.Module) -> Iterator[None]:
         >>> net.training
         True
     """
-    import torch
-    from torch.nn.parameter import is_lazy
-
     check_hookable(model)
     held = next((name for name, tensor in _state(model) if not is_lazy(tensor) and tensor.is_inference()), None)
     if held is not None:
@@ -57,9 +53,6 @@ def differentiable(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put back the buffers that a forward pass counts or keeps something in."""
-    import torch
-    from torch.nn.parameter import is_lazy
-
     kept = [(module, dict(module._buffers)) for module in model.modules()]
     values = [
         (buffer, buffer.detach().clone())

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["GradientSize", "norm_and_nonfinite", "size_of", "total_norm"]
+import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,6 @@ def size_of(gradients: Sequence[Tensor]) -> GradientSize | None:
 
 
 def _size_of_one(gradient: Tensor) -> GradientSize:
-    import torch
-
     values = _flat(gradient)
     count = values.numel()
     norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
@@ -95,8 +90,6 @@ def _flat(tensor: Tensor) -> Tensor:
 
 def norm_and_nonfinite(tensors: Sequence[Tensor]) -> tuple[float, int]:
     """The norm of the finite values of all ``tensors`` together, and how many are NaN or Inf."""
-    import torch
-
     squares, bad = 0.0, 0
     for tensor in tensors:
         if not (tensor.is_floating_point() or tensor.is_complex()):

@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+from torch import nn
 
 from hookscope.errors import LayerError, near_misses
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["class_names", "describe_types", "is_leaf", "layers_with_weights", "no_such_type", "types_in"]
 
 
 def class_names(module: nn.Module) -> list[str]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import NoMapError
 from hookscope.hooks.tensors import tensors_in
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["InputSize", "Maps", "feature_maps"]
 
 # Heads work on hundreds of proposals at once; so many items of a batch are drawn, and the sheet says of how many.
 MOST_ITEMS = 2
@@ -147,8 +145,6 @@ def channel_axis(
 
 def as_float(tensor: Tensor) -> Tensor:
     """Values that can be compared and scaled: quantised ones decoded, half ones widened, complex ones by magnitude."""
-    import torch
-
     tensor = tensor.detach()
     if tensor.device.type == "mps":  # which has no double precision
         tensor = tensor.cpu()

@@ -6,14 +6,13 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from hookscope.hooks.differences import largest_difference
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["ModelSnapshot", "StateChange", "random_states", "random_states_kept"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +105,6 @@ def _version(tensor: Tensor | None) -> int | None:
 
 def _checksum(tensor: Tensor) -> int | None:
     """The sum of all bits: a write through ``.data`` leaves no version."""
-    import torch
-
     if tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
         return None
     whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}.get(tensor.element_size(), torch.uint8)
@@ -115,8 +112,6 @@ def _checksum(tensor: Tensor) -> int | None:
 
 
 def _change(layer: str, what: str, before: Any, now: Any) -> StateChange | None:
-    import torch
-
     if isinstance(before, torch.Tensor):
         difference = largest_difference(before, now)
         return StateChange(layer, what, difference) if difference else None
@@ -125,9 +120,6 @@ def _change(layer: str, what: str, before: Any, now: Any) -> StateChange | None:
 
 def random_states() -> dict[str, Any]:
     """The random states of torch on each device, of Python and of numpy; equal when no number was drawn between."""
-    import numpy as np
-    import torch
-
     kind, keys, *rest = np.random.get_state(legacy=True)
     states: dict[str, Any] = {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate()}
     if torch.cuda.is_initialized():
@@ -140,9 +132,6 @@ def random_states() -> dict[str, Any]:
 @contextmanager
 def random_states_kept() -> Iterator[None]:
     """Put back every random state when the block is left, so that nobody sees that numbers were drawn in it."""
-    import numpy as np
-    import torch
-
     python, numpys = random.getstate(), np.random.get_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     metal = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None

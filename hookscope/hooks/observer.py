@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import FrameType, SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import torch
+from torch import nn
 
 from hookscope.errors import LayerError
 from hookscope.hooks.layer_types import class_names, is_leaf, no_such_type, types_in
 from hookscope.hooks.registration import HookHandles, StopForward, check_hookable
 from hookscope.hooks.selection import Call, Layers, Selection, matches_type, select_types
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["Observer", "PassProgress", "is_recomputing"]
 
 OnCall = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any], Any], Any]
 OnBefore = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any]], Any]
@@ -331,8 +329,6 @@ class Observer:
 
 def is_recomputing() -> bool:
     """Whether a backward pass runs: what checkpointing computes again there is no new call."""
-    import torch
-
     return torch._C._current_graph_task_id() != -1
 
 

@@ -6,14 +6,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hookscope.errors import ModelError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["HookHandles", "StopForward", "check_hookable", "hook_tensor", "other_hooks_set_aside"]
 
 _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -79,8 +80,6 @@ class HookHandles:
 
         The modules themselves hold nothing of it: they are copied and pickled as without.
         """
-        from torch.nn.modules import module as modules
-
         handle = modules.register_module_forward_hook(hook, with_kwargs=True)
         # what torch keeps beside it is not removed with it, and has compiled models warn of hooks for ever
         self._stack.callback(modules._global_forward_hooks_with_kwargs.pop, handle.id, None)
@@ -88,20 +87,14 @@ class HookHandles:
 
     def every_forward_pre(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args)`` before the forward of every module of the process."""
-        from torch.nn.modules.module import register_module_forward_pre_hook
-
         self._stack.callback(register_module_forward_pre_hook(hook).remove)
 
     def every_step_pre(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(optimizer, args, kwargs)`` before each step of every optimizer of the process."""
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
         self._stack.callback(register_optimizer_step_pre_hook(hook).remove)
 
     def every_step_post(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(optimizer, args, kwargs)`` after each step of every optimizer of the process."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         self._stack.callback(register_optimizer_step_post_hook(hook).remove)
 
 
@@ -124,8 +117,6 @@ def check_hookable(model: nn.Module, named: Iterable[tuple[str, nn.Module]] | No
     Raises:
         ModelError: for scripted, traced and compiled models.
     """
-    import torch
-
     for name, module in model.named_modules() if named is None else named:
         compiled = "_orig_mod" in module._modules
         if not compiled and module._compiled_call_impl is None and not isinstance(module, torch.jit.ScriptModule):

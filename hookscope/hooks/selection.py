@@ -10,18 +10,6 @@ from typing import Any
 
 from hookscope.errors import LayerError, SelectionError, nearest
 
-__all__ = [
-    "ACTIVATION_FUNCTIONS",
-    "Call",
-    "LayerCall",
-    "Selection",
-    "Shape",
-    "call_key",
-    "matches_type",
-    "select_types",
-    "usual_types",
-]
-
 # fmt: off
 ACTIVATION_FUNCTIONS = (
     "CELU", "ELU", "GELU", "GLU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from hookscope.hooks.tensors import tensors_in
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["Facts", "TensorSummary", "facts_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,6 @@ def _facts(tensor: Tensor, most: int) -> TensorSummary:
 
 def _plain(tensor: Tensor) -> Tensor:
     """The values of ``tensor`` in a type and layout in which they can be compared."""
-    import torch
-
     plain = tensor.detach()
     if plain.is_quantized:
         plain = plain.dequantize()
@@ -81,8 +77,6 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _range(plain: Tensor) -> tuple[float | None, float | None, int]:
     """The least and the greatest finite value, and how many are not finite."""
-    import torch
-
     if plain.is_complex():
         return None, None, int((~torch.isfinite(plain)).sum())
     if not plain.numel():
@@ -101,6 +95,4 @@ def _range(plain: Tensor) -> tuple[float | None, float | None, int]:
 
 
 def _listed(plain: Tensor) -> Any:
-    import torch
-
     return (torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain).tolist()

@@ -6,14 +6,12 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from hookscope.hooks.selection import Shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["map_tensors", "shape_of", "shares_storage", "storage_keys", "tensors_in"]
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -47,8 +45,6 @@ def tensors_in(value: Any) -> dict[str, Tensor]:
         >>> {name: tuple(t.shape) for name, t in tensors_in({"out": torch.zeros(2), "aux": [torch.zeros(3)]}).items()}
         {'out': (2,), 'aux.0': (3,)}
     """
-    import torch
-
     if isinstance(value, torch.Tensor):
         return {"": value}
     found: dict[str, Tensor] = {}
@@ -66,8 +62,6 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
         >>> map_tensors((torch.zeros(1, 2), "word"), lambda t: tuple(t.shape))
         ((1, 2), 'word')
     """
-    import torch
-
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple):

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["one_thread"]
+import torch
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Calculate in this thread alone: what takes a millisecond is not worth it that torch's others wait by spinning."""
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

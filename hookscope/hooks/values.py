@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["value_numbers"]
+import torch
+from torch import Tensor
 
 # Values in double precision at a time: the first fully connected layer of VGG has 10⁸. Larger pieces take longer, as
 # their memory is fetched anew from the system for each.
@@ -28,8 +26,6 @@ def value_numbers(values: Tensor) -> dict[str, Any]:
         >>> found["norm"], found["max"], found["nan"], found["first_nonfinite"], found["zeros"]
         (5.0, 4.0, 1, (1, 0), 0.25)
     """
-    import torch
-
     nan, inf, zeros, first = 0, 0, 0, None
     low, high = math.inf, -math.inf
     flat = values.reshape(-1)
@@ -61,8 +57,6 @@ def value_numbers(values: Tensor) -> dict[str, Any]:
 
 def _moments(flat: Tensor, largest: float) -> tuple[float, float, float]:
     """Mean, population standard deviation and norm of the finite values, in units of the ``largest`` of them."""
-    import torch
-
     unit = largest or 1.0
     count, mean, squares, about_mean = 0, 0.0, 0.0, 0.0
     for piece in flat.split(_PIECE):

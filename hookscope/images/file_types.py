@@ -5,8 +5,6 @@ from __future__ import annotations
 import codecs
 import re
 
-__all__ = ["foreign_kind"]
-
 _FOREIGN = (
     (rb"%PDF", "a PDF document"),
     (rb"%!PS|\xc5\xd0\xd3\xc6", "PostScript (EPS)"),

@@ -11,8 +11,7 @@ from itertools import chain, islice
 
 from hookscope.errors import ImageError, UsageError
 from hookscope.images.file_types import foreign_kind
-
-__all__ = ["find_pictures", "read_names"]
+from hookscope.images.reader import read_picture
 
 # What Pillow calls its own for the formats that images.py reads; a test compares them.
 _SUFFIX = re.compile(
@@ -101,8 +100,6 @@ def read_names(data: bytes, source: str) -> list[str]:
 
 def _refuse_missing(paths: Sequence[str]) -> None:
     """Raise what is wrong with the only name, or with the first of several that are all missing."""
-    from hookscope.images.reader import read_picture
-
     try:
         read_picture(paths[0])
     except ImageError as error:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.errors import ImageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-__all__ = ["grayscale_to_rgb", "note_dark"]
 
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLE_FORMAT = 258, 262, 339
 
 
 def grayscale_to_rgb(image: Image.Image, name: str, notes: list[str]) -> Image.Image:
     """Grey of 16 or 32 bits or floating point, which Pillow would clip at 255."""
-    import numpy as np
-
     tags = getattr(image, "tag_v2", {})
     values = np.asarray(image)
     if image.mode == "I" and tags.get(_TIFF_BITS) == (32,) and tags.get(_TIFF_SAMPLE_FORMAT, (1,)) == (1,):
@@ -57,8 +51,6 @@ def note_dark(high: int, notes: list[str]) -> None:
 
 
 def _float_range(values: NDArray[Any], name: str, notes: list[str]) -> tuple[float, float]:
-    import numpy as np
-
     wrong = values.size - int(np.isfinite(values).sum())
     if wrong:
         limit = f"{wrong:,} of {values.size:,} values are NaN or infinite"
@@ -73,8 +65,6 @@ def _float_range(values: NDArray[Any], name: str, notes: list[str]) -> tuple[flo
 
 def _scaled(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
     """``low..high`` to 0..255, rounded; black where all values are one."""
-    import numpy as np
-
     if low == high:
         return np.zeros(values.shape, np.uint8)
     shifted: NDArray[Any] = values.astype(np.float32 if values.dtype.itemsize == 2 else np.float64)

@@ -20,8 +20,6 @@ from hookscope.errors import ImageError, UsageError, nearest, printable
 from hookscope.images.file_types import foreign_kind
 from hookscope.images.grayscale import grayscale_to_rgb, note_dark
 
-__all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SIDE_RATIO", "ImageWarning", "InputImage", "open_image", "read_picture"]
-
 MAX_BYTES = 1 << 30
 """A file, pipe or stream longer than this is refused."""
 MAX_PIXELS = 100_000_000

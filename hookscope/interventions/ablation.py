@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor, nn
 
 from hookscope.errors import InputError, NoMapError, UsageError
 from hookscope.findings import listed
 from hookscope.hooks import Call, Layers
 from hookscope.interventions.ablation_passes import baseline, rounds
 from hookscope.scores import Prediction, Target, one_picture, predictions, probabilities
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Ablation", "ChannelWorth", "ablate_each"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.hooks import Call, Observer, buffers_kept, map_tensors, random_states_kept, tensors_in
 from hookscope.scores import class_scores
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["BatchIndependenceProbe", "ChannelZeroer", "Place", "Site", "alike", "scores_of"]
 
 # copies of a late layer's maps cost little, and the more there are, the rarer the layers before it run
 _BYTES = 2**24
@@ -80,8 +78,6 @@ def scores_of(model: nn.Module, inputs: tuple[Any, ...], observer: Observer, see
         observer: What acts in the pass.
         seed: Seed of its random numbers; None goes on from where the random state is.
     """
-    import torch
-
     with torch.no_grad(), random_states_kept(), buffers_kept(model), observer:
         if seed is not None:
             torch.manual_seed(seed)
@@ -133,8 +129,6 @@ class _Copies:
         return map_tensors(output, lambda tensor: self._written(tensor) if tensor is wanted else tensor)
 
     def _written(self, tensor: Tensor) -> Tensor:
-        import torch
-
         rows, *rest = self._site.shape
         values = tensor.dequantize() if tensor.is_quantized else tensor.clone()
         if tuple(values.shape) != (rows * self.copies, *rest):
@@ -163,8 +157,6 @@ class BatchIndependenceProbe(_Copies):
     """
 
     def _write(self, picture: Tensor, change: float) -> None:
-        import torch
-
         factors = torch.tensor([1.0, 0.25, -0.5])[torch.arange(self._site.channels) % 3] * change
         sizes = [1] * picture.dim()
         sizes[self._site.axis] = -1
@@ -172,8 +164,6 @@ class BatchIndependenceProbe(_Copies):
 
 
 def _repeated(tensor: Tensor, count: int) -> Tensor:
-    import torch
-
     if not tensor.dim():
         return tensor
     if tensor.is_quantized:
@@ -183,8 +173,6 @@ def _repeated(tensor: Tensor, count: int) -> Tensor:
 
 def alike(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors differ by no more than what another batch size changes in rounding."""
-    import torch
-
     kind = one.dtype
     one, other = (part if kind == torch.float64 else part.float() for part in (one, other))
     # 32 bits may be multiplied with 10 of precision there

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import LayerError, NoMapError
 from hookscope.hooks import Call, Layers, Observer, Selection, channel_axis, random_states, shape_of, tensors_in
 from hookscope.interventions.ablation_copies import BatchIndependenceProbe, ChannelZeroer, Place, Site, alike, scores_of
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Baseline", "baseline", "rounds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +70,6 @@ def baseline(
 
 def _mixes(model: nn.Module) -> bool:
     """Whether a BatchNorm goes by the mean of the batch: each copy would change what the others see."""
-    import torch
-
     norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
     return any(norm.training or norm.running_mean is None for norm in norms)
 
@@ -125,8 +121,6 @@ class _Look:
 
 def _channels_in(output: Any, module: nn.Module) -> tuple[Any, ...] | None:
     """The first tensor with channels: part, shape, axis, channels that are not 0, and bytes."""
-    import torch
-
     for part, tensor in tensors_in(output).items():
         floating = tensor.is_floating_point() or tensor.is_quantized
         if not floating or tensor.layout != torch.strided or tensor.dim() < 2 or not tensor.numel():

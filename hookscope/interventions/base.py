@@ -7,27 +7,15 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import LayerError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import Call, channel_axis
 from hookscope.interventions.ranges import Ranges, a_type, parse_positions, parse_ranges
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = [
-    "Change",
-    "Intervention",
-    "Site",
-    "check_finite",
-    "check_number",
-    "check_takes",
-    "checked",
-    "laid_out_like",
-    "replaced",
-]
 
 _LARGEST = (2 - 2.0**-23) * 2.0**127  # of single precision, in which most models calculate
 
@@ -100,8 +88,6 @@ class Intervention:
             LayerError: for channels or positions it does not have.
             UsageError: for a tensor that this cannot be done to.
         """
-        import torch
-
         if self.changes_nothing:
             return tensor
         if tensor.is_quantized:  # activations have one scale
@@ -162,8 +148,6 @@ class Intervention:
 
 def replaced(part: Tensor, source: Tensor) -> Tensor:
     """``source`` in the place of ``part``, in its graph: the gradient that comes back to ``part`` is 0."""
-    import torch
-
     source = source.to(part)
     if source.stride() != part.stride():
         source = laid_out_like(part, source)
@@ -185,8 +169,6 @@ def checked(changed: Any, tensor: Tensor, key: str) -> Tensor:
 
 
 def _check_like(changed: Any, tensor: Tensor, key: str) -> None:
-    import torch
-
     asked = f"the intervention at '{key}' returns"
     if not isinstance(changed, torch.Tensor):
         raise UsageError(f"{asked} {a_type(changed)}", "a tensor was given", "return one like it")
@@ -236,8 +218,6 @@ def check_takes(function: Any, what: str, *names: str) -> None:
 
 def laid_out_like(part: Tensor, values: Tensor) -> Tensor:
     """``values`` in memory of their own, in the order of ``part``: what follows calculates as it does with that."""
-    import torch
-
     return torch.empty_like(part).copy_(values)
 
 

@@ -10,8 +10,6 @@ from hookscope.interventions.base import Change, Intervention, check_takes
 from hookscope.interventions.parameters import Freeze, Prune
 from hookscope.interventions.ranges import a_type
 
-__all__ = ["AnyChange", "Changes", "pairs_of"]
-
 AnyChange = Change | Prune | Freeze
 Changes = Mapping[Any, AnyChange | Iterable[AnyChange]] | Iterable[tuple[Any, AnyChange]]
 

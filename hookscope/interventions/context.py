@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from torch import Tensor, nn
 
 from hookscope.errors import LayerError, ModelError, SelectionError, UsageError, nearest
 from hookscope.findings import listed
@@ -14,11 +16,6 @@ from hookscope.hooks import Call, Observer, Selection, channel_axis, is_recomput
 from hookscope.interventions.base import Change, Intervention, checked
 from hookscope.interventions.changes import AnyChange, Changes, pairs_of
 from hookscope.interventions.parameters import Freeze, Prune, parameter_changed
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Changes", "intervene", "pairs_of"]
 
 Values = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.ops import drop_block2d, drop_block3d
 
 from hookscope.errors import UsageError
 from hookscope.interventions.base import Intervention, Site, check_takes
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["DropBlock", "DropBlock2d", "DropBlock3d", "Dropout", "Dropout2d", "LinearSchedule"]
 
 _TIMES = ("train", "always")
 
@@ -127,9 +127,6 @@ class DropBlock(_Dropping):
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         """``part`` with blocks at 0."""
-        import torch
-        from torchvision.ops import drop_block2d, drop_block3d
-
         if part.dim() not in self._dimensions or site.axis == 0:
             wanted = " or ".join("(N, C, H, W)" if axes == 4 else "(N, C, T, H, W)" for axes in self._dimensions)
             shape = "x".join(map(str, part.shape))
@@ -188,8 +185,6 @@ class Dropout(_Dropping):
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         """``part`` with values at 0."""
-        from torch.nn import functional
-
         return functional.dropout(part, self.rate, training=True)
 
 
@@ -207,8 +202,6 @@ class Dropout2d(_Dropping):
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         """``part`` with channels at 0."""
-        import torch
-
         batch = part.movedim(site.axis, 1) if site.axis else part[None]
         dropped = torch.feature_dropout(batch, self.rate, True)
         return dropped.movedim(1, site.axis) if site.axis else dropped[0]

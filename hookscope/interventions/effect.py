@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.hooks import (
     Activations,
@@ -24,11 +27,6 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.interventions.context import Changes, intervene, pairs_of
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Effect", "MovedLayer", "from_the_start", "intervention_effect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +111,6 @@ def intervention_effect(
         >>> [(layer.call.name, layer.changed, round(layer.relative_l2, 5)) for layer in found.layers]
         [('0', True, 2.0), ('1', False, 2.0)]
     """
-    import torch
-
     pairs = list(from_the_start(model, inputs, pairs_of(changes), types, seed))
     chosen = [layers_with_weights(model), *_layers_among(model, pairs)] if layers is None else _listed(layers)
     chosen += [] if keep is None else _listed(keep)
@@ -132,8 +128,6 @@ def intervention_effect(
 
 def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:
     """What the model makes of copies of the inputs: its first layer may work in place."""
-    import torch
-
     if seed is not None:
         torch.manual_seed(seed)
     return model(*map_tensors(inputs, lambda tensor: tensor.clone()))
@@ -161,8 +155,6 @@ def from_the_start(
         >>> list(from_the_start(net, (torch.ones(1, 1, 2, 2),), [("-1", "a change")]))
         [('re:^1$', 'a change')]
     """
-    import torch
-
     for where, change in changes:
         if not Selection(where).from_the_end:
             yield where, change

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.drawing import ChannelChoice, Scale, Tiles, finite_extremes, finite_or_none, reduce_maps, shape_text
 from hookscope.errors import NoMapError
 from hookscope.hooks import MOST_ITEMS, InputSize, Maps, as_float, feature_maps, shape_of, tensors_in
 from hookscope.interventions.effect import MovedLayer
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["NAMES", "MovedMaps", "moved_maps"]
 
 NAMES = ("before", "after", "difference")
 _AT_ONCE = 1 << 22  # values
@@ -150,8 +148,6 @@ def _distances(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
 
     Done some channels at a time: in double precision large maps take much memory.
     """
-    import torch
-
     many = max(1, _AT_ONCE // before[0].numel())
     distances, lost = [], 0
     for one, other in zip(before.split(many), after.split(many), strict=True):
@@ -165,8 +161,6 @@ def _distances(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
 
 def _root_mean_square(values: Tensor) -> Tensor:
     """``(C,)``, of the finite values of each channel of ``(C, H, W)``."""
-    import torch
-
     finite = values.isfinite()
     flat = torch.where(finite, values, 0.0).flatten(1)
     largest = flat.abs().amax(1, keepdim=True)

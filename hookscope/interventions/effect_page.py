@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import nn
 
 from hookscope.drawing import (
     LEAST_WIDTH,
@@ -14,6 +18,7 @@ from hookscope.drawing import (
     Grid,
     Origin,
     Page,
+    Pixels,
     colour_bar,
     colours,
     draw_alike,
@@ -28,14 +33,6 @@ from hookscope.findings import counted, percent
 from hookscope.hooks import InputSize
 from hookscope.interventions.effect import MovedLayer
 from hookscope.interventions.effect_maps import NAMES, MovedMaps, moved_maps
-
-if TYPE_CHECKING:
-    from PIL import Image
-    from torch import nn
-
-    from hookscope.drawing import Pixels
-
-__all__ = ["Cause", "draw_effect"]
 
 _GRID = 480  # about so wide and high is each of the three grids, where its maps are smaller
 _LARGEST_MAP = 240
@@ -263,8 +260,6 @@ def _notes(maps: MovedMaps, high: float) -> list[str]:
 
 def _side_by_side(grids: Sequence[Grid], step: int) -> tuple[Pixels, list[int], int]:
     """The grids ``step`` apart with their captions, and where they begin: x of each, y of all."""
-    import numpy as np
-
     captions = [text_pixels(caption, 12, True) for caption in _CAPTIONS]
     down = captions[0].shape[0] + 4
     high, wide = grids[0].pixels.shape

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from hookscope.errors import UsageError
 from hookscope.interventions.base import Intervention, Site, check_finite, check_number, laid_out_like, replaced
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["Clamp", "Noise", "Permute", "Quantize", "Scale", "Zero"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +25,6 @@ class Zero(Intervention):
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         """0 everywhere."""
-        import torch
-
         return replaced(part, torch.zeros_like(part))
 
 
@@ -123,8 +118,6 @@ class Noise(Intervention):
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         """The noisy values."""
-        import torch
-
         spread = part.detach().float().std(correction=0).to(part.dtype) if self.relative else 1.0
         return part + torch.randn_like(part) * (self.std * spread)
 
@@ -160,8 +153,6 @@ class Quantize(Intervention):
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         """The rounded values."""
-        import torch
-
         if not part.numel():
             return part
         values = part.detach().float()
@@ -225,6 +216,4 @@ class Permute(Intervention):
 
 
 def _order(part: Tensor, count: int) -> Tensor:
-    import torch
-
     return torch.randperm(count, device=part.device)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import prune
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import Call, HookHandles
 from hookscope.interventions.base import Change, Intervention, check_number, checked
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Freeze", "Prune", "parameter_changed"]
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,6 @@ class Prune:
         Raises:
             UsageError: for a ``dim`` it does not have.
         """
-        import torch
-        from torch.nn.utils import prune
-
         everything, method = torch.ones_like(weight), prune.L1Unstructured(float(self.amount))
         if self.dim is None:
             mask: Tensor = method.compute_mask(weight, everything)
@@ -128,8 +125,6 @@ def parameter_changed(name: str, parameter: nn.Parameter, change: Change | Prune
 
 
 def _check_values(name: str, parameter: Tensor) -> None:
-    from torch.nn.parameter import is_lazy
-
     if is_lazy(parameter) or parameter.is_meta:
         raise ModelError(f"'{name}' has no values yet", do="run the model once, or build it on a real device")
     if not parameter.is_floating_point():
@@ -138,8 +133,6 @@ def _check_values(name: str, parameter: Tensor) -> None:
 
 def _of_parameter(name: str, parameter: Tensor, change: Change) -> Tensor:
     """New values for a parameter, in memory of their own."""
-    import torch
-
     whole = parameter.detach()
     call = Call(name, "Parameter", 0, None)
     with torch.no_grad():
@@ -165,8 +158,6 @@ def _frozen(parameter: nn.Parameter) -> Iterator[None]:
 @contextmanager
 def _swapped(parameter: nn.Parameter, changed: Tensor) -> Iterator[None]:
     """Run the block with ``changed`` as the memory of ``parameter``."""
-    import torch
-
     own, begun = parameter.data, changed.clone()
     try:
         with _another_version(parameter):
@@ -189,9 +180,6 @@ def _another_version(parameter: nn.Parameter) -> Iterator[None]:
 
     Without that it would, with the values of the other side.
     """
-    import torch
-    from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-
     if parameter.is_inference():
         yield
         return
@@ -201,8 +189,6 @@ def _another_version(parameter: nn.Parameter) -> Iterator[None]:
 
 
 def _set(parameter: nn.Parameter, values: Tensor) -> None:
-    import torch
-
     parameter.data = values
     torch.clear_autocast_cache()  # which holds copies of parameters in half precision
 
@@ -212,8 +198,6 @@ def _to_zero(parameter: nn.Parameter, gone: Tensor) -> None:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    import torch
-
     return (
         one.shape == other.shape
         and one.device == other.device

@@ -9,8 +9,6 @@ from typing import Any
 
 from hookscope.errors import UsageError
 
-__all__ = ["Ranges", "a_type", "parse_positions", "parse_ranges"]
-
 _MOST = 10_000_000
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from hookscope.errors import LayerError, UsageError
 from hookscope.hooks import tensors_in
 from hookscope.interventions.base import Intervention, Site, check_finite, laid_out_like, replaced
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["Mean", "Patch", "Steer"]
 
 
 @dataclass(frozen=True)

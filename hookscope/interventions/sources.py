@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, UsageError, WeightsError
 from hookscope.hooks import capture, map_tensors, tensors_in
 from hookscope.models import load_content
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["activations_at", "mean_at", "read_direction"]
 
 Inputs = tuple[Any, ...]
 _SUFFIXES = (".pt", ".pth", ".safetensors")
@@ -37,8 +36,6 @@ def activations_at(
         >>> list(activations_at(net, (torch.ones(1, 1, 2, 2),), "0"))
         ['0']
     """
-    import torch
-
     with torch.no_grad(), capture(model, where, types, inputs=on == "input") as kept:
         model(*map_tensors(inputs, lambda tensor: tensor.clone()))
     found = kept.inputs if on == "input" else kept
@@ -117,9 +114,6 @@ def _read_tensors(path: str) -> Any:
 
 
 def _read_array(path: str) -> Any:
-    import numpy as np
-    import torch
-
     try:
         loaded = np.load(path, allow_pickle=False)
         arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)

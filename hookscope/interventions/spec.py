@@ -14,8 +14,6 @@ from hookscope.interventions.elementwise import Clamp, Noise, Permute, Quantize,
 from hookscope.interventions.parameters import Freeze, Prune
 from hookscope.interventions.replacement import Mean, Patch, Steer
 
-__all__ = ["WORDS", "InterventionSpec"]
-
 WORDS: Mapping[str, type[Intervention] | type[Prune] | type[Freeze]] = {
     "dropblock": DropBlock,
     "dropblock2d": DropBlock2d,

@@ -16,22 +16,17 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hookscope.errors import HookscopeError, ImageError, InputError, UsageError, printable
 from hookscope.hooks import one_thread
 from hookscope.images import MAX_BYTES, ImageWarning, read_picture
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hookscope.models.load import LoadedModel
-    from hookscope.models.preprocess import Preprocess
-
-__all__ = ["Batch", "as_batch", "load_batches"]
+from hookscope.models.load import LoadedModel
+from hookscope.models.preprocess import Preprocess
 
 OnLost = Callable[[int, str, HookscopeError], None]
 OnNote = Callable[[str, str], None]

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from hookscope.errors import WeightsError
 
-__all__ = ["BUNDLED", "BundledModel", "weights_path"]
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 

@@ -21,8 +21,6 @@ from hookscope.models.metadata import Description, count_parameters, read_descri
 from hookscope.models.names import package_versions
 from hookscope.system import cache
 
-__all__ = ["ModelInfo", "catalogue", "find_models"]
-
 # By the folder of torchvision.models that a builder stands in; the models of the folder itself classify pictures.
 _TASKS = {
     "detection": "detection",

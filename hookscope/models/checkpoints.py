@@ -15,17 +15,6 @@ from hookscope.errors import WeightsError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = [
-    "fitting_error",
-    "fitting_kwargs",
-    "is_weights_file",
-    "load_file",
-    "load_into",
-    "mismatches",
-    "non_finite_note",
-    "read_state_dict",
-]
-
 _WORDS = ("auto", "default", "none")
 _SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".safetensors")
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "model_ema", "net")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hookscope.models.preprocess import Preprocess
 
-__all__ = ["seen_box"]
-
 Box = tuple[float, float, float, float]
 
 

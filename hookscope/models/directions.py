@@ -10,8 +10,6 @@ from hookscope.findings import counted
 from hookscope.models.metadata import Description, read_description
 from hookscope.models.preprocess import imagenet_transforms
 
-__all__ = ["WeightsMetadata", "directions_in"]
-
 
 @dataclass(frozen=True)
 class WeightsMetadata:

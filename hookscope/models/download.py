@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hookscope.errors import WeightsError
+import torch
 
-__all__ = ["PATIENCE_SECONDS", "Progress", "fetch"]
+from hookscope.errors import WeightsError
 
 # Two waits, for the answer and for its first bytes, stay below fifteen seconds even where packets vanish.
 PATIENCE_SECONDS = 7.0
@@ -34,8 +34,6 @@ def fetch(url: str, progress: Progress | None = None) -> Path:
     Raises:
         WeightsError: no network, no answer in time, a damaged download, a folder that cannot be written.
     """
-    import torch
-
     path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
     damaged = ""
     try:

@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.models.checkpoints import fitting_error, is_weights_file, load_into, mismatches, read_state_dict
 from hookscope.models.preprocess import imagenet_transforms
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["BuiltModel", "load_from_elsewhere"]
 
 
 @dataclass
@@ -58,8 +56,6 @@ def load_from_elsewhere(spec: str, weights: str, seed: int) -> BuiltModel:
 
 
 def _from_timm(name: str, weights: str, seed: int) -> BuiltModel:
-    import torch
-
     try:
         timm = importlib.import_module("timm")
     except ImportError:
@@ -87,8 +83,6 @@ def _from_timm(name: str, weights: str, seed: int) -> BuiltModel:
 
 
 def _call_factory(spec: str, source: str, name: str) -> nn.Module:
-    import torch
-
     with _importable(source):
         module = _import_source(spec, source)
         factory = getattr(module, name, None)

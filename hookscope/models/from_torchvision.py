@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import InstallationError, ModelError, WeightsError
 from hookscope.models.bundled import BUNDLED, BundledModel, weights_path
@@ -32,17 +35,10 @@ from hookscope.models.metadata import read_description
 from hookscope.models.names import check_model_name, torchvision_names
 from hookscope.models.preprocess import imagenet_transforms, made_for, usual_transforms
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["build_listed", "build_real", "listing_size", "load_from_torchvision", "quiet_and_seeded"]
-
 
 @contextmanager
 def quiet_and_seeded(seed: int) -> Iterator[None]:
     """Run the block with random numbers from ``seed`` and no warning of a builder; the random state is put back."""
-    import torch
-
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(seed)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import UsageError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["CLIP_FRAMES", "as_inputs", "example_inputs", "family_of", "native_size"]
 
 # MViT takes exactly 16 frames, every other video model of torchvision takes 16 too
 CLIP_FRAMES = 16
@@ -45,8 +43,6 @@ def native_size(model: nn.Module) -> tuple[int, int] | None:
 
 def in_channels(model: nn.Module) -> int:
     """How many colour channels the first convolution takes: 3, or 1 for a model of grey pictures."""
-    import torch
-
     for module in model.modules():
         if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
             return module.in_channels if module.in_channels in (1, 3) else 3
@@ -83,8 +79,6 @@ def example_inputs(model: nn.Module, input_size: Sequence[int]) -> tuple[Any, ..
         >>> tuple(example_inputs(torch.nn.Conv2d(3, 8, 3), (32, 48))[0].shape)
         (1, 3, 32, 48)
     """
-    import torch
-
     size = [int(n) for n in ((input_size, input_size) if isinstance(input_size, int) else input_size)]
     if not size or min(size) < 1:
         raise UsageError(f"bad input size {tuple(input_size)}", do="give (H, W) or a whole shape")

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from hookscope.errors import InstallationError
 from hookscope.models.names import package_versions
 
-__all__ = ["broken_pair", "missing_package"]
-
 # What torchvision says when it was built for another torch. The third text is its second import in the same process:
 # the first import died half-way and left a part of the module behind.
 _MIXED_BUILDS = (

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import ModelError, UsageError
+from hookscope.images import InputImage
 from hookscope.models.download import Progress
 from hookscope.models.from_python import BuiltModel, load_from_elsewhere
 from hookscope.models.from_torchvision import load_from_torchvision, quiet_and_seeded
 from hookscope.models.inputs import CLIP_FRAMES, as_inputs, family_of, in_channels, native_size
 from hookscope.models.preprocess import MODES, Preprocess, made_for, usual_transforms
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from hookscope.images import InputImage
-
-__all__ = ["LoadedModel", "load_model", "pick_device"]
 
 
 @dataclass(frozen=True)
@@ -124,8 +121,6 @@ def pick_device(device: str) -> str:
     Raises:
         UsageError: for a device this machine or torch does not have.
     """
-    import torch
-
     have = ["cpu"] + ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
     if device == "auto":
         return have[-1]

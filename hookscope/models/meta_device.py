@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from hookscope.hooks import map_tensors
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["build_on_meta", "meta_forward"]
 
 
 def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
@@ -24,8 +24,6 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
         >>> build_on_meta(lambda: torch.nn.Linear(10**6, 10**6)).weight.device
         device(type='meta')
     """
-    import torch
-    from torch.overrides import TorchFunctionMode
 
     class EmptyOnMeta(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,9 +43,6 @@ def meta_forward(model: nn.Module, args: tuple[Any, ...]) -> Any:
     Raises:
         Exception: whatever the model raises where an operation needs values (``nonzero`` in detectors).
     """
-    import torch
-    from torch.func import functional_call
-
     named = [*model.named_parameters(), *model.named_buffers()]
     ghosts = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
     with torch.no_grad():

@@ -17,8 +17,6 @@ from typing import Any
 
 from hookscope.errors import WeightsError
 
-__all__ = ["Description", "count_parameters", "read_description", "read_header"]
-
 _LONGEST_HEADER = 100_000_000  # bytes; safetensors itself reads no longer one
 _LARGEST_SIDE = 16384
 _TRANSFORMS = ("resize_size", "crop_size", "mean", "std")

@@ -13,9 +13,6 @@ from hookscope._version import __version__
 from hookscope.errors import InstallationError, ModelError, nearest
 from hookscope.models.bundled import BUNDLED
 
-__all__ = ["check_model_name", "class_names_of", "model_names", "package_versions", "torchvision_names"]
-
-
 # `@register_model()` takes the function's name, `@register_model(name="quantized_resnet18")` another one;
 # further decorators may stand between.
 _REGISTRATION = re.compile(

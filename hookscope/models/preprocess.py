@@ -6,15 +6,16 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import _presets as presets, functional as F
+from torchvision.transforms._presets import ImageClassification
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from hookscope.errors import InputError
-
-if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor
-
-__all__ = ["MODES", "Preprocess"]
 
 MODES = ("weights", "stretch", "none")
 
@@ -54,8 +55,6 @@ class Preprocess:
 
     def __call__(self, image: Image.Image | Sequence[Image.Image]) -> Tensor:
         """The tensor of one photograph, or the clip of a sequence of frames."""
-        import torch
-
         frames = list(image) if isinstance(image, Sequence) else [image]
         try:
             if self.family == "video":
@@ -69,8 +68,6 @@ class Preprocess:
         return tensor.to(self.device, self.dtype)
 
     def _still(self, image: Image.Image) -> Tensor:
-        from torchvision.transforms import functional as F
-
         if self.mode == "none":
             return _as_floats(image)
         if self.mode == "stretch":
@@ -103,8 +100,6 @@ class Preprocess:
 
     def _clip(self, frames: Tensor) -> Tensor:
         """``(T, 3, h, w)`` of bytes to ``(3, T, H, W)``."""
-        from torchvision.transforms import functional as F
-
         if self.mode != "weights":
             size = list(self.size or self.default_size) if self.mode == "stretch" else list(frames.shape[-2:])
             resized: Tensor = F.resize(frames, size, antialias=True).div(255)
@@ -115,9 +110,6 @@ class Preprocess:
 
     def seen(self, tensor: Tensor) -> Image.Image:
         """The RGB picture that the network saw: ``tensor`` with its normalisation undone; a clip's first frame."""
-        import torch
-        from torchvision.transforms.functional import to_pil_image
-
         picture = tensor[:, 0] if tensor.dim() == 4 else tensor
         mean, std = self._normalisation()
         picture = picture.cpu().float().expand(3, -1, -1) if picture.shape[0] == 1 else picture.cpu().float()
@@ -168,8 +160,6 @@ def _covering(transforms: Any, picture: tuple[int, int], size: tuple[int, int]) 
 
 
 def _as_bytes(image: Image.Image) -> Tensor:
-    from torchvision.transforms.functional import pil_to_tensor
-
     tensor: Tensor = pil_to_tensor(image)
     return tensor
 
@@ -186,8 +176,6 @@ def made_for(transforms: Any) -> tuple[int, int]:
 
 def usual_transforms(family: str) -> Any:
     """The recipe of torchvision for models of a family that say nothing of their own."""
-    from torchvision.transforms import _presets as presets
-
     if family == "detection":
         return presets.ObjectDetection()
     if family == "segmentation":
@@ -199,6 +187,4 @@ def usual_transforms(family: str) -> Any:
 
 def imagenet_transforms(crop: int = 224, resize: int = 256, **normalisation: Sequence[float]) -> Any:
     """The usual recipe for models that say nothing of their own: resize, centre crop, ImageNet normalisation."""
-    from torchvision.transforms._presets import ImageClassification
-
     return ImageClassification(crop_size=crop, resize_size=resize, **(normalisation or _IMAGENET))

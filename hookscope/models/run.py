@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from hookscope.errors import HookscopeError, InputError, ModelError
 from hookscope.hooks import tensors_in
-
-__all__ = ["model_errors_as_input_errors"]
 
 # by a signal, which the commands turn into an exit
 _TOLD_TO_END = {128 + int(getattr(signal, name)) for name in ("SIGHUP", "SIGTERM") if hasattr(signal, name)}
@@ -33,8 +33,6 @@ def model_errors_as_input_errors(model: str, inputs: Any) -> Iterator[None]:
 
     What says that the memory is full is left as it is: another size of picture is not the first thing to try.
     """
-    import torch
-
     try:
         yield
     except HookscopeError:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from hookscope.drawing import Colour, RowPage, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
 from hookscope.parameters.findings import finding_names
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from hookscope.parameters.statistics import ParameterStatistics
-
-__all__ = ["weights_figure"]
+from hookscope.parameters.statistics import ParameterStatistics
 
 _MOST_LINES = 8
 _OWN = {"weight", "bias", "running_mean", "running_var"}  # told in the row of their layer

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.hooks import as_float, class_names
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["dead_filters", "duplicate_filters", "filter_norms", "filters_of", "is_convolution", "layer_weight"]
 
 # In fewer dimensions two directions meet by chance: of 64 random filters of two weights, nine pairs have a cosine
 # above 0.9999. So few weights are duplicates only where they are equal.
@@ -26,8 +24,6 @@ def is_convolution(module: nn.Module) -> bool:
 
 def layer_weight(module: nn.Module) -> Tensor | None:
     """The weight of a layer, None where it has none; a quantised layer holds it packed and unpacks it for a call."""
-    import torch
-
     weight: Any = getattr(module, "weight", None)
     if callable(weight) and not isinstance(weight, torch.Tensor) and "quantized" in type(module).__module__:
         weight = weight()
@@ -63,8 +59,6 @@ def filter_norms(filters: Tensor) -> tuple[Tensor, Tensor]:
 
     Weights that are NaN or Inf count as 0.
     """
-    import torch
-
     norms, whole = [], []
     for block in filters.flatten(2).flatten(0, 1).split(_BLOCK):
         finite = torch.isfinite(block)
@@ -112,8 +106,6 @@ def duplicate_filters(filters: Tensor, norms: Tensor, usable: Tensor, cosine: fl
 
 def _pairs(rows: Tensor, norms: Tensor, cosine: float) -> list[tuple[int, int]]:
     """Pairs ``(a, b)``, ``a < b``, of ``rows`` that are the same."""
-    import torch
-
     units = rows / norms[:, None]
     alike = 2 * (1 - cosine) + 1e-9  # squared distance of two unit vectors with that cosine, and rounding
     # What lies close together lies close in some of the coordinates too: a few tell nearly all pairs apart, and only

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from hookscope.findings import Finding, counted, listed
-from hookscope.parameters.statistics import ParameterThresholds
-
-if TYPE_CHECKING:
-    from hookscope.parameters.statistics import ParameterStatistics
-
-__all__ = ["finding_names", "parameter_findings"]
+from hookscope.parameters.statistics import ParameterStatistics, ParameterThresholds
 
 _MEANINGS = {
     "non-finite": "All that comes after it turns into NaN: load an earlier checkpoint, and look for a loss that blew"

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
 
 from hookscope.drawing import (
     FRAME_GAP,
@@ -13,6 +19,7 @@ from hookscope.drawing import (
     MOST_PIXELS,
     ChannelChoice,
     Grid,
+    Pixels,
     Scale,
     Style,
     Tiles,
@@ -29,16 +36,6 @@ from hookscope.hooks import Layers, one_thread
 from hookscope.models import package_versions
 from hookscope.parameters.filters import filter_norms, filters_of, is_convolution, layer_weight
 from hookscope.parameters.statistics import layers_named
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from PIL import Image
-    from torch import Tensor, nn
-
-    from hookscope.drawing import Pixels
-
-__all__ = ["KernelSheet", "draw_kernels"]
 
 SLICES = 4  # of a filter with many inputs, so many are drawn: those with the largest norms
 _MOST_LAYERS, _FIRST_FEW = 24, ChannelChoice(top=16)  # where no layers were named
@@ -166,9 +163,6 @@ def _laid_flat(kernels: Tensor) -> tuple[Tensor, int]:
 
 def _in_colour(layer: str, title: str, kernels: Tensor, numbers: list[int], norms: Tensor, style: Style) -> _Section:
     """Three inputs as red, green and blue: 0 is grey, the largest |weight| of the filter the end of the scale."""
-    import numpy as np
-    import torch
-
     maps, moments = _laid_flat(kernels)
     values = maps.double().cpu().numpy().transpose(0, 2, 3, 1)  # (filters, H, T * W, 3)
     finite = np.isfinite(values)
@@ -200,8 +194,6 @@ def _in_colour(layer: str, title: str, kernels: Tensor, numbers: list[int], norm
 
 def _as_slices(layer: str, title: str, flat: Tensor, numbers: list[int], norms: Tensor, style: Style) -> _Section:
     """Of each filter the input slices with the largest norms, side by side, the largest first."""
-    import torch
-
     maps, moments = _laid_flat(flat[numbers])
     sizes = torch.where(torch.isfinite(maps), maps, 0.0).flatten(2).norm(dim=2)
     order = sizes.argsort(dim=1, descending=True, stable=True)[:, :SLICES]
@@ -236,8 +228,6 @@ def _as_matrix(layer: str, title: str, flat: Tensor, numbers: list[int], style: 
 
 def _symmetric(flat: Tensor) -> Scale:
     """From minus to plus the largest |weight| of the layer, whichever filters of it are drawn."""
-    import torch
-
     largest = float(torch.where(torch.isfinite(flat), flat, 0.0).abs().max())
     return Scale("range", -largest, largest)
 
@@ -296,14 +286,10 @@ def _lines(text: str, width: int, size: int = 12, bold: bool = False) -> list[Pi
 
 
 def _space(height: int) -> Pixels:
-    import numpy as np
-
     return np.full((height, 1), colours.BACKGROUND, np.uint8)
 
 
 def _stacked(blocks: Sequence[Pixels]) -> Pixels:
-    import numpy as np
-
     width = max(block.shape[1] for block in blocks)
     whole = [np.pad(b, ((0, 0), (0, width - b.shape[1])), constant_values=colours.BACKGROUND) for b in blocks]
     return np.pad(np.concatenate(whole), MARGIN, constant_values=colours.BACKGROUND)
@@ -311,8 +297,6 @@ def _stacked(blocks: Sequence[Pixels]) -> Pixels:
 
 def _colour_bar(tiles: Tiles) -> Pixels:
     """The scale of a layer: its colours, the value at either end, 0 in the middle."""
-    import numpy as np
-
     low, high = (text_pixels(f"{value:.4g}", 12) for value in (tiles.low[0], tiles.high[0]))
     name = text_pixels("scale: symmetric about 0, one for the layer", 12)
     gap = np.full((len(low), 8), colours.BACKGROUND, np.uint8)
@@ -323,9 +307,6 @@ def _colour_bar(tiles: Tiles) -> Pixels:
 
 def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None:
     """Put the colours of each filter where its map lies."""
-    import numpy as np
-    from PIL import Image
-
     if section.rgb is None:
         return
     layout = section.grid.layout

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import LayerError, ModelError, UsageError
 from hookscope.hooks import Layers, Selection, as_float, one_thread, value_numbers
@@ -17,11 +20,6 @@ from hookscope.parameters.filters import (
     is_convolution,
     layer_weight,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["ParameterStatistics", "ParameterThresholds", "layers_named", "parameter_statistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +136,6 @@ def parameter_statistics(
         >>> [row.name for row in others]
         ['0.bias', '1.weight', '1.bias', '1.running_mean', '1.running_var']
     """
-    import torch
-
     thresholds = thresholds or ParameterThresholds()
     wanted = layers_named(model, layers)
     seen: set[int] = set()
@@ -197,8 +193,6 @@ def _with_blocks(name: str) -> Iterator[str]:
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """The layer's own parameters and what else is its weight: name, tensor, whether it is a buffer."""
-    import torch
-
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield name, parameter, False

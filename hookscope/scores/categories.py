@@ -8,8 +8,6 @@ from typing import Any
 
 from hookscope.errors import CategoriesError
 
-__all__ = ["MAX_BYTES", "read_categories"]
-
 MAX_BYTES = 4_000_000
 """The largest file of names that is read: ImageNet with all its 21,841 classes takes half a megabyte."""
 

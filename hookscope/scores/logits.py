@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from hookscope.errors import CategoriesError, ModelError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import shape_of, tensors_in
 from hookscope.scores.target import Target, class_label
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = [
-    "Prediction",
-    "check_categories",
-    "check_family",
-    "class_scores",
-    "one_picture",
-    "predictions",
-    "probabilities",
-    "without_scores",
-]
 
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
 _GIVES = {"detection": "boxes, labels and scores of objects", "optical_flow": "the flow of pixels"}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import tensors_in
 from hookscope.scores.logits import Prediction, class_scores, one_picture, predictions
 from hookscope.scores.target import Target
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["LOSSES", "AnyLoss", "Loss", "LossLike", "OwnLoss", "as_loss"]
 
 LOSSES = ("score", "cross-entropy", "mse")
 
@@ -57,8 +56,6 @@ class Loss:
         """
         if self.name == "mse":
             return _mean_square(output, what), ()
-        from torch.nn import functional as F
-
         scores = class_scores(output, what)
         found = predictions(one_picture(scores), self.categories, Target(str(self.target)))
         wanted = scores.new_tensor([answer.index for answer in found]).long()
@@ -88,8 +85,6 @@ class OwnLoss:
         Raises:
             UsageError: the function gives anything but one real number in a tensor.
         """
-        import torch
-
         value = self.function(output)
         if not isinstance(value, torch.Tensor):
             gives = f"it gives a {type(value).__name__}"
@@ -132,8 +127,6 @@ def as_loss(loss: LossLike) -> AnyLoss:
 
 
 def _mean_square(output: Any, what: str) -> Tensor:
-    import torch
-
     numbers = [tensor.flatten() for tensor in tensors_in(output).values() if tensor.is_floating_point()]
     numbers = [tensor for tensor in numbers if len(tensor)]
     if not numbers:

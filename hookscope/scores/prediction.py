@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from hookscope.models import model_errors_as_input_errors
+import torch
+from torch import Tensor
+
+from hookscope.models import LoadedModel, model_errors_as_input_errors
 from hookscope.scores.logits import Prediction, check_family, class_scores, one_picture, predictions
 from hookscope.scores.target import Target
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hookscope.models import LoadedModel
-
-__all__ = ["predict"]
 
 
 def predict(
@@ -42,8 +37,6 @@ def predict(
         >>> found.index, found.label, 0 < found.probability < 1
         (0, 'tench', True)
     """
-    import torch
-
     check_family(net.family, net.name)
     names = net.categories if categories is None else categories
     if target is not None:

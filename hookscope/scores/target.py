@@ -10,8 +10,6 @@ from typing import Any
 
 from hookscope.errors import TargetError, UsageError, nearest
 
-__all__ = ["Target", "class_label"]
-
 _MOST_NAMED = 5
 
 

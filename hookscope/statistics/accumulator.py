@@ -7,7 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from hookscope.hooks import Call
 from hookscope.statistics.channel_similarity import ChannelCovariance, PatternSketch, effective_rank, rotations_of
@@ -15,13 +20,6 @@ from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics, Va
 from hookscope.statistics.moments import ChannelMoments, MapSums, sums_of_maps
 from hookscope.statistics.quantiles import ValueHistogram
 from hookscope.statistics.saturation import Bounds, margins
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-__all__ = ["LayerAccumulator"]
 
 _LEAST_PATTERN = 16  # with fewer values away from 0 two channels are alike by chance
 
@@ -64,8 +62,6 @@ class LayerAccumulator:
     nonfinite_at: ValuePosition | None = None
 
     def __post_init__(self) -> None:
-        import numpy as np
-
         self.moments = ChannelMoments(self.channels)
         self.image_means = ChannelMoments(self.channels)
         self.histogram = ValueHistogram()
@@ -81,8 +77,6 @@ class LayerAccumulator:
             images: For each of N where it comes from, None where that is not known.
             rotations: `rotations_of` N names, the same name for the same item in any batch, where it is at hand.
         """
-        import torch
-
         batch = ChannelMoments(self.channels)
         grid = tuple(values.shape[2:])
         flat = values.detach().reshape(values.shape[0], self.channels, math.prod(grid))
@@ -109,8 +103,6 @@ class LayerAccumulator:
             self.saturated = self.saturated + ((values <= below) | (values >= above)).sum((0, 2)).cpu().numpy()
 
     def _find_places(self, flat: Tensor, sums: MapSums, images: Sequence[str | None], grid: tuple[int, ...]) -> None:
-        import numpy as np
-
         def first(at: tuple[int, int], found: Tensor) -> ValuePosition:
             position = np.unravel_index(int(found.int().argmax()), grid) if grid else ()
             return ValuePosition(images[at[0]], at[1], tuple(int(axis) for axis in position))
@@ -156,8 +148,6 @@ class LayerAccumulator:
             calls: How often the layer runs in a pass.
             duplicate_correlation: From this Pearson correlation on two channels are duplicates.
         """
-        import numpy as np
-
         m = self.moments
         count, nan, inf = int(m.count.sum()), int(m.nan.sum()), int(m.inf.sum())
         values, some = count + nan + inf, count > 0
@@ -220,8 +210,6 @@ class LayerAccumulator:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The accumulator that `state_dict` told of."""
-        import numpy as np
-
         found = cls(Call(*state["call"]), int(state["channels"]), tuple(state["bounds"]), bool(state["with_rank"]))
         found.part, found.items = state["part"], int(state["items"])
         found.shape = tuple(state["shape"])
@@ -259,8 +247,6 @@ def _where(mask: NDArray[np.bool_]) -> tuple[int, int]:
 
 def _as_float32(values: Tensor) -> Tensor:
     """``values`` in float32; doubles beyond its range go to its ends, so that no finite value becomes infinite."""
-    import torch
-
     if values.dtype == torch.float32:
         return values
     largest = torch.finfo(torch.float32).max

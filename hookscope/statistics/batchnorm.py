@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from hookscope.hooks import as_float
 from hookscope.statistics.moments import ChannelMoments, sums_of_maps
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor, nn
-
-__all__ = ["BATCH_NORMS", "BatchNormAccumulator", "BatchNormDrift", "was_updated"]
 
 BATCH_NORMS = ("_BatchNorm", "FrozenBatchNorm2d")
 """Classes of layers with running statistics."""
@@ -93,8 +90,6 @@ class BatchNormAccumulator:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> BatchNormAccumulator:
         """The accumulator that `state_dict` told of."""
-        import numpy as np
-
         found = cls.__new__(cls)
         found.running_mean = np.array(state["running_mean"], np.float64)
         found.running_var = np.array(state["running_var"], np.float64)

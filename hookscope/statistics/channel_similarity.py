@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-    from hookscope.statistics.moments import ChannelMoments
+from hookscope.statistics.moments import ChannelMoments
 
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
-__all__ = ["ChannelCovariance", "PatternSketch", "effective_rank", "rotations_of"]
 
 _LENGTH = 16
 _MOST_POSITIONS = 1024  # of a map
@@ -42,16 +42,12 @@ class PatternSketch:
     """
 
     def __init__(self, channels: int) -> None:
-        import numpy as np
-
         self.products: Floats = np.zeros((channels, _LENGTH))
         self.ones: Floats = np.zeros(_LENGTH)
         self.positions = 0
 
     def update(self, values: Tensor, rotations: Tensor) -> None:
         """Add finite ``values`` ``(N, C, P)`` of images with these `rotations_of` their names ``(N, 16, 16)``."""
-        import torch
-
         values = values[:, :, :: _stride(values.shape[2])]
         vectors, ones = _vectors(values.shape[2])
         products = values @ vectors.to(values.device, values.dtype)
@@ -80,8 +76,6 @@ class PatternSketch:
             candidates: ``(C,)`` which channels have a pattern at all.
             least: From 0 to 1.
         """
-        import numpy as np
-
         with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
             own = self.products - moments.mean[:, None] * self.ones
             length = np.linalg.norm(own, axis=1)
@@ -106,8 +100,6 @@ class PatternSketch:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The sketch that `state_dict` told of."""
-        import numpy as np
-
         sketch = cls(len(state["products"]))
         sketch.products = np.array(state["products"], np.float64)
         sketch.ones = np.array(state["ones"], np.float64)
@@ -127,8 +119,6 @@ def _stride(positions: int) -> int:
 @lru_cache(maxsize=16)
 def _vectors(positions: int) -> tuple[Tensor, Tensor]:
     """``(P, 16)`` random numbers, the same for maps of the same size, and their sums ``(16,)``."""
-    import torch
-
     generator = torch.Generator("cpu").manual_seed(positions)
     # whatever the caller's defaults are: sketches are merged across processes
     vectors = torch.randn(positions, _LENGTH, generator=generator, dtype=torch.float32, device="cpu")
@@ -140,11 +130,6 @@ def rotations_of(names: Sequence[str]) -> Tensor:
 
     Each is a Hadamard matrix between two diagonals of random signs, which cost nothing to draw from a digest.
     """
-    import hashlib
-
-    import numpy as np
-    import torch
-
     digests = (hashlib.blake2s(name.encode("utf-8", "surrogatepass"), digest_size=4).digest() for name in names)
     bits = np.unpackbits(np.frombuffer(b"".join(digests), np.uint8)).reshape(len(names), 2, _LENGTH)
     before, after = (1.0 - 2.0 * bits).swapaxes(0, 1)
@@ -177,16 +162,12 @@ class ChannelCovariance:
     """
 
     def __init__(self, channels: int) -> None:
-        import numpy as np
-
         self.count = 0
         self.mean: Floats = np.zeros(channels)
         self.products: Floats = np.zeros((channels, channels))
 
     def update(self, values: Tensor) -> None:
         """Add finite ``values`` ``(N, C, P)``."""
-        import torch
-
         flat = values.movedim(1, 0).flatten(1)
         largest = float(torch.linalg.vector_norm(flat, math.inf))
         # a power of two keeps squares within the range of the numbers and changes no digit
@@ -201,8 +182,6 @@ class ChannelCovariance:
         self._add(flat.shape[1], (mean / scale).cpu().numpy(), (products / scale / scale).cpu().numpy())
 
     def _add(self, count: int, mean: Floats, products: Floats) -> None:
-        import numpy as np
-
         both = self.count + count
         if not both:
             return
@@ -228,8 +207,6 @@ class ChannelCovariance:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The covariance that `state_dict` told of."""
-        import numpy as np
-
         found = cls(len(state["mean"]))
         found.count = int(state["count"])
         found.mean, found.products = np.array(state["mean"], np.float64), np.array(state["products"], np.float64)
@@ -247,8 +224,6 @@ def effective_rank(covariance: Floats) -> float:
         >>> round(effective_rank(np.diag([1.0, 1.0, 0.0])), 6)
         2.0
     """
-    import numpy as np
-
     if not np.isfinite(covariance).all():
         return float("nan")
     eigenvalues = np.linalg.eigvalsh(covariance).clip(min=0)

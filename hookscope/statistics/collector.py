@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from torch import Tensor, nn
 
 from hookscope.errors import InputError
 from hookscope.hooks import (
@@ -32,11 +34,6 @@ from hookscope.statistics.channel_similarity import rotations_of
 from hookscope.statistics.moments import ChannelMoments
 from hookscope.statistics.saturation import bounds_of
 from hookscope.statistics.totals import RunningStatistics
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["StatisticsCollector"]
 
 MOST_CHANNELS_FOR_RANK = 2048
 """A wider layer has no effective rank: its covariance would take 130 MB, and minutes to take apart."""

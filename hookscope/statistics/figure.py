@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from hookscope.drawing import SMALL, Colour, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from hookscope.statistics.layer_statistics import LayerStatistics
-
-__all__ = ["draw_statistics"]
+from hookscope.statistics.layer_statistics import LayerStatistics
 
 _MOST_LINES = 10
 _WIDEST, _THICKEST = 5.5, 0.55  # of a band: points, share of a row

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hookscope.findings import Finding, counted, listed, percent
 from hookscope.hooks import ACTIVATION_FUNCTIONS
+from hookscope.statistics.batchnorm import BatchNormDrift
+from hookscope.statistics.layer_statistics import LayerStatistics, ValuePosition
 from hookscope.statistics.limits import highest_rank, nonfinite_words
+from hookscope.statistics.totals import RunningStatistics
 
-if TYPE_CHECKING:
-    from hookscope.statistics.batchnorm import BatchNormDrift
-    from hookscope.statistics.layer_statistics import LayerStatistics, ValuePosition
-    from hookscope.statistics.totals import RunningStatistics
+Judge = Callable[["LayerStatistics", "StatisticsThresholds"], Finding | None]
 
-    Judge = Callable[["LayerStatistics", "StatisticsThresholds"], Finding | None]
-
-__all__ = ["MEANINGS", "StatisticsThresholds", "diagnose", "find_problems"]
 
 MEANINGS = {
     "non-finite": "Whatever this layer feeds is spoiled too, so begin here: look for NaN in its weights, for inputs out"
@@ -270,8 +268,6 @@ def _low_rank(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Findi
 
 
 def _drift(drift: BatchNormDrift, thresholds: StatisticsThresholds) -> Finding | None:
-    import numpy as np
-
     if not drift.updated or drift.items < 2:
         return None
     shift = float(np.median(np.abs(drift.shift)))

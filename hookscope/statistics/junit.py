@@ -8,8 +8,6 @@ from xml.etree import ElementTree
 from hookscope.errors import printable
 from hookscope.statistics.limits import BrokenLimit
 
-__all__ = ["junit_xml"]
-
 
 def junit_xml(
     suite: str, limits: Sequence[str], layers: Sequence[str], offences: Sequence[BrokenLimit], lost: int = 0

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hookscope.hooks import Call
 from hookscope.statistics.moments import ChannelMoments
 from hookscope.statistics.quantiles import ValueHistogram
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-__all__ = ["QUANTILES", "LayerStatistics", "ValuePosition"]
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """The shares whose quantiles a row of statistics has."""

@@ -5,15 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hookscope.findings import listed, percent
 from hookscope.hooks import Selection
-
-if TYPE_CHECKING:
-    from hookscope.statistics.layer_statistics import LayerStatistics
-
-__all__ = ["BrokenLimit", "Limits", "broken_limits", "held_layers", "highest_rank", "nonfinite_words"]
+from hookscope.statistics.layer_statistics import LayerStatistics
 
 
 @dataclass(frozen=True, slots=True)

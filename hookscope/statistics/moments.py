@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-    Floats = NDArray[np.float64]
-    Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
-__all__ = ["ChannelMoments", "MapSums", "sums_of_maps"]
+Counts = NDArray[np.int64]
+
 
 _AT_ONCE = 1 << 18  # values: they stay in a processor's cache while all is counted
 _CANCELLED = 1e-5  # the share of its squares below which a variance has lost digits that are wanted
@@ -61,9 +61,6 @@ def sums_of_maps(values: Tensor, visit: Visit | None = None) -> MapSums:
         visit: ``(part, values, finite)`` is called for each part of the batch while it is in the processor's cache;
             ``finite`` has 0 in place of NaN and Inf.
     """
-    import numpy as np
-    import torch
-
     items, channels, positions = values.shape
     floats = torch.empty(4, items, channels, dtype=torch.float64, device=values.device)
     counts = torch.zeros(4, items, channels, dtype=torch.int64, device=values.device)
@@ -84,9 +81,6 @@ def sums_of_maps(values: Tensor, visit: Visit | None = None) -> MapSums:
 
 def _measure_from_the_mean(sums: MapSums, values: Tensor, step: int) -> None:
     """Take the squares of those channels anew whose variance is the small difference of large numbers."""
-    import numpy as np
-    import torch
-
     count = sums.count.sum(0).clip(min=1)
     with np.errstate(over="ignore", invalid="ignore"):
         mean, squares = sums.total.sum(0) / count, sums.squares.sum(0)
@@ -105,8 +99,6 @@ def _measure_from_the_mean(sums: MapSums, values: Tensor, step: int) -> None:
 
 def _fill(floats: Tensor, counts: Tensor, values: Tensor) -> Tensor:
     """Write low, high, total, squares and count, zeros, nan, inf of each map; returns the values 0 for NaN and Inf."""
-    import torch
-
     finite = None
     low, high = values.amin(2), values.amax(2)
     if not math.isfinite(float((high - low).sum())):  # the usual case pays nothing for NaN and Inf
@@ -127,9 +119,6 @@ def _fill(floats: Tensor, counts: Tensor, values: Tensor) -> Tensor:
 
 def _zeros(values: Tensor) -> Tensor:
     """``(N, C)`` how many values are exactly 0; NumPy counts three times as fast as torch."""
-    import numpy as np
-    import torch
-
     if float(values.abs().amin()) > 0:  # no zero at all, as of most convolutions, is found out faster still
         return values.new_zeros(values.shape[:2], dtype=torch.int64)
     if values.device.type == "cpu":
@@ -166,8 +155,6 @@ class ChannelMoments:
     FIELDS = ("count", "mean", "m2", "low", "high", "zeros", "nan", "inf")
 
     def __init__(self, channels: int) -> None:
-        import numpy as np
-
         self.count: Counts = np.zeros(channels, np.int64)
         self.mean: Floats = np.zeros(channels)
         self.m2: Floats = np.zeros(channels)
@@ -185,8 +172,6 @@ class ChannelMoments:
 
     def update(self, sums: MapSums) -> ChannelMoments:
         """Add a batch; returns what the batch alone was."""
-        import numpy as np
-
         batch = ChannelMoments(len(self.count))
         batch.count = sums.count.sum(0)
         some = batch.count.clip(min=1)
@@ -204,8 +189,6 @@ class ChannelMoments:
     @classmethod
     def of_map_means(cls, sums: MapSums) -> Self:
         """The moments of the maps' means, of maps that have a finite value."""
-        import numpy as np
-
         some = sums.count > 0
         means = sums.total / sums.count.clip(min=1)
         moments = cls(sums.count.shape[1])
@@ -220,8 +203,6 @@ class ChannelMoments:
 
     def merge(self, other: ChannelMoments) -> None:
         """Add what ``other`` has seen."""
-        import numpy as np
-
         count = self.count + other.count
         share = other.count / count.clip(min=1)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -239,8 +220,6 @@ class ChannelMoments:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The moments that `state_dict` told of."""
-        import numpy as np
-
         moments = cls(len(state["count"]))
         for name in cls.FIELDS:
             setattr(moments, name, np.array(state[name], getattr(moments, name).dtype))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-__all__ = ["ValueHistogram"]
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 _KEYS = 1 << 16
 _BINS = 128  # to an octave: the 7 highest bits of the mantissa
@@ -37,17 +35,12 @@ class ValueHistogram:
     """
 
     def __init__(self) -> None:
-        import numpy as np
-
         # only the octaves that occur are kept: 60 of 512 for a usual layer
         self._rows = np.full(_OCTAVES, -1, np.int64)
         self._counts = np.zeros((0, _BINS), np.int64)
 
     def update(self, values: Tensor) -> None:
         """Count ``values``, float32 of any shape."""
-        import numpy as np
-        import torch
-
         keys = values.contiguous().view(torch.int32) >> 16
         counts = torch.bincount(keys.add_(_MIDDLE).flatten(), minlength=_KEYS).cpu().numpy()
         dense = counts.reshape(_OCTAVES, _BINS)
@@ -55,8 +48,6 @@ class ValueHistogram:
         self._add(octaves, dense[octaves])
 
     def _add(self, octaves: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        import numpy as np
-
         missing = octaves[self._rows[octaves] < 0]
         if missing.size:
             self._rows[missing] = np.arange(len(self._counts), len(self._counts) + missing.size)
@@ -73,8 +64,6 @@ class ValueHistogram:
 
     def bins(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
         """Lower ends, upper ends and counts ``(B,)`` of the bins that are not empty, from low to high, finite ones."""
-        import numpy as np
-
         dense = np.zeros((_OCTAVES, _BINS), np.int64)
         octaves, filled = self._filled()
         dense[octaves] = filled
@@ -91,8 +80,6 @@ class ValueHistogram:
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
         """The values below which ``shares`` (0 to 1) of all finite values lie; NaN where there are none."""
-        import numpy as np
-
         lower, upper, counts = self.bins()
         if not counts.size:
             return [float("nan")] * len(shares)
@@ -116,8 +103,6 @@ class ValueHistogram:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The histogram that `state_dict` told of."""
-        import numpy as np
-
         histogram = cls()
         histogram._add(np.array(state["octaves"], np.int64), np.array(state["counts"], np.int64))
         return histogram
@@ -125,8 +110,6 @@ class ValueHistogram:
 
 def _ends() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Where the bins of positive finite keys begin and end."""
-    import numpy as np
-
     keys = np.arange(0x7F81, dtype=np.uint32) << 16  # up to and with infinity
     with np.errstate(all="ignore"):
         edges = keys.view(np.float32).astype(np.float64)

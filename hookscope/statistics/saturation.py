@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+
+from torch import nn
 
 from hookscope.hooks import class_names
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["Bounds", "bounds_of", "margins"]
 
 NEAR_A_BOUND = 0.01
 """A value is saturated within this share of the distance between the bounds, or of the only bound from 0."""

@@ -10,26 +10,17 @@ import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
 
 from hookscope._version import __version__
 from hookscope.errors import InputError, printable
 from hookscope.hooks import tensors_in
 from hookscope.statistics.totals import RunningStatistics
 from hookscope.system import StrPath, write_atomically
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = [
-    "Progress",
-    "SavedStatistics",
-    "Source",
-    "fingerprint_of",
-    "load_statistics",
-    "merge_statistics",
-    "save_statistics",
-]
 
 FORMAT = 1
 """Number of the file layout; a file of another number is refused."""
@@ -93,8 +84,6 @@ class SavedStatistics:
 
 def fingerprint_of(model: nn.Module) -> str:
     """SHA-256 of all parameters and buffers with their names."""
-    import torch
-
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         digest.update(f"{name}\0".encode())
@@ -201,8 +190,6 @@ def _digest(content: Any) -> str:
 
 def _encoded(value: Any) -> Any:
     """``value`` as JSON holds it: arrays packed, numbers it does not have by their name."""
-    import numpy as np
-
     if isinstance(value, np.ndarray):
         packed = zlib.compress(np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<")).tobytes(), 1)
         return {"array": value.dtype.name, "shape": list(value.shape), "data": base64.b64encode(packed).decode("ascii")}
@@ -216,8 +203,6 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    import numpy as np
-
     if isinstance(value, list):
         return [_decoded(part) for part in value]
     if not isinstance(value, dict):

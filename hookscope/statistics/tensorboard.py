@@ -8,20 +8,16 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.tensorboard import SummaryWriter
 
 from hookscope.errors import InstallationError, printable
+from hookscope.statistics.layer_statistics import LayerStatistics
+from hookscope.statistics.quantiles import ValueHistogram
 from hookscope.system import StrPath, make_folder, write_atomically
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch.utils.tensorboard import SummaryWriter
-
-    from hookscope.statistics.layer_statistics import LayerStatistics
-    from hookscope.statistics.quantiles import ValueHistogram
-
-__all__ = ["check_installed", "write_events"]
 
 _CUTS = 48  # so many buckets as wide as each other, and about as many that hold as much as each other
 _CURE = "pip install 'hookscope[tensorboard]'"
@@ -166,8 +162,6 @@ def buckets(histogram: ValueHistogram, low: float, high: float) -> tuple[NDArray
         >>> [(limit, count) for limit, count in zip(limits.tolist(), counts.tolist()) if count]
         [(0.08333333333333333, 2), (1.0078125, 1), (4.0, 1)]
     """
-    import numpy as np
-
     lower, upper, counts = histogram.bins()
     lower, upper = lower.clip(low, high), upper.clip(low, high)
     ends = np.cumsum(counts)

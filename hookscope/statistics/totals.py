@@ -11,8 +11,6 @@ from hookscope.statistics.accumulator import LayerAccumulator
 from hookscope.statistics.batchnorm import BatchNormAccumulator, BatchNormDrift
 from hookscope.statistics.layer_statistics import LayerStatistics
 
-__all__ = ["RunningStatistics"]
-
 
 @dataclass
 class RunningStatistics:

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 
 from hookscope.errors import WriteError
 
-__all__ = ["StrPath", "check_folder", "check_writable", "make_folder", "write_atomically"]
-
 StrPath = str | os.PathLike[str]
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/(?:fd/(?P<number>\d+)|(?P<name>stdout|stderr))")

@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["FORMAT", "folder", "load", "store"]
-
 FORMAT = 2
 """Number of the file layout; a file of another number is not read."""
 

@@ -8,8 +8,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["after_import"]
-
 
 def after_import(name: str, then: Callable[[], None]) -> None:
     """Call ``then()`` once, when the module ``name`` is there: now, or right after the import that brings it.

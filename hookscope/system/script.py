@@ -18,8 +18,6 @@ from typing import Any, Literal
 from hookscope.errors import HookscopeError, UsageError, nearest
 from hookscope.findings import listed
 
-__all__ = ["Script", "find_script"]
-
 # What starts Python by itself: it would start one in which nobody looks.
 _LAUNCHERS = ("torchrun", "accelerate")
 

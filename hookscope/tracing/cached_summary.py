@@ -11,8 +11,6 @@ from hookscope.system import cache
 from hookscope.tracing.recorder import TracedCall
 from hookscope.tracing.summary import Trace, TracedLayer, trace
 
-__all__ = ["Listing", "cached_listing", "listing"]
-
 Listing = tuple[tuple[int, int], Trace]
 
 

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.gradients import refuse_reentrant_checkpoints
@@ -24,11 +27,6 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.scores import AnyLoss, Loss, LossLike, Prediction, as_loss
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["EVENTS", "CallRecord", "Event", "PassRecord", "trace_events"]
 
 EVENTS = ("pre-hook", "forward", "backward")
 """What can happen to a call: it is about to run, it has returned, the gradient of what it returned is computed."""
@@ -160,8 +158,6 @@ def trace_events(
         >>> [(event.event, event.tensors[""].values) for event in found.events]
         [('pre-hook', [[3.0, 4.0]]), ('forward', [[7.0]]), ('backward', [[1.0]])]
     """
-    import torch
-
     given = None if loss is None else as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     with ExitStack() as stack:
@@ -177,8 +173,6 @@ def trace_events(
 
 def _idle(model: nn.Module, observer: Observer) -> tuple[str, ...]:
     """Chosen layers that did not run; not lists of layers, which have no forward of their own."""
-    from torch import nn
-
     selection = observer.selection
     last_too = selection.wants_index(observer.total)  # had it run after all others, would it be chosen?
     idle = [name for name in observer.did_not_run if last_too or selection.calls_by_name([name])]
@@ -187,8 +181,6 @@ def _idle(model: nn.Module, observer: Observer) -> tuple[str, ...]:
 
 def _differentiate(model: nn.Module, output: Any, given: AnyLoss | None, recorder: _Recorder) -> dict[str, Any]:
     """Run backward; what was differentiated, or why nothing could be, as `PassRecord` holds it."""
-    import torch
-
     what = type(model).__name__
     try:
         loss, value, targets = _loss_of(output, given, what)

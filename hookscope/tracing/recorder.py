@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor, nn
 
 from hookscope.hooks import Shape, is_leaf, shape_of, tensors_in
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Recorder", "TracedCall", "count_macs"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hookscope.errors import InputError, ModelError
 from hookscope.hooks import (
@@ -22,13 +26,8 @@ from hookscope.hooks import (
     select_types,
     tensors_in,
 )
-from hookscope.models import meta_forward
+from hookscope.models import example_inputs, meta_forward
 from hookscope.tracing.recorder import Recorder, TracedCall
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["Trace", "TracedLayer", "list_layers", "rows_of_type", "trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,6 @@ def _everything_as_before(model: nn.Module) -> Iterator[None]:
     A detector keeps the anchors it computed as an attribute, and those of a pass on the meta device would spoil every
     later one. Containers among the attributes are put back too, but not what lies deeper in them.
     """
-    import torch
-
     attributes = [(module, dict(vars(module))) for module in model.modules()]
     containers = [(value, copy.copy(value)) for _, kept in attributes for value in kept.values() if _is_plain(value)]
     values = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
@@ -135,8 +132,6 @@ def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace
 
 def _check_has_shapes(model: nn.Module) -> None:
     """Refuse lazy layers: their first pass makes them other layers, and cannot be undone."""
-    from torch.nn.parameter import is_lazy
-
     lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
     if lazy is not None:
         raise ModelError(f"'{lazy}' has no shape yet: the model is lazy", do="run it once on a real input first")
@@ -259,6 +254,4 @@ def list_layers(
         >>> rows[0].name, rows[0].output_shape, rows[0].macs
         ('0', (1, 8, 7, 7), 10976)
     """
-    from hookscope.models import example_inputs
-
     return rows_of_type(trace(model, example_inputs(model, input_size) if inputs is None else inputs), types)

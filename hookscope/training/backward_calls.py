@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from hookscope.training.loss_scales import LossScales
 from hookscope.training.replaced import Replaced
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["BackwardCalls", "scalar_of"]
 
 
 class BackwardCalls:
@@ -43,8 +41,6 @@ class BackwardCalls:
 
     def on(self) -> None:
         """See the calls from now on."""
-        import torch
-
         if self._replaced is None:
             self._replaced = Replaced(torch.autograd, "backward", self._backward)
             self._replaced.on()
@@ -64,8 +60,6 @@ class BackwardCalls:
         return original(tensors, *args, **kwargs)
 
     def _see(self, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import torch
-
         if torch.compiler.is_compiling():
             return
         if (args and args[0] is not None) or kwargs.get("grad_tensors") is not None:
@@ -79,8 +73,6 @@ class BackwardCalls:
 
     def _value(self, roots: Sequence[Any]) -> Tensor | None:
         """The sum of scalars without their scales, None where not all are scalars."""
-        import torch
-
         values = []
         for root in roots:
             value = scalar_of(root)
@@ -101,8 +93,6 @@ def scalar_of(value: Any) -> Tensor | None:
         >>> scalar_of(torch.tensor([2.0])), scalar_of(torch.ones(2)), scalar_of("word")
         (tensor(2.), None, None)
     """
-    import torch
-
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() != 1 or value.is_meta:
         return None
     return value.detach().reshape(()).clone()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from hookscope.training.replaced import Replaced
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["LossScales"]
 
 _KEY = "hookscope.scale"
 _MOST_NODES = 8  # what a script does to a loss after it was scaled: divides it, adds others to it
@@ -40,8 +38,6 @@ class LossScales:
 
     def on(self) -> None:
         """Note scales from now on."""
-        import torch
-
         if self._replaced:
             return
         owners = {torch.amp.GradScaler, *_derived(torch.amp.GradScaler)}
@@ -71,8 +67,6 @@ class LossScales:
         return None
 
     def _scale(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
         scaled = original(scaler, *args, **kwargs)
         if not torch.compiler.is_compiling():
             with contextlib.suppress(Exception):  # of a scaler of another kind nothing is known
@@ -99,8 +93,6 @@ def _derived(cls: type[Any]) -> Iterator[type[Any]]:
 
 def _tensors(scaled: Sequence[Any]) -> Iterator[Tensor]:
     """Those in lists and tuples; an iterator is left to the script, for it can be gone through only once."""
-    import torch
-
     for each in scaled:
         if isinstance(each, torch.Tensor):
             yield each

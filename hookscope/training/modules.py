@@ -6,14 +6,14 @@ import re
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
+from torch.nn.parameter import is_lazy
 
 from hookscope.hooks import Layers, Selection, class_names, matches_type, no_such_type, select_types, types_in
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["Chosen", "Layer", "Root", "is_leaf", "is_loss", "own_parameters", "plain_name"]
 
 # What wraps a model or a part of it, and puts a word of its own into the names.
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
@@ -110,8 +110,6 @@ class Root:
 
     def walk(self) -> None:
         """Look again which layers it has."""
-        import torch
-
         root = self.module
         if root is None:
             return
@@ -178,8 +176,6 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
         >>> list(own_parameters(layer))
         ['bias', 'parametrizations.weight.original0', 'parametrizations.weight.original1']
     """
-    from torch.nn.parameter import is_lazy
-
     found: dict[str, Tensor] = {name: p for name, p in module._parameters.items() if p is not None and not is_lazy(p)}
     inside = module._modules.get("parametrizations")
     if inside is not None:
@@ -199,6 +195,4 @@ def _is_inner(name: str) -> bool:
 
 def is_loss(module: nn.Module) -> bool:
     """Whether it is a loss of torch, which is neither a model nor a layer of one."""
-    from torch.nn.modules.loss import _Loss
-
     return isinstance(module, _Loss)

@@ -6,7 +6,11 @@ import datetime
 import os
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from hookscope._version import __version__
 from hookscope.errors import LayerError, NonFiniteError, UsageError, nearest
@@ -18,12 +22,6 @@ from hookscope.training.optimizers import Optimizers
 from hookscope.training.output import WatcherOutput
 from hookscope.training.passes import ModelTracker
 from hookscope.training.watcher import TrainingWatcher
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-__all__ = ["Monitor"]
 
 _STOPS = ("non-finite",)
 
@@ -172,8 +170,6 @@ class Monitor:
         roots.on_root = self._watch.look_at
 
     def _header(self) -> dict[str, Any]:
-        import torch
-
         return {
             "row": "run",
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -194,7 +190,5 @@ class Monitor:
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    import torch
-
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"no optimizer: a {type(optimizer).__name__}", do="pass a torch.optim.Optimizer")

@@ -6,16 +6,14 @@ import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.hooks import call_key
 from hookscope.training.modules import Layer, is_leaf, own_parameters
 from hookscope.training.reductions import is_finite, values_of
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["NonFinite", "in_call", "in_gradients", "in_loss", "made_by"]
 
 # Nodes of the autograd graph that bring no NaN or Inf into finite values: they move them, or add a few up.
 # fmt: off
@@ -124,8 +122,6 @@ def made_by(tensor: Tensor) -> str:
         >>> made_by(torch.full((2,), float("nan")))
         'input'
     """
-    import torch
-
     node, name, is_nan = tensor.grad_fn, "input", bool(torch.isnan(tensor).any())
     for _ in range(_MOST_NODES):
         if node is None or node.name().endswith("AccumulateGrad"):
@@ -153,8 +149,6 @@ def _guilty_behind(node: Any) -> str | None:
 
 def _makes_non_finite(node: Any) -> bool:
     """Whether the function that made the node, called again on what it was given, makes NaN or Inf of finite values."""
-    import torch
-
     function = getattr(torch, _function(node.name()), None)
     given = []
     for saved in ("_saved_self", "_saved_other", "_saved_exponent"):
@@ -215,6 +209,4 @@ def _before(made: str) -> tuple[str, str]:
 
 def _spelt(tensors: Iterable[Tensor]) -> str:
     """``NaN`` or ``Inf``, whichever there is."""
-    import torch
-
     return "NaN" if any(bool(torch.isnan(t).any()) for t in tensors) else "Inf"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from torch import Tensor
-    from torch.optim import Optimizer
-
-__all__ = ["Optimizers", "TrackedOptimizer", "closure_of", "gradient_scale", "is_stepping", "makes_no_step"]
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 _PATIENCE = 100
 
@@ -106,16 +103,12 @@ def closure_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 def gradient_scale(optimizer: Optimizer) -> Tensor | None:
     """What the gradients are multiplied by still, where a ``GradScaler`` leaves it to a fused optimizer to divide."""
-    import torch
-
     scale = getattr(optimizer, "grad_scale", None)
     return scale if isinstance(scale, torch.Tensor) else None
 
 
 def makes_no_step(optimizer: Optimizer) -> bool:
     """Whether a fused optimizer will leave its step out, as a ``GradScaler`` found Inf or NaN in the gradients."""
-    import torch
-
     found = getattr(optimizer, "found_inf", None)
     return isinstance(found, torch.Tensor) and bool(found.any())
 
@@ -125,8 +118,6 @@ def is_stepping(optimizer: Optimizer | None, beginning: Optimizer) -> bool:
 
     An optimizer may step another, or its own base class, in its step.
     """
-    from torch.optim import Optimizer
-
     code = Optimizer.profile_hook_step(_nothing).__code__
     frame: FrameType | None = sys._getframe(1)
     found = -1 if beginning is optimizer else 0  # the step that begins is one of the frames

@@ -14,8 +14,6 @@ from hookscope.system import StrPath
 from hookscope.training.log.file import RunLog
 from hookscope.training.tensorboard import TensorBoardWriter
 
-__all__ = ["WatcherOutput"]
-
 
 class WatcherOutput:
     """The lines of one run.

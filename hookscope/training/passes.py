@@ -9,17 +9,15 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import Module
 
 from hookscope.errors import ModelError
 from hookscope.training.modules import Chosen, Layer, Root, is_loss
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from torch import nn
-
-__all__ = ["ModelTracker", "Pass"]
 
 
 @dataclass(slots=True)
@@ -145,8 +143,6 @@ class ModelTracker:
 
         Compiled models call no hooks. The outermost modules that hold any are taken for models.
         """
-        from torch import nn
-
         if self._only:
             return
         # the class itself is asked: `isinstance` would wake what only pretends to be of a class
@@ -178,8 +174,6 @@ class ModelTracker:
 
 def _is_running(now: Pass, beginning: nn.Module) -> bool:
     """Whether the pass goes on still while a module begins: no hook tells of a forward that raised."""
-    from torch.nn import Module
-
     top, code = now.top(), Module._call_impl.__code__
     frame: FrameType | None = sys._getframe(1)
     found = -1 if beginning is top else 0  # the call that begins is one of the frames
@@ -190,8 +184,6 @@ def _is_running(now: Pass, beginning: nn.Module) -> bool:
 
 
 def _check_eager(model: nn.Module) -> None:
-    import torch
-
     if not isinstance(model, torch.nn.Module):
         raise ModelError(f"no model: a {type(model).__name__}", do="pass an nn.Module")
     if isinstance(model, torch.jit.ScriptModule):

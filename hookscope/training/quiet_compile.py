@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hookscope.training.replaced import Replaced
+from torch.nn.modules import module as modules
 
-__all__ = ["QuietCompile"]
+from hookscope.training.replaced import Replaced
 
 _TABLES = (
     "_global_backward_pre_hooks",
@@ -45,8 +45,6 @@ class QuietCompile:
 
     def on(self) -> None:
         """Be quiet from now on; the hooks are registered already."""
-        from torch.nn.modules import module as modules
-
         if self._replaced is None and hasattr(modules, "_has_any_global_hook"):
             self._replaced = Replaced(modules, "_has_any_global_hook", self._has_any)
             self._replaced.on()
@@ -58,8 +56,6 @@ class QuietCompile:
         self._replaced = None
 
     def _has_any(self, original: Callable[[], Any]) -> bool:
-        from torch.nn.modules import module as modules
-
         found = [hook for table in _TABLES for hook in getattr(modules, table, {}).values()]
         return not all(map(self._is_ours, found))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor, nn
 
 from hookscope.training.modules import Layer, Root, own_parameters
 from hookscope.training.optimizers import TrackedOptimizer
@@ -12,11 +14,6 @@ from hookscope.training.passes import Pass
 from hookscope.training.reductions import DeferredScalars
 from hookscope.training.step_record import MOST_PASSES, CallMetrics, StepMetrics
 from hookscope.training.weights import StepWeights
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["MetricsRecorder", "OptimizerStep"]
 
 _NOT_SEEN = {
     "activation_mean": None,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.hooks import as_float, channel_axis, tensors_in
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["BatchMoments", "DeferredScalars", "OutputSums", "is_finite", "norm", "output_sums", "values_of"]
 
 
 class DeferredScalars:
@@ -40,8 +38,6 @@ class DeferredScalars:
 
     def bring(self) -> None:
         """Wait until all that is wanted is calculated."""
-        import torch
-
         groups: dict[Any, list[Tensor]] = {}
         for tensor in self._wanted.values():
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
@@ -83,8 +79,6 @@ class OutputSums:
 
 def values_of(value: Any) -> list[Tensor]:
     """The tensors in ``value`` that have figures: of real or complex numbers, and not empty."""
-    import torch
-
     found = [value] if isinstance(value, torch.Tensor) else list(tensors_in(value).values())
     return [local(t) for t in found if (t.is_floating_point() or t.is_complex()) and t.numel() and not t.is_meta]
 
@@ -108,8 +102,6 @@ def output_sums(output: Any, module: nn.Module | None = None) -> list[OutputSums
 
 
 def _sums(tensor: Tensor, module: nn.Module | None, first: bool) -> OutputSums:
-    import torch
-
     values = as_float(tensor)
     # the mean first, though it takes a pass more: of squares alone little is left where it is far from 0
     mean = values.mean()
@@ -126,8 +118,6 @@ def _sums(tensor: Tensor, module: nn.Module | None, first: bool) -> OutputSums:
 
 def _non_finite(values: Tensor, telling: Tensor) -> Tensor | int:
     """How many NaN and Inf: none where a sum over all ``values`` is finite. Asking that of a GPU would be to wait."""
-    import torch
-
     if values.device.type == "cpu" and math.isfinite(float(telling)):
         return 0
     return values.numel() - torch.isfinite(values).sum()
@@ -141,8 +131,6 @@ def is_finite(tensor: Tensor) -> bool:
         >>> is_finite(torch.full((9,), 3e38)), is_finite(torch.tensor([1.0, float("nan")]))
         (True, False)
     """
-    import torch
-
     tensor = _plain(tensor)
     narrow = tensor.dtype in (torch.float16, torch.bfloat16)
     if bool(torch.isfinite(tensor.sum(dtype=torch.float32) if narrow else tensor.sum())):
@@ -158,8 +146,6 @@ def norm(tensor: Tensor) -> Tensor:
         >>> norm(torch.tensor([3.0, 4.0]).half())
         tensor(5.)
     """
-    import torch
-
     tensor = _plain(tensor)
     narrow = tensor.dtype in (torch.float16, torch.bfloat16)
     size: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32 if narrow else None)
@@ -168,15 +154,11 @@ def norm(tensor: Tensor) -> Tensor:
 
 def count_non_finite(tensor: Tensor) -> int:
     """How many NaN and Inf."""
-    import torch
-
     tensor = _plain(tensor)
     return tensor.numel() - int(torch.isfinite(tensor).sum())
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    import torch
-
     tensor = local(tensor.detach())
     if tensor.layout == torch.sparse_coo:  # a gradient of an embedding: rows may be there twice
         rows: Tensor = tensor.coalesce().values()
@@ -203,8 +185,6 @@ class BatchMoments:
 
     def add(self, inputs: Tensor) -> None:
         """Add a batch ``(N, C, *positions)``."""
-        import torch
-
         values = as_float(local(inputs))
         channels = values.shape[1]
         count = values.numel() // max(channels, 1)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-__all__ = ["Replaced"]
-
 
 class Replaced:
     """Has ``instead(original, *args, **kwargs)`` called where ``owner.name`` is called, while it is `on`.

@@ -6,18 +6,16 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hookscope.hooks import call_key, class_names
 from hookscope.statistics import BATCH_NORMS
 from hookscope.training.modules import Layer
 from hookscope.training.passes import Pass
 from hookscope.training.reductions import BatchMoments, DeferredScalars, OutputSums, output_sums, values_of
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["MOST_PASSES", "CallMetrics", "StepMetrics", "expected_statistics"]
 
 MOST_PASSES = 256
 """So many passes of a model are measured in a step: a script that never steps must not pay for ever."""
@@ -151,8 +149,6 @@ class StepMetrics:
 
 def expected_statistics(module: nn.Module) -> tuple[Tensor, Tensor, float] | None:
     """Copies of the running statistics of a BatchNorm that is about to update them, and its eps; else None."""
-    from torch.nn.parameter import is_lazy
-
     if not module.training or "running_mean" not in module._buffers or BATCH_NORMS[0] not in class_names(module):
         return None
     mean, variance = module._buffers["running_mean"], module._buffers["running_var"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hookscope.errors import NonFiniteError
 from hookscope.training.modules import Layer, Root
@@ -12,12 +15,6 @@ from hookscope.training.optimizers import Optimizers, TrackedOptimizer
 from hookscope.training.output import WatcherOutput
 from hookscope.training.passes import Pass
 from hookscope.training.reductions import is_finite, values_of
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
-__all__ = ["StopRule"]
 
 
 class StopRule:

@@ -11,8 +11,6 @@ from hookscope.hooks import call_key
 from hookscope.statistics import check_installed
 from hookscope.system import StrPath, check_folder, make_folder
 
-__all__ = ["TensorBoardWriter"]
-
 # What tells which line it is, and no figure of a layer.
 _ABOUT = frozenset(
     ("row", "step", "time", "loss", "learning_rate", "optimizer", "layer", "call", "index", "type", "model")

@@ -6,7 +6,11 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import HookHandles
@@ -21,12 +25,6 @@ from hookscope.training.step_record import expected_statistics
 from hookscope.training.stop import StopRule
 from hookscope.training.weights import StepWeights
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
-__all__ = ["TrainingWatcher"]
-
 _P = ParamSpec("_P")
 
 
@@ -38,8 +36,6 @@ def _guarded(
     @functools.wraps(body)
     def hook(self: TrainingWatcher, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         # first of all and alone: what compiles a model reads this function, and is to find nothing in it
-        import torch
-
         if torch.compiler.is_compiling():
             return
         if self.is_off or os.getpid() != self._pid:  # a worker that was forked off is not watched
@@ -134,8 +130,6 @@ class TrainingWatcher:
 
     @_guarded
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        import torch
-
         if not self._is_watched_pass():
             return
         found = self._roots.leave(module)
@@ -155,8 +149,6 @@ class TrainingWatcher:
 
     @_guarded
     def _before_backward(self, value: Tensor, roots: Sequence[Tensor]) -> None:
-        import torch
-
         if torch._C._current_graph_task_id() != -1:  # a backward pass within one
             return
         with torch.no_grad():
@@ -166,8 +158,6 @@ class TrainingWatcher:
 
     @_guarded
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import torch
-
         if self._open is not None and is_stepping(self._open.stepper.optimizer, optimizer):
             self._open.depth += 1
             return
@@ -190,8 +180,6 @@ class TrainingWatcher:
 
     @_guarded
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import torch
-
         step = self._open
         if step is None:
             return
@@ -230,8 +218,6 @@ class TrainingWatcher:
 
     def _is_watched_pass(self) -> bool:
         """Whether a pass is one of training: with gradients, and none that is traced or computed again in backward."""
-        import torch
-
         return (
             (self._samples or self._stop is not None)
             and torch.is_grad_enabled()

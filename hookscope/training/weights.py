@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from hookscope.training.reductions import DeferredScalars, count_non_finite, local, norm
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-__all__ = ["StepWeights", "is_bias"]
 
 
 @dataclass(slots=True)

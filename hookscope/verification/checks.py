@@ -7,8 +7,6 @@ from typing import Any
 
 from hookscope.hooks import largest_difference, largest_value
 
-__all__ = ["Check", "Comparison"]
-
 
 @dataclass(frozen=True, slots=True)
 class Check:

@@ -6,17 +6,14 @@ import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import fx
+import torch
+from torch import fx, nn
+from torchvision.models import feature_extraction
 
 from hookscope.errors import ModelError
 from hookscope.hooks import call_key, is_leaf, tensors_in
-
-if TYPE_CHECKING:
-    from torch import nn
-
-__all__ = ["Edge", "Edges", "is_out_of_memory", "run_fx_graph"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +75,6 @@ def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether the machine is too small, which says nothing about the model."""
-    import torch
-
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
@@ -99,8 +94,6 @@ def _traceable_copy(model: nn.Module) -> nn.Module:
 
 
 def _traced(model: nn.Module) -> fx.GraphModule:
-    from torchvision.models import feature_extraction
-
     class Tracer(feature_extraction.NodePathTracer):  # type: ignore[misc]
         """torchvision's tracer, for which every layer without children is a node, and none of torchvision's with."""
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, InputError
 from hookscope.hooks import (
@@ -19,14 +22,8 @@ from hookscope.hooks import (
     random_states_kept,
     tensors_in,
 )
+from hookscope.models import LoadedModel
 from hookscope.verification.fx_reference import Edges, is_out_of_memory
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from hookscope.models import LoadedModel
-
-__all__ = ["CallSignature", "PairedPasses", "noise_pictures"]
 
 
 def noise_pictures(net: LoadedModel, seed: int = 0) -> list[Tensor]:
@@ -36,8 +33,6 @@ def noise_pictures(net: LoadedModel, seed: int = 0) -> list[Tensor]:
         One tensor ``(3, H, W)``, or ``(3, T, H, W)`` for clips, two for optical flow; uniform in 0..1 for detection
         and in -1..1 for optical flow, standard normal for the others.
     """
-    import torch
-
     wanted = net.preprocess
     frames = [wanted.frames] if net.family == "video" else []
     shape = [wanted.channels, *frames, *(wanted.size or wanted.default_size)]

@@ -7,7 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, LayerError, ModelError
 from hookscope.hooks import (
@@ -24,17 +27,11 @@ from hookscope.hooks import (
     same_bits,
     tensors_in,
 )
+from hookscope.models import LoadedModel
 from hookscope.tracing import Trace, TracedCall, rows_of_type, trace
 from hookscope.verification.checks import Check, Comparison
 from hookscope.verification.fx_reference import is_out_of_memory, run_fx_graph
-from hookscope.verification.paired_passes import PairedPasses, noise_pictures
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from hookscope.models import LoadedModel
-
-__all__ = ["TOLERANCE", "Check", "noise_pictures", "verify"]
+from hookscope.verification.paired_passes import PairedPasses
 
 TOLERANCE = 1e-5
 """How far an output may be from its judge's on a GPU, relative to its largest absolute value: there a layer may choose
@@ -82,8 +79,6 @@ def verify(
 @contextmanager
 def _quiet_pass() -> Iterator[None]:
     """No gradients, no random number missed by anybody, and on a GPU the same algorithm every time."""
-    import torch
-
     cudnn = torch.backends.cudnn
     same = cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32)
     with torch.inference_mode(False), torch.no_grad(), random_states_kept(), same:

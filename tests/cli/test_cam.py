@@ -27,7 +27,7 @@ from hookscope.cli.commands.cam import FIELDS, command
 from hookscope.cli.main import main
 from hookscope.drawing.png import read_provenance
 from hookscope.explain.cam import class_activation_maps, fused
-from hookscope.explain.cam_methods import METHODS
+from hookscope.explain.cam_methods import CAM_METHODS
 from hookscope.models.load import load_model
 
 ROOT = Path(hookscope.__file__).parents[1]
@@ -349,7 +349,7 @@ def test_a_sheet_of_what_was_chosen(run: Run, here: Path) -> None:
     assert len({one["class"] for one in read_provenance(here / "y.png")["maps"]}) == 1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAM_METHODS)
 def test_every_method(run: Run, method: str) -> None:
     status, out, errors = run(
         "cat.jpg", "--method", method, "--raw", "x.npy", "--format", "ndjson", "--batch-size", "5"

@@ -20,7 +20,7 @@ from hookscope.cli.commands.saliency import FIELDS, command
 from hookscope.cli.main import main
 from hookscope.drawing.png import read_provenance
 from hookscope.explain.saliency import saliency_maps
-from hookscope.explain.saliency_methods import METHODS, Settings
+from hookscope.explain.saliency_methods import SALIENCY_METHODS, Settings
 from hookscope.models.load import load_model
 
 SAMPLES = Path(hookscope.__file__).parents[1] / "samples"
@@ -146,7 +146,7 @@ def test_fields_are_the_documented_ones() -> None:
     assert " ".join(FIELDS) == expected
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_every_method(run: Run, here: Path, method: str) -> None:
     words = ("--samples", "3", "--steps", "4", "--batch-size", "2", "--noise", "0.1", "--seed", "5")
     status, out, errors = run("cat.jpg", "--method", method, *words, "--raw", "x.npy", "--format", "ndjson")
@@ -306,7 +306,7 @@ def test_an_input_is_not_written_over(run: Run, here: Path) -> None:
 
 def test_the_manual_lists_every_method() -> None:
     text = CliRunner().invoke(command, ["--help"]).output
-    for method in METHODS:
+    for method in SALIENCY_METHODS:
         assert re.search(rf"^    {method} +\S", text, re.MULTILINE), method
     assert "hookscope saliency resnet34 cat.jpg --method smoothgrad" in text
 

@@ -19,12 +19,12 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, TargetError, UsageError
 from hookscope.explain.cam import ClassActivationMap, class_activation_maps, fused, landmark_layers, resized
-from hookscope.explain.cam_methods import METHODS
+from hookscope.explain.cam_methods import CAM_METHODS
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.selection import Call
 from hookscope.scores.logits import Prediction
 
-GRADIENT = [name for name, method in METHODS.items() if method.gradient]
+GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
 
 
 @pytest.fixture(autouse=True)
@@ -609,7 +609,7 @@ class _Parts(nn.Module):
         (lambda maps, x: {"unused": maps + 1, "out": maps}, lambda parts: parts["out"]),
     ],
 )
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAM_METHODS)
 def test_of_a_container_the_part_that_the_score_depends_on(method: str, wrap: Any, take: Any) -> None:
     net, x = seeded(lambda: Container(wrap, take)), picture()
     assert same(only(net, x, "parts.conv", 2, "hirescam"), only(net, x, "parts.conv", 2, "hirescam"))
@@ -641,7 +641,7 @@ def test_the_peak_is_where_the_only_object_is() -> None:
 
     x = torch.zeros(1, 3, 10, 20)
     x[:, :, 2, 15] = 1
-    for method in METHODS:
+    for method in CAM_METHODS:
         assert only(seeded(Bright), x, target=1, method=method).peak == (0.25, 0.775), method
 
 
@@ -677,7 +677,7 @@ def test_resized_samples_between_the_middles_of_cells() -> None:
 # -- layers without a map ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAM_METHODS)
 @pytest.mark.parametrize(
     ("layers", "kept", "skipped"),
     [
@@ -752,7 +752,7 @@ def test_what_cannot_be_is_one_line(options: dict[str, Any], error: type[Hooksco
     assert hooks_on(net) == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAM_METHODS)
 def test_several_pictures_at_once_are_one_line(method: str) -> None:
     with pytest.raises(UsageError, match="2 pictures at once") as e:
         class_activation_maps(small(), torch.zeros(2, 3, 16, 16), method=method)
@@ -836,7 +836,7 @@ def test_detection_and_flow_are_one_line(name: str) -> None:
     one_line(e)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAM_METHODS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("layer", ["first", "head"])
 def test_weights_that_are_not_finite_are_one_line(layer: str, bad: float, method: str) -> None:
@@ -850,7 +850,7 @@ def test_weights_that_are_not_finite_are_one_line(layer: str, bad: float, method
             class_activation_maps(net, picture(), "second", target, method)
         one_line(e)
     assert hooks_on(net) == 0
-    if layer == "head" and METHODS[method].gradient:  # 0 * NaN is in the gradient of the other classes too
+    if layer == "head" and CAM_METHODS[method].gradient:  # 0 * NaN is in the gradient of the other classes too
         with pytest.raises(InputError, match="the map of second is not finite; its gradient holds NaN or Inf") as e:
             class_activation_maps(net, picture(), "second", 1, method)
         one_line(e)
@@ -919,7 +919,7 @@ def test_windows_of_a_picture_are_no_map() -> None:
 # -- whatever surrounds the call ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAM_METHODS)
 def test_grad_modes_frozen_parameters_and_train_mode_do_not_count(method: str) -> None:
     net, x = small(), picture()
     plain = only(net, x, "second", 3, method)
@@ -940,7 +940,7 @@ def test_grad_modes_frozen_parameters_and_train_mode_do_not_count(method: str) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAM_METHODS)
 def test_other_precisions_give_nearly_the_same_map(method: str, dtype: torch.dtype) -> None:
     plain = only(small(), picture(), "relu", 3, method)
     other = only(small().to(dtype), picture().to(dtype), "relu", 3, method)
@@ -950,7 +950,7 @@ def test_other_precisions_give_nearly_the_same_map(method: str, dtype: torch.dty
     assert np.abs(other.values - plain.values).max() <= within * np.abs(plain.values).max()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAM_METHODS)
 def test_a_default_device_around_the_call_does_not_count(method: str) -> None:
     net, x = small(), picture()
     plain = only(net, x, "second", 3, method, batch_size=3)
@@ -976,7 +976,7 @@ def busy() -> nn.Module:
 
 
 @pytest.mark.parametrize("layers", [None, ["first", "second"]])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAM_METHODS)
 def test_nothing_of_the_model_changes(method: str, layers: Any) -> None:
     net, x = busy(), picture().requires_grad_()
     hooks, before, state = hooks_on(net), x.detach().clone(), ModelSnapshot(net)
@@ -1000,7 +1000,7 @@ class Fails(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("method", "at"), [*((name, 1) for name in METHODS), ("scorecam", 2), ("ablationcam", 2), ("ablationcam", 3)]
+    ("method", "at"), [*((name, 1) for name in CAM_METHODS), ("scorecam", 2), ("ablationcam", 2), ("ablationcam", 3)]
 )
 def test_nothing_of_the_model_changes_when_a_layer_fails(method: str, at: int) -> None:
     net = chain(**dict(small().named_children()), fails=Fails(at)).train()
@@ -1010,7 +1010,7 @@ def test_nothing_of_the_model_changes_when_a_layer_fails(method: str, at: int) -
     assert state.changes() == [] and hooks_on(net) == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CAM_METHODS)
 def test_nothing_of_the_model_changes_when_somebodys_hook_or_progress_fails(method: str) -> None:
     net = busy()
 
@@ -1023,7 +1023,7 @@ def test_nothing_of_the_model_changes_when_somebodys_hook_or_progress_fails(meth
         class_activation_maps(net, picture(), method=method)
     assert state.changes() == []
     handle.remove()
-    if METHODS[method].passes:
+    if CAM_METHODS[method].passes:
         state = ModelSnapshot(net)
         with pytest.raises(RuntimeError, match="as planned"):
             class_activation_maps(net, picture(), method=method, on_progress=fail)
@@ -1061,7 +1061,7 @@ def test_quantized_models_have_maps_by_the_methods_without_gradient() -> None:
         warnings.simplefilter("ignore")  # that this part of torch will go
         net = torchvisions("quantized_resnet18", quantize=True)()
         x = picture(64, 64)
-        for method in METHODS.keys() - set(GRADIENT):
+        for method in CAM_METHODS.keys() - set(GRADIENT):
             assert only(net, x, "layer3", method=method).values.shape == (4, 4)
             assert only(net, x, method=method).call.name == "layer4"
         with pytest.raises(LayerError, match="does not depend on layer3") as e:

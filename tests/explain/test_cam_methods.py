@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.explain.cam import class_activation_maps
-from hookscope.explain.cam_methods import METHODS
+from hookscope.explain.cam_methods import CAM_METHODS
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of libraries that grad-cam imports
@@ -94,7 +94,7 @@ def test_a_gradient_of_nothing_gives_a_map_of_nothing() -> None:
         net[2].weight.zero_()
     for method in ("gradcam", "gradcam++", "hirescam", "layercam", "xgradcam", "ablationcam"):
         [found] = class_activation_maps(net, X, "0", 1, method)
-        assert found.is_empty and found.peak is None and found.unreached is METHODS[method].gradient
+        assert found.is_empty and found.peak is None and found.unreached is CAM_METHODS[method].gradient
 
 
 def test_scorecam_of_a_constant_channel_masks_everything_out() -> None:
@@ -107,7 +107,7 @@ def test_scorecam_of_a_constant_channel_masks_everything_out() -> None:
 
 
 def test_every_method_says_its_paper() -> None:
-    for name, method in METHODS.items():
+    for name, method in CAM_METHODS.items():
         text = method.weigh.__doc__ or ""
         assert "arXiv" in text and "``" in text, name
 
@@ -145,7 +145,7 @@ def judged(method: str, net: nn.Module, layer: str, x: Tensor, index: int) -> ND
         with np.errstate(all="ignore"):
             raw = cam.get_cam_image(x, module, [target], activation, gradient, False)[0]
     net.zero_grad()
-    return np.maximum(raw, 0) if METHODS[method].relu else raw
+    return np.maximum(raw, 0) if CAM_METHODS[method].relu else raw
 
 
 def off(ours: NDArray[Any], theirs: NDArray[Any]) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, InputError, ModelError, TargetError, UsageError
 from hookscope.explain.saliency import Saliency, saliency_maps
-from hookscope.explain.saliency_methods import METHODS, Settings
+from hookscope.explain.saliency_methods import SALIENCY_METHODS, Settings
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.logits import Prediction
 
@@ -129,7 +129,7 @@ def test_guided_backpropagation_from_paper() -> None:
 
 def test_the_map_is_the_largest_channel_or_the_sum_of_shares() -> None:
     values = torch.tensor([1.0, -3.0, 1.5]).reshape(3, 1, 1)
-    for method, how in METHODS.items():
+    for method, how in SALIENCY_METHODS.items():
         found = Saliency(Prediction(0, None, 1, 1), method, values)
         assert found.map.tolist() == [[0.5 if how.signed else 3.0]], method
     clip = Saliency(Prediction(0, None, 1, 1), "gradient", torch.ones(3, 4, 5, 6))
@@ -162,7 +162,7 @@ def test_captum_agrees(method: str) -> None:
         close(only(net, x, at, method, settings=Settings(steps=7)), judged(method, net, x, at))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_layers_in_place_give_what_the_same_weights_give_without(method: str) -> None:
     x = picture()
     ours, other = (only(small(inplace), x, 1, method, settings=FEW) for inplace in (True, False))
@@ -234,7 +234,7 @@ def test_integrated_gradients_add_up_to_the_score(act: Callable[..., nn.Module])
     assert abs(float(few.values.sum()) - between) > abs(float(found.values.sum()) - between)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_what_the_values_should_make_up_is_known_of_integrated_gradients_alone(method: str) -> None:
     net, x = small(), picture()
     with torch.no_grad():
@@ -264,11 +264,11 @@ def test_the_size_of_a_batch_does_not_count_and_progress_is_complete(method: str
             close(one.values, several[0].values[None])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_progress_of_every_method_is_complete(method: str) -> None:
     steps: list[tuple[int, int]] = []
     saliency_maps(small(), picture(), "top:3", method, settings=FEW, on_progress=lambda *at: steps.append(at))
-    assert steps[-1][0] == steps[-1][1] == 3 * METHODS[method].total(FEW)
+    assert steps[-1][0] == steps[-1][1] == 3 * SALIENCY_METHODS[method].total(FEW)
 
 
 # -- guided backpropagation --------------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def test_for_each_class_what_the_model_answers() -> None:
         assert one.map.shape == (12, 12) and (one.map >= 0).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_clips(method: str) -> None:
     net = seeded(
         lambda: chain(conv=nn.Conv3d(3, 4, 3), relu=nn.ReLU(), mean=nn.AdaptiveAvgPool3d(1), flat=nn.Flatten())
@@ -445,7 +445,7 @@ def test_segmentation_scores_are_means_of_logits() -> None:
         ({"inputs": torch.zeros(1, 3, 12, 12, dtype=torch.uint8)}, UsageError, "torch.uint8"),
     ],
 )
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_what_cannot_be_is_one_line(
     method: str, options: dict[str, Any], error: type[HookscopeError], text: str
 ) -> None:
@@ -464,7 +464,7 @@ def test_what_cannot_be_is_one_line(
 
 
 @pytest.mark.parametrize("inputs", [picture()[0], [picture()[0]], picture().to(torch.uint8), (picture(), picture())])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_the_picture_is_checked_before_the_pass(method: str, inputs: Any) -> None:
     net = chain(never=Fails(1))
     with pytest.raises(UsageError):
@@ -472,7 +472,7 @@ def test_the_picture_is_checked_before_the_pass(method: str, inputs: Any) -> Non
     assert net.never.passes == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_a_model_without_any_class_is_one_line(method: str) -> None:
     net = seeded(lambda: Gives(lambda x: x.mean((2, 3))[:, :0]))
     with pytest.raises(ModelError, match="no class at all") as e:
@@ -506,7 +506,7 @@ class Gives(nn.Module):
         return self.output(self.relu(self.conv(x)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_models_without_classes_are_one_line(method: str) -> None:
     net = seeded(lambda: Gives(lambda x: [{"boxes": x[0, 0], "scores": x[0, 0, 0]}]))
     with pytest.raises(ModelError, match="gives boxes and scores, no score for each class") as e:
@@ -514,7 +514,7 @@ def test_models_without_classes_are_one_line(method: str) -> None:
     one_line(e)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 @pytest.mark.parametrize(
     "output",
     [
@@ -531,7 +531,7 @@ def test_a_score_that_no_gradient_leads_back_from_is_one_line(output: Any, metho
     assert hooks_on(net) == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_weights_that_are_not_finite_are_one_line(method: str) -> None:
     net = small()
     with torch.no_grad():
@@ -566,7 +566,7 @@ def test_weights_made_in_inference_mode_are_one_line() -> None:
 # -- whatever surrounds the call; nothing changes ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_grad_modes_frozen_parameters_and_train_mode_do_not_count(method: str) -> None:
     net, x = small(), picture()
     plain = only(net, x, 3, method, settings=FEW)
@@ -582,7 +582,7 @@ def test_grad_modes_frozen_parameters_and_train_mode_do_not_count(method: str) -
     assert not plain.requires_grad and not plain.is_inference()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_a_default_device_around_the_call_does_not_count(method: str) -> None:
     net, x = small(), picture()
     [plain] = saliency_maps(net, x, 3, method, settings=FEW)
@@ -594,7 +594,7 @@ def test_a_default_device_around_the_call_does_not_count(method: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_other_precisions_give_nearly_the_same(method: str, dtype: torch.dtype) -> None:
     plain = only(small(), picture(), 3, method, settings=FEW)
     other = only(small().to(dtype), picture().to(dtype), 3, method, settings=FEW)
@@ -615,7 +615,7 @@ def busy() -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_nothing_of_the_model_changes(method: str) -> None:
     net, x = busy(), picture().requires_grad_()
     hooks, before, state = hooks_on(net), x.detach().clone(), ModelSnapshot(net)
@@ -639,7 +639,7 @@ class Fails(nn.Module):
 
 
 @pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_nothing_of_the_model_changes_when_a_layer_fails(method: str, at: int) -> None:
     net = chain(**dict(small().named_children()), fails=Fails(at)).train()
     state = ModelSnapshot(net)
@@ -648,7 +648,7 @@ def test_nothing_of_the_model_changes_when_a_layer_fails(method: str, at: int) -
     assert state.changes() == [] and hooks_on(net) == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_nothing_of_the_model_changes_when_somebodys_hook_or_progress_fails(method: str) -> None:
     net = busy()
 
@@ -671,7 +671,7 @@ def test_the_picture_is_not_written_to_by_a_model_that_works_in_place() -> None:
     net = seeded(lambda: chain(relu=nn.ReLU(inplace=True), conv=nn.Conv2d(3, 4, 12), flat=nn.Flatten()))
     x = picture()
     before = x.clone()
-    for method in METHODS:
+    for method in SALIENCY_METHODS:
         values = only(net, x, 1, method, settings=FEW)
         assert torch.equal(x, before)
         if method == "gradient":

@@ -16,8 +16,8 @@ from hookscope.drawing.sheet import Origin
 from hookscope.explain import saliency_page
 from hookscope.explain.overlay_source import OverlaySource
 from hookscope.explain.saliency import Saliency
-from hookscope.explain.saliency_methods import METHODS
-from hookscope.explain.saliency_page import draw_saliency, still_of
+from hookscope.explain.saliency_methods import SALIENCY_METHODS
+from hookscope.explain.saliency_page import draw_saliency, saliency_still
 from hookscope.scores.logits import Prediction
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
@@ -61,14 +61,14 @@ def test_the_page_says_class_origin_and_where_colours_end(drawn: dict[str, Any])
     assert panel.heat.peak == pytest.approx((50 + (x + 0.5) * 7.5, (y + 0.5) * 7.5))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_every_method_has_its_words(drawn: dict[str, Any], method: str) -> None:
     draw_saliency(SUBJECT, saliency(method=method))
     assert "colours" in drawn["panel"].words[0]
 
 
 def test_the_words_are_those_of_the_methods() -> None:
-    assert saliency_page._WORDS.keys() == METHODS.keys()
+    assert saliency_page._WORDS.keys() == SALIENCY_METHODS.keys()
 
 
 def test_all_zero_is_said(drawn: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def test_a_single_position_is_enough(drawn: dict[str, Any]) -> None:
 def test_of_a_clip_the_mean_of_the_frames(drawn: dict[str, Any]) -> None:
     clip = np.random.default_rng(1).random((3, 4, 10, 10))
     draw_saliency(SUBJECT, saliency(clip))
-    assert np.allclose(still_of(saliency(clip)), np.abs(clip).max(0).mean(0))
+    assert np.allclose(saliency_still(saliency(clip)), np.abs(clip).max(0).mean(0))
     assert drawn["panel"].words[0].endswith("|dS/dx|, largest of its colours, mean of 4 frames")
 
 

@@ -19,8 +19,6 @@ from hookscope.findings import counted, listed
 if TYPE_CHECKING:
     from hookscope.interventions import Ablation
 
-__all__ = ["ablate"]
-
 
 def ablate(one: ModelAndImages, changes: list[tuple[str, Any]], options: Mapping[str, Any]) -> None:
     """Channel after channel, on top of what ``--at`` changes."""

@@ -15,7 +15,7 @@ from hookscope.cli.shared import explain as explaining
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, answer_fields, explaining_options, peak_fields
 from hookscope.cli.shared.options import layer_option, model_argument, type_option, was_given
 from hookscope.errors import UsageError
-from hookscope.explain import METHODS
+from hookscope.explain import CAM_METHODS
 from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
@@ -34,7 +34,11 @@ _SHEET_TARGET, _MOST_CLASSES = "top:3", 20
 @layer_option("Which calls, as in visualize; several are drawn side by side.  [default: the last with a map]")
 @type_option
 @click.option(
-    "--method", type=click.Choice(list(METHODS)), default="gradcam", show_default=True, help="How channels are weighed."
+    "--method",
+    type=click.Choice(list(CAM_METHODS)),
+    default="gradcam",
+    show_default=True,
+    help="How channels are weighed.",
 )
 @click.option("--fuse", is_flag=True, help="Join the maps of several layers in one: the mean, each brought to 0..1.")
 @click.option(

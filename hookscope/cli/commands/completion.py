@@ -7,8 +7,6 @@ import os
 import click
 from click.shell_completion import get_completion_class
 
-__all__ = ["SHELLS", "command", "script"]
-
 SHELLS = ("bash", "zsh", "fish")
 
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from hookscope.models import LoadedModel
     from hookscope.scores import Loss
 
-__all__ = ["FIELDS", "PARAMETER_FIELDS", "command"]
-
 
 @click.command("gradients")
 @model_argument()

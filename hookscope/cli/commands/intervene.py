@@ -11,7 +11,6 @@ from hookscope.cli import process
 from hookscope.cli.commands.ablate import ablate
 from hookscope.cli.output import rows as output
 from hookscope.cli.output.effect_rows import (
-    CHANNEL_FIELDS,
     CLASS_FIELDS,
     FIELDS,
     LEAST_NEEDED,
@@ -42,8 +41,6 @@ from hookscope.findings import counted, listed
 if TYPE_CHECKING:
     from hookscope.interventions import Effect
     from hookscope.models import LoadedModel
-
-__all__ = ["CHANNEL_FIELDS", "CLASS_FIELDS", "FIELDS", "command"]
 
 
 @click.command("intervene")

@@ -11,8 +11,6 @@ from hookscope.cli.output.rows import write_rows
 from hookscope.cli.shared.options import chosen_format, format_option
 from hookscope.models import ModelInfo, find_models
 
-__all__ = ["command"]
-
 FIELDS = [field.name for field in dataclasses.fields(ModelInfo)]
 
 

@@ -12,7 +12,7 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import explain as explaining
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, answer_fields, explaining_options, peak_fields
 from hookscope.cli.shared.options import model_argument
-from hookscope.explain import METHODS, Settings
+from hookscope.explain import SALIENCY_METHODS, Settings
 from hookscope.findings import counted
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ _ROUNDING = 1e-5  # of the score, which the difference of two that are nearly th
 @model_argument()
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
 @click.option(
-    "--method", type=click.Choice(list(METHODS)), default="gradient", show_default=True, help="What is computed."
+    "--method",
+    type=click.Choice(list(SALIENCY_METHODS)),
+    default="gradient",
+    show_default=True,
+    help="What is computed.",
 )
 @click.option(
     "--samples",
@@ -140,9 +144,9 @@ def _note(one: Explanation, found: Saliency, total: float) -> None:
 
 
 def _row(one: Explanation, found: Saliency, file: str) -> dict[str, Any]:
-    from hookscope.explain import still_of
+    from hookscope.explain import saliency_still
 
-    still, answer = still_of(found), found.prediction
+    still, answer = saliency_still(found), found.prediction
     if not still.any():
         one.note(f"class {answer.index} does not depend on any pixel: the map is all zero")
     total = float(found.values.double().sum())

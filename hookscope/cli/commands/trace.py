@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from hookscope.scores import Loss
     from hookscope.tracing import PassRecord
 
-__all__ = ["EVENT_FIELDS", "FIELDS", "command"]
-
 _MOST = 64
 
 

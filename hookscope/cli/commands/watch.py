@@ -9,12 +9,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope.cli.commands.watch_show import FIELDS, show
+from hookscope.cli.commands.watch_show import show
 from hookscope.cli.shared.options import format_option, layer_option, was_given
 from hookscope.errors import UsageError
 from hookscope.system import find_script
-
-__all__ = ["FIELDS", "command"]
 
 _OF_A_RUN = ("layers", "types", "every", "log", "tensorboard", "stop_on")
 _OF_A_LOG = ("plot", "format")

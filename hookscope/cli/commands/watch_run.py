@@ -21,8 +21,6 @@ from hookscope.training import RunLog, read_runs
 if TYPE_CHECKING:
     from hookscope.training import Monitor
 
-__all__ = ["WatchRun"]
-
 _QUICKLY_READ = 16 * 2**20  # bytes; about a second
 # What stands between the script and what it calls, and what is called in between and is nothing to the script.
 _HIDDEN = (

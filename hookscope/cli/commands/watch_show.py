@@ -17,8 +17,6 @@ from hookscope.training import duration_words
 if TYPE_CHECKING:
     from hookscope.training import Run, TimedFinding
 
-__all__ = ["FIELDS", "show"]
-
 FIELDS = ("step", "last_step", "time", "lasts", "finding", "layer", "layers", "evidence", "meaning")
 _TABLE = ("step", "last_step", "time", "finding", "layer")  # how many more layers, and which, is told in words
 # of a layer's line what is of the step

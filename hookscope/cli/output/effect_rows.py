@@ -14,18 +14,6 @@ if TYPE_CHECKING:
 
     from hookscope.interventions import ChannelWorth, MovedLayer
 
-__all__ = [
-    "CHANNEL_FIELDS",
-    "CLASS_FIELDS",
-    "FIELDS",
-    "LEAST_NEEDED",
-    "Row",
-    "channel_row",
-    "class_rows",
-    "layer_row",
-    "target_lines",
-]
-
 FIELDS = ("index", "name", "type", "call", "shape", "changed", "relative_l2", "cosine", "nonfinite", "weights")
 CLASS_FIELDS = (
     "index", "label", "target", "score", "score_after", "change", "probability", "probability_after", "rank",

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from hookscope.gradients import GradientReport, GradientThresholds, LayerGradient, ParameterGradient
     from hookscope.hooks import GradientSize
 
-__all__ = ["FIELDS", "PARAMETER_FIELDS", "layer_row", "parameter_row", "table_fields", "totals"]
-
 FIELDS = (
     "index",
     "name",

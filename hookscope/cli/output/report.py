@@ -13,8 +13,6 @@ from hookscope.cli.output.rows import RowWriter, plain_json
 from hookscope.errors import printable
 from hookscope.findings import Finding
 
-__all__ = ["json_object", "write_report"]
-
 _MOST_COLUMNS, _LEAST_COLUMNS = 100, 60
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 

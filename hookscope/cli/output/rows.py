@@ -16,8 +16,6 @@ from typing import Any, TextIO
 
 from hookscope.errors import printable
 
-__all__ = ["FORMATS", "RowWriter", "default_format", "note", "plain_json", "write_rows"]
-
 FORMATS = ("table", "tsv", "csv", "json", "ndjson")
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]

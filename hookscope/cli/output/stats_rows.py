@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from hookscope.findings import Finding
     from hookscope.statistics import LayerStatistics, ValuePosition
 
-__all__ = ["CHANNEL_FIELDS", "FIELDS", "TABLE_FIELDS", "channel_rows", "layer_rows"]
-
 FIELDS = (
     "index", "name", "type", "call", "calls", "shape", "images", "mean", "std", "min", "max", "min_at", "max_at", "rms",
     "zeros", "p1", "p5", "p25", "p50", "p75", "p95", "p99", "nan", "inf", "channels", "dead", "saturated", "duplicate",

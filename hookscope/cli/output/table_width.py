@@ -10,8 +10,6 @@ from typing import Any, TextIO
 
 from hookscope.cli.output.rows import write_rows
 
-__all__ = ["fitting", "terminal_columns"]
-
 
 def terminal_columns(stream: TextIO) -> int:
     """How many characters a line of the terminal has, 100 where ``stream`` is none."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from hookscope.hooks import Call, Facts, TensorSummary
     from hookscope.tracing import CallRecord, Event, PassRecord
 
-__all__ = ["EVENT_FIELDS", "FIELDS", "as_text", "call_row", "event_row", "left_out", "table", "value_lines"]
-
 FIELDS = (
     "index", "name", "type", "call", "input_shape", "input_dtype", "input_min", "input_max", "output_shape",
     "output_dtype", "output_min", "output_max", "output_nonfinite", "weights", "input_values", "output_values",

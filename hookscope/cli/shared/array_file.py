@@ -15,8 +15,6 @@ from hookscope.system import check_writable, write_atomically
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayFile"]
-
 
 @dataclass
 class ArrayFile:

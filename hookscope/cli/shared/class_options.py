@@ -19,8 +19,6 @@ from click.shell_completion import CompletionItem
 if TYPE_CHECKING:
     from hookscope.models import LoadedModel
 
-__all__ = ["categories_of", "categories_option", "complete_targets", "target_option"]
-
 _WORDS = ("top:1", "top:3", "top:5")
 
 

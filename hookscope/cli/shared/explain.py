@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hookscope.models import LoadedModel
     from hookscope.scores import Prediction
 
-__all__ = ["ExplainOptions", "Explanation", "answer_fields", "explain_all", "explaining_options", "peak_fields"]
-
 _LONGEST_WHAT = 80  # letters of a file name
 
 Command = TypeVar("Command", bound=Callable[..., Any])

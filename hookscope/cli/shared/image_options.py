@@ -21,17 +21,6 @@ import click
 from hookscope.cli.output import rows as output
 from hookscope.errors import HookscopeError, ImageError, UsageError
 
-__all__ = [
-    "Losses",
-    "batch_size_option",
-    "files0_option",
-    "image_list",
-    "images_argument",
-    "limit_option",
-    "strict_option",
-    "workers_option",
-]
-
 _NOTES_SHOWN = 3
 _KINDS_SHOWN = 3
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hookscope.images import InputImage
     from hookscope.models import LoadedModel
 
-__all__ = ["ImageFiles"]
-
 
 class ImageFiles:
     """The images of a run: one that cannot be used is named on standard error, and the others are still done."""

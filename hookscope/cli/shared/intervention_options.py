@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hookscope.interventions import InterventionSpec
     from hookscope.models import LoadedModel
 
-__all__ = ["InterventionOptions", "ModelAndImages", "at_option", "interventions_of"]
-
 # What an activation is dropped by is silent in eval mode, the mode of every command: here it always acts.
 _DEFAULTS = {"when": "always"}
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hookscope.models import Batch, LoadedModel
     from hookscope.statistics import RunningStatistics, SavedStatistics, Source, StatisticsCollector
 
-__all__ = ["MeasureOptions", "measure", "measuring_options"]
-
 _SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
 _SAVE_SHARE = 20.0  # times as long as it takes to save, to save again: a covariance of every layer is large
 

@@ -11,8 +11,6 @@ from hookscope.cli.progress import download_progress
 if TYPE_CHECKING:
     from hookscope.models import LoadedModel
 
-__all__ = ["load_net"]
-
 
 def load_net(
     model: str,

@@ -28,19 +28,6 @@ from hookscope.cli.output.rows import FORMATS, default_format
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-__all__ = [
-    "InputSize",
-    "complete_layers",
-    "complete_types",
-    "format_option",
-    "layer_option",
-    "model_argument",
-    "net_options",
-    "size_option",
-    "type_option",
-    "was_given",
-]
-
 
 class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
     """``HxW`` in pixels, or one number for a square, to ``(H, W)``."""

@@ -13,8 +13,6 @@ from hookscope.errors import UsageError, WriteError
 from hookscope.hooks import Call
 from hookscope.system import check_folder, check_writable
 
-__all__ = ["OutputPath", "call_names", "image_words", "model_word"]
-
 # In bytes: file systems take 255. The parts are cut so that the index stays, by which names sort and differ.
 _LONGEST_NAME, _LONGEST_IMAGE, _LONGEST_MODEL = 180, 80, 60
 

@@ -21,8 +21,6 @@ import click
 if TYPE_CHECKING:
     from hookscope.statistics import StatisticsThresholds
 
-__all__ = ["Number", "Rank", "Share", "threshold_options", "thresholds_of"]
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 

@@ -8,8 +8,6 @@ from hookscope.training.log.intervals import FindingInterval, spacing
 from hookscope.training.log.series import LayerSeries, RunSeries
 from hookscope.training.log.thresholds import TrainingThresholds
 
-__all__ = ["consequences", "consequences_words"]
-
 _FINDINGS = ("dead-channels", "constant-output", "vanishing-activations", "saturated", "batchnorm-drift")
 _OF_STILL = ("no-update", "no-gradient", "frozen")  # each says of a weight why it stays as it is
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from hookscope.findings import counted
+from hookscope.training.log.file import Run
 from hookscope.training.log.meanings import MEANINGS
 from hookscope.training.log.series import RunSeries
 from hookscope.training.log.summary import summary
 from hookscope.training.log.thresholds import TrainingThresholds
 from hookscope.training.log.timed import TimedFinding
-
-if TYPE_CHECKING:
-    from hookscope.training.log.file import Run
-
-__all__ = ["few_samples"]
 
 _ENOUGH = 20  # samples that show a trend
 

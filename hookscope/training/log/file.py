@@ -17,8 +17,6 @@ from typing import Any
 from hookscope.errors import InputError, WriteError, printable
 from hookscope.system import StrPath, check_writable
 
-__all__ = ["Run", "RunLog", "read_runs"]
-
 _FIRST = b'{"row": "run"'
 _CHUNK = 1 << 16
 _GIVE = "give a log of `hookscope watch` or `hookscope.Monitor`"

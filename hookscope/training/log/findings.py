@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from hookscope.findings import counted
 from hookscope.hooks import call_key
 from hookscope.training.log.consequences import consequences, consequences_words
 from hookscope.training.log.few_samples import few_samples
+from hookscope.training.log.file import Run
 from hookscope.training.log.intervals import FindingInterval, grouped, interval_of
 from hookscope.training.log.loss import loss_findings
 from hookscope.training.log.meanings import MEANINGS
@@ -17,11 +20,6 @@ from hookscope.training.log.rules import RULES, LayerContext, Rule
 from hookscope.training.log.series import LayerSeries, RunSeries, series_of
 from hookscope.training.log.thresholds import TrainingThresholds
 from hookscope.training.log.timed import TimedFinding, when_words
-
-if TYPE_CHECKING:
-    from hookscope.training.log.file import Run
-
-__all__ = ["findings_over_time"]
 
 
 def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -> list[TimedFinding]:
@@ -43,8 +41,6 @@ def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -
         >>> found.finding, found.layer, found.evidence
         ('dead-layer', 'relu', 'from step 0 (0 s) to the end: all 8 channels are 0 for the whole batch')
     """
-    import numpy as np
-
     thresholds = thresholds or TrainingThresholds()
     series = series_of(run)
     spoiled = nonfinite_findings(series, run.notes)

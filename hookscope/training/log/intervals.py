@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hookscope.training.log.rules import LayerContext, Rule
 from hookscope.training.log.series import LayerSeries
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-__all__ = ["FindingInterval", "grouped", "interval_of", "spacing"]
 
 _MOST_GROUPS = 3  # of one kind of finding; more of them are one thing to know, not thirty
 
@@ -47,8 +43,6 @@ def interval_of(judge: Rule, case: LayerContext) -> FindingInterval | bool | Non
     Returns:
         False if it does not have it, None if it could not: there is nothing to judge.
     """
-    import numpy as np
-
     figures, limit = judge.measure(case), judge.limit(case.thresholds)
     judged = np.flatnonzero(~np.isnan(figures))
     bad = figures[judged] < limit if judge.lowest else figures[judged] > limit
@@ -70,8 +64,6 @@ def _in_a_row(bad: NDArray[np.bool_], patience: int) -> NDArray[np.bool_]:
         >>> _in_a_row(np.array([1, 0, 1, 1, 1, 0], bool), 3).astype(int).tolist()
         [0, 0, 1, 1, 1, 0]
     """
-    import numpy as np
-
     edges = np.flatnonzero(np.diff(np.concatenate([[0], bad.astype(int), [0]])))
     found = np.zeros(len(bad), bool)
     for begin, end in zip(edges[::2], edges[1::2], strict=True):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hookscope.training.log.meanings import MEANINGS
 from hookscope.training.log.series import LossSeries, RunSeries
 from hookscope.training.log.thresholds import TrainingThresholds
 from hookscope.training.log.timed import TimedFinding, step_words, when_words
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+Array = NDArray[np.float64]
 
-    Array = NDArray[np.float64]
-
-__all__ = ["centred", "loss_findings", "smoothed"]
 
 _FEWEST = 8  # losses that tell a trend from noise
 _WINDOW = 5  # losses at least, whose median stands for them
@@ -49,8 +46,6 @@ def smoothed(losses: Array) -> Array:
         >>> smoothed(np.array([1.0, 1.0, 9.0, 1.0, 1.0, 1.0])).tolist()
         [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
-    import numpy as np
-
     around = max(_WINDOW, len(losses) // _WINDOWS) // 2
     return np.array([np.median(losses[max(at - around, 0) : at + around + 1]) for at in range(len(losses))])
 
@@ -65,8 +60,6 @@ def centred(losses: Array) -> tuple[Array, int]:
         >>> centred(np.array([2.0, 300.0, 9.0, 4.0, 1.0, np.nan, 7.0]))
         (array([ 2.,  9.,  4.,  4.,  1., nan,  7.]), 2)
     """
-    import numpy as np
-
     around = max(_WINDOW, len(losses) // _WINDOWS) // 2
     known = np.isfinite(losses)
     middle = np.full(len(losses), np.nan)
@@ -80,8 +73,6 @@ def centred(losses: Array) -> tuple[Array, int]:
 
 def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     """From the lowest on it goes up for good, by more than its noise."""
-    import numpy as np
-
     smooth = smoothed(loss.losses)
     noise = 1.4826 * float(np.median(np.abs(loss.losses - smooth)))
     lowest = int(np.argmin(smooth))
@@ -100,8 +91,6 @@ def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFi
 
 def _spikes(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     """All spikes as one finding: far above the steps before, and high beside where the run began."""
-    import numpy as np
-
     losses = loss.losses
     before = np.array(
         [np.median(losses[max(at - _WINDOW, 0) : at]) if at >= _WINDOW else np.inf for at in range(len(losses))]

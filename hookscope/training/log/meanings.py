@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MEANINGS", "TO_KNOW_THE_OPERATION"]
-
 MEANINGS = {
     "non-finite": "From here on nothing is learned. Keep the operation from its edge (sqrt, log or a division at 0),"
     " and look at the learning rate, the inputs and the loss scale.",

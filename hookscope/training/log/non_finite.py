@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from hookscope.findings import counted
 from hookscope.hooks import call_key
 from hookscope.training.log.meanings import MEANINGS, TO_KNOW_THE_OPERATION
 from hookscope.training.log.series import LayerSeries, LossSeries, RunSeries
 from hookscope.training.log.timed import TimedFinding, step_words, when_words
-
-__all__ = ["nonfinite_findings"]
 
 _FIGURES = ("non_finite", "gradient_non_finite", "weight_non_finite")
 
@@ -99,8 +99,6 @@ def _of_model(model: int, run: RunSeries) -> TimedFinding | None:
 
 
 def _bad_steps(layer: LayerSeries) -> list[int]:
-    import numpy as np
-
     bad = np.any([layer.values[name] > 0 for name in _FIGURES], axis=0)
     return [int(step) for step in layer.steps[bad]]
 
@@ -145,8 +143,6 @@ def _nearer_the_loss(phase: str, source: LayerSeries, layers: Sequence[LayerSeri
 
 def _loss_was_lost(run: RunSeries, optimizer: int, step: int) -> bool:
     """Whether the loss was seen before, and is null from this step on: the log writes so what is not finite."""
-    import numpy as np
-
     loss: LossSeries = next(one for one in run.losses if one.optimizer == optimizer)
     before, after = loss.losses[loss.steps < step], loss.losses[loss.steps >= step]
     return bool(np.isfinite(before).any() and np.isnan(after[:1]).all())

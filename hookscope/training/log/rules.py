@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hookscope.findings import percent
 from hookscope.training.log.series import LayerSeries, RunSeries
 from hookscope.training.log.thresholds import TrainingThresholds
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+Array = NDArray[np.float64]
 
-    Array = NDArray[np.float64]
-
-__all__ = ["RULES", "LayerContext", "Rule", "batchnorm_distance", "dead_share", "gradient_to_weight"]
 
 _USUAL_GRADIENT = 1e-4  # of the weight's norm; that of random weights is 7e-4 and more, see GradientThresholds
 
@@ -62,15 +59,11 @@ class Rule:
 
 def _divided(over: Array, under: Array) -> Array:
     """NaN where there is nothing to divide by."""
-    import numpy as np
-
     divided: Array = np.divide(over, under, out=np.full(len(under), np.nan), where=under > 0)
     return divided
 
 
 def _where(condition: NDArray[np.bool_], figures: Array | float) -> Array:
-    import numpy as np
-
     return np.where(condition, figures, np.nan)
 
 
@@ -86,8 +79,6 @@ def _sound(layer: LayerSeries) -> NDArray[np.bool_]:
 
 def dead_share(layer: LayerSeries) -> Array:
     """Share of the channels that are 0 for the whole batch, ``(S,)``, 0 to 1; 1 where every value is 0."""
-    import numpy as np
-
     counted = _divided(layer.values["dead_channels"], layer.values["channels"])
     return _where(_sound(layer), np.where(layer.values["zero_share"] == 1, 1.0, counted))
 
@@ -109,8 +100,6 @@ def _dead_words(layer: LayerSeries, at: int) -> str:
 
 def _size(layer: LayerSeries) -> Array:
     """Root mean square of the activation; where that is exactly 0 the layer is dead, and not judged by it."""
-    import numpy as np
-
     size = np.hypot(layer.values["activation_mean"], layer.values["activation_std"])
     return _where(_sound(layer) & (size > 0), size)
 
@@ -154,8 +143,6 @@ def _small_gradient_ratio(case: LayerContext) -> Array:
 
 def _large_gradient_ratio(case: LayerContext) -> Array:
     """As above; beyond what single precision can hold it is Inf. A weight that grows from 0 is small at first."""
-    import numpy as np
-
     finite = case["gradient_non_finite"] == 0
     overflown = np.isnan(case["gradient_norm"]) & finite & (case["weight_norm"] > 0)
     return _where(case["weight_norm"][:1] != 0, np.where(overflown, np.inf, _gradient_ratio(case)))
@@ -170,8 +157,6 @@ def _gradient_words(layer: LayerSeries, at: int) -> str:
 
 def _no_gradient(case: LayerContext) -> Array:
     """1 where a layer that is not frozen has no gradient, or 0, while others of its model have one."""
-    import numpy as np
-
     none = np.isnan(case["gradient_norm"]) & np.isnan(case["gradient_non_finite"])
     lost = (none | (case["gradient_norm"] == 0)) & ~(case["gradient_non_finite"] > 0)
     others = np.isin(case.layer.steps, case.run.learning_steps.get((case.layer.model, case.layer.optimizer), ()))
@@ -196,8 +181,6 @@ def _taught(case: LayerContext) -> NDArray[np.bool_]:
 
     Where the rate is not known, it is taken to be usual. A weight that begins at 0 grows by more than its norm.
     """
-    import numpy as np
-
     rates = case["learning_rate"]
     highest = np.nanmax([0.0, *rates])
     usual: NDArray[np.bool_] = np.isnan(rates) | ((rates > 0) & (rates >= highest / 100))
@@ -226,8 +209,6 @@ def _no_update(case: LayerContext) -> Array:
 
     Not of normalisations, nor where the layer is given nothing but 0: a gradient of the bias alone is no wonder there.
     """
-    import numpy as np
-
     still = np.nan_to_num(case["update_to_weight"]) == 0
     wanted = (gradient_to_weight(case.layer) > _USUAL_GRADIENT) & ("Norm" not in case.layer.type)
     return _where(_taught(case) & wanted & _changing(case) & ~case.run.starved(case.layer), still.astype(float))
@@ -245,8 +226,6 @@ def _update_words(layer: LayerSeries, at: int) -> str:
 
 def batchnorm_distance(layer: LayerSeries, thresholds: TrainingThresholds) -> Array:
     """How far a batch is from the running statistics, ``(S,)``; 1 where mean or variance are at their thresholds."""
-    import numpy as np
-
     shift, ratio = layer.values["running_mean_shift"], layer.values["running_var_ratio"]
     logarithm = np.abs(np.log(_where(ratio > 0, ratio))) / math.log(thresholds.ratio)
     return _where(_sound(layer), np.fmax(shift / thresholds.shift, logarithm))

@@ -6,19 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hookscope.hooks import call_key
+from hookscope.training.log.file import Run
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+Array = NDArray[np.float64]
 
-    from hookscope.training.log.file import Run
-
-    Array = NDArray[np.float64]
-
-__all__ = ["FIGURES", "LayerSeries", "LossSeries", "RunSeries", "series_of"]
 
 FIGURES = (
     "activation_mean", "activation_std", "zero_share", "channels", "channel_values", "dead_channels", "non_finite",
@@ -113,8 +110,6 @@ class RunSeries:
     @cached_property
     def largest_updates(self) -> dict[int, Array]:
         """By how much of its norm a weight changes at most, ``(S,)`` at the steps of each optimizer."""
-        import numpy as np
-
         steps = {one.optimizer: one.steps for one in self.losses}
         found = {optimizer: np.zeros(len(at)) for optimizer, at in steps.items()}
         for layer in self.layers:
@@ -124,16 +119,12 @@ class RunSeries:
 
     def changing(self, layer: LayerSeries, least: float) -> NDArray[np.bool_]:
         """``(S,)`` where the optimizer of a layer changes some weight by more than this share of its norm."""
-        import numpy as np
-
         [steps] = [one.steps for one in self.losses if one.optimizer == layer.optimizer]
         found: NDArray[np.bool_] = self.largest_updates[layer.optimizer][np.searchsorted(steps, layer.steps)] > least
         return found
 
     def starved(self, layer: LayerSeries) -> NDArray[np.bool_]:
         """``(S,)`` where the call before it puts out nothing but 0."""
-        import numpy as np
-
         before = [one for one in self.layers if one.model == layer.model and one.index < layer.index]
         if not before:
             return np.zeros(len(layer.steps), bool)
@@ -142,8 +133,6 @@ class RunSeries:
 
     def learned(self, layer: LayerSeries) -> NDArray[np.bool_]:
         """``(S,)`` where the loss is next to nothing, beside what it was in the first step it was seen."""
-        import numpy as np
-
         of_steps = next((one for one in self.losses if one.optimizer == layer.optimizer), None)
         seen = np.zeros(0) if of_steps is None else of_steps.losses[np.isfinite(of_steps.losses)]
         if of_steps is None or not len(seen):
@@ -195,8 +184,6 @@ def series_of(run: Run) -> RunSeries:
 
 
 def _layer(key: _Key, lines: _Lines, owner: int, models: int, seen: _Steps) -> LayerSeries:
-    import numpy as np
-
     model, name, call = key
     at = owner if owner in lines.at else min(lines.at)
     rows = [lines.at[at][step] for step in sorted(lines.at[at])]
@@ -238,8 +225,6 @@ def _most(counts: Counter[int], otherwise: int) -> int:
 
 
 def _loss(optimizer: int, steps: Mapping[int, Mapping[str, Any]]) -> LossSeries:
-    import numpy as np
-
     at = sorted(steps)
     rows = [steps[step] for step in at]
     of_figures = (_numbers(rows, name) for name in ("time", "loss", "learning_rate"))
@@ -247,8 +232,6 @@ def _loss(optimizer: int, steps: Mapping[int, Mapping[str, Any]]) -> LossSeries:
 
 
 def _numbers(rows: Iterable[Mapping[str, Any]], name: str) -> Array:
-    import numpy as np
-
     found = (row.get(name) for row in rows)
     return np.array([float(value) if isinstance(value, (int, float)) else np.nan for value in found], np.float64)
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hookscope.findings import counted
+from hookscope.training.log.file import Run
 from hookscope.training.log.timed import duration_words
-
-if TYPE_CHECKING:
-    from hookscope.training.log.file import Run
-
-__all__ = ["RunSummary", "summary"]
 
 _NON_FINITE = ("non_finite", "gradient_non_finite", "weight_non_finite")
 _ENDS = {

@@ -7,8 +7,6 @@ from typing import Any
 
 from hookscope.findings import Finding
 
-__all__ = ["TimedFinding", "duration_words", "step_words", "when_words"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedFinding(Finding):

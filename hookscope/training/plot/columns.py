@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hookscope.training.log.rules import batchnorm_distance, dead_share, gradient_to_weight
 from hookscope.training.log.series import LayerSeries, RunSeries
 from hookscope.training.log.thresholds import TrainingThresholds
 from hookscope.training.log.timed import TimedFinding
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+Array = NDArray[np.float64]
 
-    Array = NDArray[np.float64]
-
-__all__ = ["COLUMNS", "Column", "Grid", "columns_of", "grid_of"]
 
 MOST_CELLS = 240  # side by side: more than the pixels of a panel would fall between them
 
@@ -66,8 +63,6 @@ class Column:
 
 
 def _of_unfrozen(figures: Array, layer: LayerSeries) -> Array:
-    import numpy as np
-
     return np.where(layer.values["frozen"] == 1, np.nan, figures)
 
 
@@ -152,15 +147,11 @@ class Grid:
 
 def columns_of(run: RunSeries) -> list[Column]:
     """Those of `COLUMNS` of which the log has something."""
-    import numpy as np
-
     return [one for one in COLUMNS if any(np.isfinite(one.measure(layer)).any() for layer in run.layers)]
 
 
 def edges_of(run: RunSeries) -> tuple[float, float, int]:
     """First and last step of the page, half a cell beyond each, and how many cells lie between."""
-    import numpy as np
-
     steps = np.unique(np.concatenate([one.steps for one in run.losses] or [np.zeros(1, np.int64)]))
     first, last = float(steps[0]), float(steps[-1])
     cells = min(len(steps), MOST_CELLS)
@@ -175,8 +166,6 @@ def grid_of(column: Column, run: RunSeries) -> Grid:
         column: Which figure.
         run: The run.
     """
-    import numpy as np
-
     left, right, count = edges_of(run)
     cells, spoiled = np.full((len(run.layers), count), np.nan), np.zeros((len(run.layers), count), bool)
     seen = np.zeros(count, bool)
@@ -193,8 +182,6 @@ def grid_of(column: Column, run: RunSeries) -> Grid:
 
 def _fill(row: Array, at: NDArray[np.intp], figures: Array, column: Column) -> None:
     """Cells of which none holds several steps are these as they are."""
-    import numpy as np
-
     known = np.isfinite(figures)
     at, figures = at[known], figures[known]
     if column.peaks:
@@ -211,8 +198,6 @@ def _fill(row: Array, at: NDArray[np.intp], figures: Array, column: Column) -> N
 
 
 def _scale(column: Column, cells: Array) -> tuple[float, float]:
-    import numpy as np
-
     if column.ends is not None:
         return column.ends
     found = cells[np.isfinite(cells) & (cells > 0)]

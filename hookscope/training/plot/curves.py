@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from hookscope.drawing import BODY, SMALL, Colour, write
 from hookscope.errors import printable
@@ -14,14 +18,8 @@ from hookscope.training.log.thresholds import TrainingThresholds
 from hookscope.training.log.timed import TimedFinding
 from hookscope.training.plot.columns import Grid, rows_of
 
-if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.axes import Axes
-    from numpy.typing import NDArray
+Array = NDArray[np.float64]
 
-    Array = NDArray[np.float64]
-
-__all__ = ["badge", "draw_curves", "draw_loss", "draw_rates"]
 
 _LINES = (Colour.BLUE, Colour.ORANGE, Colour.GREEN, "#cc79a7", "#56b4e9")
 _LOST = "#d020d0"
@@ -33,8 +31,6 @@ _ORDERS = 20.0  # times the lowest the highest must be for a logarithmic axis
 
 def draw_loss(axes: Axes, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
     """Each sampled loss, where there are many a smoothed line, and what is not finite; findings by number."""
-    import numpy as np
-
     _title(axes, "loss", above=15.0)
     keys: dict[str, None] = {}  # in this order, each once
     seen = [one for one in run.losses if np.isfinite(one.losses).any()]
@@ -92,8 +88,6 @@ def badge(axes: Axes, x: float, y: float, text: str, **more: Any) -> None:
 
 def draw_rates(axes: Axes, run: RunSeries) -> None:
     """Learning rates, from 0."""
-    import numpy as np
-
     for at, one in enumerate(run.losses):
         if np.isfinite(one.rates).any():
             alone = np.isfinite(one.rates).sum() < 2
@@ -108,8 +102,6 @@ def draw_curves(
     axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: TrainingThresholds
 ) -> None:
     """A band of all layers, the lines of those with a finding by name, and thresholds where they are near."""
-    import numpy as np
-
     _title(axes, grid.column.title)
     x = np.linspace(*grid.edges, grid.cells.shape[1] + 1)
     x = (x[1:] + x[:-1]) / 2
@@ -132,8 +124,6 @@ def draw_curves(
 
 def _band(axes: Axes, x: Array, cells: Array) -> None:
     """From the lowest to the highest of all layers, and their median."""
-    import numpy as np
-
     some = np.isfinite(cells).any(axis=0)
     if not some.any():
         return
@@ -180,8 +170,6 @@ def _limits(axes: Axes, grid: Grid, thresholds: TrainingThresholds) -> None:
 
 def _emptier_half(axes: Axes, lines: Sequence[Array]) -> str:
     """Where names are least in the way of the lines that they name."""
-    import numpy as np
-
     known = np.concatenate([line[np.isfinite(line)] for line in lines] or [np.zeros(0)])
     if not len(known):
         return "top"
@@ -191,8 +179,6 @@ def _emptier_half(axes: Axes, lines: Sequence[Array]) -> str:
 
 def _worth_naming(grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> list[tuple[str, int]]:
     """Layers that findings on this figure name, with their rows."""
-    import numpy as np
-
     labels = [found.layer for found in findings if grid.column.is_about(found)]
     rows = rows_of(list(dict.fromkeys(labels)), run)
     rows = [row for row in rows if np.isfinite(grid.cells[row]).any()]
@@ -222,8 +208,6 @@ def _title(axes: Axes, text: str, above: float = 4.0) -> None:
 
 
 def _scale_axis(axes: Axes, grid: Grid, cells: Array) -> None:
-    import numpy as np
-
     if grid.column.logarithmic:
         known = cells[np.isfinite(cells)]
         low, high = (float(known.min()), float(known.max())) if len(known) else (grid.low, grid.high)
@@ -239,8 +223,6 @@ def _scale_axis(axes: Axes, grid: Grid, cells: Array) -> None:
 
 def _axis(axes: Axes, values: Array) -> None:
     """Logarithmic where a loss falls or jumps by orders: a spike does not press the rest flat."""
-    import numpy as np
-
     above = values[values > 0]
     if values.min() >= 0 and len(above) and values.max() > _ORDERS * np.quantile(above, 0.05):
         _powers(axes, max(float(above.min()), float(values.max()) * _LEAST) / 1.5, float(values.max()) * 1.5)

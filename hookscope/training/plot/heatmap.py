@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hookscope.drawing import SMALL, Colour, _matplotlib, inches, write
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import ListedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from hookscope.drawing import SMALL, Colour, inches, write
 from hookscope.training.log.series import RunSeries
 from hookscope.training.log.timed import TimedFinding
 from hookscope.training.plot.columns import Grid, rows_of
 from hookscope.training.plot.curves import badge
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["draw_heat", "draw_keys"]
 
 _NONE, _SPOILED = "#e9e9e9", "#ee6aee"
 _ZERO: dict[str, Any] = {"facecolor": "white", "edgecolor": "#4d4d4d", "hatch": "//////", "linewidth": 0.0}
@@ -24,13 +26,10 @@ _ZERO: dict[str, Any] = {"facecolor": "white", "edgecolor": "#4d4d4d", "hatch": 
 
 def draw_heat(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
     """Cells with their scale below; findings on this figure by number where they begin, lines where others join in."""
-    import numpy as np
-    from matplotlib.colors import ListedColormap, LogNorm, Normalize
-
     rows = len(run.layers)
     cells = grid.cells.copy()
     norm: Any = Normalize(grid.low, grid.high)
-    colours = _matplotlib().colormaps[grid.column.colours].with_extremes(bad=_NONE)
+    colours = matplotlib.colormaps[grid.column.colours].with_extremes(bad=_NONE)
     if grid.column.logarithmic:
         norm = LogNorm(grid.low, grid.high)
         cells[cells < grid.low] = grid.low  # 0 is covered
@@ -52,10 +51,6 @@ def draw_heat(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFi
 
 def _mark_zeros(axes: Axes, grid: Grid) -> None:
     """White with hatching over what is exactly 0, which a logarithmic scale has no colour for."""
-    import numpy as np
-    from matplotlib.collections import PatchCollection
-    from matplotlib.patches import Rectangle
-
     left, right = grid.edges
     wide = (right - left) / grid.cells.shape[1]
     stretches = []
@@ -76,8 +71,6 @@ def draw_keys(figure: Figure, x: float, y: float, grids: Sequence[Grid]) -> None
         y: The middle of the line, in inches from the top.
         grids: Those that are drawn.
     """
-    from matplotlib.patches import Rectangle
-
     wide, high = figure.get_size_inches()
     zeros = any((grid.cells == 0).any() for grid in grids if grid.column.logarithmic)
     keys: list[tuple[str, dict[str, Any]]] = [("exactly 0", _ZERO)] if zeros else []
@@ -117,8 +110,6 @@ def _mark(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFindin
 
 def _scale(axes: Axes, colours: Any, norm: Any, grid: Grid) -> None:
     """A bar of the colours under the field, with the figures at its ends and in its middle."""
-    import numpy as np
-
     figure = axes.figure
     height = figure.get_size_inches()[1]  # type: ignore[union-attr]
     box = axes.get_position()

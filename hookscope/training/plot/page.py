@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hookscope.drawing import BODY, DPI, SMALL, TITLE, Colour, fitting, inches, plain_settings, wrapped, write
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from hookscope.drawing import BODY, DPI, SMALL, TITLE, Colour, fitting, inches, plain_settings, wrapped_lines, write
 from hookscope.errors import printable
+from hookscope.training.log.file import Run
 from hookscope.training.log.series import RunSeries, series_of
 from hookscope.training.log.summary import summary
 from hookscope.training.log.thresholds import TrainingThresholds
@@ -15,14 +21,6 @@ from hookscope.training.log.timed import TimedFinding
 from hookscope.training.plot.columns import Grid, columns_of, edges_of, grid_of, rows_of
 from hookscope.training.plot.curves import draw_curves, draw_loss, draw_rates
 from hookscope.training.plot.heatmap import draw_heat, draw_keys
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from hookscope.training.log.file import Run
-
-__all__ = ["run_figure"]
 
 # In inches.
 _MARGIN, _GAP, _LINE = 0.25, 0.47, 0.18
@@ -103,9 +101,6 @@ class _Page:
     """Where everything is on the page, from top to bottom."""
 
     def __init__(self, run: RunSeries, heading: str, lines: Sequence[str], alarms: int) -> None:
-        import numpy as np
-        from matplotlib.figure import Figure
-
         self.run = run
         self.grids: list[Grid] = [grid_of(column, run) for column in columns_of(run)]
         self.names = [_short(printable(layer.label)) for layer in run.layers]
@@ -117,7 +112,7 @@ class _Page:
         wide = max(count * _PANEL + max(count - 1, 0) * _GAP, _NARROWEST - self.left - _MARGIN)
         self.panel = (wide - max(count - 1, 0) * _GAP) / max(count, 1)
         self.width = self.left + wide + _MARGIN
-        self.foot = wrapped(_CURVES_WORDS, self.width - 2 * _MARGIN, SMALL - 0.5, 3)
+        self.foot = wrapped_lines(_CURVES_WORDS, self.width - 2 * _MARGIN, SMALL - 0.5, 3)
         rows_of_text = [
             (part, at >= len(lines) - alarms) for at, line in enumerate(lines) for part in self._wrapped(line)
         ]
@@ -173,7 +168,7 @@ class _Page:
 
     def _wrapped(self, line: str) -> list[str]:
         """A line of the head; what stands before the words of a finding is alone at the left."""
-        return wrapped(printable(line), self.width - 2 * _MARGIN, BODY, 2, "     " if line[:1].isdigit() else "")
+        return wrapped_lines(printable(line), self.width - 2 * _MARGIN, BODY, 2, "     " if line[:1].isdigit() else "")
 
     def _head(self, heading: str, lines: Sequence[tuple[str, bool]]) -> None:
         y = _MARGIN + 0.08
@@ -218,8 +213,6 @@ def _beside(axes: Axes) -> dict[str, Any]:
 
 def _step_ticks(axes: Axes, run: RunSeries, most: int) -> None:
     """Whole steps between the first and the last, few enough to be read."""
-    from matplotlib.ticker import MaxNLocator
-
     left = min((int(one.steps[0]) for one in run.losses), default=0)
     right = max((int(one.steps[-1]) for one in run.losses), default=0)
     found = MaxNLocator(most, integer=True).tick_values(left, right)
