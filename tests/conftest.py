@@ -11,6 +11,8 @@ _FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
 
 
 def pytest_configure(config):
+    # one thread: small nets gain nothing from two, and `pytest -n` runs a process on each core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # before any test and doctest, so that nobody's real cache is read or written
     config.stash[_FOLDER] = tempfile.TemporaryDirectory()
     os.environ["XDG_CACHE_HOME"] = config.stash[_FOLDER].name
