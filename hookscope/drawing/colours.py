@@ -7,6 +7,7 @@ from functools import cache
 
 import matplotlib
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from numpy.typing import NDArray
 from PIL import ImageFont
 
@@ -51,8 +52,11 @@ def palette(cmap: str) -> NDArray[np.uint8]:
     """
     if cmap not in matplotlib.colormaps:
         raise UsageError(f"no colour map '{cmap}'", nearest(cmap, colour_map_names()), "take one of matplotlib's names")
+    colour_map = matplotlib.colormaps[cmap]
+    if isinstance(colour_map, LinearSegmentedColormap):
+        colour_map = colour_map.resampled(256)  # image.lut of a matplotlibrc may have made another size
     colours = np.zeros((256, 3), np.uint8)
-    colours[:LEVELS] = matplotlib.colormaps[cmap](np.linspace(0, 1, LEVELS), bytes=True)[:, :3]
+    colours[:LEVELS] = colour_map(np.linspace(0, 1, LEVELS), bytes=True)[:, :3]
     for at, colour in _FIXED.items():
         colours[at] = colour
     return colours

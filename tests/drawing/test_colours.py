@@ -54,31 +54,21 @@ def test_the_font_has_the_letters_of_file_names() -> None:
     assert font(12, bold=True).getlength("a" * 20) > letters.getlength("a" * 20)
 
 
-SCRIPT = """
-import os
-before = dict(os.environ)
-from hookscope.drawing.colours import palette
-import hashlib
-print(hashlib.sha256(palette("coolwarm").tobytes()).hexdigest())
-assert dict(os.environ) == before
-import matplotlib
-print(dict.__getitem__(matplotlib.rcParams, "backend"))
-"""
-
-
-def run(folder: Path, **environment: str) -> list[str]:
-    settings = {k: v for k, v in os.environ.items() if k not in ("MPLBACKEND", "MATPLOTLIBRC")} | environment
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=folder, env=settings | {"PYTHONPATH": str(ROOT)}, capture_output=True
+def sheet(folder: Path, name: str, **environment: str) -> bytes:
+    settings = {key: value for key, value in os.environ.items() if key not in ("MPLBACKEND", "MATPLOTLIBRC")}
+    command = ["visualize", "shapes", str(ROOT / "samples/shapes/star.png"), "--layer", "1", "--cmap", "coolwarm"]
+    subprocess.run(
+        [sys.executable, "-m", "hookscope", *command, "-o", name],
+        cwd=folder,
+        env=settings | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        check=True,
     )
-    assert done.stderr == b""
-    assert done.returncode == 0
-    return done.stdout.decode().split("\n")
+    return (folder / name).read_bytes()
 
 
-def test_settings_around_us_do_not_matter(tmp_path: Path) -> None:
-    plain = run(tmp_path)
-    (tmp_path / "matplotlibrc").write_bytes(b"image.lut: 4\nno colon\nfigure.dpi: banana\n\xff\xfe\n")
-    assert run(tmp_path, MPLBACKEND="module://matplotlib_inline.backend_inline")[0] == plain[0]
-    # a notebook's backend is read when matplotlib is imported: it must not be lost
-    assert run(tmp_path, MPLBACKEND="svg", MATPLOTLIBRC=str(tmp_path)) == [plain[0], "svg", ""]
+def test_settings_around_a_command_change_nothing(tmp_path: Path) -> None:
+    plain = sheet(tmp_path, "plain.png")
+    # image.lut is read while matplotlib is imported; a backend that does not exist makes the import fail
+    (tmp_path / "matplotlibrc").write_text("image.lut: 4\nfigure.dpi: 20\n")
+    assert sheet(tmp_path, "settings.png", MPLBACKEND="module://no_such.backend") == plain
