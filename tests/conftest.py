@@ -28,6 +28,16 @@ def pytest_unconfigure(config):
 
 
 @pytest.fixture(autouse=True)
+def seeded():
+    """The same random numbers for a test, whatever ran before; those of others are as before."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture(autouse=True)
 def same_noise_each_time(monkeypatch):
     """Pictures of noise that depend on nothing but the test: Pillow draws them from a sequence of the whole process."""
     import numpy as np

@@ -62,15 +62,6 @@ OTHERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small pictures: threads would wait for each other more than they calculate."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "side"), [*CLASSIFICATION.items(), *OTHERS.items()])
 def test_models_do_as_plain_hooks_and_other_weights_make_them(name: str, side: int) -> None:

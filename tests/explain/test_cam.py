@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,31 +22,14 @@ from hookscope.explain.cam_methods import CAM_METHODS
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.selection import Call
 from hookscope.scores.logits import Prediction
+from tests.helpers import hooks_on, seeded
+from tests.nets import Fails, named as chain
 
 GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small nets gain nothing by a second one, and wait for it where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build().eval()
-
-
 def picture(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(1, 3, *(shape or (16, 16)), generator=torch.Generator().manual_seed(seed))
-
-
-def chain(**layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(layers))
 
 
 def small() -> nn.Module:
@@ -75,10 +57,6 @@ def only(model: nn.Module, inputs: Any, *args: Any, **options: Any) -> ClassActi
 
 def same(ours: ClassActivationMap, other: ClassActivationMap) -> bool:
     return ours.call == other.call and np.array_equal(ours.values, other.values) and ours.values.any()
-
-
-def hooks_on(model: nn.Module) -> int:
-    return sum(len(table) for m in model.modules() for name, table in vars(m).items() if "_hooks" in name and table)
 
 
 def one_line(error: pytest.ExceptionInfo[HookscopeError]) -> str:
@@ -983,20 +961,6 @@ def test_nothing_of_the_model_changes(method: str, layers: Any) -> None:
     class_activation_maps(net, x, layers, "top:2", method)
     assert state.changes() == [] and hooks_on(net) == hooks
     assert torch.equal(x, before) and x.grad is None and x.requires_grad
-
-
-class Fails(nn.Module):
-    """Fails in the pass with this number."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at, self.passes = at, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        if self.passes == self.at:
-            raise RuntimeError("as planned")
-        return x
 
 
 @pytest.mark.parametrize(

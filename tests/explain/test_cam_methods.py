@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,15 +21,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of libraries that grad-cam imports
     import pytorch_grad_cam as judge
     from captum.attr import LayerGradCam
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small nets gain nothing by a second one, and wait for it where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # -- on paper ----------------------------------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +18,8 @@ from hookscope.explain.saliency import Saliency, saliency_maps
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, Settings
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.logits import Prediction
+from tests.helpers import hooks_on, seeded
+from tests.nets import Fails, named as chain
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -27,27 +28,8 @@ with warnings.catch_warnings():
 FEW = Settings(samples=5, steps=6, batch_size=4)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small nets gain nothing by a second one, and wait for it where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build().eval()
-
-
 def picture(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(1, 3, *(shape or (12, 12)), generator=torch.Generator().manual_seed(seed))
-
-
-def chain(**layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(layers))
 
 
 def small(inplace: bool = True, act: Callable[..., nn.Module] = nn.ReLU) -> nn.Module:
@@ -72,10 +54,6 @@ def only(model: nn.Module, inputs: Any, target: str | int = 3, method: str = "gr
     [found] = saliency_maps(model, inputs, target, method, **options)
     assert found.method == method and found.values.shape == inputs.shape[1:]
     return found.values
-
-
-def hooks_on(model: nn.Module) -> int:
-    return sum(len(table) for m in model.modules() for name, table in vars(m).items() if "_hooks" in name and table)
 
 
 def one_line(error: pytest.ExceptionInfo[HookscopeError]) -> str:
@@ -622,20 +600,6 @@ def test_nothing_of_the_model_changes(method: str) -> None:
     saliency_maps(net, x, "top:2", method, settings=FEW)
     assert state.changes() == [] and hooks_on(net) == hooks
     assert torch.equal(x, before) and x.grad is None
-
-
-class Fails(nn.Module):
-    """Fails in the pass with this number."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at, self.passes = at, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        if self.passes == self.at:
-            raise RuntimeError("as planned")
-        return x
 
 
 @pytest.mark.parametrize("at", [1, 2])

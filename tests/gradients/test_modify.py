@@ -6,7 +6,7 @@ import copy
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,27 +25,8 @@ from hookscope.gradients.modify import (
     clip_total_norm,
 )
 from hookscope.hooks.model_state import ModelSnapshot
-
-HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
-def hooks_on(model: nn.Module) -> int:
-    on_tensors = sum(len(parameter._backward_hooks or ()) for parameter in model.parameters())
-    return on_tensors + sum(len(getattr(module, table) or ()) for module in model.modules() for table in HOOK_TABLES)
-
-
-def conv(weight: float, bias: float = 0.0) -> nn.Conv2d:
-    made = nn.Conv2d(1, 1, 1)
-    nn.init.constant_(made.weight, weight)
-    nn.init.constant_(made.bias, bias)
-    return made
+from tests.helpers import hooks_on
+from tests.nets import conv
 
 
 def row(*values: float) -> Tensor:

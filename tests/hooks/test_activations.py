@@ -21,20 +21,8 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.errors import LayerError, ModelError, SelectionError
 from hookscope.hooks.tensors import map_tensors, tensors_in
-
-HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
-
-
-def hooks_on(model: nn.Module) -> int:
-    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in HOOK_TABLES)
-
-
-def conv(weight: float, bias: float = 0.0) -> nn.Conv2d:
-    """A convolution of one number: ``weight * x + bias``."""
-    made = nn.Conv2d(1, 1, 1)
-    nn.init.constant_(made.weight, weight)
-    nn.init.constant_(made.bias, bias)
-    return made
+from tests.helpers import HOOK_TABLES, hooks_on
+from tests.nets import conv
 
 
 def row(*values: float) -> Tensor:

@@ -7,7 +7,7 @@ import dataclasses
 import gc
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,26 +20,8 @@ import hookscope
 from hookscope.errors import LayerError
 from hookscope.hooks.registration import HookHandles
 from hookscope.hooks.tensors import tensors_in
-
-HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
-def hooks_on(model: nn.Module) -> int:
-    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in HOOK_TABLES)
-
-
-def conv(weight: float, bias: float = 0.0) -> nn.Conv2d:
-    made = nn.Conv2d(1, 1, 1)
-    nn.init.constant_(made.weight, weight)
-    nn.init.constant_(made.bias, bias)
-    return made
+from tests.helpers import hooks_on
+from tests.nets import Twice, conv
 
 
 def row(*values: float) -> Tensor:
@@ -181,18 +163,6 @@ def test_a_loss_on_an_activation_itself() -> None:
 
 
 # -- calls, containers, passes -----------------------------------------------------------------------------------------
-
-
-class Twice(nn.Module):
-    """3 * (3 * x), by one layer with two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = conv(3)
-        self.twin = self.layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.twin(self.layer(x))
 
 
 def test_a_layer_that_runs_twice() -> None:

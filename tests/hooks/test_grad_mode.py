@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -14,13 +13,6 @@ from torch import Tensor, nn
 from hookscope.errors import ModelError
 from hookscope.hooks.grad_mode import differentiable, leaf_tensors, leaves_of, passed_on
 from hookscope.hooks.model_state import ModelSnapshot
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
 
 
 def small() -> nn.Sequential:

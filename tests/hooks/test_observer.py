@@ -14,13 +14,9 @@ from torch import nn
 from hookscope.errors import LayerError, ModelError, SelectionError
 from hookscope.hooks.observer import Observer
 from hookscope.hooks.registration import StopForward
+from tests.helpers import hooks_on
 
 X = torch.ones(1, 1, 2, 2)
-
-
-def hooks_on(model: nn.Module) -> int:
-    tables = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
-    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in tables)
 
 
 def conv() -> nn.Conv2d:

@@ -8,12 +8,7 @@ from torch import nn
 
 from hookscope.errors import ModelError
 from hookscope.hooks.registration import HookHandles, StopForward, check_hookable, hook_tensor, other_hooks_set_aside
-
-TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
-
-
-def hooks_on(model: nn.Module) -> int:
-    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in TABLES)
+from tests.helpers import HOOK_TABLES, hooks_on
 
 
 def chain() -> nn.Sequential:
@@ -22,7 +17,7 @@ def chain() -> nn.Sequential:
 
 def test_the_count_of_hooks_sees_every_kind() -> None:
     net = chain()
-    assert {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs"} <= set(TABLES)
+    assert {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs"} <= set(HOOK_TABLES)
     net[0].register_forward_hook(print, with_kwargs=True, always_call=True)
     assert hooks_on(net) == 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,15 +32,6 @@ from hookscope.interventions.ablation import Ablation, ablate_each
 from hookscope.interventions.effect import intervention_effect
 
 PICTURE = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small nets gain nothing by a second one, and wait for it where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def paper() -> nn.Sequential:

@@ -21,13 +21,9 @@ from hookscope.hooks.tensors import tensors_in
 from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.layer_statistics import LayerStatistics
 from hookscope.statistics.totals import RunningStatistics
+from tests.helpers import hooks_on
 
 ALL = {"layers": "all", "types": ("all",)}
-
-
-def hooks_on(model: nn.Module) -> int:
-    tables = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
-    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in tables)
 
 
 def images(count: int = 6, channels: int = 3, side: int = 8) -> Tensor:

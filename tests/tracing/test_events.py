@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,22 +20,9 @@ from hookscope.scores.losses import Loss
 from hookscope.tracing.events import EVENTS, PassRecord, trace_events
 from hookscope.tracing.summary import list_layers
 from hookscope.verification.paired_passes import noise_pictures
+from tests.nets import conv
 
 EVERYTHING = 10_000
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
-def conv(weight: float, bias: float = 0.0) -> nn.Conv2d:
-    made = nn.Conv2d(1, 1, 1)
-    nn.init.constant_(made.weight, weight)
-    nn.init.constant_(made.bias, bias)
-    return made
 
 
 def chain(inplace: bool = True) -> nn.Sequential:

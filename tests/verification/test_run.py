@@ -26,8 +26,11 @@ from hookscope.hooks.model_state import ModelSnapshot, StateChange, random_state
 from hookscope.models.inputs import family_of
 from hookscope.models.load import LoadedModel, load_model
 from hookscope.models.preprocess import Preprocess
+from hookscope.verification.checks import Check
 from hookscope.verification.fx_reference import Edge, run_fx_graph
-from hookscope.verification.run import Check, noise_pictures, verify
+from hookscope.verification.paired_passes import noise_pictures
+from hookscope.verification.run import verify
+from tests.helpers import hooks_on
 
 NAMES = ["feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"]
 
@@ -44,11 +47,6 @@ def checks(model: nn.Module, layers: Any = "all", types: Any = ("all",)) -> dict
 
 def failing(found: dict[str, Check]) -> list[tuple[str, str]]:
     return [(name, check.layer) for name, check in found.items() if check.holds is False]
-
-
-def hooks_on(model: nn.Module) -> int:
-    tables = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
-    return sum(len(getattr(module, table) or ()) for module in model.modules() for table in tables)
 
 
 class Reused(nn.Module):

@@ -17,15 +17,6 @@ from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.timed import TimedFinding
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Nets this small are slower with several."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def norm(tensors: list[torch.Tensor]) -> float | None:
     return torch.stack([t.detach().double().norm() for t in tensors]).norm().item() if tensors else None
 

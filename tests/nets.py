@@ -1,0 +1,56 @@
+"""The zoo: small nets with weights set by hand, so that every expected number can be derived on paper."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+
+def conv(weight: float, bias: float = 0.0) -> nn.Conv2d:
+    """A convolution of one number: ``weight * x + bias``."""
+    layer = nn.Conv2d(1, 1, 1)
+    nn.init.constant_(layer.weight, weight)
+    nn.init.constant_(layer.bias, bias)
+    return layer
+
+
+def chain(last: float = 5, inplace: bool = True) -> nn.Sequential:
+    """On (1, -2): (2, -4), ReLU (2, 0), (-5, 1), ReLU (0, 1), (3, 3 + ``last``)."""
+    return nn.Sequential(conv(2), nn.ReLU(inplace), conv(-3, 1), nn.ReLU(inplace), conv(last, 3))
+
+
+def named(**layers: nn.Module) -> nn.Sequential:
+    """Layers in a row, called by the keywords."""
+    return nn.Sequential(OrderedDict(layers))
+
+
+class Twice(nn.Module):
+    """``3 * (3 * x)`` by one layer, called twice, that has two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = conv(3)
+        self.twin = self.layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.twin(self.layer(x))
+
+
+class Fails(nn.Module):
+    """Passes its input on, but raises in the pass with this number; 0 for every pass."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.at, self.passes = at, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        if self.at in (0, self.passes):
+            raise RuntimeError("as planned")
+        return x
+
+
+X = torch.tensor([1.0, -2.0]).reshape(1, 1, 1, 2)
+"""What `chain` is explained with."""
