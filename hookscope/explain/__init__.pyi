@@ -13,5 +13,6 @@ from .cam_page import (
 )
 from .overlay_source import OverlaySource as OverlaySource
 from .saliency import Saliency as Saliency, saliency_maps as saliency_maps
-from .saliency_methods import SALIENCY_METHODS as SALIENCY_METHODS, Settings as Settings
+from .saliency_methods import SALIENCY_METHODS as SALIENCY_METHODS
 from .saliency_page import draw_saliency as draw_saliency, saliency_still as saliency_still
+from .saliency_settings import Settings as Settings

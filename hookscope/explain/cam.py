@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError, nearest
 from hookscope.explain.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps, no_default
-from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, CamMethod
+from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, CamMethod, gradient_free
 from hookscope.explain.cam_perturbation import Progress, Rerun, resized
 from hookscope.hooks import Call, InputSize, Layers, capture, differentiable, leaves_of, passed_on, tensors_in
 from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
@@ -215,7 +215,7 @@ def _map_of(
     how = CAM_METHODS[method]
     if how.gradient and gradient is None:
         exists = "the gradient does not reach it: its output is unused, detached, or made under no_grad"
-        do = "choose another layer, or eigencam, scorecam or ablationcam, which need no gradient"
+        do = f"choose another layer, or a method without gradient: {gradient_free()}"
         raise LayerError(f"the score does not depend on {layer.call.key}", exists, do)
     activation = layer.maps.values
     _check_finite(layer, "activation", activation)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, NoMapError
+from hookscope.explain.cam_methods import gradient_free
 from hookscope.hooks import Activations, Call, InputSize, Layers, Maps, feature_maps, tensors_in
 
 _LAST_FEW = 8
@@ -119,7 +120,7 @@ def no_default(model: nn.Module, found: Sequence[MapLayer]) -> NoMapError:
     if not found:
         return NoMapError(asked, "no layer puts out a map", "saliency needs none")
     why = "as far as gradients tell: they are detached, or made under no_grad"
-    return NoMapError(asked, why, "name a layer for eigencam, scorecam or ablationcam, which need no gradient")
+    return NoMapError(asked, why, f"choose a layer and a method without gradient: {gradient_free()}")
 
 
 def candidates(model: nn.Module, activations: Activations, seen: InputSize) -> list[MapLayer]:

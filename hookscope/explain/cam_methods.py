@@ -128,14 +128,16 @@ class CamMethod:
     """A method and what else it needs.
 
     Attributes:
-        weigh: From evidence to weights ``(C,)`` or ``(C, H, W)``.
-        relu: Whether the paper cuts off what is negative in the map.
-        gradient: Whether the gradient is asked for.
-        centred: Whether the mean of each channel is taken off before the weights are applied.
-        passes: Whether it takes a forward pass for each channel.
+        weigh: From the inputs to weights ``(C,)`` or ``(C, H, W)``.
+        summary: What weighs the channels, in a line of the help.
+        relu: Whether the paper sets negative values of the map to 0.
+        gradient: Whether the method needs the gradient.
+        centred: Whether the mean of each channel is subtracted before the weights are applied.
+        passes: Whether it runs the model once per channel.
     """
 
     weigh: Callable[[CamInputs], Tensor]
+    summary: str
     relu: bool = True
     gradient: bool = True
     centred: bool = False
@@ -143,13 +145,24 @@ class CamMethod:
 
 
 CAM_METHODS = {
-    "gradcam": CamMethod(gradcam),
-    "gradcam++": CamMethod(gradcam_plus_plus),
-    "hirescam": CamMethod(hirescam, relu=False),
-    "layercam": CamMethod(layercam),
-    "xgradcam": CamMethod(xgradcam),
-    "eigencam": CamMethod(eigencam, relu=False, gradient=False, centred=True),
-    "scorecam": CamMethod(scorecam, gradient=False, passes=True),
-    "ablationcam": CamMethod(ablationcam, gradient=False, passes=True),
+    "gradcam": CamMethod(gradcam, "mean gradient of the channel"),
+    "gradcam++": CamMethod(gradcam_plus_plus, "positive gradients, weighted by how much their position explains"),
+    "hirescam": CamMethod(hirescam, "gradient of each position, without ReLU", relu=False),
+    "layercam": CamMethod(layercam, "positive gradient of each position; suits early layers"),
+    "xgradcam": CamMethod(xgradcam, "mean gradient weighted by the activation"),
+    "eigencam": CamMethod(
+        eigencam, "first principal component of the activation; ignores the class", False, False, centred=True
+    ),
+    "scorecam": CamMethod(
+        scorecam, "score of the image masked by the channel; one pass per channel", gradient=False, passes=True
+    ),
+    "ablationcam": CamMethod(
+        ablationcam, "score lost without the channel; one pass per channel", gradient=False, passes=True
+    ),
 }
 """Every method by the name that ``--method`` takes."""
+
+
+def gradient_free() -> str:
+    """The methods that need no gradient, for an error."""
+    return ", ".join(name for name, method in CAM_METHODS.items() if not method.gradient)

@@ -44,7 +44,7 @@ class Rerun:
 
     def _masked(self, channels: Tensor) -> Tensor:
         if len(self.inputs) != 1 or not isinstance(self.inputs[0], torch.Tensor) or self.inputs[0].dim() != 4:
-            raise UsageError("scorecam is for one still picture", do="take ablationcam, or a method of gradients")
+            raise UsageError("masks need one picture (1, C, H, W)", do="use a method that masks no picture")
         picture = self.inputs[0].detach()
         found = []
         for part in channels.split(self.batch_size):

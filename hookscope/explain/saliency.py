@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import InputError, ModelError, UsageError, nearest
-from hookscope.explain.saliency_methods import SALIENCY_METHODS, Settings, wide
+from hookscope.explain.cam_methods import gradient_free
+from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
+from hookscope.explain.saliency_settings import Settings
 from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import differentiable, leaves_of, passed_on
 from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
@@ -113,7 +115,7 @@ def saliency_maps(
                 unguided = guide.missed if how.guided else 0
                 found.append(Saliency(answer, method, values.to(wide(picture)), expected, unguided))
         if how.guided and not guide.met:
-            raise _nothing_to_guide(model, "that the gradient passes")
+            raise _nothing_to_guide(model, " that the gradient passes")
     return found
 
 
@@ -169,9 +171,10 @@ def _gradient_of(
         if score.requires_grad:
             [found] = torch.autograd.grad(score, leaf, allow_unused=True)
         if found is None:
-            asked = f"the score of {type(model).__name__} does not depend on the picture as far as gradients tell"
             raise ModelError(
-                asked, "it is detached, under no_grad, quantized or constant", "take cam --method eigencam"
+                f"no gradient leads from the score of {type(model).__name__} to the picture",
+                "the score is detached, computed under no_grad, quantized or constant",
+                f"use cam with a method without gradient: {gradient_free()}",
             )
         guide.missed = _relus_between(score, leaf) - guide.met
         advance(len(pictures))
@@ -229,5 +232,5 @@ def _relus(model: nn.Module) -> list[str]:
 
 
 def _nothing_to_guide(model: nn.Module, which: str = "") -> ModelError:
-    asked = f"{type(model).__name__} has no layer that is a ReLU {which}".rstrip() + ": there is nothing to guide"
-    return ModelError(asked, do="take smoothgrad or integrated-gradients")
+    others = ", ".join(name for name, method in SALIENCY_METHODS.items() if not method.guided)
+    return ModelError(f"{type(model).__name__} has no ReLU layer{which} to guide", do=f"use another method: {others}")

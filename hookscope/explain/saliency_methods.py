@@ -12,38 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookscope.errors import UsageError
+from hookscope.explain.saliency_settings import Settings
 
 Gradient = Callable[["Tensor"], "Tensor"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the methods with many passes can be told.
-
-    Attributes:
-        samples: How many noisy pictures SmoothGrad takes.
-        noise: Its standard deviation, as a share of the picture's range of values.
-        steps: How many points Integrated Gradients takes between the baseline and the picture.
-        batch_size: Pictures in one pass.
-        seed: Of the noise.
-
-    Raises:
-        UsageError: for less than one sample, step or picture, and for noise below 0.
-    """
-
-    samples: int = 25
-    noise: float = 0.15
-    steps: int = 50
-    batch_size: int = 10
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "steps", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name.replace('_', ' ')} {getattr(self, name)}", do="give a number from 1")
-        if not 0 <= self.noise < float("inf"):
-            raise UsageError(f"noise {self.noise:g}", do="give a number from 0, as a share of the range of values")
 
 
 def vanilla(gradient: Gradient, picture: Tensor, settings: Settings) -> Tensor:
@@ -103,6 +74,8 @@ class SaliencyMethod:
 
     Attributes:
         attribute: From a function picture -> gradient, the picture ``(1, C, H, W)`` and settings to its values.
+        summary: What is computed, in a line of the help.
+        caption: What a value of the map is, under its picture.
         signed: Whether the values multiply the picture, so that those of the colours of a pixel are added.
         completes: Whether all values together make up the score less that of a picture of zeros.
         guided: Whether negative gradients are cut off at every ReLU on the way.
@@ -110,6 +83,8 @@ class SaliencyMethod:
     """
 
     attribute: Callable[[Gradient, Tensor, Settings], Tensor]
+    summary: str
+    caption: str
     signed: bool = False
     completes: bool = False
     guided: bool = False
@@ -121,10 +96,29 @@ class SaliencyMethod:
 
 
 SALIENCY_METHODS = {
-    "gradient": SaliencyMethod(vanilla),
-    "gradient-input": SaliencyMethod(gradient_times_input, signed=True),
-    "smoothgrad": SaliencyMethod(smoothgrad, pictures="samples"),
-    "integrated-gradients": SaliencyMethod(integrated_gradients, signed=True, completes=True, pictures="steps"),
-    "guided-backprop": SaliencyMethod(vanilla, guided=True),
+    "gradient": SaliencyMethod(
+        vanilla, "dS/dx", "how strongly the score reacts to the pixel: |dS/dx|, largest of its colours"
+    ),
+    "gradient-input": SaliencyMethod(gradient_times_input, "x dS/dx", "|x dS/dx summed over the colours|", signed=True),
+    "smoothgrad": SaliencyMethod(
+        smoothgrad,
+        "mean dS/dx of noisy copies; --seed sets the noise too",
+        "how strongly noisy copies react to the pixel: |mean dS/dx|, largest of its colours",
+        pictures="samples",
+    ),
+    "integrated-gradients": SaliencyMethod(
+        integrated_gradients,
+        "x times the mean dS/dx on the way from zeros: shares of the score",
+        "|share of the score, summed over the colours|",
+        signed=True,
+        completes=True,
+        pictures="steps",
+    ),
+    "guided-backprop": SaliencyMethod(
+        vanilla,
+        "dS/dx with negative gradients set to 0 at every ReLU layer",
+        "|guided dS/dx|, largest of its colours",
+        guided=True,
+    ),
 }
 """Every method by the name that ``--method`` takes; guided backpropagation is arXiv:1412.6806."""

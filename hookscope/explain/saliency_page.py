@@ -11,15 +11,9 @@ from PIL import Image
 from hookscope.drawing import Heat, Panel, draw_page
 from hookscope.explain.overlay_source import OverlaySource, answer_facts, answer_lines
 from hookscope.explain.saliency import Saliency
+from hookscope.explain.saliency_methods import SALIENCY_METHODS
 
 _TOP = 0.995  # of the pixels lie below the value drawn strongest: single ones are much higher than all the others
-_WORDS = {
-    "gradient": "how strongly the score reacts to the pixel: |dS/dx|, largest of its colours",
-    "smoothgrad": "how strongly noisy copies react to the pixel: |mean dS/dx|, largest of its colours",
-    "guided-backprop": "|guided dS/dx|, largest of its colours",
-    "gradient-input": "|x dS/dx summed over the colours|",
-    "integrated-gradients": "|share of the score, summed over the colours|",
-}
 
 
 def draw_saliency(subject: OverlaySource, found: Saliency, cmap: str = "inferno") -> tuple[Image.Image, dict[str, Any]]:
@@ -34,7 +28,7 @@ def draw_saliency(subject: OverlaySource, found: Saliency, cmap: str = "inferno"
     highest, top = float(values.max()), _strongest(values)
     frames = f", mean of {found.map.shape[0]} frames" if found.map.dim() == 3 else ""
     words = [
-        _WORDS[found.method] + frames,
+        SALIENCY_METHODS[found.method].caption + frames,
         f"colours end at {top:.3g}, {100 * _TOP:g} % of the pixels; highest {highest:.3g}",
     ]
     panel = Panel(

@@ -27,7 +27,7 @@ from hookscope.cli.commands.cam import FIELDS, command
 from hookscope.cli.main import main
 from hookscope.drawing.png import read_provenance
 from hookscope.explain.cam import class_activation_maps, fused
-from hookscope.explain.cam_methods import CAM_METHODS
+from hookscope.explain.cam_methods import CAM_METHODS, CamMethod, gradcam
 from hookscope.models.load import load_model
 
 ROOT = Path(hookscope.__file__).parents[1]
@@ -578,6 +578,14 @@ def test_standard_input_and_output_in_process(here: Path) -> None:
     result = CliRunner().invoke(command, words, input=picture)
     assert [name.split("-")[0] for name in files(here)] == ["stdin", "x.npy"]
     assert np.array_equal(np.load("x.npy"), library()[0].values)
+
+
+def test_a_method_of_the_registry_is_in_the_help_and_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CAM_METHODS, "toy", CamMethod(gradcam, "a toy method"))
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert re.search(r"^    toy +a toy method$", text, re.MULTILINE) and "|toy]" in text.replace("\n", "")
+    status, out, _ = run("cat.jpg", "--method", "toy")
+    assert (status, rows(out)[0]["method"]) == (0, "toy")
 
 
 def test_help_has_the_manual() -> None:

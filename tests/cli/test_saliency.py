@@ -20,7 +20,8 @@ from hookscope.cli.commands.saliency import FIELDS, command
 from hookscope.cli.main import main
 from hookscope.drawing.png import read_provenance
 from hookscope.explain.saliency import saliency_maps
-from hookscope.explain.saliency_methods import SALIENCY_METHODS, Settings
+from hookscope.explain.saliency_methods import SALIENCY_METHODS, SaliencyMethod, vanilla
+from hookscope.explain.saliency_settings import Settings
 from hookscope.models.load import load_model
 
 SAMPLES = Path(hookscope.__file__).parents[1] / "samples"
@@ -196,10 +197,10 @@ def test_all_zero_is_drawn_and_said(run: Run, here: Path) -> None:
             "nets.py:Functions",
             ["--method", "guided-backprop"],
             1,
-            "has no layer that is a ReLU: there is nothing to guide",
+            "has no ReLU layer to guide; use another method: gradient, ",
         ),
         ("nets.py:Boxes", [], 1, "no score for each class"),
-        ("nets.py:Detached", [], 1, "does not depend on the picture"),
+        ("nets.py:Detached", [], 1, "no gradient leads from the score of"),
         ("nets.py:overflows", [], 1, "finite"),
         ("raft_small", ["--weights", "none"], 1, "raft_small gives the flow of pixels, no score for each class"),
         ("nets.py:small", ["--target", "9"], 1, "no class 9; the model has 4 classes: 0 to 3"),
@@ -302,6 +303,17 @@ def test_an_input_is_not_written_over(run: Run, here: Path) -> None:
     status, _, errors = run("dog.png", "-o", "dog.png", model="no_such_model_is_looked_for")
     assert (status, "it is the image" in errors) == (1, True)
     assert (here / "dog.png").read_bytes() == before
+
+
+def test_a_method_of_the_registry_is_in_the_help_and_runs(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = SaliencyMethod(vanilla, "a toy method", "a toy caption")
+    monkeypatch.setitem(SALIENCY_METHODS, "toy", toy)
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert re.search(r"^    toy +a toy method$", text, re.MULTILINE) and "|toy]" in text
+    status, out, _ = run("dog.png", "--method", "toy")
+    assert (status, rows(out)[0]["method"]) == (0, "toy")
 
 
 def test_the_manual_lists_every_method() -> None:

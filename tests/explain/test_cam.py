@@ -476,7 +476,7 @@ def test_clips_have_a_map_of_each_frame() -> None:
 
 
 def test_a_clip_takes_no_masks() -> None:
-    with pytest.raises(UsageError, match="scorecam is for one still picture; take ablationcam") as e:
+    with pytest.raises(UsageError, match="masks need one picture") as e:
         class_activation_maps(clip_net(), picture(4, 6, 8), method="scorecam")
     one_line(e)
 

@@ -67,10 +67,6 @@ def test_every_method_has_its_words(drawn: dict[str, Any], method: str) -> None:
     assert "colours" in drawn["panel"].words[0]
 
 
-def test_the_words_are_those_of_the_methods() -> None:
-    assert saliency_page._WORDS.keys() == SALIENCY_METHODS.keys()
-
-
 def test_all_zero_is_said(drawn: dict[str, Any]) -> None:
     draw_saliency(SUBJECT, saliency(np.zeros((3, 4, 4))))
     panel = drawn["panel"]

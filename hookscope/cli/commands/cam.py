@@ -14,8 +14,8 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import explain as explaining
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, answer_fields, explaining_options, peak_fields
 from hookscope.cli.shared.options import layer_option, model_argument, type_option, was_given
+from hookscope.cli.shared.registries import CommandWithTable, RegistryChoice
 from hookscope.errors import UsageError
-from hookscope.explain import CAM_METHODS
 from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
@@ -28,17 +28,23 @@ FIELDS = (
 _SHEET_TARGET, _MOST_CLASSES = "top:3", 20
 
 
-@click.command("cam")
+def _methods() -> Iterator[tuple[str, str]]:
+    from hookscope.explain import CAM_METHODS
+
+    return ((name, method.summary) for name, method in CAM_METHODS.items())
+
+
+@click.command("cam", cls=CommandWithTable, table=_methods)
 @model_argument()
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
 @layer_option("Which calls, as in visualize; several are drawn side by side.  [default: the last with a map]")
 @type_option
 @click.option(
     "--method",
-    type=click.Choice(list(CAM_METHODS)),
+    type=RegistryChoice(lambda: dict(_methods())),
     default="gradcam",
     show_default=True,
-    help="How channels are weighed.",
+    help="How the channels are weighted.",
 )
 @click.option("--fuse", is_flag=True, help="Join the maps of several layers in one: the mean, each brought to 0..1.")
 @click.option(
@@ -54,7 +60,7 @@ _SHEET_TARGET, _MOST_CLASSES = "top:3", 20
     type=click.IntRange(1),
     default=16,
     show_default=True,
-    help="Pictures in one pass of scorecam and ablationcam, which take a pass for each channel.",
+    help="Images in one batch of the methods that run the model once per channel.",
 )
 @explaining_options("IMAGE/LAYER/CLASS")
 def command(model: str, images: tuple[str, ...], **options: Any) -> None:
@@ -68,8 +74,8 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     map are left out.
 
     \b
-    Methods: gradcam, gradcam++, hirescam, layercam and xgradcam weigh channels by gradients; eigencam knows no class;
-    scorecam and ablationcam ask the model again for each channel, and take as long.
+    Methods, and what weights the channels:
+      {table}
 
     \b
     Examples:

@@ -12,7 +12,8 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import explain as explaining
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, answer_fields, explaining_options, peak_fields
 from hookscope.cli.shared.options import model_argument
-from hookscope.explain import SALIENCY_METHODS, Settings
+from hookscope.cli.shared.registries import CommandWithTable, RegistryChoice
+from hookscope.explain import Settings
 from hookscope.findings import counted
 
 if TYPE_CHECKING:
@@ -22,17 +23,23 @@ FIELDS = (
     "image", "method", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x", "peak_y",
     "weights", "file",
 )  # fmt: skip
-_USUAL = Settings()
+_DEFAULTS = Settings()
 _GAP = 0.05  # from which on shares that do not make up the score are told
 _ROUNDING = 1e-5  # of the score, which the difference of two that are nearly the same is made of
 
 
-@click.command("saliency")
+def _methods() -> Iterator[tuple[str, str]]:
+    from hookscope.explain import SALIENCY_METHODS
+
+    return ((name, method.summary) for name, method in SALIENCY_METHODS.items())
+
+
+@click.command("saliency", cls=CommandWithTable, table=_methods)
 @model_argument()
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
 @click.option(
     "--method",
-    type=click.Choice(list(SALIENCY_METHODS)),
+    type=RegistryChoice(lambda: dict(_methods())),
     default="gradient",
     show_default=True,
     help="What is computed.",
@@ -41,7 +48,7 @@ _ROUNDING = 1e-5  # of the score, which the difference of two that are nearly th
     "--samples",
     metavar="N",
     type=click.IntRange(1),
-    default=_USUAL.samples,
+    default=_DEFAULTS.samples,
     show_default=True,
     help="Noisy pictures of smoothgrad.",
 )
@@ -49,7 +56,7 @@ _ROUNDING = 1e-5  # of the score, which the difference of two that are nearly th
     "--noise",
     metavar="SHARE",
     type=click.FloatRange(0),
-    default=_USUAL.noise,
+    default=_DEFAULTS.noise,
     show_default=True,
     help="Standard deviation of smoothgrad's noise, as a share of the picture's range.",
 )
@@ -57,7 +64,7 @@ _ROUNDING = 1e-5  # of the score, which the difference of two that are nearly th
     "--steps",
     metavar="N",
     type=click.IntRange(1),
-    default=_USUAL.steps,
+    default=_DEFAULTS.steps,
     show_default=True,
     help="Points of integrated-gradients between a picture of zeros and the picture.",
 )
@@ -65,7 +72,7 @@ _ROUNDING = 1e-5  # of the score, which the difference of two that are nearly th
     "--batch-size",
     metavar="N",
     type=click.IntRange(1),
-    default=_USUAL.batch_size,
+    default=_DEFAULTS.batch_size,
     show_default=True,
     help="Pictures in one pass of these two.",
 )
@@ -80,11 +87,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 
     \b
     Methods:
-      gradient              dS/dx
-      gradient-input        x dS/dx
-      smoothgrad            the mean dS/dx of noisy copies; --seed draws the noise too
-      integrated-gradients  x times the mean dS/dx on the way from zeros: shares of the score
-      guided-backprop       dS/dx with what is negative cut off at every layer that is a ReLU
+      {table}
 
     \b
     Examples:
