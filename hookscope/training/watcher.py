@@ -14,12 +14,11 @@ from torch.optim import Optimizer
 
 from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import HookHandles
-from hookscope.training.backward_calls import BackwardCalls, scalar_of
+from hookscope.training.loss_tap import LossTap, hidden_from_compile, scalar_of
 from hookscope.training.modules import Root
 from hookscope.training.optimizers import Optimizers, closure_of, gradient_scale, is_stepping, makes_no_step
 from hookscope.training.output import WatcherOutput
 from hookscope.training.passes import ModelTracker
-from hookscope.training.quiet_compile import QuietCompile
 from hookscope.training.recorder import MetricsRecorder, OptimizerStep
 from hookscope.training.step_record import expected_statistics
 from hookscope.training.stop import StopRule
@@ -75,10 +74,10 @@ class TrainingWatcher:
         self._open: OptimizerStep | None = None
         self._samples = self._stays_on = self._hooks_are_on = False
         self._step_door, self._module_door = HookHandles(), HookHandles()
-        self._backward_calls = BackwardCalls(self._before_backward)
+        self._loss_tap = LossTap(self._before_backward)
         # one object for the whole run: what compiles a model looks whether it is the same hook still
         self._hooks = (self._before, self._after)
-        self._quiet_compile = QuietCompile(self._hooks)
+        self._hidden = hidden_from_compile(self._hooks)
 
     @property
     def stopped(self) -> NonFiniteError | None:
@@ -236,15 +235,15 @@ class TrainingWatcher:
         if not self._hooks_are_on:
             self._module_door.every_forward_pre(self._hooks[0])
             self._module_door.every_forward(self._hooks[1])
-            self._quiet_compile.on()
+            self._hidden.on()
             self._hooks_are_on = True
-        (self._backward_calls.on if needed else self._backward_calls.off)()
+        (self._loss_tap.on if needed else self._loss_tap.off)()
 
     def _no_module_hooks(self) -> None:
         self._module_door.__exit__(None, None, None)
         self._hooks_are_on = False
-        self._quiet_compile.off()
-        self._backward_calls.off()
+        self._hidden.off()
+        self._loss_tap.off()
 
     def _say_what_is_missing(self) -> None:
         """Why a sampled step had no line."""

@@ -197,23 +197,18 @@ def test_what_is_in_main_is_found_by_pickles_and_processes(folder: Path, words: 
     assert both(folder, *words) == (0, b"True __main__\n[1, 4, 9]\n[1, 4, 9]\n", b"")
 
 
-@pytest.mark.parametrize(("option", "lines"), [("hidden", [3, 2]), ("ends", [3])])
-def test_frames_of_named_files_are_left_out(folder: Path, option: str, lines: list[int]) -> None:
-    written(folder, "def call(f): f()", "between.py")
-    written(folder, "import between\ndef f(): 1 / 0\nbetween.call(f)\n")
-    code = (
-        "import sys; from hookscope.system.script import find_script;"
-        " find_script(['train.py']).run(**{sys.argv[1]: {sys.argv[2]}})"
-    )
-    errors = ended(folder, "-c", code, option, str(folder / "between.py"))[2].decode()
+def test_frames_of_hookscope_are_left_out_wherever_they_are(folder: Path) -> None:
+    source = "from hookscope.system import after_import\ndef f(): 1 / 0\nafter_import('sys', f)\n"
+    runner = str(folder.parent / "runner" / "run.py")
+    errors = ended(folder, runner, written(folder, source))[2].decode()
     shown = [line.split(", in")[0] for line in errors.splitlines() if "File" in line]
-    assert shown == [f'  File "{folder / "train.py"}", line {line}' for line in lines]
+    assert shown == [f'  File "{folder / "train.py"}", line {line}' for line in (3, 2)]
 
 
 REFUSED = {
     ("trian.py",): "cannot open the script trian.py: No such file or directory; nearest: train.py, link.py",
     ("package",): "package has no __main__.py to run; in it: train.py; name a script in it",
-    ("-m",): "-m lacks the name of a module",
+    ("-m",): "-m needs the name of a module",
     (): "there is no script; name a file, or -m and a module",
     ("torchrun", "--nproc_per_node", "2", "train.py", "-x"): "torchrun would run the script unwatched; put hookscope"
     " inside: torchrun --nproc_per_node 2 -m hookscope watch -- train.py -x",

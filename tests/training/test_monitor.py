@@ -972,7 +972,7 @@ def test_the_log_has_its_header_lines_and_end(tmp_path: Path) -> None:
 
 
 def test_the_same_figures_as_scalars_of_tensorboard(tmp_path: Path) -> None:
-    from tests.test_tensorboard import read
+    from tests.statistics.test_tensorboard import read
 
     net = small()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)

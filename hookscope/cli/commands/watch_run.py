@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import hookscope
 from hookscope.cli.output import rows as output
 from hookscope.errors import NonFiniteError
 from hookscope.findings import counted
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
     from hookscope.training import Monitor
 
 _QUICKLY_READ = 16 * 2**20  # bytes; about a second
-# What stands between the script and what it calls, and what is called in between and is nothing to the script.
-_HIDDEN = (
-    os.path.join("system", "import_hook.py"),
-    *(os.path.join("training", name) for name in ("backward_calls.py", "loss_scales.py", "replaced.py")),
-)
-_ENDS = (os.path.join("training", "monitor.py"), os.path.join("training", "watcher.py"))
-
-
 _OWN_OPTIONS = ("--log", "--every", "--layer", "--tensorboard", "--stop-on", "--show", "--plot")
 
 
@@ -83,7 +74,7 @@ class WatchRun:
         atexit.register(self._end)  # the first to be registered is the last to be called, when threads have ended too
         after_import("torch", self._enter)
         try:
-            self._script.run(_ours(_HIDDEN), _ours(_ENDS))
+            self._script.run()
             if self._monitor is not None and self._monitor.stopped is not None:
                 raise self._monitor.stopped  # the script has caught it, and come to its end
         except NonFiniteError as error:
@@ -169,8 +160,3 @@ class WatchRun:
             if text and self._stderr is not None:
                 with contextlib.redirect_stderr(self._stderr):
                     output.note(text)
-
-
-def _ours(names: tuple[str, ...]) -> set[str]:
-    """Files of hookscope, as tracebacks name them."""
-    return {os.path.join(os.path.dirname(hookscope.__file__), name) for name in names}
