@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.tensorboard import SummaryWriter
 
 from hookscope.errors import InstallationError, printable
 from hookscope.statistics.layer_statistics import LayerStatistics
@@ -105,7 +104,7 @@ def _events(layers: Sequence[LayerStatistics], step: int, about: Mapping[str, st
             return stream.read()
 
 
-def _add(writer: SummaryWriter, layer: LayerStatistics, step: int) -> None:
+def _add(writer: Any, layer: LayerStatistics, step: int) -> None:
     tag = printable(layer.key) or _NAMELESS
     for name, value in _scalars(layer).items():
         if value is not None:
