@@ -44,7 +44,17 @@ class SelectionError(UsageError):
 
 
 class LayerError(HookscopeError, LookupError):
-    """A layer, call or index that the model does not have."""
+    """A layer, call or index that the model does not have.
+
+    Args:
+        kind: What is missing: ``layer``, ``type``, ``index``, ``range`` or ``call``; empty for any other cause.
+        name: The name, type or index as it was asked for; empty where there is not one alone.
+    """
+
+    def __init__(self, asked: str, exists: str = "", do: str = "", *, kind: str = "", name: str = "") -> None:
+        super().__init__(asked, exists, do)
+        self.kind = kind
+        self.name = name
 
 
 class NoMapError(HookscopeError):

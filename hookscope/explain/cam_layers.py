@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import LayerError, NoMapError
 from hookscope.explain.cam_methods import gradient_free
-from hookscope.hooks import Activations, Call, InputSize, Layers, Maps, feature_maps, tensors_in
+from hookscope.hooks import Activations, Call, InputSize, Layers, Maps, Selection, feature_maps, tensors_in
 
 _LAST_FEW = 8
 _EDGE = 6
@@ -69,14 +69,13 @@ def layers_with_maps(
         LayerError: one that ``layers`` names did not run, or none did.
     """
     modules = dict(model.named_modules())
-    texts = [layers] if isinstance(layers, (str, int)) else layers
-    asked = {term.strip().removesuffix("#0").lstrip("+") for text in texts for term in str(text).split(",")}
+    selection = Selection.of(layers)
     found, skipped = [], []
     for call in activations.calls:
         try:
             parts = _parts_with_maps(call, modules[call.name], activations[call.key], seen)
         except NoMapError as error:
-            if on_skip is None or asked & {call.name, call.key, str(call.index)}:
+            if on_skip is None or selection.is_explicit(call):
                 raise
             on_skip(call, error)
             skipped.append(error)
@@ -84,7 +83,7 @@ def layers_with_maps(
         reached = gradients_of(score, [part.tensor for part in parts]) if len(parts) > 1 else []
         at = next((at for at, gradient in enumerate(reached) if gradient is not None), 0)
         found.append(parts[at])
-    idle = [name for name in activations.did_not_run if name in asked]
+    idle = [name for name in activations.did_not_run if name in selection.plain_names]
     if idle or not (found or skipped):
         raise LayerError(f"{', '.join(idle[:3]) or 'no layer'} did not run", do="choose a layer that runs: list-layers")
     if not found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from hookscope.explain.cam_methods import gradient_free
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.gradients import ClampGradientSign, change_gradients
-from hookscope.hooks import differentiable, leaves_of, passed_on
+from hookscope.hooks import Selection, differentiable, leaves_of, passed_on
 from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
 
 
@@ -107,7 +106,7 @@ def saliency_maps(
         advance = _counted(on_progress, len(answers) * how.total(settings))
         guide = _Guide(ClampGradientSign("positive"))
         found = []
-        with change_gradients(model, dict.fromkeys(_relus(model), guide) if how.guided else {}):
+        with change_gradients(model, {_relus(model): guide} if how.guided else {}):
             for answer in answers:
                 values = how.attribute(_gradient_of(model, answer.index, advance, guide), picture, settings)[0]
                 _check_finite("gradient", answer, bool(torch.isfinite(values).all()))
@@ -219,16 +218,16 @@ def _relus_between(score: Tensor, leaf: Tensor) -> int:
     return sum(node.name().startswith("ReluBackward") for node in seen)
 
 
-def _relus(model: nn.Module) -> list[str]:
-    """The selection of every layer of ``model`` that is a ReLU.
+def _relus(model: nn.Module) -> Selection:
+    """Every layer of ``model`` that is a ReLU.
 
     Raises:
         ModelError: it has none.
     """
-    names = [re.escape(name) for name, module in model.named_modules() if isinstance(module, torch.nn.ReLU)]
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ReLU)]
     if not names:
         raise _nothing_to_guide(model)
-    return [f"re:^(?:{'|'.join(names)})$"]
+    return Selection.of_names(names)
 
 
 def _nothing_to_guide(model: nn.Module, which: str = "") -> ModelError:

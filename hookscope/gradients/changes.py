@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -61,8 +61,7 @@ class GradientChanges:
         if self.sign is not None:
             ClampGradientSign(self.sign)
         for term in _terms(self.freeze):
-            Selection(term)
-            if "#" in term and not term.startswith("re:"):
+            if term.has_call_numbers:
                 raise UsageError(f"cannot freeze '{term}'", "parameters have names, not calls", "name a layer: conv1")
 
     def __bool__(self) -> bool:
@@ -79,7 +78,7 @@ class GradientChanges:
         layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
         wanted: set[str] = set()
         for term in _terms(self.freeze):
-            wanted.update([term] if term in parameters else _inside(term, layers, parameters, called))
+            wanted.update([str(term)] if str(term) in parameters else _inside(term, layers, parameters, called))
         return tuple(name for name in parameters if name in wanted)
 
     def of(self, model: nn.Module, called: str = "") -> Change:
@@ -109,20 +108,16 @@ class GradientChanges:
         return change
 
 
-def _terms(freeze: Iterable[str]) -> list[str]:
-    """Each name or pattern; a regular expression may hold commas, so it takes the rest of its text."""
-    terms: list[str] = []
-    for text in freeze:
-        head, regex, rest = text.partition("re:")
-        terms += [term.strip() for term in head.split(",") if term.strip()] + ([regex + rest] if regex else [])
-    if freeze and not terms:
+def _terms(freeze: tuple[str, ...]) -> tuple[Selection, ...]:
+    """Each name or pattern by itself."""
+    if freeze and not "".join(freeze).strip(", "):
         raise UsageError("nothing to freeze", do="name a layer or a parameter")
-    return terms
+    return Selection(freeze).terms if freeze else ()
 
 
-def _inside(term: str, layers: Sequence[str], parameters: Sequence[str], called: str) -> list[str]:
-    """The parameters of every layer that ``term`` names, and of all layers in them; a number is a name too."""
-    selection = Selection(term)
+def _inside(selection: Selection, layers: Sequence[str], parameters: Sequence[str], called: str) -> list[str]:
+    """The parameters of every layer that ``selection`` names, and of all layers in them; a number is a name too."""
+    term = str(selection)
     found = [term] if term in layers else [name for name in layers if selection.calls_by_name([name])]
     own = [p for p in parameters if any(not name or p.startswith(f"{name}.") for name in found)]
     if not found:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, UsageError, nearest
-from hookscope.hooks import Call, HookHandles, Observer, hook_tensor, keep_and_hand_on, tensors_in
+from hookscope.hooks import Call, HookHandles, Layers, Observer, hook_tensor, keep_and_hand_on, tensors_in
 
 GradientHook = Callable[["Tensor"], "Tensor | None"]
 
@@ -167,7 +167,7 @@ class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
     """
 
     def __init__(
-        self, model: nn.Module, changes: Mapping[str, GradientHook], types: Iterable[Any] = ("Conv2d",)
+        self, model: nn.Module, changes: Mapping[Layers, GradientHook], types: Iterable[Any] = ("Conv2d",)
     ) -> None:
         self._model, self._changes, self._types = model, dict(changes), types
         self._stack = ExitStack()
@@ -193,7 +193,7 @@ class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
         self._block = None
         self._stack.__exit__(kind, error, trace)
 
-    def _observer(self, selection: str, change: GradientHook, parameters: Iterable[str]) -> Observer:
+    def _observer(self, selection: Layers, change: GradientHook, parameters: Iterable[str]) -> Observer:
         """The observer, entered, that lets ``change`` see the gradient of what each selected call puts out."""
 
         def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:

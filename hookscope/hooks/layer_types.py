@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 
 from torch import nn
 
 from hookscope.errors import LayerError, near_misses
+from hookscope.hooks.selection import Selection
 
 
 def class_names(module: nn.Module) -> list[str]:
@@ -32,11 +32,10 @@ def describe_types(counts: Counter[str], most: int = 12) -> str:
     return ", ".join(shown) + (", ..." if len(counts) > most else "")
 
 
-def layers_with_weights(model: nn.Module) -> str:
-    """A selection by name, so that one that never runs is no error: layers with a matrix or a filter bank."""
+def layers_with_weights(model: nn.Module) -> Selection:
+    """The layers with a matrix or a filter bank, by name; every leaf where there is no such layer."""
     weighted = [name for name, module in model.named_modules() if _has_weight(module)]
-    names = weighted or [name for name, module in model.named_modules() if is_leaf(module)]
-    return rf"re:\A(?:{'|'.join(map(re.escape, names))})\Z"
+    return Selection.of_names(weighted or [name for name, module in model.named_modules() if is_leaf(module)])
 
 
 def _has_weight(module: nn.Module) -> bool:
@@ -50,4 +49,5 @@ def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
     """The error for a model without a layer of the types asked for: it says which there are and how many."""
     asked = "/".join(types)
     near = ", ".join(f"perhaps {name}" for kind in types for name in near_misses(kind, have, 1) if name != kind)
-    return LayerError(f"no layer of type {asked}", f"the model has {describe_types(have)}", near or "choose by --type")
+    exists, do = f"the model has {describe_types(have)}", near or "choose by --type"
+    return LayerError(f"no layer of type {asked}", exists, do, kind="type", name=asked)

@@ -57,7 +57,7 @@ class ModelSnapshot:
         >>> state = ModelSnapshot(net)
         >>> _ = net.eval(), net.running_mean.add_(2)
         >>> state.changes()
-        [Change(layer='', what='train/eval mode', difference=None), Change(layer='', what="buffer 'running_mean'", difference=2.0)]
+        [StateChange(layer='', what='train/eval mode', difference=None), StateChange(layer='', what="buffer 'running_mean'", difference=2.0)]
     """  # noqa: E501
 
     def __init__(self, model: nn.Module) -> None:

@@ -107,7 +107,7 @@ class Observer:
         again: bool = False,
     ) -> None:
         self.model = model
-        self.selection = Selection(layers)
+        self.selection = Selection.of(layers)
         self.types = select_types(types)
         self.progress = PassProgress()
         self.input: Any = None

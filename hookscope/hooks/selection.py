@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ ACTIVATION_FUNCTIONS = (
 """Class names of torch's activation functions."""
 
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
-Layers = str | int | Iterable[str | int]
 
 
 def call_key(name: str, call: int) -> str:
@@ -121,17 +120,6 @@ class _Indices:
     text: str
     window: slice
 
-    def certain(self, index: int) -> bool:
-        """Whether the call is wanted however many more will come."""
-        w = self.window
-        if (w.start or 0) < 0 or (w.stop is not None and w.stop < 0) or (w.step or 1) < 0:
-            return False
-        return (
-            index >= (w.start or 0)
-            and (w.stop is None or index < w.stop)
-            and not (index - (w.start or 0)) % (w.step or 1)
-        )
-
     @property
     def from_the_end(self) -> bool:
         """Whether the number of calls must be known first."""
@@ -146,23 +134,25 @@ class _Indices:
             return -int(w.start)
         return None
 
+    def certain(self, index: int) -> bool:
+        """Whether the call is wanted however many more will come."""
+        return not self.from_the_end and index in self.within(index + 1)
+
     def within(self, total: int) -> range:
         return range(*self.window.indices(total))
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """``conv1``, ``layer4.*``, ``re:…``, each with or without ``#call``: calls by the name of their layer."""
+    """Calls by the name of their layer: exact names or a pattern, of every call (None) or of one."""
 
     text: str
-    pattern: re.Pattern[str] | str
-    call: int | None
+    exact: frozenset[str]
+    pattern: re.Pattern[str] | None = None
+    call: int | None = None
 
     def names(self, name: str) -> bool:
-        # a name is itself before it is a pattern: a layer may be called `[z]`
-        if isinstance(self.pattern, str):
-            return name == self.pattern
-        return name == self.text or self.pattern.search(name) is not None
+        return name in self.exact or (self.pattern is not None and self.pattern.search(name) is not None)
 
     def names_any(self, names: Iterable[str]) -> bool:
         return any(self.names(name) for name in names)
@@ -170,25 +160,32 @@ class _Names:
     def wants(self, name: str, call: int) -> bool:
         return (self.call is None or self.call == call) and self.names(name)
 
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """The names, or the pattern, that fit none of ``names``."""
+        if self.pattern is None:
+            return sorted(self.exact.difference(names))
+        return [] if self.names_any(names) else [self.text]
+
 
 def _parse_term(text: str) -> _Indices | _Names:
     if text == "all":
         return _Indices(text, slice(0, None))
     if re.fullmatch(r"[+-]?\d+", text):
-        at = int(text)
-        return _Indices(text, slice(at, at + 1 if at != -1 else None))
+        index = int(text)
+        return _Indices(text, slice(index, index + 1 if index != -1 else None))
     if ":" in text and re.fullmatch(r"[+\-\d:\s]*", text):
         return _Indices(text, _parse_slice(text))
     if text.startswith("re:"):
         try:
-            return _Names(text, re.compile(text[3:]), None)
+            return _Names(text, frozenset(), re.compile(text[3:]))
         except re.error as error:
             raise SelectionError(f"bad regular expression '{text[3:]}': {error}") from None
     name, hash_sign, call = text.partition("#")
     if hash_sign and not call.isdecimal():
         raise SelectionError(f"bad call in '{text}'", do="write `name#1` for the second call of a layer")
-    pattern = re.compile(rf"\A(?:{fnmatch.translate(name)})") if re.search(r"[*?\[]", name) else name
-    return _Names(text, pattern, int(call) if hash_sign else None)
+    pattern = re.compile(rf"\A(?:{fnmatch.translate(name)})") if re.search(r"[*?\[]", name) else None
+    # the text of a pattern is a name too: a layer may be called `[z]`
+    return _Names(text, frozenset([name]), pattern, int(call) if hash_sign else None)
 
 
 def _parse_slice(text: str) -> slice:
@@ -201,19 +198,20 @@ def _parse_slice(text: str) -> slice:
     return slice(*parts)
 
 
-def _split(layers: Layers) -> list[str]:
-    if isinstance(layers, (str, int)):
-        layers = [layers]
-    terms: list[str] = []
-    for text in map(str, layers):
+def _parse(layers: Layers) -> Iterator[_Indices | _Names]:
+    if isinstance(layers, Selection):
+        yield from layers._terms
+    elif isinstance(layers, (str, int)):
         # a regular expression may hold commas, so it takes the rest of its text
+        text = str(layers)
         regex = re.search(r"(?:^|,)\s*(re:.*)", text, re.DOTALL)
         head = text[: regex.start()] if regex else text
-        terms += [term.strip() for term in head.split(",") if term.strip()]
-        terms += [regex[1]] if regex else []
-    if not terms:
-        raise SelectionError("empty layer selection", do="give an index, a range, a name or `all`")
-    return terms
+        yield from (_parse_term(term.strip()) for term in head.split(",") if term.strip())
+        if regex:
+            yield _parse_term(regex[1])
+    else:
+        for part in layers:
+            yield from _parse(part if isinstance(part, Selection) else str(part))
 
 
 class Selection:
@@ -221,7 +219,11 @@ class Selection:
 
     ``30``, ``-1``, ``0:10``, ``0:36:5`` and ``all`` count the calls of the chosen types in order of execution;
     ``conv1``, ``layer4.*`` (glob), ``re:…`` (regular expression, found anywhere in the name) and ``name#1`` (second
-    call) name layers of any type. Terms are separated by commas; ``re:`` takes the rest of its text.
+    call) name layers of any type. Commas separate terms; ``re:`` takes the rest of its text. Selections that are
+    equal have equal terms in the same order.
+
+    Args:
+        layers: A text, an index, or several texts, indices and selections.
 
     Raises:
         SelectionError: for a term that cannot be read.
@@ -230,14 +232,72 @@ class Selection:
         >>> selection = Selection("0:3,fc")
         >>> selection.wants("conv1", 0, index=2), selection.wants("bn1", 0, index=None)
         (True, False)
+        >>> selection, Selection(["0:3", "fc"]) == selection
+        (Selection('0:3,fc'), True)
     """
 
+    __slots__ = ("_every_index", "_from_the_end", "_indices", "_names", "_terms")
+
     def __init__(self, layers: Layers) -> None:
-        terms = [_parse_term(text) for text in _split(layers)]
-        self._indices = [term for term in terms if isinstance(term, _Indices)]
-        self._names = [term for term in terms if isinstance(term, _Names)]
+        self._set(_parse(layers))
+
+    def _set(self, terms: Iterable[_Indices | _Names]) -> None:
+        self._terms = tuple(terms)
+        if not self._terms:
+            raise SelectionError("empty layer selection", do="give an index, a range, a name or `all`")
+        self._indices = [term for term in self._terms if isinstance(term, _Indices)]
+        self._names = [term for term in self._terms if isinstance(term, _Names)]
         self._from_the_end = [term for term in self._indices if term.from_the_end]
         self._every_index = any(term.window in (slice(None), slice(0, None)) for term in self._indices)
+
+    @classmethod
+    def of(cls, layers: Layers) -> Selection:
+        """``layers`` itself where it is a selection, else the selection that it spells."""
+        return layers if isinstance(layers, Selection) else cls(layers)
+
+    @classmethod
+    def of_names(cls, names: Iterable[str], call: int | None = None) -> Selection:
+        """The layers with exactly these names, which may be numbers or look like patterns.
+
+        Args:
+            names: At least one name; ``""`` is the model itself.
+            call: Which call of them, None for every call.
+
+        Example:
+            >>> Selection.of_names(["0", "1"]).wants("1", 0, index=7), Selection.of_names(["0"], call=1)
+            (True, Selection('0#1'))
+        """
+        names = list(names)
+        suffix = "" if call is None else f"#{call}"
+        selection = cls.__new__(cls)
+        selection._set([_Names(",".join(names) + suffix, frozenset(names), call=call)] if names else [])
+        return selection
+
+    def __str__(self) -> str:
+        return ",".join(term.text for term in self._terms)
+
+    def __repr__(self) -> str:
+        return f"Selection({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self._terms == other._terms if isinstance(other, Selection) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    @property
+    def terms(self) -> tuple[Selection, ...]:
+        """The terms, each as a selection of its own.
+
+        Example:
+            >>> Selection("conv1,re:a,b").terms
+            (Selection('conv1'), Selection('re:a,b'))
+        """
+        alone = []
+        for term in self._terms:
+            alone.append(Selection.__new__(Selection))
+            alone[-1]._set([term])
+        return tuple(alone)
 
     @property
     def counts(self) -> bool:
@@ -246,7 +306,7 @@ class Selection:
 
     @property
     def wants_every_index(self) -> bool:
-        """Whether the calls of the chosen types are wanted one and all."""
+        """Whether all calls of the chosen types are wanted."""
         return self._every_index
 
     @property
@@ -255,34 +315,52 @@ class Selection:
         return bool(self._from_the_end)
 
     @property
+    def has_call_numbers(self) -> bool:
+        """Whether a term asks for one call of a layer, as ``name#1`` does."""
+        return any(term.call is not None for term in self._names)
+
+    @property
     def plain_names(self) -> tuple[str, ...]:
         """The names that are no patterns and mean every call."""
-        return tuple(term.text for term in self._names if isinstance(term.pattern, str) and term.call is None)
+        plain = [term for term in self._names if term.pattern is None and term.call is None]
+        return tuple(name for term in plain for name in sorted(term.exact))
 
     @property
     def end_is_known(self) -> bool:
-        """Whether the last wanted call is told by the selection: no index from the end, no name without a call."""
+        """Whether the selection itself says which call is the last: no index from the end, no name without a call."""
         closed = all(not t.from_the_end and t.window.stop is not None for t in self._indices)
-        return closed and all(t.call is not None and isinstance(t.pattern, str) for t in self._names)
+        return closed and all(t.call is not None and t.pattern is None for t in self._names)
+
+    def is_explicit(self, call: Call) -> bool:
+        """Whether the exact name or the index of ``call`` is a term, rather than a pattern, a range or ``all``.
+
+        Example:
+            >>> call = Call("fc", "Linear", 0, index=3)
+            >>> [Selection(text).is_explicit(call) for text in ("fc", "3", "f*", "0:4")]
+            [True, True, False, False]
+        """
+        return any(term.pattern is None and term.wants(call.name, call.call) for term in self._names) or any(
+            term.text.lstrip("+") == str(call.index) for term in self._indices
+        )
 
     def check_names(self, names: Sequence[str], what: str = "the model") -> None:
-        """Raise a LayerError, with the nearest names, for a name or pattern that none of ``names`` fits."""
+        """Raise a LayerError, with the nearest names, for a name or pattern that fits none of ``names``."""
         for term in self._names:
-            if not any(term.names(name) for name in names):
-                text = term.text.partition("#")[0] if isinstance(term.pattern, str) else term.text
-                some = nearest(text, names) or _sample(names)
-                raise LayerError(f"no layer '{text}' in {what}", some, "list them with list-layers --type all")
+            for name in term.missing(names):
+                some = nearest(name, names) or _sample(names)
+                do = "list them with list-layers --type all"
+                raise LayerError(f"no layer '{name}' in {what}", some, do, kind="layer", name=name)
 
     def calls_by_name(self, names: Sequence[str]) -> frozenset[int | None]:
         """Which calls of a layer, known under all of ``names``, are wanted by name; None among them for every call."""
         return frozenset([term.call for term in self._names if term.names_any(names)]) if self._names else frozenset()
 
     def wants_index(self, index: int) -> bool:
-        """Whether the call with this index is wanted, as far as it can be known while the pass runs."""
+        """Whether the call with this index is wanted, as far as that is known while the pass runs."""
         return self._every_index or any(term.certain(index) for term in self._indices)
 
     def wants(self, name: str, call: int, index: int | None) -> bool:
-        """Whether this call is wanted, as far as it can be known while the pass runs."""
+        """Whether this call is wanted, as far as that is known while the pass runs."""
         if any(term.wants(name, call) for term in self._names):
             return True
         return index is not None and self.wants_index(index)
@@ -294,7 +372,7 @@ class Selection:
         return any(term.reach is None or index >= calls_so_far - term.reach for term in self._from_the_end)
 
     def wants_of(self, name: str, call: int, index: int | None, total: int) -> bool:
-        """Whether this call is wanted, with ``total`` calls of the chosen types in the whole pass."""
+        """Whether this call is wanted in a pass with ``total`` calls of the chosen types."""
         if any(term.wants(name, call) for term in self._names):
             return True
         return index is not None and any(index in term.within(total) for term in self._indices)
@@ -305,7 +383,7 @@ class Selection:
         A name without ``#call`` asks for its first call: no pass can know of a second.
 
         Args:
-            layers: The names of each layer; what must have run is told by the first of them.
+            layers: All names of each layer; the first one stands in the result.
         """
         wanted: set[int | tuple[str, int]] = set()
         for term in self._indices:
@@ -325,16 +403,16 @@ class Selection:
         Args:
             ran: The names of each layer and how often it ran.
             total: How many calls of the chosen types there were.
-            types: What those types are called.
+            types: The class names of those types.
             named: The names of all layers, read only for an error: an index may be meant as a name.
         """
-        of_type = "/".join(types)
         for term in self._indices:
             if not term.within(total):
-                what = "range" if ":" in term.text else "index"
+                kind, of_type = "range" if ":" in term.text else "index", "/".join(types)
                 have = f"there are {total} {of_type} calls: 0 to {total - 1}" if total else f"no {of_type} ran"
                 meant = f"the layer named {term.text} is re:^{term.text}$" if term.text in named else ""
-                raise LayerError(f"no {what} {term.text}", have, meant or "indices are those of list-layers")
+                do = meant or "indices are those of list-layers"
+                raise LayerError(f"no {kind} {term.text}", have, do, kind=kind, name=term.text)
         counts = list(ran)
         for by_name in self._names:
             if by_name.call is None:
@@ -343,7 +421,10 @@ class Selection:
             if by_name.call >= calls:
                 ran_times = f"{calls} times: #0 to #{calls - 1}" if calls > 1 else "once"
                 have = f"the layer ran {ran_times}" if calls else "the layer did not run"
-                raise LayerError(f"no call '{by_name.text}'", have)
+                raise LayerError(f"no call '{by_name.text}'", have, kind="call", name=by_name.text)
+
+
+Layers = Selection | str | int | Iterable[Selection | str | int]
 
 
 def _sample(names: Sequence[str], count: int = 3) -> str:

@@ -47,7 +47,7 @@ def facts_of(value: Any, most: int = 0) -> Facts:
     Example:
         >>> import torch
         >>> facts_of({"out": torch.tensor([[1.0, -2.0]])}, most=4)["out"]
-        TensorFacts(shape=(1, 2), dtype='float32', min=-2.0, max=1.0, nonfinite=0, values=[[1.0, -2.0]])
+        TensorSummary(shape=(1, 2), dtype='float32', min=-2.0, max=1.0, nonfinite=0, values=[[1.0, -2.0]])
     """
     return {part: _facts(tensor, most) for part, tensor in tensors_in(value).items()}
 

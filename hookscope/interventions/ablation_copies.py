@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks import Call, Observer, buffers_kept, map_tensors, random_states_kept, tensors_in
+from hookscope.hooks import Call, Observer, Selection, buffers_kept, map_tensors, random_states_kept, tensors_in
 from hookscope.scores import class_scores
 
 # copies of a late layer's maps cost little, and the more there are, the rarer the layers before it run
@@ -111,9 +110,8 @@ class _Copies:
     def observer(self, model: nn.Module) -> Observer:
         """What puts it on ``model``."""
         names = {self._site.call.name} | ({self._place.name} if self._place else set())
-        text = rf"re:\A(?:{'|'.join(map(re.escape, sorted(names)))})\Z"
         before = self._before if self._place and self._place.name != self._site.call.name else None
-        return Observer(model, text, ("all",), self._after, on_before=before)
+        return Observer(model, Selection.of_names(names), ("all",), self._after, on_before=before)
 
     def _before(self, call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._place is None or call.name != self._place.name:

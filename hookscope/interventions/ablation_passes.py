@@ -44,17 +44,16 @@ def baseline(
         NoMapError: a layer named outright that puts out no channels.
         ModelError: a model without scores of classes.
     """
-    texts = [str(layers)] if isinstance(layers, str | int) else [str(text) for text in layers]
-    asked = {term.strip().removesuffix("#0").lstrip("+") for text in texts for term in text.split(",")}
-    look = _Look(model, Selection(texts))
+    selection = Selection.of(layers)
+    look = _Look(model, selection)
     observer = Observer(
-        model, [*texts, "*"], types, look.on_call, on_input=_bytes_given, on_start=look.on_start, on_end=look.on_end
+        model, [selection, "*"], types, look.on_call, on_input=_bytes_given, on_start=look.on_start, on_end=look.on_end
     )
     look.observer = observer
     scores = scores_of(model, inputs, observer, seed)
     sites, skipped = [], []
     for call, site in look.chosen():
-        if site is None and asked & {call.name, call.key, str(call.index)}:
+        if site is None and selection.is_explicit(call):
             raise NoMapError(
                 f"{call.key} puts out no channels", look.shapes[call.key], "choose a layer with (N, C, ...)"
             )
@@ -62,7 +61,7 @@ def baseline(
             skipped.append(call.key)
         else:
             sites.append(site)
-    idle = [name for name in observer.did_not_run if name in asked]
+    idle = [name for name in observer.did_not_run if name in selection.plain_names]
     if idle or not (sites or skipped):
         raise LayerError(f"{', '.join(idle[:3]) or 'no layer'} did not run", do="choose a layer that runs: list-layers")
     return Baseline(scores, tuple(sites), tuple(skipped), look.draws or _mixes(model), seed)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hookscope.errors import UsageError
+from hookscope.hooks import Selection
 from hookscope.interventions.base import Change, Intervention, check_takes
 from hookscope.interventions.parameters import Freeze, Prune
 from hookscope.interventions.ranges import a_type
@@ -14,7 +15,7 @@ AnyChange = Change | Prune | Freeze
 Changes = Mapping[Any, AnyChange | Iterable[AnyChange]] | Iterable[tuple[Any, AnyChange]]
 
 
-def pairs_of(changes: Changes) -> Iterator[tuple[str, AnyChange]]:
+def pairs_of(changes: Changes) -> Iterator[tuple[str | Selection, AnyChange]]:
     """Each selection with one change, in order.
 
     Raises:
@@ -24,7 +25,7 @@ def pairs_of(changes: Changes) -> Iterator[tuple[str, AnyChange]]:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise _no_change(pair)
         where, several = pair
-        if not isinstance(where, str) and not hasattr(where, "__index__"):
+        if not isinstance(where, str | Selection) and not hasattr(where, "__index__"):
             asked = f"a layer is chosen by its name, not by {a_type(where)}"
             raise UsageError(asked, do="give a text such as 'layer3': model.named_modules() tells names")
         for change in several if isinstance(several, Iterable) and not callable(several) else [several]:
@@ -33,7 +34,7 @@ def pairs_of(changes: Changes) -> Iterator[tuple[str, AnyChange]]:
                 raise _no_change(change)
             if callable(change) and not isinstance(change, Intervention):
                 check_takes(change, f"the function for '{where}'", "call", "tensor")
-            yield str(where), change
+            yield where if isinstance(where, Selection) else str(where), change
 
 
 def _items(changes: Any) -> Iterable[Any]:

@@ -80,7 +80,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         self._observers, self._passes = [], 0
         with ExitStack() as stack:
             for where, change in self._changes:
-                self._put_on(stack, where, change)
+                self._put_on(stack, Selection.of(where), change)
             self._count_passes(stack)
             self._stack = stack.pop_all()
         return self
@@ -106,12 +106,12 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             self._passes += 1
             self.step += self._model.training
 
-        counter = Observer(self._model, "re:^$", self._types, lambda *_: None, on_end=on_end)
+        counter = Observer(self._model, Selection.of_names([""]), self._types, lambda *_: None, on_end=on_end)
         # parameters can be changed in a model that takes no hooks
         with nullcontext() if self._observers else suppress(ModelError):
             stack.push(counter.__enter__())
 
-    def _put_on(self, stack: ExitStack, where: str, change: AnyChange) -> None:
+    def _put_on(self, stack: ExitStack, where: Selection, change: AnyChange) -> None:
         """Let ``change`` act on what ``where`` names until ``stack`` is closed."""
         layers = self._layers_named(where)
         parameters = self._parameters_named(where, change, layers)
@@ -124,31 +124,29 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             asked = f"no parameter to {type(change).__name__.lower()} at '{where}'"
             if layers:
                 raise LayerError(asked, self._some_with_parameters(change), "list them with weights")
-            self._refuse(where, asked)
+            self._refuse(str(where), asked)
         else:
             stack.push(self._observer(where, change))
 
-    def _layers_named(self, where: str) -> dict[str, nn.Module]:
+    def _layers_named(self, where: Selection) -> dict[str, nn.Module]:
         """The layers called so; where a number stands it may be a name too."""
         walked = dict(self._model.named_modules(remove_duplicate=False))
-        if where in walked:
-            return {where: walked[where]}
-        selection = Selection(where)
-        return {name: module for name, module in walked.items() if selection.calls_by_name([name])}
+        if str(where) in walked:
+            return {str(where): walked[str(where)]}
+        return {name: module for name, module in walked.items() if where.calls_by_name([name])}
 
     def _parameters_named(
-        self, where: str, change: AnyChange, layers: Mapping[str, nn.Module]
+        self, where: Selection, change: AnyChange, layers: Mapping[str, nn.Module]
     ) -> dict[str, nn.Parameter]:
         """The parameters that are meant: named so, or, to prune and to freeze, those in the layers named so."""
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         wanted: list[str] = []
         if not layers:
-            selection = Selection(where)
-            wanted = [name for name in parameters if name == where or selection.calls_by_name([name])]
-            if wanted and where not in wanted:  # of several terms one may be misspelt
+            wanted = [name for name in parameters if name == str(where) or where.calls_by_name([name])]
+            if wanted and str(where) not in wanted:  # of several terms one may be misspelt
                 self._check_names(where, wanted)
         elif isinstance(change, Prune | Freeze):
-            if where not in layers:
+            if str(where) not in layers:
                 self._check_names(where, layers)
             within = [name for layer, module in layers.items() for name, _ in module.named_parameters(layer)]
             wanted = [name for name in within if isinstance(change, Freeze) or parameters[name].dim() > 1]
@@ -156,20 +154,19 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         once = {id(parameters[name]): name for name in reversed(wanted)}
         return {name: parameters[name] for name in wanted if once[id(parameters[name])] == name}
 
-    def _check_names(self, where: str, named: Iterable[str]) -> None:
+    def _check_names(self, where: Selection, named: Iterable[str]) -> None:
         """Refuse ``where`` if not each of its terms is one of those ``named``."""
-        selection = Selection(where)
         try:
-            selection.check_names(self._names())
+            where.check_names(self._names())
         except LayerError as error:
-            self._refuse(error.asked.split("'")[1], error.asked.replace("no layer", "no layer or parameter", 1))
+            self._refuse(error.name, f"no layer or parameter '{error.name}' in the model")
         try:
-            selection.check_names([*named])
+            where.check_names([*named])
         except LayerError:
             asked = f"'{where}' names layers and parameters at once"
             raise LayerError(asked, do="give layers and parameters each by themselves") from None
 
-    def _observer(self, where: str, change: Change) -> Observer:
+    def _observer(self, where: Selection, change: Change) -> Observer:
         """The observer, entered, that lets ``change`` act on each selected call."""
         on_input = isinstance(change, Intervention) and change.on == "input"
 
@@ -181,7 +178,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             changed = self._changed(change, call, module, given, of_input=True)
             return None if changed is None else _as_arguments(changed, args, kwargs)
 
-        if Selection(where).from_the_end:
+        if where.from_the_end:
             asked = f"index {where} counts from the end, which is not known while a pass runs"
             raise SelectionError(asked, do="choose the layer by its name, or by its index from the start")
         observer = Observer(
@@ -195,8 +192,8 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         try:
             observer.__enter__()
         except LayerError as error:
-            if error.asked.startswith("no layer '"):
-                self._refuse(where, f"no layer or parameter '{where}'")
+            if error.kind == "layer":
+                self._refuse(str(where), f"no layer or parameter '{where}'")
             raise
         self._observers.append(observer)
         return observer

@@ -112,11 +112,12 @@ def intervention_effect(
         [('0', True, 2.0), ('1', False, 2.0)]
     """
     pairs = list(from_the_start(model, inputs, pairs_of(changes), types, seed))
-    chosen = [layers_with_weights(model), *_layers_among(model, pairs)] if layers is None else _listed(layers)
-    chosen += [] if keep is None else _listed(keep)
+    keep = None if keep is None else Selection.of(keep)
+    wanted = [layers_with_weights(model), *_layers_among(model, pairs)] if layers is None else [Selection.of(layers)]
+    chosen = Selection(wanted if keep is None else [*wanted, keep])
     with torch.no_grad(), random_states_kept(), capture(model, chosen, types) as before:
         output = _run(model, inputs, seed)
-    comparison = _Comparison(model, before, None if keep is None else Selection(keep))
+    comparison = _Comparison(model, before, keep)
     with torch.no_grad(), random_states_kept(), ExitStack() as stack:
         comparison.block = stack.enter_context(intervene(model, pairs, types))
         # its hooks come later, so that they see what was changed
@@ -136,10 +137,10 @@ def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:
 def from_the_start(
     model: nn.Module,
     inputs: tuple[Any, ...],
-    changes: Iterable[tuple[str, Any]],
+    changes: Iterable[tuple[str | Selection, Any]],
     types: Iterable[Any] = ("Conv2d",),
     seed: int | None = None,
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[str | Selection, Any]]:
     """``changes`` with the calls that indices from the end stand for, which are known only after a pass.
 
     Args:
@@ -153,31 +154,22 @@ def from_the_start(
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.Conv2d(1, 1, 1))
         >>> list(from_the_start(net, (torch.ones(1, 1, 2, 2),), [("-1", "a change")]))
-        [('re:^1$', 'a change')]
+        [(Selection('1#0'), 'a change')]
     """
     for where, change in changes:
-        if not Selection(where).from_the_end:
+        if not Selection.of(where).from_the_end:
             yield where, change
             continue
         with torch.no_grad(), random_states_kept(), capture(model, where, types, transform=lambda _: None) as found:
             _run(model, inputs, seed)
-        yield from ((_spelt(call), change) for call in found.calls)
+        yield from ((Selection.of_names([call.name], call.call), change) for call in found.calls)
 
 
-def _spelt(call: Call) -> str:
-    """A selection of this call alone; a name that is a number would be an index."""
-    return f"{call.name}#{call.call}" if not call.name.isdecimal() or call.call else f"re:^{call.name}$"
-
-
-def _listed(layers: Layers) -> list[str | int]:
-    return [layers] if isinstance(layers, str | int) else list(layers)
-
-
-def _layers_among(model: nn.Module, pairs: Iterable[tuple[str, Any]]) -> list[str]:
-    """What of the places of interventions are calls, not parameters."""
+def _layers_among(model: nn.Module, pairs: Iterable[tuple[str | Selection, Any]]) -> list[Selection]:
+    """The places of interventions that are calls, not parameters."""
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    selections = {where: Selection(where) for where, _ in pairs}
-    return [where for where, one in selections.items() if one.counts or any(one.calls_by_name([n]) for n in names)]
+    places = [Selection.of(where) for where, _ in pairs]
+    return [place for place in places if place.counts or place.calls_by_name(names)]
 
 
 class _Comparison:

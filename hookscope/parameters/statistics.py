@@ -168,12 +168,12 @@ def layers_named(model: nn.Module, layers: Layers | None) -> frozenset[str] | No
     """
     if layers is None or layers == "all":
         return None
-    selection = Selection(layers)
+    selection = Selection.of(layers)
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     if selection.counts:
         raise UsageError("weights are selected by name", "indices count calls of a pass", "name layers, such as conv1")
     selection.check_names(names, type(model).__name__)
-    if selection.calls_by_name(names) - {None}:
+    if selection.has_call_numbers:
         raise UsageError("a weight has no calls", do="name the layer without #")
     # a layer known under two names is walked under the first
     known: dict[int, list[str]] = {}

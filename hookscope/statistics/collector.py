@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from hookscope.hooks import (
     InputSize,
     Layers,
     Observer,
+    Selection,
     as_float,
     by_channel,
     class_names,
@@ -74,7 +74,8 @@ class StatisticsCollector:
     ) -> None:
         self.model = model
         self.types = select_types(types) if types else usual_types(map(class_names, model.modules()))
-        self.layers = usual_layers(model, self.types) if layers is None and not types else layers or "all"
+        usual = layers is None and not types
+        self.layers = usual_layers(model, self.types) if usual else Selection.of(layers or "all")
         self.rank = rank
         self.tally = RunningStatistics()
         self._names: Sequence[str] | None = None
@@ -92,7 +93,8 @@ class StatisticsCollector:
             stack.enter_context(watch)
             # by their names: `all` wants that one of them ran, and they may be there for training alone
             if batch_norms := _names_of(self.model, BATCH_NORMS):
-                stack.enter_context(Observer(self.model, _exactly(batch_norms), BATCH_NORMS, self._on_batch_norm))
+                layers = Selection.of_names(batch_norms)
+                stack.enter_context(Observer(self.model, layers, BATCH_NORMS, self._on_batch_norm))
             self._stack = stack.pop_all()
         return self
 
@@ -144,23 +146,18 @@ class StatisticsCollector:
             watched.update(given)
 
 
-def usual_layers(model: nn.Module, types: Sequence[str]) -> list[str]:
-    """A selection by name of every layer of ``types``, every convolution and every activation function.
+def usual_layers(model: nn.Module, types: Sequence[str]) -> Selection:
+    """Every layer of ``types``, every convolution and every activation function.
 
     By name, so that a convolution that never runs is no error where others do.
     """
     chosen = _names_of(model, (*types, "_ConvNd", *ACTIVATION_FUNCTIONS))
-    return [_exactly(chosen)] if chosen else ["all"]
+    return Selection.of_names(chosen) if chosen else Selection("all")
 
 
 def _names_of(model: nn.Module, types: Sequence[str]) -> list[str]:
     """The layers of ``types``, whether they run or not."""
     return [name for name, module in model.named_modules() if matches_type(class_names(module), types, is_leaf(module))]
-
-
-def _exactly(names: Sequence[str]) -> str:
-    r"""The selection of all calls of just these layers; ``\Z``, for ``$`` fits before a newline too."""
-    return rf"re:\A(?:{'|'.join(map(re.escape, names))})\Z"
 
 
 @dataclass

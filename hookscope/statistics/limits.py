@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hookscope.findings import listed, percent
-from hookscope.hooks import Selection
+from hookscope.hooks import Layers, Selection
 from hookscope.statistics.layer_statistics import LayerStatistics
 
 
@@ -67,7 +67,7 @@ class BrokenLimit:
     channels: tuple[int, ...] | None = None
 
 
-def held_layers(layers: Sequence[LayerStatistics], allow: Sequence[str] = ()) -> list[LayerStatistics]:
+def held_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[LayerStatistics]:
     """Those of ``layers`` to which limits apply: all but those that ``allow`` selects.
 
     Args:
@@ -79,7 +79,7 @@ def held_layers(layers: Sequence[LayerStatistics], allow: Sequence[str] = ()) ->
     """
     if not allow:
         return list(layers)
-    allowed, total = Selection(allow), sum(layer.call.index is not None for layer in layers)
+    allowed, total = Selection.of(allow), sum(layer.call.index is not None for layer in layers)
     return [one for one in layers if not allowed.wants_of(one.call.name, one.call.call, one.call.index, total)]
 
 

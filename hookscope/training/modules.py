@@ -31,7 +31,7 @@ class Chosen:
     @classmethod
     def of(cls, layers: Layers, types: Any) -> Chosen:
         """From what a person wrote."""
-        return cls(Selection(layers), select_types(types))
+        return cls(Selection.of(layers), select_types(types))
 
 
 class Layer:

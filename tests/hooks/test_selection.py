@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -269,3 +270,50 @@ class TestTypes:
 def test_the_key_of_a_call() -> None:
     assert [call_key("a.b", call) for call in range(3)] == ["a.b", "a.b#1", "a.b#2"]
     assert Call("a.b", "Conv2d", 2, 7).key == "a.b#2" and Call("", "Conv2d", 0, 0).key == ""
+
+
+def test_a_selection_stays_itself_and_joins_others() -> None:
+    selection = Selection("0:3,fc")
+    assert Selection.of(selection) is selection
+    assert Selection.of("0:3,fc") == selection == Selection(["0:3", "fc"]) == Selection(["0:3", Selection("fc")])
+    assert hash(Selection("0:3,fc")) == hash(selection)
+    assert selection != Selection("fc,0:3") and selection != "0:3,fc"
+    assert (str(selection), repr(selection)) == ("0:3,fc", "Selection('0:3,fc')")
+    assert Selection("a, re:x,y").terms == (Selection("a"), Selection("re:x,y"))
+
+
+@pytest.mark.parametrize(("call", "wanted"), [(None, ["0", "0#1", "[z]", "a,b"]), (1, ["0#1"])])
+def test_exact_names_know_no_grammar(call: int | None, wanted: list[str]) -> None:
+    selection = Selection.of_names(["0", "[z]", "a,b"], call)
+    calls = [("0", 0, 0), ("0", 1, 1), ("1", 0, 2), ("z", 0, 3), ("[z]", 0, 4), ("a,b", 0, None), ("a", 0, None)]
+    assert [call_key(*key) for *key, index in calls if selection.wants_of(*key, index, 5)] == wanted
+    assert not selection.counts and selection.has_call_numbers is (call is not None)
+    with pytest.raises(LayerError, match=r"no layer 'a,b' in Net") as raised:
+        selection.check_names(["0", "[z]"], "Net")
+    assert (raised.value.kind, raised.value.name) == ("layer", "a,b")
+
+
+def test_no_exact_name_is_no_selection() -> None:
+    with pytest.raises(SelectionError, match="empty layer selection"):
+        Selection.of_names([])
+
+
+@pytest.mark.parametrize(
+    ("layers", "explicit"),
+    [
+        *[("head.conv", True), ("head.conv#1", True), ("head.conv#0", False), ("5", True), ("+5", True), ("-2", False)],
+        *[("head.*", False), ("re:^head.conv$", False), ("5:6", False), ("all", False), ("conv1,5", True)],
+    ],
+)
+def test_a_call_is_explicit_by_its_exact_name_or_index(layers: str, explicit: bool) -> None:
+    assert Selection(layers).is_explicit(Call("head.conv", "Conv2d", 1, 5)) is explicit
+
+
+@pytest.mark.parametrize(
+    ("layers", "kind", "name"), [("9", "index", "9"), ("8:9", "range", "8:9"), ("head.conv#7", "call", "head.conv#7")]
+)
+def test_an_error_says_in_fields_what_is_missing(layers: str, kind: str, name: str) -> None:
+    with pytest.raises(LayerError) as raised:
+        Selection(layers).check_ran([(["head.conv"], 3)], TOTAL, ["Conv2d"])
+    assert (raised.value.kind, raised.value.name) == (kind, name)
+    assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value)
