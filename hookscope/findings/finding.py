@@ -1,28 +1,30 @@
-"""What a finding is: a named observation with its layer, its evidence and what people do about it. Needs no torch."""
+"""What a finding is, and the words and groups that findings of every question share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be.
+    """Something that a person should look at.
 
     Attributes:
         finding: Its name, such as ``dead-channels``.
-        layer: The call it was found in (``name`` or ``name#call``), or the parameter; empty for the whole model.
+        layer: The call (``name`` or ``name#call``) or the parameter; empty for the whole model.
         evidence: The numbers in words, such as ``3 of 64 channels never leave 0``.
-        meaning: One sentence: what it means and what people do about it.
-        channels: Which channels or filters, None where it is not about channels.
-        groups: Channels that belong together, such as duplicates of each other; None where it is not about groups.
+        meaning: What it means and what to do about it.
+        channels: The channels or filters, None if it is not about channels.
+        groups: Channels that belong together, such as duplicates of each other; None if it is not about groups.
         numbers: The evidence by name, for programs.
 
     Example:
-        >>> found = Finding("dead-channels", "features.0", "1 of 64 channels never leaves 0", "...", channels=(3,))
-        >>> found.as_row()["channels"]
+        >>> finding = Finding("dead-channels", "features.0", "1 of 64 channels never leaves 0", "...", channels=(3,))
+        >>> finding.as_row()["channels"]
         [3]
     """
 
@@ -35,7 +37,7 @@ class Finding:
     numbers: Mapping[str, float | int | str | None] = field(default_factory=dict)
 
     def as_row(self) -> dict[str, Any]:
-        """The finding as JSON holds it; ``channels`` and ``groups`` are left out where there are none."""
+        """The fields for JSON, without ``channels`` and ``groups`` where these are None."""
         row: dict[str, Any] = {"finding": self.finding, "layer": self.layer}
         if self.channels is not None:
             row["channels"] = list(self.channels)
@@ -49,7 +51,7 @@ class Finding:
 
 
 def listed(items: Sequence[Any], most: int = 8) -> str:
-    """``3, 17, 40 and 12 more``: the first of many, in words.
+    """The first ``most`` items, and how many more there are.
 
     Example:
         >>> listed(range(12), most=3)
@@ -59,21 +61,51 @@ def listed(items: Sequence[Any], most: int = 8) -> str:
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
-def counted(number: int, what: str) -> str:
-    """So many of something.
+def counted(number: int, noun: str) -> str:
+    """A number and its noun.
 
     Example:
         >>> counted(1, "image"), counted(20_000, "image")
         ('1 image', '20,000 images')
     """
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def percent(share: float) -> str:
-    """A share from 0 to 1 as people write it.
+    """A share from 0 to 1 in percent.
 
     Example:
         >>> percent(0.5), percent(0.00012)
         ('50 %', '0.012 %')
     """
     return f"{100 * share:.3g} %"
+
+
+def nonfinite_words(nan: int, inf: int) -> str:
+    """How many NaN and Inf there are, zero counts left out.
+
+    Example:
+        >>> nonfinite_words(5, 1200), nonfinite_words(0, 1)
+        ('5 NaN and 1,200 Inf', '1 Inf')
+    """
+    return " and ".join(f"{count:,} {name}" for count, name in ((nan, "NaN"), (inf, "Inf")) if count)
+
+
+def chains(items: Iterable[Item], joins: Callable[[list[Item], Item], bool]) -> list[list[Item]]:
+    """Split ``items`` into chains: the first item of a chain is the source, the others follow from it.
+
+    Args:
+        items: In order.
+        joins: Whether an item belongs to the chain before it.
+
+    Example:
+        >>> chains([3, 4, 5, 8, 9], lambda chain, number: number == chain[-1] + 1)
+        [[3, 4, 5], [8, 9]]
+    """
+    found: list[list[Item]] = []
+    for item in items:
+        if found and joins(found[-1], item):
+            found[-1].append(item)
+        else:
+            found.append([item])
+    return found

@@ -6,12 +6,13 @@ although its values take part in the loss, was cut off, and the operation that c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from hookscope.findings import chains
 from hookscope.gradients.autograd_flow import Cut, Flow, LeafCall, node_of, nodes_behind, refuse_reentrant_checkpoints
 from hookscope.hooks import differentiable, leaves_of, passed_on
 from hookscope.scores import LossLike, as_loss
@@ -144,7 +145,7 @@ class _Chains:
 
     def _unused(self, idle: Sequence[LeafCall]) -> Iterator[Stop]:
         order = {call.bit: at for at, call in enumerate(self._flow.calls)}
-        for run in _runs(idle, lambda call: order[call.bit]):
+        for run in chains(idle, lambda run, call: order[call.bit] == order[run[-1].bit] + 1):
             yield self._stop("unused", run, f"nothing that the loss depends on takes what '{run[-1].key}' puts out")
 
     def _stop(self, reason: str, calls: Sequence[LeafCall], why: str, place: str = "") -> Stop:
@@ -161,7 +162,8 @@ class _Chains:
             yield self._of_parameter(name)
         layers = list(dict.fromkeys(_layer(name) for name in self._flow.parameters))
         idle = {_layer(name) for name in self._left}
-        for run in _runs([name for name in layers if name in idle], layers.index):
+        place = {name: at for at, name in enumerate(layers)}
+        for run in chains(filter(idle.__contains__, layers), lambda run, name: place[name] == place[run[-1]] + 1):
             own = tuple(name for name in self._left if _layer(name) in run)
             who = f"'{run[0]}'" if len(run) == 1 else f"{len(run)} layers from '{run[0]}' to '{run[-1]}'"
             yield Stop("unused", run[-1], (), own, f"{who} did not run")
@@ -180,15 +182,3 @@ class _Chains:
 
 def _layer(parameter: str) -> str:
     return parameter.rpartition(".")[0]
-
-
-def _runs(items: Iterable[Any], place: Any) -> Iterator[list[Any]]:
-    """``items`` in groups that follow one another without a gap."""
-    run: list[Any] = []
-    for item in items:
-        if run and place(item) != place(run[-1]) + 1:
-            yield run
-            run = []
-        run.append(item)
-    if run:
-        yield run

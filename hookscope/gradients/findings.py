@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from hookscope.errors import UsageError
-from hookscope.findings import Finding, counted, listed
+from hookscope.findings import CATALOGUE, Finding, chains, counted, default, listed, nonfinite_words
 from hookscope.gradients.anomaly import Anomaly
 from hookscope.gradients.cut_points import Stop
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import GradientSize
-
-MEANINGS = {
-    "non-finite": "One step with it turns weights into NaN: find the operation (gradients --detect-anomaly names it)"
-    " and keep it from its edge, such as sqrt, log or a division at 0.",
-    "anomaly": "One step with it turns weights into NaN: keep the operation from its edge, such as sqrt, log or a"
-    " division at 0.",
-    "exploding-gradient": "A step along it overturns the weights: clip the norm, lower the learning rate, normalise"
-    " before this layer or scale the initialisation down.",
-    "vanishing-gradient": "A step hardly changes these weights: normalisation, residual connections or another"
-    " initialisation keep gradients up on their way back.",
-    "zero": "No step changes these weights: look for a ReLU after them that is never above 0, for an input that is 0,"
-    " or for a loss that is 0 already.",
-    "frozen": "Right where one means to fine-tune the rest; else set requires_grad before the optimizer is made.",
-    "frozen and cut off": "Right where one means to fine-tune the rest; else requires_grad alone does not help: let"
-    " gradients through what comes after too (no detach, no no_grad).",
-    "detached": "Nothing before it learns from this loss: take the call away, unless it is meant (a target, a"
-    " teacher).",
-    "no graph": "Nothing before it learns from this loss: run it outside no_grad, or replace the operation by one that"
-    " is differentiable (soft instead of hard choices, a straight-through estimator).",
-    "unused": "An optimizer never changes it, and distributed training stops at it: use it in forward or take it out;"
-    " auxiliary heads that run in training alone are meant to be idle.",
-}
-"""What each finding means, and what people do about it; of ``no-gradient`` one for each reason."""
 
 _MOST_CHAINS = 3
 
@@ -64,8 +41,8 @@ class GradientThresholds:
         UsageError: for limits that leave nothing between them.
     """
 
-    vanishing: float = 1e-7
-    exploding: float = 1e3
+    vanishing: float = default("vanishing-gradient", "vanishing")
+    exploding: float = default("exploding-gradient", "exploding")
 
     def __post_init__(self) -> None:
         if not 0 <= self.vanishing < self.exploding:
@@ -171,13 +148,9 @@ def _is_weight(parameter: ParameterGradient) -> bool:
     return len(shape) >= 2 and (math.prod(shape) > max(shape) or parameter.name.endswith("weight"))
 
 
-def _nonfinite_words(nan: int, inf: int) -> str:
-    return " and ".join(f"{count:,} {what}" for count, what in ((nan, "NaN"), (inf, "Inf")) if count)
-
-
 def _non_finite(report: GradientReport, anomaly: Anomaly | None, looked: bool) -> Iterator[Finding]:
     """One finding, at the operation where it is known, else at the first activation or the last gradient."""
-    name, meaning = "exploding-gradient", MEANINGS["anomaly" if looked else "non-finite"]
+    kind, case = CATALOGUE["exploding-gradient"], "anomaly" if looked else "non-finite"
     if anomaly is not None:
         yield _of_anomaly(anomaly)
         return
@@ -186,20 +159,20 @@ def _non_finite(report: GradientReport, anomaly: Anomaly | None, looked: bool) -
         key = forward[0].call.key if forward else ""
         what = f"{forward[0].activation_nonfinite:,} values of its activation are" if forward else "the loss is"
         numbers: Numbers = {"phase": "forward", "values": forward[0].activation_nonfinite if forward else 1}
-        yield Finding(name, key, f"{what} NaN or Inf already in the forward pass", meaning, numbers=numbers)
+        yield kind.finding(key, f"{what} NaN or Inf already in the forward pass", case, numbers=numbers)
         return
     bad = [p for p in report.parameters if _spoiled(p.gradient)]
     if bad and (size := bad[-1].gradient) is not None:
-        text = f"{_nonfinite_words(size.nan, size.inf)} in the gradient of '{bad[-1].name}'"
+        text = f"{nonfinite_words(size.nan, size.inf)} in the gradient of '{bad[-1].name}'"
         text += f", and in those of {counted(len(bad) - 1, 'parameter')} before it" if len(bad) > 1 else ""
         numbers = {"phase": "backward", "nan": size.nan, "inf": size.inf, "parameters": len(bad)}
-        yield Finding(name, bad[-1].layer, text, meaning, numbers=numbers)
+        yield kind.finding(bad[-1].layer, text, case, numbers=numbers)
         return
     layers = [layer for layer in report.layers if _spoiled(layer.grad_output) or _spoiled(layer.grad_input)]
     if layers:
         text = "NaN or Inf in the gradients at its output or input"
         numbers = {"phase": "backward", "calls": len(layers)}
-        yield Finding(name, layers[-1].call.key, text, meaning, numbers=numbers)
+        yield kind.finding(layers[-1].call.key, text, case, numbers=numbers)
 
 
 def _of_anomaly(anomaly: Anomaly) -> Finding:
@@ -216,17 +189,18 @@ def _of_anomaly(anomaly: Anomaly) -> Finding:
         text += f"; {then} makes NaN of it"
     numbers: Numbers = {name: getattr(origin, name) for name in ("phase", "kind", "operation", "place", "source")}
     numbers["nan_operation"] = anomaly.operation if anomaly.kind == "NaN" else None
-    return Finding("exploding-gradient", origin.layer, text, MEANINGS["anomaly"], numbers=numbers)
+    return CATALOGUE["exploding-gradient"].finding(origin.layer, text, "anomaly", numbers=numbers)
 
 
 def _by_ratio(report: GradientReport, thresholds: GradientThresholds, name: str) -> Iterator[Finding]:
     weights = [p for p in report.parameters if p.gradient is not None and _is_weight(p) and not _spoiled(p.gradient)]
     weights = _in_order_of_execution(weights, report)
-    chains = _chains(weights, lambda p: parameter_finding_names(p, thresholds) == (name,))
-    if len(chains) > _MOST_CHAINS:  # here and there all through the model: one thing to know, not thirty
-        chains = [[p for chain in chains for p in chain]]
-    for chain in reversed(chains):
-        yield _of_chain(name, chain, weights, report)
+    bad = [at for at, weight in enumerate(weights) if parameter_finding_names(weight, thresholds) == (name,)]
+    found = chains(bad, lambda chain, at: at == chain[-1] + 1)
+    if len(found) > _MOST_CHAINS:  # scattered over the whole model: one finding instead of thirty
+        found = [bad]
+    for chain in reversed(found):
+        yield _of_chain(name, [weights[at] for at in chain], weights, report)
 
 
 def _in_order_of_execution(weights: list[ParameterGradient], report: GradientReport) -> list[ParameterGradient]:
@@ -235,18 +209,6 @@ def _in_order_of_execution(weights: list[ParameterGradient], report: GradientRep
     for at, layer in enumerate(report.layers):
         first.setdefault(layer.call.name, at)
     return sorted(weights, key=lambda p: first[p.layer]) if all(p.layer in first for p in weights) else weights
-
-
-def _chains(
-    weights: Sequence[ParameterGradient], bad: Callable[[ParameterGradient], bool]
-) -> list[list[ParameterGradient]]:
-    chains: list[list[ParameterGradient]] = []
-    unbroken = False
-    for weight in weights:
-        if bad(weight):
-            chains[-1].append(weight) if unbroken else chains.append([weight])
-        unbroken = bad(weight)
-    return chains
 
 
 def _of_chain(
@@ -260,7 +222,8 @@ def _of_chain(
     norm = None if source.gradient is None else source.gradient.norm
     numbers: Numbers = {"ratio": source.ratio, "norm": norm, "weights": len(chain), "of": len(weights)}
     numbers |= {"worst": worst.name, "worst_ratio": worst.ratio}
-    return Finding(name, source.layer, text, _meaning(name, source, report), numbers=numbers)
+    finding = CATALOGUE[name].finding(source.layer, text, numbers=numbers)
+    return replace(finding, meaning=_meaning(name, source, report))
 
 
 def _chain_words(
@@ -281,13 +244,13 @@ def _chain_words(
 
 def _meaning(name: str, source: ParameterGradient, report: GradientReport) -> str:
     if name != "vanishing-gradient":
-        return MEANINGS[name]
+        return CATALOGUE[name].text()
     if source.gradient is not None and source.gradient.max_abs == 0:
-        return MEANINGS["zero"]
+        return CATALOGUE[name].text("zero")
     if not report.saturating:
-        return MEANINGS[name]
-    kinds = " and ".join(report.saturating)
-    return f"{MEANINGS[name]} The model's {kinds} layers shrink a gradient each time it passes them: try ReLU or GELU."
+        return CATALOGUE[name].text()
+    advice = f"The model's {' and '.join(report.saturating)} layers shrink a gradient: try ReLU or GELU."
+    return f"{CATALOGUE[name].text()} {advice}"
 
 
 def _input_words(parameter: ParameterGradient, report: GradientReport) -> str:
@@ -317,12 +280,12 @@ def _stopped(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]
         text = f"{stop.why}; {lost}{along} {get} none"
         numbers: Numbers = {"reason": stop.reason, "place": stop.place, "calls": len(stop.calls)}
         numbers["parameters"] = len(stop.parameters)
-        yield Finding("no-gradient", stop.layer, text, MEANINGS[stop.reason], numbers=numbers)
+        yield CATALOGUE["no-gradient"].finding(stop.layer, text, stop.reason, numbers=numbers)
     lost_ones = [] if stops else [p for p in report.parameters if p.gradient is None and not p.frozen]
     if lost_ones:
         text = f"no gradient arrives at {listed([p.name for p in lost_ones], 4)}"
         numbers = {"reason": "unused", "parameters": len(lost_ones)}
-        yield Finding("no-gradient", lost_ones[-1].layer, text, MEANINGS["unused"], numbers=numbers)
+        yield CATALOGUE["no-gradient"].finding(lost_ones[-1].layer, text, "unused", numbers=numbers)
 
 
 def _frozen(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]:
@@ -362,5 +325,5 @@ def _of_frozen(
         which = "it" if len(run) == 1 else "them" if lost == len(run) else f"{lost} of them"
         text += f"; besides, no gradient reaches {which}"
     numbers: Numbers = {"reason": "frozen", "layers": len(run), "parameters": len(parameters), "cut_off": lost}
-    meaning = MEANINGS["frozen and cut off" if lost else "frozen"]
-    return Finding("no-gradient", run[-1], text, meaning, numbers=numbers)
+    case = "frozen and cut off" if lost else "frozen"
+    return CATALOGUE["no-gradient"].finding(run[-1], text, case, numbers=numbers)

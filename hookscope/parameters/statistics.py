@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, ModelError, UsageError
+from hookscope.findings import default
 from hookscope.hooks import Layers, Selection, as_float, one_thread, value_numbers
 from hookscope.parameters.filters import (
     dead_filters,
@@ -36,9 +37,9 @@ class ParameterThresholds:
         UsageError: for a share below 0 or a cosine that is not in (0, 1].
     """
 
-    dead_norm: float = 1e-6
-    duplicate_cosine: float = 0.9999
-    collapsed: float = 0.01
+    dead_norm: float = default("dead-filters", "dead_norm")
+    duplicate_cosine: float = default("duplicate-filters", "duplicate_cosine")
+    collapsed: float = default("collapsed-variance", "collapsed")
 
     def __post_init__(self) -> None:
         for what, share in (("dead norm", self.dead_norm), ("share of eps", self.collapsed)):

@@ -35,6 +35,16 @@ class BatchNormDrift:
     shift: NDArray[np.float64]
     ratio: NDArray[np.float64]
 
+    @property
+    def median_shift(self) -> float:
+        """Median over the channels of the absolute ``shift``."""
+        return float(np.median(np.abs(self.shift)))
+
+    @property
+    def median_ratio(self) -> float:
+        """Median over the channels of ``ratio`` or its inverse, whichever is larger."""
+        return float(np.exp(np.median(np.abs(np.log(self.ratio.clip(min=1e-30))))))
+
 
 class BatchNormAccumulator:
     """The moments of everything a BatchNorm was given, and its running statistics."""

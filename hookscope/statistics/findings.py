@@ -1,169 +1,219 @@
-"""Named findings on statistics: what is dead, saturated, vanishing, exploding, constant, double or not a number."""
+"""Named findings on activations: one rule for each kind, registered with its entry in the catalogue.
+
+This file needs no torch: the help of ``hookscope stats`` reads the thresholds of every registered rule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from hookscope.findings import Finding, counted, listed, percent
+from hookscope.findings import (
+    CATALOGUE,
+    GRAVITY,
+    Finding,
+    FindingKind,
+    add_kind,
+    chains,
+    counted,
+    default,
+    listed,
+    nonfinite_words,
+    percent,
+    thresholds_for,
+)
 from hookscope.hooks import ACTIVATION_FUNCTIONS
-from hookscope.statistics.batchnorm import BatchNormDrift
-from hookscope.statistics.layer_statistics import LayerStatistics, ValuePosition
-from hookscope.statistics.limits import highest_rank, nonfinite_words
-from hookscope.statistics.totals import RunningStatistics
 
-Judge = Callable[["LayerStatistics", "StatisticsThresholds"], Finding | None]
-
-
-MEANINGS = {
-    "non-finite": "Whatever this layer feeds is spoiled too, so begin here: look for NaN in its weights, for inputs out"
-    " of range, and in training at the learning rate and the loss scale.",
-    "exploding-activations": "Half precision ends at 65504 and makes Inf of larger values: normalise before this layer,"
-    " lower the learning rate or scale the initialisation down.",
-    "vanishing-activations": "Signals this small carry next to no gradient, and half precision rounds them away: add"
-    " normalisation or residual connections, or scale the initialisation up.",
-    "constant-output": "Nothing of the picture gets through: look for zeroed weights, a dead layer or a wrong input"
-    " range before it, or pictures that are all the same.",
-    "saturated": "At its bounds a function passes no gradient: normalise its input, scale down the weights before it,"
-    " or use an unbounded function.",
-    "dead-channels": "They say the same of every picture, and behind a ReLU no gradient wakes them: prune them, or"
-    " train with a lower learning rate, a warm-up or a leaky ReLU, and look at the bias before them.",
-    "duplicate-channels": "They say the same thing more than once: prune all but one of each group, or look for filters"
-    " that were copied or began with equal values.",
-    "low-rank": "The channels move together in few directions: the layer can be made narrower, or its features have"
-    " collapsed (too high a learning rate or weight decay).",
-    "batchnorm-drift": "These pictures are not what the running statistics were made on: check preprocessing and"
-    " normalisation, or update the statistics on data like these.",
-    "few-images": "What is dead or off on a few pictures may be fine on others: measure a few dozen at least, of every"
-    " kind.",
-}
-"""What each finding means, and what people do about it."""
+if TYPE_CHECKING:
+    from hookscope.statistics.batchnorm import BatchNormDrift
+    from hookscope.statistics.layer_statistics import LayerStatistics, ValuePosition
+    from hookscope.statistics.totals import RunningStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class StatisticsThresholds:
-    """From where on something is a finding.
+    """Thresholds of the findings on activations; the catalogue says where the defaults come from.
 
     Attributes:
-        dead: Share of dead channels in a layer above which they are one, 0 to 1.
-        saturated: Share of values near a bound, 0 to 1.
-        smallest: Root mean square below which a layer vanishes; the default is the smallest normal number of half
-            precision.
-        largest: Absolute value above which it explodes; the default is the largest number of half precision.
-        correlation: Pearson correlation from which on channels are duplicates, 0 to 1.
-        rank: Share of what the effective rank can be (the channels, or the values of each where these are fewer) below
-            which it is low, 0 to 1; but for 0 a single direction is low too.
-        shift: Distance of a BatchNorm's inputs from its running mean, in running standard deviations (median over
-            the channels).
-        ratio: How many times the running variance theirs is, or the other way round (median over the channels).
-        images: With fewer, a claim of death, constancy or drift is one on few images.
+        dead: Largest share of dead channels in a layer, 0 to 1.
+        saturated: Largest share of values near a bound, 0 to 1.
+        smallest: Root mean square below which a layer vanishes.
+        largest: Absolute value above which a layer explodes.
+        correlation: Pearson correlation from which channels are duplicates, 0 to 1.
+        rank: Minimum effective rank as a share of the highest possible rank, 0 to 1; rank 1 always counts unless
+            this is 0.
+        shift: Largest distance of a BatchNorm's inputs from its running mean, in running standard deviations (median
+            over the channels).
+        ratio: Largest factor between the variance of the inputs and the running variance, either way round (median
+            over the channels).
+        images: With fewer images, findings of dead, constant or drifting layers are marked as uncertain.
+        others: Thresholds of rules that were registered later, by name.
     """
 
-    dead: float = 0.0
-    saturated: float = 0.5
-    smallest: float = 2.0**-14
-    largest: float = 65504.0
-    correlation: float = 0.9999
-    rank: float = 0.01
-    shift: float = 1.0
-    ratio: float = 4.0
-    images: int = 16
+    dead: float = default("dead-channels", "dead")
+    saturated: float = default("saturated", "saturated")
+    smallest: float = default("vanishing-activations", "smallest")
+    largest: float = default("exploding-activations", "largest")
+    correlation: float = default("duplicate-channels", "correlation")
+    rank: float = default("low-rank", "rank")
+    shift: float = default("batchnorm-drift", "shift")
+    ratio: float = default("batchnorm-drift", "ratio")
+    images: int = int(default("few-images", "images"))
+    others: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> StatisticsThresholds:
+        """The thresholds named in ``values``; names that are no field become ``others``."""
+        own = {one.name for one in fields(cls)}
+        others = {name: value for name, value in values.items() if name not in own}
+        return cls(**{name: value for name, value in values.items() if name in own}, others=others)
+
+    def __getitem__(self, name: str) -> float:
+        """The threshold ``name`` of any registered rule."""
+        if name in self.others:
+            return self.others[name]
+        defaults = {threshold.name: threshold.default for threshold in thresholds_for("activations")}
+        value: float = getattr(self, name, defaults.get(name))
+        return value
 
 
-_ONE_DIRECTION = 1.0 + 1e-6  # an effective rank below it
-_THE_SAME = 1e-5  # of a layer's spread: by so much pictures differ through rounding
+@dataclass(frozen=True)
+class Measured:
+    """What the rules judge.
+
+    Attributes:
+        layers: Statistics of every call, in order of execution.
+        drifts: Inputs of every BatchNorm against its running statistics.
+        images: How many images were measured.
+        thresholds: Where findings begin.
+        findings: The graver findings.
+    """
+
+    layers: Sequence[LayerStatistics]
+    drifts: Sequence[BatchNormDrift]
+    images: int
+    thresholds: StatisticsThresholds
+    findings: list[Finding] = field(default_factory=list)
+
+    @cached_property
+    def constant(self) -> set[str]:
+        """Keys of the calls whose output is constant: nothing else is said about their channels."""
+        return {layer.key for layer in self.layers if _constant(layer) is not None}
+
+    @cached_property
+    def varying(self) -> list[tuple[LayerStatistics, LayerStatistics | None]]:
+        """The other calls, each with the call before it unless that one is constant."""
+        before = {after.key: layer for layer, after in pairwise(self.layers) if layer.key not in self.constant}
+        return [(layer, before.get(layer.key)) for layer in self.layers if layer.key not in self.constant]
 
 
-def diagnose(tally: RunningStatistics, thresholds: StatisticsThresholds | None = None) -> list[Finding]:
-    """All findings on what a `Survey` has counted, the gravest kind first, layers in order of execution.
+Rule = Callable[[Measured], Iterable[Finding]]
+LayerRule = Callable[["LayerStatistics", StatisticsThresholds], Finding | None]
+
+_ONE_DIRECTION = 1.0 + 1e-6  # effective ranks below it are 1, rounding aside
+_SAME = default("constant-output", "same")
+
+RULES: dict[str, Rule] = {}
+"""The rule of each finding on activations; they run in the order of `GRAVITY`."""
+
+
+def rule(kind: FindingKind, before: str | None = None) -> Callable[[Rule], Rule]:
+    """Register a rule for findings of ``kind``, which joins the catalogue if it is new.
+
+    Args:
+        kind: The entry of the catalogue, with its thresholds and their options.
+        before: The next less grave finding, see `add_kind`.
+    """
+    add_kind(kind, "activations", before)
+
+    def register(judge: Rule) -> Rule:
+        RULES[kind.name] = judge
+        return judge
+
+    return register
+
+
+def layer_rule(kind: FindingKind, before: str | None = None) -> Callable[[LayerRule], LayerRule]:
+    """Register a rule that judges one call at a time, see `rule`."""
+
+    def register(judge: LayerRule) -> LayerRule:
+        @rule(kind, before)
+        def of_each(measured: Measured) -> Iterator[Finding]:
+            return _found(judge(layer, measured.thresholds) for layer in measured.layers)
+
+        return judge
+
+    return register
+
+
+def _found(findings: Iterable[Finding | None]) -> Iterator[Finding]:
+    return (finding for finding in findings if finding is not None)
+
+
+def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | None = None) -> list[Finding]:
+    """All findings on what a `StatisticsCollector` measured, the gravest kind first, layers in order of execution.
 
     Example:
         >>> import torch
-        >>> from hookscope.statistics.collector import Survey
+        >>> from hookscope.statistics import StatisticsCollector
         >>> _ = torch.manual_seed(1)
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
         >>> net[0].bias.data[2] = -9.0
-        >>> with Survey(net) as survey, torch.no_grad():
+        >>> with StatisticsCollector(net) as collector, torch.no_grad():
         ...     _ = net(torch.rand(20, 3, 8, 8))
-        >>> [(found.finding, found.layer, found.channels) for found in diagnose(survey.tally)]
+        >>> [(finding.finding, finding.layer, finding.channels) for finding in diagnose(collector.tally)]
         [('dead-channels', '1', (2,))]
     """
     thresholds = thresholds or StatisticsThresholds()
-    layers = tally.statistics(thresholds.correlation)
-    return find_problems(layers, tally.drifts(), tally.images, thresholds)
+    layers = statistics.statistics(thresholds.correlation)
+    return find_problems(layers, statistics.drifts(), statistics.images, thresholds)
 
 
 def find_problems(
     layers: Sequence[LayerStatistics], drifts: Iterable[BatchNormDrift], images: int, thresholds: StatisticsThresholds
 ) -> list[Finding]:
-    """As `diagnose`, on statistics that are at hand."""
-    found = list(_non_finite(layers))
-    chains = [
-        _chains((judge(layer, thresholds), layer.saturated is None) for layer in layers)
-        for judge in (_exploding, _vanishing, _constant)
-    ]
-    found += [_source_of(chain) for kind in chains for chain in kind]
-    found += _each(layers, thresholds, _saturated)
-    constant = {one.layer for chain in chains[-1] for one in chain}
-    alive = [layer for layer in layers if layer.key not in constant]
-    after = {layer.key: before for before, layer in pairwise(layers) if before.key not in constant}
-    found += [one for layer in alive if (one := _dead(layer, after.get(layer.key), thresholds)) is not None]
-    found += [one for layer in alive if (one := _duplicates(layer, after.get(layer.key))) is not None]
-    found += _each(alive, thresholds, _low_rank)
-    found += [_source_of(chain) for chain in _chains((_drift(drift, thresholds), True) for drift in drifts)]
-    return found + list(_few_images(found, images, thresholds))
+    """`diagnose` for statistics that are already computed."""
+    measured = Measured(layers, list(drifts), images, thresholds)
+    for name in GRAVITY["activations"]:
+        if name in RULES:
+            measured.findings.extend(RULES[name](measured))
+    return measured.findings
 
 
-def _finding(name: str, layer: str, evidence: str, **more: object) -> Finding:
-    return Finding(name, layer, evidence, MEANINGS[name], **more)  # type: ignore[arg-type]
-
-
-def _each(layers: Sequence[LayerStatistics], thresholds: StatisticsThresholds, judge: Judge) -> Iterator[Finding]:
-    return (one for layer in layers if (one := judge(layer, thresholds)) is not None)
-
-
-def _chains(judged: Iterable[tuple[Finding | None, bool]]) -> list[list[Finding]]:
-    """Findings of calls that follow one another: what the first has, the others have from it.
+def _sources(judged: Iterable[tuple[Finding | None, bool]]) -> Iterator[Finding]:
+    """The first finding of each chain of calls, with the length of the chain: the later calls inherit it.
 
     Args:
-        judged: The finding of each call, and whether a call without one ends a chain: a bounded function, such as the
-            gate beside a layer, does not.
+        judged: The finding of each call, and whether a call without a finding ends the chain. A bounded function,
+            such as the gate beside a layer, does not.
     """
-    chains: list[list[Finding]] = []
-    unbroken = False
-    for one, ends in judged:
-        if one is not None and unbroken:
-            chains[-1].append(one)
-        elif one is not None:
-            chains.append([one])
-        unbroken = one is not None or (unbroken and not ends)
-    return chains
+    calls = list(judged)
+    positions = [at for at, (finding, _) in enumerate(calls) if finding is not None]
+    for chain in chains(positions, lambda chain, at: not any(ends for _, ends in calls[chain[-1] + 1 : at])):
+        first, *after = _found(calls[at][0] for at in chain)
+        text = f"; {counted(len(after), 'call')} after it too, up to {after[-1].layer}" if after else ""
+        yield replace(first, evidence=first.evidence + text, numbers={**first.numbers, "layers": len(chain)})
 
 
-def _source_of(chain: Sequence[Finding]) -> Finding:
-    """The first of a chain, which says how far it goes."""
-    first, *after = chain
-    numbers = {**first.numbers, "layers": len(chain)}
-    if not after:
-        return replace(first, numbers=numbers)
-    text = f"{first.evidence}; {counted(len(after), 'call')} after it too, up to {after[-1].layer}"
-    return replace(first, evidence=text, numbers=numbers)
+def _sources_in_layers(measured: Measured, judge: LayerRule) -> Iterator[Finding]:
+    return _sources((judge(layer, measured.thresholds), layer.saturated is None) for layer in measured.layers)
 
 
-def _non_finite(layers: Sequence[LayerStatistics]) -> Iterator[Finding]:
-    """One finding at the first layer: what comes after it has them from there."""
-    bad = [layer for layer in layers if layer.nan or layer.inf]
+@rule(CATALOGUE["non-finite"])
+def _non_finite(measured: Measured) -> Iterator[Finding]:
+    """One finding at the first layer, which spoils the layers after it."""
+    bad = [layer for layer in measured.layers if layer.nan or layer.inf]
     if not bad:
         return
     first = bad[0]
-    text = f"{nonfinite_words(first)} of {first.values:,} values{_where(first.nonfinite_at)}"
+    text = f"{nonfinite_words(first.nan, first.inf)} of {first.values:,} values{_where(first.nonfinite_at)}"
     if len(bad) > 1:
         text += f"; {len(bad) - 1} later {'call has' if len(bad) == 2 else 'calls have'} some too"
     numbers = {"nan": first.nan, "inf": first.inf, "values": first.values, "layers": len(bad)}
-    yield _finding("non-finite", first.key, text, numbers=numbers)
+    yield CATALOGUE["non-finite"].finding(first.key, text, numbers=numbers)
 
 
 def _where(place: ValuePosition | None) -> str:
@@ -175,62 +225,84 @@ def _where(place: ValuePosition | None) -> str:
     return f", the first in channel {place.channel}{axes.format(*at)}{image}"
 
 
-def _exploding(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
-    if layer.min is None or layer.max is None or max(-layer.min, layer.max) <= thresholds.largest:
-        return None
-    text = f"values from {layer.min:.4g} to {layer.max:.4g}, beyond {thresholds.largest:g}"
-    return _finding("exploding-activations", layer.key, text, numbers={"min": layer.min, "max": layer.max})
+@rule(CATALOGUE["exploding-activations"])
+def _exploding(measured: Measured) -> Iterator[Finding]:
+    def judge(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
+        if layer.min is None or layer.max is None or max(-layer.min, layer.max) <= thresholds.largest:
+            return None
+        text = f"values from {layer.min:.4g} to {layer.max:.4g}, beyond {thresholds.largest:g}"
+        numbers = {"min": layer.min, "max": layer.max}
+        return CATALOGUE["exploding-activations"].finding(layer.key, text, numbers=numbers)
+
+    return _sources_in_layers(measured, judge)
 
 
-def _vanishing(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
-    if layer.rms is None or not 0 < layer.rms < thresholds.smallest:
-        return None
-    text = f"root mean square {layer.rms:.4g}, below {thresholds.smallest:.4g}"
-    return _finding("vanishing-activations", layer.key, text, numbers={"rms": layer.rms})
+@rule(CATALOGUE["vanishing-activations"])
+def _vanishing(measured: Measured) -> Iterator[Finding]:
+    def judge(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
+        if layer.rms is None or not 0 < layer.rms < thresholds.smallest:
+            return None
+        text = f"root mean square {layer.rms:.4g}, below {thresholds.smallest:.4g}"
+        return CATALOGUE["vanishing-activations"].finding(layer.key, text, numbers={"rms": layer.rms})
+
+    return _sources_in_layers(measured, judge)
 
 
-def _constant(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
+@rule(CATALOGUE["constant-output"])
+def _constant_outputs(measured: Measured) -> Iterator[Finding]:
+    return _sources_in_layers(measured, lambda layer, _: _constant(layer))
+
+
+def _constant(layer: LayerStatistics) -> Finding | None:
     if layer.channels and len(layer.dead_channels) == layer.channels:
         value = f"the value {layer.min:.4g}" if layer.min == layer.max else "one value each"
         text = f"all {layer.channels} channels have {value} throughout"
-    elif layer.between_images is not None and layer.std and layer.between_images < _THE_SAME * layer.std:
+    elif layer.between_images is not None and layer.std and layer.between_images < _SAME * layer.std:
         text = f"the same for all {layer.items} images"
     else:
         return None
-    return _finding("constant-output", layer.key, text, numbers={"min": layer.min, "max": layer.max})
+    numbers = {"min": layer.min, "max": layer.max}
+    return CATALOGUE["constant-output"].finding(layer.key, text, numbers=numbers)
 
 
+@layer_rule(CATALOGUE["saturated"])
 def _saturated(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.saturated is None or layer.saturated <= thresholds.saturated:
         return None
     stuck = len(_stuck(layer))
     text = f"{percent(layer.saturated)} of values within 1 % of a bound"
     text += f"; {stuck} of {layer.channels} channels never {'leaves' if stuck == 1 else 'leave'} one" if stuck else ""
-    return _finding("saturated", layer.key, text, numbers={"saturated": layer.saturated, "stuck": stuck})
+    numbers = {"saturated": layer.saturated, "stuck": stuck}
+    return CATALOGUE["saturated"].finding(layer.key, text, numbers=numbers)
 
 
 def _stuck(layer: LayerStatistics) -> set[int]:
-    """The channels that are constant because they are at a bound throughout."""
+    """The channels whose values are all at one bound."""
     shares = layer.saturated_by_channel
     return set() if shares is None else {at for at in layer.dead_channels if shares[at] == 1}
 
 
 def _applied_to(before: LayerStatistics | None, layer: LayerStatistics) -> bool:
-    """Whether ``layer`` is an activation function on what ``before``, measured just before it, has put out."""
+    """Whether ``layer`` is an activation function on the output of ``before``, the call measured just before it."""
     if before is None or layer.call.type not in ACTIVATION_FUNCTIONS or before.call.type in ACTIVATION_FUNCTIONS:
         return False
     return before.channels == layer.channels
 
 
+@rule(CATALOGUE["dead-channels"])
+def _dead_channels(measured: Measured) -> Iterator[Finding]:
+    return _found(_dead(layer, before, measured.thresholds) for layer, before in measured.varying)
+
+
 def _dead(layer: LayerStatistics, before: LayerStatistics | None, thresholds: StatisticsThresholds) -> Finding | None:
     if len(layer.dead_channels) / max(layer.channels, 1) <= thresholds.dead:
         return None
-    known = set(before.dead_channels) if before is not None and before.channels == layer.channels else set()
-    told = set(known) if _applied_to(before, layer) else set()
-    inherited = len(told.intersection(layer.dead_channels))
+    dead_before = set(before.dead_channels) if before is not None and before.channels == layer.channels else set()
+    reported = set(dead_before) if _applied_to(before, layer) else set()
+    inherited = len(reported.intersection(layer.dead_channels))
     if _saturated(layer, thresholds) is not None:
-        told |= _stuck(layer)
-    dead = tuple(at for at in layer.dead_channels if at not in told)
+        reported |= _stuck(layer)
+    dead = tuple(at for at in layer.dead_channels if at not in reported)
     if not dead:
         return None
     lows = {float(layer.by_channel.low[at]) for at in dead}
@@ -239,49 +311,69 @@ def _dead(layer: LayerStatistics, before: LayerStatistics | None, thresholds: St
     text += f": {listed(dead)}"
     if inherited:
         text += f" ({inherited} more {'was' if inherited == 1 else 'were'} constant before it)"
-    elif before is not None and known.issuperset(dead):  # as in a depthwise convolution
+    elif before is not None and dead_before.issuperset(dead):  # as in a depthwise convolution
         text += f" (constant in {before.key} before it too)"
     numbers = {"dead": len(dead), "channels": layer.channels, "images": layer.items}
-    return _finding("dead-channels", layer.key, text, channels=dead, numbers=numbers)
+    return CATALOGUE["dead-channels"].finding(layer.key, text, channels=dead, numbers=numbers)
+
+
+@rule(CATALOGUE["duplicate-channels"])
+def _duplicate_channels(measured: Measured) -> Iterator[Finding]:
+    return _found(_duplicates(layer, before) for layer, before in measured.varying)
 
 
 def _duplicates(layer: LayerStatistics, before: LayerStatistics | None) -> Finding | None:
-    known = [set(group) for group in before.duplicate_channels] if before and _applied_to(before, layer) else []
-    groups = tuple(group for group in layer.duplicate_channels if not any(one.issuperset(group) for one in known))
+    inherited = [set(group) for group in before.duplicate_channels] if before and _applied_to(before, layer) else []
+    groups = tuple(group for group in layer.duplicate_channels if not any(one.issuperset(group) for one in inherited))
     if not groups:
         return None
     channels = tuple(sorted(at for group in groups for at in group))
     same = listed([" = ".join(map(str, group)) for group in groups], 4)
     text = f"{len(channels)} of {layer.channels} channels are the same as another: {same}"
     numbers = {"duplicate": len(channels), "channels": layer.channels}
-    return _finding("duplicate-channels", layer.key, text, channels=channels, groups=groups, numbers=numbers)
+    kind = CATALOGUE["duplicate-channels"]
+    return kind.finding(layer.key, text, channels=channels, groups=groups, numbers=numbers)
+
+
+@rule(CATALOGUE["low-rank"])
+def _low_ranks(measured: Measured) -> Iterator[Finding]:
+    return _found(_low_rank(layer, measured.thresholds) for layer, _ in measured.varying)
 
 
 def _low_rank(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.rank is None or not thresholds.rank or layer.nan or layer.inf:
         return None
-    most = highest_rank(layer)
+    most = layer.highest_rank
     if most < 2 or layer.rank >= max(thresholds.rank * most, _ONE_DIRECTION):
         return None
     text = f"effective rank {layer.rank:.3g} of at most {most}"
-    return _finding("low-rank", layer.key, text, numbers={"rank": layer.rank, "channels": layer.channels, "most": most})
+    numbers = {"rank": layer.rank, "channels": layer.channels, "most": most}
+    return CATALOGUE["low-rank"].finding(layer.key, text, numbers=numbers)
+
+
+@rule(CATALOGUE["batchnorm-drift"])
+def _drifts(measured: Measured) -> Iterator[Finding]:
+    return _sources((_drift(drift, measured.thresholds), True) for drift in measured.drifts)
 
 
 def _drift(drift: BatchNormDrift, thresholds: StatisticsThresholds) -> Finding | None:
     if not drift.updated or drift.items < 2:
         return None
-    shift = float(np.median(np.abs(drift.shift)))
-    ratio = float(np.exp(np.median(np.abs(np.log(drift.ratio.clip(min=1e-30))))))
+    shift, ratio = drift.median_shift, drift.median_ratio
     if not (shift > thresholds.shift or ratio > thresholds.ratio):
         return None
     text = f"in the median channel the mean is off by {shift:.3g} standard deviations, the variance by a factor"
-    return _finding("batchnorm-drift", drift.layer, f"{text} {ratio:.3g}", numbers={"shift": shift, "ratio": ratio})
+    numbers = {"shift": shift, "ratio": ratio}
+    return CATALOGUE["batchnorm-drift"].finding(drift.layer, f"{text} {ratio:.3g}", numbers=numbers)
 
 
-def _few_images(found: Sequence[Finding], images: int, thresholds: StatisticsThresholds) -> Iterator[Finding]:
-    claims = sum(one.finding in ("dead-channels", "constant-output", "batchnorm-drift") for one in found)
-    if not claims or images >= thresholds.images:
+@rule(CATALOGUE["few-images"])
+def _few_images(measured: Measured) -> Iterator[Finding]:
+    uncertain = ("dead-channels", "constant-output", "batchnorm-drift")
+    claims = sum(finding.finding in uncertain for finding in measured.findings)
+    if not claims or measured.images >= measured.thresholds.images:
         return
     rest = "rests" if claims == 1 else "rest"
-    text = f"{counted(claims, 'claim')} of death, constancy or drift {rest} on {counted(images, 'image')}"
-    yield _finding("few-images", "", text, numbers={"images": images})
+    text = f"{counted(claims, 'finding')} of dead, constant or drifting layers {rest} on"
+    numbers = {"images": measured.images}
+    yield CATALOGUE["few-images"].finding("", f"{text} {counted(measured.images, 'image')}", numbers=numbers)

@@ -84,3 +84,8 @@ class LayerStatistics:
     def key(self) -> str:
         """``name``, ``name#call``, and the part where there are several."""
         return f"{self.call.key} {self.part}" if self.part else self.call.key
+
+    @property
+    def highest_rank(self) -> int:
+        """The highest possible effective rank: the channels, or one less than the values of each if these are fewer."""
+        return min(self.channels, self.values // max(self.channels, 1) - 1)

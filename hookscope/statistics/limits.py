@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hookscope.findings import listed, percent
+from hookscope.findings import listed, nonfinite_words, percent
 from hookscope.hooks import Layers, Selection
 from hookscope.statistics.layer_statistics import LayerStatistics
 
@@ -21,7 +21,7 @@ class Limits:
         no_nan: Whether NaN and Inf are forbidden.
         max_abs: Largest absolute value.
         min_rank: Effective rank, in directions.
-        min_rank_share: Effective rank, as a share of what it can be, see `highest_rank`, 0 to 1.
+        min_rank_share: Effective rank, as a share of what it can be, see `LayerStatistics.highest_rank`, 0 to 1.
     """
 
     max_dead: float | None = None
@@ -110,16 +110,11 @@ def _offences(layer: LayerStatistics, limits: Limits) -> Iterator[BrokenLimit]:
         text = f"{percent(layer.saturated)} of values are within 1 % of a bound"
         yield BrokenLimit("max-saturated", key, index, layer.saturated, limits.max_saturated, text)
     if limits.no_nan and (bad := layer.nan + layer.inf):
-        text = f"{nonfinite_words(layer)} of {layer.values:,} values"
+        text = f"{nonfinite_words(layer.nan, layer.inf)} of {layer.values:,} values"
         yield BrokenLimit("no-nan", key, index, bad, 0, text)
     if limits.max_abs is not None:
         yield from _of_size(layer, limits.max_abs)
     yield from _of_rank(layer, limits)
-
-
-def nonfinite_words(layer: LayerStatistics) -> str:
-    """``5 NaN and 3 Inf``: how many there are, of which there are some."""
-    return " and ".join(f"{count:,} {name}" for count, name in ((layer.nan, "NaN"), (layer.inf, "Inf")) if count)
 
 
 def _of_size(layer: LayerStatistics, most: float) -> Iterator[BrokenLimit]:
@@ -131,15 +126,10 @@ def _of_size(layer: LayerStatistics, most: float) -> Iterator[BrokenLimit]:
         yield BrokenLimit("max-abs", layer.key, layer.call.index, largest, most, text)
 
 
-def highest_rank(layer: LayerStatistics) -> int:
-    """What the effective rank can be at most: the channels, or one less than the values of each where these are few."""
-    return min(layer.channels, layer.values // max(layer.channels, 1) - 1)
-
-
 def _of_rank(layer: LayerStatistics, limits: Limits) -> Iterator[BrokenLimit]:
     least = limits.min_rank
     if limits.min_rank_share is not None:
-        least = limits.min_rank_share * highest_rank(layer)
+        least = limits.min_rank_share * layer.highest_rank
     if least is not None and layer.rank is not None and layer.rank < least:
-        text = f"effective rank {layer.rank:.4g} of at most {highest_rank(layer)} in {layer.channels} channels"
+        text = f"effective rank {layer.rank:.4g} of at most {layer.highest_rank} in {layer.channels} channels"
         yield BrokenLimit("min-rank", layer.key, layer.call.index, layer.rank, least, text)

@@ -106,9 +106,9 @@ class Hard(Net):
 
 
 def line(kind: type[nn.Module]) -> str:
-    """``test_gradient_stops.py:N`` of the line marked in ``forward``."""
+    """``test_cut_points.py:N`` of the line marked in ``forward``."""
     lines, first = inspect.getsourcelines(kind.forward)
-    return f"test_gradient_stops.py:{first + next(at for at, text in enumerate(lines) if '# here' in text)}"
+    return f"test_cut_points.py:{first + next(at for at, text in enumerate(lines) if '# here' in text)}"
 
 
 def stops(net: nn.Module, x: torch.Tensor | None = None) -> list[Stop]:

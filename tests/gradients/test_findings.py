@@ -101,7 +101,7 @@ def test_a_dead_relu_stops_all_before_it() -> None:
     assert (found.finding, found.layer) == ("vanishing-gradient", "6")
     zero = "the gradient of '6.weight' is 0 everywhere, for what goes in is 0"
     assert found.evidence == f"{zero}; so are those of all 3 weights nearer the input"
-    assert found.meaning.startswith("No step changes these weights: look for a ReLU")
+    assert found.meaning.startswith("No step changes these weights. Look for a ReLU")
 
 
 def test_weights_scaled_up_explode_in_one_chain() -> None:
@@ -235,7 +235,7 @@ def test_no_gradient_says_where_and_why() -> None:
         ("idle", "unused", 2),
     ]
     assert {one.finding for one in found} == {"no-gradient"}
-    assert "detached between 'bn' and 'side' by detach at test_gradient_findings.py:" in found[0].evidence
+    assert "detached between 'bn' and 'side' by detach at test_findings.py:" in found[0].evidence
     assert found[0].evidence.endswith("; 2 calls and 4 parameters, from 'stem' on, get none")
     assert len({one.meaning for one in found}) == 2
 
@@ -269,12 +269,12 @@ class Backbone(nn.Module):
 def test_frozen_layers_without_a_graph_are_told_as_both() -> None:
     cut, frozen = look(Backbone())
     assert cut.evidence.endswith("runs under no_grad; 2 calls, from 'one' on, get none")
-    assert cut.evidence.startswith("no graph inside 'one': conv2d at test_gradient_findings.py:")
+    assert cut.evidence.startswith("no graph inside 'one': conv2d at test_findings.py:")
     assert frozen.evidence == (
         "2 layers from 'one' to 'two' are frozen (requires_grad is False): 4 parameters; besides, no gradient reaches"
         " them"
     )
-    assert "requires_grad alone does not help" in frozen.meaning and frozen.numbers["cut_off"] == 2
+    assert "requires_grad alone would not change that" in frozen.meaning and frozen.numbers["cut_off"] == 2
     # also where the layers asked for do not show it, and where nobody looked for stops
     report = layer_gradients(Backbone(), picture(), "mse", "head")
     assert anything_unreached(report)

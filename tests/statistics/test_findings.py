@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 from torchvision.models import get_model
 
-from hookscope.findings.finding import Finding
+from hookscope.findings import CATALOGUE, GRAVITY, Finding, FindingKind, Threshold
 from hookscope.statistics.collector import StatisticsCollector
-from hookscope.statistics.findings import MEANINGS, StatisticsThresholds, diagnose, find_problems
+from hookscope.statistics.findings import RULES, StatisticsThresholds, diagnose, find_problems, layer_rule
 from hookscope.statistics.layer_statistics import LayerStatistics
-from hookscope.statistics.limits import highest_rank
 from hookscope.statistics.totals import RunningStatistics
 
 
@@ -168,7 +171,7 @@ def test_a_planted_fault_is_found_and_nothing_else(
     tally = measured(net, **(WITH_RANK if finding == "low-rank" else {}))
     found = diagnose(tally, StatisticsThresholds(rank=0.06))
     assert told(found) == [(finding, layer, channels)]
-    assert found[0].meaning == MEANINGS[finding]
+    assert found[0].meaning == CATALOGUE[finding].text()
 
 
 def test_two_faults_are_two_findings() -> None:
@@ -378,7 +381,7 @@ def test_each_threshold_is_met_and_just_missed() -> None:
     assert not quiet(layer, smallest=above(layer.rms))
     assert quiet(layer, largest=layer.max)
     assert not quiet(layer, largest=below(layer.max))
-    assert highest_rank(layer) == 100
+    assert layer.highest_rank == 100
     assert quiet(layer, rank=layer.rank / 100 - 1e-12)
     assert not quiet(layer, rank=layer.rank / 100 + 1e-12)
 
@@ -430,7 +433,7 @@ def test_death_on_few_images_says_so(images: int, told_of: str) -> None:
     found = diagnose(measured(net, some(images, 3, 9, 9)))
     assert [one.finding for one in found] == ["dead-channels"] + ["few-images"] * bool(told_of)
     if told_of:
-        assert found[1].evidence == f"1 claim of death, constancy or drift rests on {told_of}"
+        assert found[1].evidence == f"1 finding of dead, constant or drifting layers rests on {told_of}"
         assert found[1].layer == ""
 
 
@@ -439,8 +442,22 @@ def test_few_images_alone_are_no_finding() -> None:
     assert diagnose(measured(plain(nn.Conv2d(3, 6, 1)), some(1, 3, 9, 9))) == []
 
 
-def test_every_meaning_says_what_to_do_in_one_sentence() -> None:
-    for name, meaning in MEANINGS.items():
-        assert meaning.endswith(".") and meaning.count(". ") == 0, name
-        assert meaning.isprintable() and len(meaning) < 200, name
-        assert ":" in meaning, name
+def test_a_new_finding_is_one_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rule runs in `stats`, and its threshold is an option with a help."""
+    limit = Threshold("sparse", 0.2, "a test", "--sparse-share", "Zeros are a finding above this share.", share=True)
+    kind = FindingKind("sparse-channels", "Many values are 0.", "Prune the layer.", (limit,))
+    monkeypatch.setitem(GRAVITY, "activations", [*GRAVITY["activations"]])
+    for table in (CATALOGUE, RULES):
+        monkeypatch.setitem(table, kind.name, None)  # type: ignore[arg-type]
+
+    @layer_rule(kind, before="non-finite")
+    def judge(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
+        return kind.finding(layer.key, f"{layer.zeros:.0%} of 0") if layer.zeros > thresholds["sparse"] else None
+
+    command = runpy.run_module("hookscope.cli.commands.stats")["command"]
+    words = ["shapes", str(Path(__file__).parents[2] / "samples" / "cat.jpg"), "--format", "json"]
+    first = json.loads(CliRunner().invoke(command, words).stdout)["findings"][0]
+    assert (first["finding"], first["meaning"]) == (kind.name, "Many values are 0. Prune the layer.")
+    assert kind.name not in CliRunner().invoke(command, [*words, "--sparse-share", "100%"]).stdout
+    shown = " ".join(CliRunner().invoke(command, ["--help"]).stdout.split())
+    assert "--sparse-share SHARE Zeros are a finding above this share. [default: 20%]" in shown

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import SelectionError
+from hookscope.findings import nonfinite_words
 from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.layer_statistics import LayerStatistics
-from hookscope.statistics.limits import BrokenLimit, Limits, broken_limits, held_layers, highest_rank, nonfinite_words
+from hookscope.statistics.limits import BrokenLimit, Limits, broken_limits, held_layers
 
 
 def measured(net: nn.Module, inputs: Tensor, **options: Any) -> list[LayerStatistics]:
@@ -73,7 +74,7 @@ def test_size(layers: list[LayerStatistics]) -> None:
 def test_rank(layers: list[LayerStatistics]) -> None:
     for layer in layers:
         assert layer.rank
-        assert highest_rank(layer) == 20
+        assert layer.highest_rank == 20
         assert offences([layer], min_rank=layer.rank) == []
         assert len(offences([layer], min_rank=math.nextafter(layer.rank, 99))) == 1
         assert offences([layer], min_rank_share=layer.rank / 20 - 1e-9) == []
@@ -84,7 +85,7 @@ def test_rank(layers: list[LayerStatistics]) -> None:
 def test_a_share_of_the_rank_is_of_what_it_can_be() -> None:
     """8 channels of 1 x 1 maps on 3 images lie in a plane."""
     (layer,) = measured(nn.Conv2d(3, 8, 1), torch.randn(3, 3, 1, 1), rank=True, layers="all")
-    assert highest_rank(layer) == 2
+    assert layer.highest_rank == 2
     assert offences([layer], min_rank_share=0.5) == []
     assert len(offences([layer], min_rank=3.0)) == 1
 
@@ -94,8 +95,8 @@ def test_nan_and_inf() -> None:
     net[0].weight.data.fill_(1.0)
     inputs = torch.tensor([1.0, 2.0, math.nan, math.inf, -math.inf, 3.0]).view(1, 1, 2, 3)
     convolution, function = measured(net, inputs)
-    assert nonfinite_words(convolution) == "1 NaN and 2 Inf"
-    assert nonfinite_words(function) == "1 NaN and 1 Inf"
+    assert nonfinite_words(convolution.nan, convolution.inf) == "1 NaN and 2 Inf"
+    assert nonfinite_words(function.nan, function.inf) == "1 NaN and 1 Inf"
     found = broken_limits([convolution, function], Limits(no_nan=True))
     assert [(one.layer, one.value, one.allowed) for one in found] == [("0", 3, 0), ("1", 2, 0)]
     assert found[1].evidence == "1 NaN and 1 Inf of 6 values"

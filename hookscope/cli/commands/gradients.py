@@ -27,7 +27,7 @@ from hookscope.cli.shared.options import (
     type_option,
     was_given,
 )
-from hookscope.cli.shared.threshold_options import Number
+from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,24 +79,7 @@ if TYPE_CHECKING:
 @click.option("--detect-anomaly", is_flag=True, help="Name the operation behind the first NaN; runs a second pass.")
 @click.option("--parameters", is_flag=True, help="In tsv and csv, rows of parameters instead of layers.")
 @click.option("--plot", metavar="FILE", type=click.Path(), help="Draw the gradient's way: a PNG, SVG or PDF file.")
-@click.option(
-    "--vanishing",
-    metavar="RATIO",
-    type=Number(),
-    default=1e-7,
-    show_default=True,
-    help="Gradient-to-weight ratio below which a gradient vanishes. At 1e-7, about the epsilon of single precision, a"
-    " step at a learning rate of 1 would be lost in rounding.",
-)
-@click.option(
-    "--exploding",
-    metavar="RATIO",
-    type=Number(endless=True),
-    default=1e3,
-    show_default=True,
-    help="Gradient-to-weight ratio above which it explodes. At 1e3 a step at a learning rate of 0.001 is as long as"
-    " the weight itself.",
-)
+@threshold_options("gradients")
 @net_options
 @format_option
 def command(model: str, images: tuple[str, ...], **options: Any) -> None:
@@ -138,7 +121,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     changes = GradientChanges(
         options["freeze"], options["clip_value"], options["clip_norm"], options["scale"], options["clamp_sign"]
     )
-    thresholds = GradientThresholds(options["vanishing"], options["exploding"])
+    thresholds = GradientThresholds(**chosen_thresholds("gradients", options))
     photographs = ImageFiles(images)
     photographs.read_first()
     names = ("weights", "seed", "device", "preprocess", "input_size")

@@ -18,9 +18,10 @@ from hookscope.cli.output.stats_rows import CHANNEL_FIELDS, FIELDS, TABLE_FIELDS
 from hookscope.cli.shared.image_options import image_list, images_argument
 from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
 from hookscope.cli.shared.options import chosen_format, format_option, model_argument
-from hookscope.cli.shared.threshold_options import threshold_options, thresholds_of
+from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
+from hookscope.statistics import StatisticsThresholds
 
 if TYPE_CHECKING:
     from hookscope.findings import Finding
@@ -46,7 +47,7 @@ _BEGINNING = b'{"hookscope": '  # of what `hookscope.statistics.storage` writes
 @click.option(
     "--tensorboard", metavar="DIR", type=click.Path(), help="Write scalars and histograms for TensorBoard to DIR."
 )
-@threshold_options
+@threshold_options("activations")
 @format_option
 def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     """Measure every layer of MODEL on images, and say what is wrong.
@@ -66,7 +67,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     """
     from hookscope.statistics import find_problems
 
-    thresholds = thresholds_of(options)
+    thresholds = StatisticsThresholds.of(chosen_thresholds("activations", options))
     if options["merge"]:
         _check_targets(options, [])
         saved, lost = _merged([model, *images], options["save"]), 0

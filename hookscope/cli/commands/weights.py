@@ -21,6 +21,7 @@ from hookscope.cli.shared.options import (
     seed_option,
     weights_option,
 )
+from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import counted
 
@@ -61,22 +62,7 @@ FIELDS = (
     "Layers by name: conv1, layer4 (all in it), 'layer4.*', 're:bn[12]$'; repeatable, comma separated. Indices"
     " count calls, and there is no forward pass here.  [default: all]"
 )
-@click.option(
-    "--dead-norm",
-    metavar="SHARE",
-    type=float,
-    default=1e-6,
-    show_default=True,
-    help="A filter is dead when its norm is 0 or below this share of the layer's median.",
-)
-@click.option(
-    "--duplicate-cosine",
-    metavar="COSINE",
-    type=float,
-    default=0.9999,
-    show_default=True,
-    help="Filters on the same inputs are duplicates from this cosine on; those of fewer than 9 weights when equal.",
-)
+@threshold_options("weights")
 @click.option("--plot", metavar="FILE", type=click.Path(), help="Draw all layers on one page: a PNG, SVG or PDF file.")
 @click.option("--kernels", metavar="PNG", type=click.Path(), help="Draw the filters of convolutions.")
 @click.option(
@@ -135,7 +121,9 @@ def command(
     """
     from hookscope.parameters import ParameterThresholds
 
-    thresholds = ParameterThresholds(dead_norm=dead_norm, duplicate_cosine=duplicate_cosine)
+    thresholds = ParameterThresholds(
+        **chosen_thresholds("weights", {"dead_norm": dead_norm, "duplicate_cosine": duplicate_cosine})
+    )
     if kernels is None and (channels, columns, cell, cmap) != (None, None, None, None):
         raise UsageError("--channels, --columns, --cell and --cmap are of --kernels", do="add --kernels FILE.png")
     choice, style = _look_of_kernels(channels, columns, cell, cmap)

@@ -4,8 +4,8 @@
 ``Share``               ``5%`` or ``0.05``
 ``Number``              a number from a least one on; with ``endless`` also ``inf``
 ``Rank``                a number of directions, or a share of what there can be
-``threshold_options``   the thresholds of findings
-``thresholds_of``       what these options hold, as `Thresholds`
+``threshold_options``   options for the thresholds of findings, from the catalogue
+``chosen_thresholds``   the values of these options
 =====================  =============================================================
 """
 
@@ -14,12 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-if TYPE_CHECKING:
-    from hookscope.statistics import StatisticsThresholds
+from hookscope.findings import Threshold, thresholds_for
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -88,90 +87,39 @@ class Rank(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return number, None
 
 
-_OPTIONS = [
-    click.option(
-        "--dead-share", type=Share(), default=0.0, help="Dead channels are a finding above this share.  [default: 0%]"
-    ),
-    click.option(
-        "--saturated-share", type=Share(), default=0.5, help="Saturation is a finding above this share.  [default: 50%]"
-    ),
-    click.option(
-        "--vanishing",
-        metavar="RMS",
-        type=Number(),
-        default=2.0**-14,
-        show_default=True,
-        help="Root mean square below which activations vanish; half precision's smallest normal number.",
-    ),
-    click.option(
-        "--exploding",
-        metavar="ABS",
-        type=Number(endless=True),
-        default=65504.0,
-        show_default=True,
-        help="Absolute value above which activations explode; half precision's largest number.",
-    ),
-    click.option(
-        "--duplicate-correlation",
-        metavar="R",
-        type=Number(most=1.0),
-        default=0.9999,
-        show_default=True,
-        help="Pearson correlation from which channels are duplicates.",
-    ),
-    click.option(
-        "--low-rank",
-        type=Share(),
-        default=0.01,
-        help="With --rank: an effective rank below this share of what it can be is a finding.  [default: 1%]",
-    ),
-    click.option(
-        "--drift-shift",
-        metavar="STD",
-        type=Number(endless=True),
-        default=1.0,
-        show_default=True,
-        help="How many running standard deviations a BatchNorm's inputs may be off.",
-    ),
-    click.option(
-        "--drift-ratio",
-        metavar="TIMES",
-        type=Number(1.0, endless=True),
-        default=4.0,
-        show_default=True,
-        help="How many times the running variance theirs may be, or the other way round.",
-    ),
-    click.option(
-        "--few-images",
-        metavar="N",
-        type=click.IntRange(0),
-        default=16,
-        show_default=True,
-        help="With fewer images, a claim of death is marked as one on few.",
-    ),
-]
-_FIELDS = {
-    "dead": "dead_share",
-    "saturated": "saturated_share",
-    "smallest": "vanishing",
-    "largest": "exploding",
-    "correlation": "duplicate_correlation",
-    "rank": "low_rank",
-    "shift": "drift_shift",
-    "ratio": "drift_ratio",
-    "images": "few_images",
-}
+def threshold_options(question: str) -> Callable[[Command], Command]:
+    """The options of the thresholds of all findings on ``question``, as the catalogue describes them."""
+
+    def add(command: Command) -> Command:
+        for threshold in reversed(_with_options(question)):
+            shown = f"  [default: {100 * threshold.default:g}%]" if threshold.share else ""
+            option = click.option(
+                threshold.option,
+                metavar=None if threshold.share else threshold.unit,
+                type=_type_of(threshold),
+                default=threshold.default,
+                show_default=not threshold.share,
+                help=threshold.help + shown,
+            )
+            command = option(command)
+        return command
+
+    return add
 
 
-def threshold_options(command: Command) -> Command:
-    """The options that say from where on something is a finding."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def _with_options(question: str) -> list[Threshold]:
+    return [threshold for threshold in thresholds_for(question) if threshold.option]
 
 
-def thresholds_of(options: Mapping[str, Any]) -> StatisticsThresholds:
-    """The thresholds among the ``options`` of a command."""
-    from hookscope.statistics import StatisticsThresholds
+def _type_of(threshold: Threshold) -> click.ParamType:
+    if threshold.share:
+        return Share()
+    if threshold.whole:
+        return click.IntRange(int(threshold.least))
+    return Number(threshold.least, threshold.most, threshold.endless)
 
-    return StatisticsThresholds(**{field: options[option] for field, option in _FIELDS.items()})
+
+def chosen_thresholds(question: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the `threshold_options` of ``question``, by the names of the thresholds."""
+    names = {threshold.name: threshold.option.strip("-").replace("-", "_") for threshold in _with_options(question)}
+    return {name: options[option] for name, option in names.items()}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hookscope.findings import counted
+from hookscope.findings import CATALOGUE, counted
 from hookscope.training.log.file import Run
-from hookscope.training.log.meanings import MEANINGS
 from hookscope.training.log.series import RunSeries
 from hookscope.training.log.summary import summary
 from hookscope.training.log.thresholds import TrainingThresholds
@@ -34,7 +33,7 @@ def few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) -> 
         "few-samples",
         "",
         _words(run, len(most.steps), steps, every),
-        MEANINGS["few-samples"],
+        CATALOGUE["few-samples"].text(),
         numbers={"sampled": len(most.steps), "steps": steps, "every": every},
         step=last,
         last_step=last,

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from hookscope.findings import counted
+from hookscope.findings import CATALOGUE, counted
 from hookscope.hooks import call_key
 from hookscope.training.log.consequences import consequences, consequences_words
 from hookscope.training.log.few_samples import few_samples
 from hookscope.training.log.file import Run
 from hookscope.training.log.intervals import FindingInterval, grouped, interval_of
 from hookscope.training.log.loss import loss_findings
-from hookscope.training.log.meanings import MEANINGS
 from hookscope.training.log.non_finite import nonfinite_findings
 from hookscope.training.log.rules import RULES, LayerContext, Rule
 from hookscope.training.log.series import LayerSeries, RunSeries, series_of
@@ -106,7 +105,7 @@ def _told(judge: Rule, group: Sequence[FindingInterval], could: int, after: str)
         judge.finding,
         layer.label,
         text,
-        MEANINGS[judge.finding],
+        CATALOGUE[judge.finding].text(),
         numbers={
             "worst": _plain(worst.figure),
             "worst_step": int(worst.layer.steps[worst.worst]),
@@ -176,7 +175,7 @@ def _noted(notes: Sequence[Mapping[str, Any]]) -> Iterator[TimedFinding]:
             name,
             call_key(str(note.get("layer") or ""), note.get("call") or 0),
             str(note.get("text") or ""),
-            MEANINGS.get(name, ""),
+            CATALOGUE[name].text() if name in CATALOGUE else "",
             step=step if isinstance(step, int) else 0,
             last_step=step if isinstance(step, int) else 0,
             time=float(time) if isinstance(time, (int, float)) else None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.findings import chains
 from hookscope.training.log.rules import LayerContext, Rule
 from hookscope.training.log.series import LayerSeries
 
@@ -73,12 +74,10 @@ def _in_a_row(bad: NDArray[np.bool_], patience: int) -> NDArray[np.bool_]:
 
 def grouped(spells: Sequence[FindingInterval], patience: int) -> list[list[FindingInterval]]:
     """Layers that began together, give or take a few sampled steps; the latest groups are one where there are many."""
-    groups: list[list[FindingInterval]] = []
-    for spell in sorted(spells, key=lambda one: one.step):
-        if groups and spell.step - groups[-1][0].step <= patience * spacing(spell.layer):
-            groups[-1].append(spell)
-        else:
-            groups.append([spell])
+    groups = chains(
+        sorted(spells, key=lambda one: one.step),
+        lambda group, spell: spell.step - group[0].step <= patience * spacing(spell.layer),
+    )
     if len(groups) > _MOST_GROUPS:
         groups[_MOST_GROUPS - 1 :] = [[spell for group in groups[_MOST_GROUPS - 1 :] for spell in group]]
     return [sorted(group, key=lambda one: one.layer.index) for group in groups]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.training.log.meanings import MEANINGS
+from hookscope.findings import CATALOGUE
 from hookscope.training.log.series import LossSeries, RunSeries
 from hookscope.training.log.thresholds import TrainingThresholds
 from hookscope.training.log.timed import TimedFinding, step_words, when_words
@@ -115,7 +115,7 @@ def _finding(
         name,
         "",
         f"{when_words(step, last_step, known, lasts)}: {text}",
-        MEANINGS[name],
+        CATALOGUE[name].text(),
         numbers=numbers,
         step=step,
         last_step=last_step,

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hookscope.findings import counted
+from hookscope.findings import CATALOGUE, counted
 from hookscope.hooks import call_key
-from hookscope.training.log.meanings import MEANINGS, TO_KNOW_THE_OPERATION
 from hookscope.training.log.series import LayerSeries, LossSeries, RunSeries
 from hookscope.training.log.timed import TimedFinding, step_words, when_words
 
@@ -50,7 +49,7 @@ def _stopped(notes: Sequence[Mapping[str, Any]]) -> Iterator[TimedFinding]:
             "non-finite",
             layer,
             evidence,
-            MEANINGS["non-finite"],
+            CATALOGUE["non-finite"].text("training"),
             numbers={"phase": "stopped", "operation": note.get("operation")},
             step=step,
             last_step=step,
@@ -86,7 +85,7 @@ def _of_model(model: int, run: RunSeries) -> TimedFinding | None:
         "non-finite",
         source.label,
         text,
-        MEANINGS["non-finite"] + TO_KNOW_THE_OPERATION,
+        CATALOGUE["non-finite"].text("operation unknown"),
         numbers={"phase": phase, "values": _count(source, phase, step), "layers": len(having)},
         step=step,
         last_step=last,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.findings import percent
+from hookscope.findings import default, percent
 from hookscope.training.log.series import LayerSeries, RunSeries
 from hookscope.training.log.thresholds import TrainingThresholds
 
@@ -242,7 +242,7 @@ def _drift_words(layer: LayerSeries, at: int) -> str:
 
 
 RULES = (
-    Rule("dead-layer", lambda case: dead_share(case.layer), lambda _: 0.9999, _dead_words),
+    Rule("dead-layer", lambda case: dead_share(case.layer), lambda _: default("dead-layer", "dead_layer"), _dead_words),
     Rule("dead-channels", _some_dead, lambda limits: limits.dead, _dead_words, telling="worst"),
     Rule("constant-output", _spread, lambda limits: limits.flat, _spread_words, lowest=True),
     Rule("exploding-activations", lambda case: _size(case.layer), lambda limits: limits.largest, _size_words),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hookscope.findings import default
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingThresholds:
@@ -41,20 +43,20 @@ class TrainingThresholds:
         spike: How many times the loss of the steps before it a loss is, to be a spike.
     """
 
-    patience: int = 3
-    dead: float = 0.2
-    few_values: int = 256
-    dead_of_few: float = 0.5
-    vanishing: float = 1e-7
-    exploding: float = 1e3
-    too_large: float = 0.3
-    too_small: float = 1e-6
-    flat: float = 1e-6
-    smallest: float = 2.0**-14
-    largest: float = 65504.0
-    slope: float = 0.02
-    shift: float = 1.0
-    ratio: float = 4.0
-    warm_up: int = 50
-    rising: float = 0.5
-    spike: float = 3.0
+    patience: int = int(default("few-samples", "patience"))
+    dead: float = default("dead-channels", "dead_in_batch")
+    few_values: int = int(default("dead-channels", "few_values"))
+    dead_of_few: float = default("dead-channels", "dead_of_few")
+    vanishing: float = default("vanishing-gradient", "vanishing")
+    exploding: float = default("exploding-gradient", "exploding")
+    too_large: float = default("update-too-large", "too_large")
+    too_small: float = default("update-too-small", "too_small")
+    flat: float = default("constant-output", "flat")
+    smallest: float = default("vanishing-activations", "smallest")
+    largest: float = default("exploding-activations", "largest")
+    slope: float = default("saturated", "slope")
+    shift: float = default("batchnorm-drift", "shift")
+    ratio: float = default("batchnorm-drift", "ratio")
+    warm_up: int = int(default("batchnorm-drift", "warm_up"))
+    rising: float = default("loss-rises", "rising")
+    spike: float = default("loss-spike", "spike")

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from hookscope.cli.shared.threshold_options import Number, Rank, Share, threshold_options, thresholds_of
+from hookscope.cli.shared.threshold_options import Number, Rank, Share, chosen_thresholds, threshold_options
 from hookscope.statistics.findings import StatisticsThresholds
 
 
@@ -66,9 +66,9 @@ def test_ranks() -> None:
 
 
 @click.command()
-@threshold_options
+@threshold_options("activations")
 def thresholds(**options: Any) -> None:
-    click.echo(repr(thresholds_of(options)))
+    click.echo(repr(StatisticsThresholds.of(chosen_thresholds("activations", options))))
 
 
 def test_the_defaults_are_those_of_the_library() -> None:

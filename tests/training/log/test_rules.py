@@ -319,7 +319,7 @@ def test_of_values_that_are_not_finite_the_first_place_is_told() -> None:
 
     [one] = found(spoil)
     assert (one.layer, one.layers, one.lasts) == ("b", ("a", "b", "c"), True)
-    assert one.meaning.endswith("To have the operation named: watch --stop-on non-finite.")
+    assert one.meaning.endswith("To name the operation, run watch --stop-on non-finite.")
     assert one.evidence == (
         "from step 200 (20 s) to the end: 7 values of its activation are NaN or Inf; 2 more layers too; the loss is not"
         " finite either; at step 150 all was finite"

@@ -1,0 +1,59 @@
+"""The catalogue: every kind is complete, belongs to a question, and its thresholds have one default each."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from hookscope.findings import CATALOGUE, GRAVITY, FindingKind, add_kind, thresholds_for
+from hookscope.gradients import GradientThresholds
+from hookscope.parameters import ParameterThresholds
+from hookscope.statistics import StatisticsThresholds
+from hookscope.training.log.thresholds import TrainingThresholds
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_text_is_plain_and_says_what_to_do(name: str) -> None:
+    kind = CATALOGUE[name]
+    for meaning, advice in [(kind.meaning, kind.advice), *kind.cases.values()]:
+        assert meaning.endswith(".") and advice.endswith(".") and (meaning + advice).isprintable()
+        assert len(f"{meaning} {advice}") < 250
+    assert kind.text("no such case") == kind.text() == f"{kind.meaning} {kind.advice}"
+
+
+def test_every_finding_belongs_to_a_question() -> None:
+    assert {name for order in GRAVITY.values() for name in order} == set(CATALOGUE)
+    assert all(len(set(order)) == len(order) for order in GRAVITY.values())
+
+
+@pytest.mark.parametrize(
+    ("question", "thresholds"),
+    [
+        ("activations", StatisticsThresholds()),
+        ("gradients", GradientThresholds()),
+        ("weights", ParameterThresholds()),
+        ("training", TrainingThresholds()),
+    ],
+)
+def test_the_thresholds_have_the_defaults_of_the_catalogue(question: str, thresholds: Any) -> None:
+    defaults = {one.name: one.default for one in thresholds_for(question)}
+    own = {field.name: getattr(thresholds, field.name) for field in fields(thresholds) if field.name != "others"}
+    if question == "training":
+        assert own.pop("dead") == defaults["dead_in_batch"]
+    assert own == {name: defaults[name] for name in own}
+
+
+def test_every_threshold_says_where_it_comes_from() -> None:
+    for threshold in (one for kind in CATALOGUE.values() for one in kind.thresholds):
+        assert threshold.source and bool(threshold.option) == bool(threshold.help), threshold.name
+
+
+def test_a_kind_is_added_before_a_less_grave_one_and_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GRAVITY, "weights", ["non-finite", "dead-filters"])
+    kind = FindingKind("toy", "It is a toy.", "Leave it.")
+    monkeypatch.setitem(CATALOGUE, "toy", kind)
+    add_kind(kind, "weights", before="dead-filters")
+    add_kind(kind, "weights")
+    assert GRAVITY["weights"] == ["non-finite", "toy", "dead-filters"]
