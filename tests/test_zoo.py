@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from hookscope.hooks.differences import same_bits
+from hookscope.hooks import same_bits
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.tensors import map_tensors, tensors_in
 from hookscope.interventions import DropBlock, Dropout, Noise, Patch, Prune, Scale, Zero

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,17 @@ import torch
 from torch import nn
 
 from hookscope.drawing.scaling import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
-from hookscope.hooks import InputSize, Maps, Shape, as_float, feature_maps, one_thread, shape_of, tensors_in
+from hookscope.hooks import (
+    InputSize,
+    Maps,
+    Shape,
+    as_float,
+    feature_maps,
+    finite_values,
+    one_thread,
+    shape_of,
+    tensors_in,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +83,13 @@ def reduce_output(
 
 def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:
     """Lowest, mean and highest finite value of all tensors in ``output``, and the count of NaN and Inf."""
-    lows: list[float] = []
-    highs: list[float] = []
-    total, count, bad = 0.0, 0, 0
-    for tensor in tensors_in(output).values():
-        values = as_float(tensor)
-        if not values.numel():
-            continue
-        low, high = (float(extreme) for extreme in values.aminmax())
-        if not (math.isfinite(low) and math.isfinite(high)):
-            finite = torch.isfinite(values)
-            bad += int((~finite).sum())
-            values = values[finite]
-            if not values.numel():
-                continue
-            low, high = (float(extreme) for extreme in values.aminmax())
-        lows, highs = [*lows, low], [*highs, high]
-        total, count = total + float(values.sum(dtype=torch.float64)), count + values.numel()
+    parts = [finite_values(as_float(tensor)) for tensor in tensors_in(output).values()]
+    bad, count = sum(part.nan + part.inf for part in parts), sum(part.values.numel() for part in parts)
     if not count:
         return None, None, None, bad
-    return min(lows), total / count, max(highs), bad
+    low = min(part.min for part in parts if part.min is not None)
+    high = max(part.max for part in parts if part.max is not None)
+    return low, sum(float(part.values.sum(dtype=torch.float64)) for part in parts) / count, high, bad
 
 
 def _dead(maps: Sequence[Maps]) -> int:

@@ -4,23 +4,12 @@ from .activations import (
     capture as capture,
     keep_and_hand_on as keep_and_hand_on,
 )
-from .differences import (
-    largest_difference as largest_difference,
-    largest_value as largest_value,
-    same_bits as same_bits,
-)
 from .grad_mode import (
     buffers_kept as buffers_kept,
     differentiable as differentiable,
     leaf_tensors as leaf_tensors,
     leaves_of as leaves_of,
     passed_on as passed_on,
-)
-from .gradient_sizes import (
-    GradientSize as GradientSize,
-    norm_and_nonfinite as norm_and_nonfinite,
-    size_of as size_of,
-    total_norm as total_norm,
 )
 from .layer_types import (
     class_names as class_names,
@@ -33,10 +22,26 @@ from .maps import (
     MOST_ITEMS as MOST_ITEMS,
     InputSize as InputSize,
     Maps as Maps,
-    as_float as as_float,
     by_channel as by_channel,
     channel_axis as channel_axis,
     feature_maps as feature_maps,
+)
+from .measure import (
+    Facts as Facts,
+    FiniteValues as FiniteValues,
+    GradientSize as GradientSize,
+    TensorSummary as TensorSummary,
+    as_float as as_float,
+    facts_of as facts_of,
+    finite_values as finite_values,
+    largest_difference as largest_difference,
+    largest_value as largest_value,
+    norm_and_nonfinite as norm_and_nonfinite,
+    one_thread as one_thread,
+    same_bits as same_bits,
+    size_of as size_of,
+    total_norm as total_norm,
+    value_numbers as value_numbers,
 )
 from .model_state import (
     ModelSnapshot as ModelSnapshot,
@@ -63,12 +68,9 @@ from .selection import (
     select_types as select_types,
     usual_types as usual_types,
 )
-from .tensor_facts import Facts as Facts, TensorSummary as TensorSummary, facts_of as facts_of
 from .tensors import (
     map_tensors as map_tensors,
     shape_of as shape_of,
     storage_key as storage_key,
     tensors_in as tensors_in,
 )
-from .threads import one_thread as one_thread
-from .values import value_numbers as value_numbers

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hookscope.errors import NoMapError
+from hookscope.hooks.measure import as_float
 from hookscope.hooks.tensors import tensors_in
 
 # Heads work on hundreds of proposals at once; so many items of a batch are drawn, and the sheet says of how many.
@@ -141,20 +141,6 @@ def channel_axis(
     if tensor.dim() == 3 and (kind == "first" or (kind is None and shown is not None and not shown.batched)):
         return 0
     return tensor.dim() - 1
-
-
-def as_float(tensor: Tensor) -> Tensor:
-    """Values that can be compared and scaled: quantised ones decoded, half ones widened, complex ones by magnitude."""
-    tensor = tensor.detach()
-    if tensor.device.type == "mps":  # which has no double precision
-        tensor = tensor.cpu()
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    if tensor.is_sparse or tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    if tensor.is_complex():
-        tensor = tensor.abs()
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def _maps_of(part: str, tensor: Tensor, module: nn.Module | None, shown: InputSize | None) -> list[Maps]:

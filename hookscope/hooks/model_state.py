@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.differences import largest_difference
+from hookscope.hooks.measure import largest_difference
 
 
 @dataclass(frozen=True, slots=True)

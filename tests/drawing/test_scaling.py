@@ -11,7 +11,7 @@ from torch import Tensor
 from hookscope.drawing import colours
 from hookscope.drawing.scaling import ChannelChoice, Scale, finite_extremes, reduce_maps
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
-from hookscope.hooks.maps import as_float
+from hookscope.hooks import as_float
 
 TOP = colours.LEVELS - 1
 

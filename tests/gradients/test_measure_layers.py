@@ -13,7 +13,7 @@ from torch import nn
 from hookscope.errors import InputError, LayerError, ModelError, TargetError, UsageError
 from hookscope.gradients.measure_layers import layer_gradients
 from hookscope.gradients.report import GradientReport
-from hookscope.hooks.gradient_sizes import size_of, total_norm
+from hookscope.hooks import size_of, total_norm
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.losses import Loss
 

@@ -16,7 +16,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 import hookscope
 from hookscope.errors import InputError, LayerError
-from hookscope.hooks.maps import as_float, by_channel
+from hookscope.hooks import as_float, by_channel
 from hookscope.hooks.tensors import tensors_in
 from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.layer_statistics import LayerStatistics

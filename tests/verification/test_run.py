@@ -21,7 +21,7 @@ import hookscope.hooks.registration
 import hookscope.verification.run
 from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks.activations import capture
-from hookscope.hooks.differences import largest_difference, same_bits
+from hookscope.hooks.measure import largest_difference, same_bits
 from hookscope.hooks.model_state import ModelSnapshot, StateChange, random_states, random_states_kept
 from hookscope.models.inputs import family_of
 from hookscope.models.load import LoadedModel, load_model
