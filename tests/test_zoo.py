@@ -19,7 +19,8 @@ from hookscope.interventions import DropBlock, Dropout, Noise, Patch, Prune, Sca
 from hookscope.interventions.ablation import ablate_each
 from hookscope.interventions.effect import Effect, intervention_effect
 from hookscope.interventions.sources import activations_at
-from hookscope.models.load import LoadedModel, load_model
+from hookscope.models.load import load_model
+from hookscope.models.loaded import LoadedModel
 from hookscope.tracing.events import CallRecord, trace_events
 
 # the side of a picture that a model runs on and is quick with

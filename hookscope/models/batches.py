@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from hookscope.errors import HookscopeError, ImageError, InputError, UsageError, printable
 from hookscope.hooks import one_thread
 from hookscope.images import MAX_BYTES, ImageWarning, read_picture
-from hookscope.models.load import LoadedModel
+from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
 
 OnLost = Callable[[int, str, HookscopeError], None]

@@ -1,26 +1,31 @@
-"""The models that ship with hookscope: trained, small, there without a network; told from files, without torch."""
+"""The trained models that ship with hookscope: small, and there without a network."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hookscope.errors import WeightsError
+from hookscope.models.metadata import Description, read_description
+from hookscope.models.model_source import ModelSource, Progress, Skeleton
+from hookscope.models.weights_choice import WeightsChoice
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if TYPE_CHECKING:
+    from hookscope.models.loaded import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
 class BundledModel:
-    """A model that ships.
+    """A model that ships with hookscope.
 
     Attributes:
-        name: What MODEL takes.
+        name: The MODEL argument.
         architecture: The name of the torchvision model that it is.
-        classes: How many classes it tells apart.
-        side: Height and width of the input it is made for.
-        file: Name of the file of its weights, which is also the word for them.
-        folder: Where the file lies in a checkout, from its top; an installation has it in the package.
+        classes: Number of classes.
+        side: Height and width of the input in pixels.
+        file: Name of the weights file, which is also the name of the weights.
+        folder: Folder of the file in a checkout, relative to its top; in an installation it lies in the package.
     """
 
     name: str
@@ -32,32 +37,55 @@ class BundledModel:
 
 
 BUNDLED = {"shapes": BundledModel("shapes", "squeezenet1_1", 10, 128, "shapes.safetensors", "samples/shapes")}
-"""The models that ship, by name."""
+"""The bundled models by name."""
 
 
-def weights_path(shipped: BundledModel) -> str:
-    """The file with the weights of a model that ships: that of the installed package, or that of the checkout.
+def package_folder() -> str:
+    """The folder of the installed package."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def weights_path(bundled: BundledModel) -> str:
+    """The weights file of a bundled model: that of the installed package, else that of the checkout.
 
     Raises:
-        WeightsError: neither is there.
+        WeightsError: neither file exists.
 
     Example:
-        >>> import tempfile, unittest.mock
-        >>> with (
-        ...     tempfile.TemporaryDirectory() as package,
-        ...     unittest.mock.patch("hookscope.models.bundled._PACKAGE", package),
-        ...     open(f"{package}/shapes.safetensors", "w") as file,
-        ... ):
-        ...     weights_path(BUNDLED["shapes"]) == file.name
-        True
+        >>> os.path.basename(weights_path(BUNDLED["shapes"]))
+        'shapes.safetensors'
     """
-    places = [_PACKAGE, os.path.join(os.path.dirname(_PACKAGE), *shipped.folder.split("/"))]
-    for place in places:
-        path = os.path.join(place, shipped.file)
+    package = package_folder()
+    folders = [package, os.path.join(os.path.dirname(package), *bundled.folder.split("/"))]
+    for folder in folders:
+        path = os.path.join(folder, bundled.file)
         if os.path.isfile(path):
             return path
     raise WeightsError(
-        f"the weights of {shipped.name} are not where hookscope is installed",
-        f"no {shipped.file} in {' or '.join(places)}",
-        "install hookscope anew, or use --weights none",
+        f"the weights of {bundled.name} are missing from the installation",
+        f"no {bundled.file} in {' or '.join(folders)}",
+        "reinstall hookscope, or use --weights none",
     )
+
+
+class BundledSource(ModelSource):
+    """``shapes``."""
+
+    def matches(self, model: str) -> bool:
+        return model in BUNDLED
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(BUNDLED)
+
+    def class_names(self, model: str) -> tuple[str, ...]:
+        return (read_description(weights_path(BUNDLED[model])) or Description()).categories
+
+    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+        from hookscope.models.torchvision_builders import load_bundled
+
+        return load_bundled(BUNDLED[model], weights, seed)
+
+    def skeleton(self, model: str) -> Skeleton:
+        from hookscope.models.torchvision_builders import build_skeleton
+
+        return build_skeleton(model)

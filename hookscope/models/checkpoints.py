@@ -15,22 +15,8 @@ from hookscope.errors import WeightsError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_WORDS = ("auto", "default", "none")
-_SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".safetensors")
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "model_ema", "net")
 _PREFIXES = ("module.", "_orig_mod.")
-
-
-def is_weights_file(weights: str) -> bool:
-    """Whether ``weights`` means a file rather than a word or one of torchvision's names.
-
-    Example:
-        >>> is_weights_file("epoch-3.pth"), is_weights_file("IMAGENET1K_V1")
-        (True, False)
-    """
-    if weights in _WORDS:  # whatever lies in the folder
-        return False
-    return "/" in weights or os.sep in weights or weights.endswith(_SUFFIXES) or os.path.isfile(weights)
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -165,6 +151,18 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], path: str) -> list[
     except (RuntimeError, ValueError, TypeError) as error:
         raise WeightsError(f"{path} does not fit {type(model).__name__}: {_first_line(error)}") from error
     return non_finite_note(path, state)
+
+
+def load_checkpoint(model: nn.Module, path: str, name: str) -> tuple[str, list[str]]:
+    """Load the file ``path`` into ``model``, called ``name``; return the label of the weights and the notes.
+
+    Raises:
+        WeightsError: the file cannot be read or does not fit.
+    """
+    state = read_state_dict(path)
+    if mismatches(model, state):
+        raise fitting_error(path, name, model, state, None)
+    return Path(path).name, load_into(model, state, path)
 
 
 def non_finite_note(path: str, state: Mapping[str, Tensor]) -> list[str]:

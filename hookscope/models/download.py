@@ -7,7 +7,6 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,11 +14,10 @@ from typing import Any, BinaryIO
 import torch
 
 from hookscope.errors import WeightsError
+from hookscope.models.model_source import Progress
 
 # Two waits, for the answer and for its first bytes, stay below fifteen seconds even where packets vanish.
 PATIENCE_SECONDS = 7.0
-
-Progress = Callable[[int, int | None], None]
 
 
 def fetch(url: str, progress: Progress | None = None) -> Path:

@@ -1,6 +1,6 @@
-"""What a safetensors file says of itself before any value: its tensors' sizes, and how its model is to be used.
+"""What belongs to weights: the transforms of pictures and the class names, which a safetensors file can carry itself.
 
-The description is a JSON object under the key ``hookscope`` of the file's metadata; every part of it may be left out::
+A safetensors file carries them as a JSON object under the key ``hookscope`` of its metadata; each entry is optional::
 
     {"model": "squeezenet1_1", "categories": ["circle", "star"], "resize_size": 128, "crop_size": 128,
      "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "accuracy": 0.98, "held_out": 2000}
@@ -12,29 +12,30 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hookscope.errors import WeightsError
+from hookscope.findings import counted
 
-_LONGEST_HEADER = 100_000_000  # bytes; safetensors itself reads no longer one
+_LONGEST_HEADER = 100_000_000  # bytes, the limit of safetensors itself
 _LARGEST_SIDE = 16384
 _TRANSFORMS = ("resize_size", "crop_size", "mean", "std")
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """How a model with these weights is to be used; None, or nothing, for what the file does not say.
+    """What a safetensors file says of its weights; None or empty for an entry that is missing.
 
     Attributes:
-        model: Name of the torchvision model that the weights are of.
+        model: Name of the torchvision model.
         categories: Names of the classes, in order of the model's outputs.
-        resize_size: Pixels of the picture's shorter side when it is resized.
-        crop_size: Pixels of each side of the square that is cut out of its centre.
+        resize_size: Length of the picture's shorter side after resizing, in pixels.
+        crop_size: Side of the square centre crop, in pixels.
         mean: Subtracted from red, green and blue in [0, 1].
-        std: What they are then divided by.
-        accuracy: Share in [0, 1] of held-out pictures whose class has the highest score.
-        held_out: How many pictures that were.
+        std: Divides red, green and blue after the subtraction.
+        accuracy: Top-1 accuracy on held-out pictures, in [0, 1].
+        held_out: Number of held-out pictures.
     """
 
     model: str = ""
@@ -47,12 +48,31 @@ class Description:
     held_out: int | None = None
 
 
+@dataclass(frozen=True)
+class WeightsMetadata:
+    """What belongs to the weights of a loaded model.
+
+    Attributes:
+        transforms: Torchvision transforms from picture to input, None for the usual ones of the family.
+        categories: Class names, None if unknown.
+        notes: What the user should know.
+    """
+
+    transforms: Any = None
+    categories: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+    def noted(self, *notes: str) -> WeightsMetadata:
+        """The same with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
+
+
 def read_header(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """The header of a safetensors file: ``shape`` and more of each tensor, ``__metadata__``; empty for another file."""
+    """The header of a safetensors file: each tensor's ``shape``, and ``__metadata__``; empty for any other file."""
     try:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > _LONGEST_HEADER:  # the first bytes of something else
+            if length > _LONGEST_HEADER:
                 return {}
             header = json.loads(file.read(length))
     except (OSError, ValueError, RecursionError):
@@ -61,7 +81,7 @@ def read_header(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 
 
 def count_parameters(header: Mapping[str, Any]) -> int | None:
-    """How many values the tensors of a header have, without the running statistics; None for a header of nonsense.
+    """Number of parameters in a header, without running statistics; None if the header makes no sense.
 
     Example:
         >>> count_parameters({"weight": {"shape": [8, 3]}, "bias": {"shape": [8]}, "__metadata__": {"by": "me"}})
@@ -75,37 +95,70 @@ def count_parameters(header: Mapping[str, Any]) -> int | None:
 
 
 def read_description(path: str | os.PathLike[str]) -> Description | None:
-    """What the file ``path`` says of the use of its weights, None where it says nothing.
+    """The description in the weights file ``path``, None if it has none.
 
     Raises:
-        WeightsError: the description is damaged or makes no sense; then none of it is to be believed.
+        WeightsError: the description is damaged or inconsistent.
     """
     metadata = read_header(path).get("__metadata__")
     if not isinstance(metadata, dict) or "hookscope" not in metadata:
         return None
     try:
-        said = json.loads(metadata["hookscope"])
+        content = json.loads(metadata["hookscope"])
     except (TypeError, ValueError, RecursionError):
-        said = None
-    reason = _nonsense(said)
+        content = None
+    reason = _inconsistency(content)
     if reason:
-        raise WeightsError(f"{path} describes its model in a way that makes no sense: {reason}")
-    known: dict[str, Any] = {name: said[name] for name in _PARTS if name in said}
-    for name in known.keys() & {"categories", "mean", "std"}:
-        known[name] = tuple(known[name])
-    return Description(**known)
+        raise WeightsError(f"{path} has a description of its model that makes no sense: {reason}")
+    entries: dict[str, Any] = {name: content[name] for name in _ENTRIES if name in content}
+    for name in entries.keys() & {"categories", "mean", "std"}:
+        entries[name] = tuple(entries[name])
+    return Description(**entries)
 
 
-def _nonsense(said: Any) -> str:
-    """Why a description cannot be used; empty for one that can."""
-    if not isinstance(said, dict):
+def read_metadata(
+    path: str, classes: int | None, usual: WeightsMetadata, family: str = "classification"
+) -> WeightsMetadata:
+    """The metadata of a weights file; ``usual`` where its description is missing, incomplete or wrong.
+
+    A description that is damaged, inconsistent or of another model is ignored, which a note says.
+
+    Args:
+        path: Any weights file.
+        classes: Number of classes of the model, None if unknown.
+        usual: The metadata for a file without a description.
+        family: The model's family, see `family_of`.
+    """
+    from hookscope.models.preprocess import imagenet_transforms  # imports torch, which the rest of this file avoids
+
+    try:
+        description = read_description(path) or Description()
+    except WeightsError as error:
+        return usual.noted(f"{error}; the description is ignored")
+    labels = description.categories
+    if (labels or description.crop_size) and family != "classification":
+        wrong = f"describes a classification model, but the model is for {family.replace('_', ' ')}"
+        return usual.noted(f"{path} {wrong}; the description is ignored")
+    if labels and classes is not None and len(labels) != classes:
+        wrong = f"has {counted(len(labels), 'class name')} for {counted(classes, 'output')}"
+        return usual.noted(f"{path} {wrong}; the description is ignored")
+    transforms = usual.transforms
+    if description.crop_size and description.resize_size and description.mean and description.std:
+        normalisation = {"mean": description.mean, "std": description.std}
+        transforms = imagenet_transforms(description.crop_size, description.resize_size, **normalisation)
+    return replace(usual, transforms=transforms, categories=labels or usual.categories)
+
+
+def _inconsistency(content: Any) -> str:
+    """Why a description cannot be used, empty if it can."""
+    if not isinstance(content, dict):
         return "it is no JSON object"
-    for name, (words, makes_sense) in _PARTS.items():
-        if name in said and not makes_sense(said[name]):
+    for name, (words, is_valid) in _ENTRIES.items():
+        if name in content and not is_valid(content[name]):
             return f"{name} is not {words}"
-    missing = [name for name in _TRANSFORMS if name not in said]
+    missing = [name for name in _TRANSFORMS if name not in content]
     if missing and len(missing) < len(_TRANSFORMS):
-        return f"{', '.join(_TRANSFORMS)} go together and it lacks {', '.join(missing)}"
+        return f"{', '.join(_TRANSFORMS)} go together, but {', '.join(missing)} is missing"
     return ""
 
 
@@ -114,7 +167,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e6 <= value <= 1e6  # no NaN either
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e6 <= value <= 1e6  # NaN is not
 
 
 def _is_count(value: Any) -> bool:
@@ -125,11 +178,11 @@ def _is_side(value: Any) -> bool:
     return _is_count(value) and value <= _LARGEST_SIDE
 
 
-def _are(makes_sense: Callable[[Any], bool], values: Any) -> bool:
-    return isinstance(values, list) and len(values) > 0 and all(map(makes_sense, values))
+def _are(is_valid: Callable[[Any], bool], values: Any) -> bool:
+    return isinstance(values, list) and len(values) > 0 and all(map(is_valid, values))
 
 
-_PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_ENTRIES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "model": ("a name", _is_name),
     "categories": ("a list of names", lambda value: _are(_is_name, value)),
     "resize_size": ("a number of pixels", _is_side),

@@ -1,4 +1,4 @@
-"""What is installed, told from files: importing torchvision to ask for its model names would take seconds."""
+"""Torchvision's model names and the installed versions, read from source files: importing torchvision takes seconds."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import re
 from collections.abc import Iterator
 
 from hookscope._version import __version__
-from hookscope.errors import InstallationError, ModelError, nearest
-from hookscope.models.bundled import BUNDLED
+from hookscope.errors import InstallationError
 
-# `@register_model()` takes the function's name, `@register_model(name="quantized_resnet18")` another one;
-# further decorators may stand between.
+# `@register_model()` registers the function's name, `@register_model(name="quantized_resnet18")` another name.
+# Other decorators may follow.
 _REGISTRATION = re.compile(
     r"""^@register_model\( \s* (?:(?:name\s*=\s*)? ["'](?P<name>\w+)["'])? [\s,]* \) .*? ^def\s+(?P<function>\w+)""",
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
-# Folder of a model's source and the list in `_meta.py` that its classes are in; detectors have no score for each.
+# Folder of a model's source and the list of its classes in `_meta.py`; detectors have no score for each class.
 _CLASS_LISTS = {
     ".": "_IMAGENET_CATEGORIES",
     "quantization": "_IMAGENET_CATEGORIES",
@@ -29,27 +28,14 @@ _CLASS_LISTS = {
 _VERSION_LINE = re.compile(r"""^__version__\s*(?::\s*\w+\s*)?=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
-def model_names() -> tuple[str, ...]:
-    """Every name that MODEL can be, sorted: torchvision's models and those that ship with hookscope.
-
-    Raises:
-        InstallationError: torchvision is not installed, or without its source files.
-
-    Example:
-        >>> {"resnet34", "shapes"} <= set(model_names())
-        True
-    """
-    return tuple(sorted({*torchvision_names(), *BUNDLED}))
-
-
 def torchvision_names() -> tuple[str, ...]:
     """The names of torchvision's models, sorted, without importing torchvision.
 
-    The same names as ``torchvision.models.list_models()`` in a fresh process, read from the ``@register_model``
-    decorators in its source (about 10 ms); models that a program registers itself are not among them.
+    They equal ``torchvision.models.list_models()`` in a fresh process. They are read from the ``@register_model``
+    decorators in its source in about 10 ms. Models that a program registers itself are missing.
 
     Raises:
-        InstallationError: torchvision is not installed, or without its source files.
+        InstallationError: torchvision is not installed, or lacks its source files.
 
     Example:
         >>> "resnet34" in torchvision_names()
@@ -63,15 +49,15 @@ def torchvision_names() -> tuple[str, ...]:
 
 @functools.cache
 def _scan(folder: str) -> dict[str, str]:
-    """The name of each model and the folder it is defined in, as seen from ``folder``."""
+    """The name of each model and the folder of its definition, relative to ``folder``."""
     names = {
-        found["name"] or found["function"]: place
+        match["name"] or match["function"]: place
         for place, text in _sources(folder)
-        for found in _REGISTRATION.finditer(text)
+        for match in _REGISTRATION.finditer(text)
     }
     if not names:
         raise InstallationError(
-            "the names of torchvision's models cannot be read", f"no model in {folder}", "reinstall torchvision"
+            "cannot read the names of torchvision's models", f"no model in {folder}", "reinstall torchvision"
         )
     return names
 
@@ -84,14 +70,10 @@ def _sources(folder: str) -> Iterator[tuple[str, str]]:
                     yield os.path.relpath(place, folder), source.read()
 
 
-def class_names_of(name: str) -> tuple[str, ...]:
-    """The class names of the default weights of the torchvision model ``name``, for completion: without torchvision.
+def torchvision_class_names(name: str) -> tuple[str, ...]:
+    """The class names of the default weights of the torchvision model ``name``; empty if there are none.
 
-    Read from the lists in its source that its weights refer to; empty where none are known, or no longer there.
-
-    Example:
-        >>> class_names_of("resnet34")[:2], class_names_of("raft_small")
-        (('tench', 'goldfish'), ())
+    They are read from the lists in torchvision's source, without importing it.
     """
     folder = _package_folder("torchvision")
     try:
@@ -111,8 +93,8 @@ def package_versions() -> dict[str, str]:
     """The versions of hookscope, torch and torchvision, without importing the latter two.
 
     They come from each package's ``version.py``, which is a hundred times faster than ``importlib.metadata`` and
-    knows the build (``2.15.0+cu132``). ``"missing"`` stands for a package that is not installed and ``"unknown"``
-    for one that does not say.
+    includes the build (``2.15.0+cu132``). A package that is not installed is ``"missing"``, one without a version
+    ``"unknown"``.
 
     Example:
         >>> list(package_versions())
@@ -138,20 +120,3 @@ def _package_folder(package: str) -> str | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     return next(iter(spec.submodule_search_locations))
-
-
-def check_model_name(name: str) -> None:
-    """Refuse what is no name of a model, before anything heavy is imported.
-
-    Raises:
-        ModelError: with the nearest names.
-
-    Example:
-        >>> check_model_name("resnet34")
-    """
-    names = model_names()
-    if name in names:
-        return
-    if name.endswith(".py") or "/" in name:
-        raise ModelError(f"no model '{name}'", "a file needs a factory", "write path/to/file.py:factory")
-    raise ModelError(f"no model '{name}'", nearest(name, names), "see `hookscope list-models`")

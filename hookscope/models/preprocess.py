@@ -117,6 +117,29 @@ class Preprocess:
         image: Image.Image = to_pil_image(shown.clamp(0, 1))
         return image
 
+    def seen_box(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """The part of a photograph that the network sees: ``(left, top, right, bottom)`` in pixels, not rounded.
+
+        Torchvision's classification transforms resize the shorter side and crop the centre. They pad a photograph that
+        is smaller than the crop: the box then reaches beyond it. Other transforms only resize: the box is everything.
+
+        Example:
+            >>> Preprocess("classification", imagenet_transforms(224, 256)).seen_box(512, 256)
+            (144.0, 16.0, 368.0, 240.0)
+        """
+        whole = (0.0, 0.0, float(width), float(height))
+        if self.mode != "weights" or self.family not in ("classification", "video"):
+            return whole
+        transforms = self.transforms_for((height, width))
+        crop, resize = getattr(transforms, "crop_size", None), getattr(transforms, "resize_size", None)
+        if not crop or not resize:
+            return whole
+        high, wide = _resized(resize, height, width)
+        top, bottom = _crop_range(high, crop[0])
+        left, right = _crop_range(wide, crop[-1])
+        across, down = width / wide, height / high
+        return left * across, top * down, right * across, bottom * down
+
     def _normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
         if self.mode != "weights" or self.family == "detection":
             return (0.0,) * 3, (1.0,) * 3
@@ -137,6 +160,21 @@ class Preprocess:
         parts += [f"resize {'x'.join(map(str, resize))}"] if resize and not size else []
         parts += [f"crop {'x'.join(map(str, crop))}"] if crop and not size else []
         return " ".join(parts) + size
+
+
+def _resized(resize: list[int], height: int, width: int) -> tuple[int, int]:
+    """``(H, W)`` after torchvision's resize: a single number is the shorter side; the longer one is rounded down."""
+    if len(resize) > 1:
+        return resize[0], resize[1]
+    short, long = sorted((height, width))
+    other = int(resize[0] * long / short)
+    return (other, resize[0]) if height > width else (resize[0], other)
+
+
+def _crop_range(side: int, crop: int) -> tuple[int, int]:
+    """Begin and end of torchvision's centre crop along one side; it pads outside, the smaller half first."""
+    begin = -((crop - side) // 2) if crop > side else round((side - crop) / 2.0)
+    return begin, begin + crop
 
 
 def _wide_high(size: Sequence[int]) -> tuple[int, int]:

@@ -1,48 +1,60 @@
-"""The trace of a model by its name, kept in the user's cache: the second answer needs no torch."""
+"""The layers and calls of a model by its name, kept in the user's cache: the second answer needs no torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import InputError
 from hookscope.hooks import Shape
-from hookscope.models import package_versions
+from hookscope.models import find_source, package_versions
 from hookscope.system import cache
-from hookscope.tracing.recorder import TracedCall
-from hookscope.tracing.summary import Trace, TracedLayer, trace
+from hookscope.tracing.facts import Trace, TracedCall, TracedLayer
+
+if TYPE_CHECKING:  # a cached list of layers needs no torch
+    from torch import nn
 
 Listing = tuple[tuple[int, int], Trace]
 
 
 def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
-    """The input size and the trace of the model ``name``, from the cache where it is there.
+    """The input size and the trace of the model ``name``, from the cache if it is there.
 
     Args:
-        name: One of `model_names`.
-        input_size: ``(H, W)``; None for what the model is made for.
+        name: A MODEL argument. A model that a factory builds is traced anew each time.
+        input_size: ``(H, W)``; None for the size that the model is made for.
 
     Raises:
         ModelError: no such model.
-        InputError: when the model refuses the size.
+        InputError: the model refuses the size.
 
     Example:
-        >>> size, found = listing("resnet18")
-        >>> size, len(found.calls)
+        >>> size, summary = listing("resnet18")
+        >>> size, len(summary.calls)
         ((224, 224), 76)
     """
-    found = cached_listing(name, input_size)
-    if found is None:
-        found = _traced(name, input_size)
-        cache.store("layers", _key(name, input_size), _packed(*found))
-    return found
+    cached = cached_listing(name, input_size)
+    if cached is not None:
+        return cached
+    from hookscope.models import example_inputs, load_model
+    from hookscope.tracing.summary import trace
+
+    skeleton = find_source(name).skeleton(name)
+    if skeleton is None:
+        net = load_model(name, weights="none", device="cpu")
+        size = input_size or net.preprocess.default_size
+        return size, trace(net.model, example_inputs(net.model, size))
+    size = input_size or skeleton.size
+    traced = size, _traced(name, skeleton.model, size)
+    cache.store("layers", _key(name, input_size), _packed(*traced))
+    return traced
 
 
 def cached_listing(name: str, input_size: tuple[int, int] | None = None) -> Listing | None:
-    """The same from the cache alone, None where it is not there; never imports torch."""
-    kept = cache.load("layers", _key(name, input_size))
+    """The same from the cache alone, None if it is not there; never imports torch."""
+    stored = cache.load("layers", _key(name, input_size))
     try:
-        return None if kept is None else _unpacked(kept)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # damaged: as good as none
+        return None if stored is None else _unpacked(stored)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # damaged
         return None
 
 
@@ -50,19 +62,18 @@ def _key(name: str, input_size: tuple[int, int] | None) -> dict[str, Any]:
     return {"model": name, "input_size": list(input_size) if input_size else None, **package_versions()}
 
 
-def _traced(name: str, input_size: tuple[int, int] | None) -> Listing:
-    from hookscope.models import build_listed, build_real, example_inputs, family_of, listing_size
+def _traced(name: str, model: nn.Module, size: tuple[int, int]) -> Trace:
+    from hookscope.models import example_inputs, family_of, load_model
+    from hookscope.tracing.summary import trace
 
-    model = build_listed(name)
-    size = input_size or listing_size(name, model)
     inputs = example_inputs(model, size)
-    if family_of(model) != "detection":  # detectors want values half-way: no use in trying
+    if family_of(model) != "detection":  # detectors need values in the middle of a pass
         try:
-            return size, trace(model, inputs)
+            return trace(model, inputs)
         except InputError as error:
             if not _wants_values(error.__cause__):
                 raise
-    return size, trace(build_real(name), inputs, dry=False)
+    return trace(load_model(name, weights="none", device="cpu").model, inputs, dry=False)
 
 
 def _wants_values(error: BaseException | None) -> bool:

@@ -9,17 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.hooks import Shape, is_leaf, shape_of, tensors_in
-
-
-@dataclass(frozen=True, slots=True)
-class TracedCall:
-    """One call in a trace: the position of its layer in ``Trace.layers``, shapes, MACs, who overwrote its output."""
-
-    layer: int
-    input_shape: Shape
-    output_shape: Shape
-    macs: int
-    overwritten_by: str | None
+from hookscope.tracing.facts import TracedCall
 
 
 @dataclass(slots=True)

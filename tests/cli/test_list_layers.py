@@ -133,7 +133,7 @@ def test_shapes_of_several_tensors(net: str) -> None:
 def test_the_model_that_ships_is_listed_without_its_weights_and_again_without_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hookscope.models.bundled._PACKAGE", "/nowhere/hookscope")
+    monkeypatch.setattr("hookscope.models.bundled.package_folder", lambda: "/nowhere/hookscope")
     first = run("shapes", "--format", "table").stdout
     lines = first.splitlines()
     assert lines[-3:] == [

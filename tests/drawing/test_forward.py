@@ -15,7 +15,8 @@ from hookscope.drawing.forward import run_and_reduce, seen_pictures
 from hookscope.drawing.scaling import ChannelChoice, Scale
 from hookscope.errors import InputError, LayerError, NoMapError, UsageError
 from hookscope.models.inputs import family_of
-from hookscope.models.load import LoadedModel, load_model
+from hookscope.models.load import load_model
+from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.run import model_errors_as_input_errors
 

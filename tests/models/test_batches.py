@@ -26,7 +26,7 @@ from hookscope.errors import HookscopeError, ImageError, InputError, UsageError
 from hookscope.images.reader import ImageWarning, read_picture
 from hookscope.models import batches as loading
 from hookscope.models.batches import Batch, as_batch, load_batches
-from hookscope.models.load import LoadedModel
+from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess, imagenet_transforms, usual_transforms
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -436,7 +436,7 @@ def test_pictures_do_not_pile_up(tmp_path: Path, workers: int) -> None:
 def test_an_interrupt_ends_workers_quickly_and_in_silence(tmp_path: Path) -> None:
     code = f"""
 import sys, time, torch
-from tests.test_loading import net, photographs
+from tests.models.test_batches import net, photographs
 from hookscope.models.batches import load_batches
 from pathlib import Path
 def slow(image):

@@ -35,7 +35,7 @@ SHAPES = BUNDLED["shapes"]
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Where an installation has the file, and where a checkout has it."""
-    monkeypatch.setattr(shipped, "_PACKAGE", str(tmp_path / "hookscope"))
+    monkeypatch.setattr(shipped, "package_folder", lambda: str(tmp_path / "hookscope"))
     installed, checkout = tmp_path / "hookscope", tmp_path / "samples" / "shapes"
     for folder in (installed, checkout):
         folder.mkdir(parents=True)
@@ -56,9 +56,9 @@ def test_nowhere_is_one_line_that_says_what_to_do(places: tuple[Path, Path]) -> 
     with pytest.raises(WeightsError) as caught:
         weights_path(SHAPES)
     assert str(caught.value) == (
-        "the weights of shapes are not where hookscope is installed;"
+        "the weights of shapes are missing from the installation;"
         f" no shapes.safetensors in {installed.parent} or {checkout.parent};"
-        " install hookscope anew, or use --weights none"
+        " reinstall hookscope, or use --weights none"
     )
 
 
@@ -66,7 +66,7 @@ def test_a_wheel_has_the_file_where_it_is_looked_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     into = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert into == {f"{made.folder}/{made.file}": f"hookscope/{made.file}" for made in BUNDLED.values()}
-    assert Path(shipped._PACKAGE) == ROOT / "hookscope"
+    assert Path(shipped.package_folder()) == ROOT / "hookscope"
     assert any(line.startswith("safetensors>=") for line in project["project"]["dependencies"])
 
 
@@ -82,7 +82,7 @@ def test_the_facts_make_a_model_of_torchvision(made: shipped.BundledModel) -> No
 
 
 def test_they_are_told_without_torch() -> None:
-    code = "import sys; from hookscope.models.bundled import SHIPPED; print(*SHIPPED, 'torch' in sys.modules)"
+    code = "import sys; from hookscope.models.bundled import BUNDLED; print(*BUNDLED, 'torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
     assert answer.stdout == "shapes False\n"
 

@@ -20,6 +20,7 @@ from hookscope.errors import ModelError, SelectionError
 from hookscope.models import catalogue as module, names as registry
 from hookscope.models.bundled import BUNDLED
 from hookscope.models.catalogue import ModelInfo, catalogue, find_models
+from hookscope.models.sources import model_names
 from hookscope.system import cache
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ def by_name() -> dict[str, ModelInfo]:
 def test_has_every_model_once_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(model.name for model in catalogue()) == registry.torchvision_names()
     monkeypatch.setattr(module, "BUNDLED", BUNDLED)
-    assert tuple(model.name for model in catalogue()) == registry.model_names()
+    assert tuple(model.name for model in catalogue()) == model_names()
 
 
 def test_numbers_are_those_of_the_default_weights() -> None:
@@ -140,12 +141,13 @@ def test_cached_it_answers_without_torch(place: Path) -> None:
     catalogue()
     code = f"""
 import sys
-from hookscope import cache, catalogue
+from hookscope.models import catalogue
+from hookscope.system import cache
 cache.folder = lambda: {str(place)!r}
 print(len(catalogue.catalogue()), "torch" in sys.modules, "torchvision" in sys.modules)
 """
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
-    assert answer.stdout.split() == [str(len(registry.model_names())), "False", "False"]
+    assert answer.stdout.split() == [str(len(model_names())), "False", "False"]
 
 
 def test_models_of_a_program_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.errors import WeightsError
-from hookscope.models.checkpoints import is_weights_file, load_into, mismatches, read_state_dict
-from hookscope.models.from_torchvision import build_listed, build_real
+from hookscope.models.checkpoints import load_into, mismatches, read_state_dict
 from hookscope.models.load import load_model
+from hookscope.models.torchvision_builders import build_skeleton
 
 State = dict[str, Tensor]
 
@@ -30,7 +30,8 @@ State = dict[str, Tensor]
 def squeezenet() -> State:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        return {key: torch.rand_like(value) for key, value in build_real("squeezenet1_1").state_dict().items()}
+        state = load_model("squeezenet1_1", weights="none").model.state_dict()
+        return {key: torch.rand_like(value) for key, value in state.items()}
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_a_description_that_does_not_fit_is_noted_and_the_usual_is_taken(
     assert net.categories is None
     assert net.preprocess.describe() == "ImageClassification resize 256 crop 224"
     (text,) = net.notes
-    assert note in text and text.endswith("; its description is left aside")
+    assert note in text and text.endswith("; the description is ignored")
 
 
 def test_another_architecture_says_what_the_file_says_it_is(described: Callable[..., str]) -> None:
@@ -197,7 +198,7 @@ def test_segmentation_with_and_without_its_auxiliary_head(save: Callable[..., st
 
 @pytest.mark.parametrize("name", ["mnasnet0_5", pytest.param("ssdlite320_mobilenet_v3_large", marks=pytest.mark.slow)])
 def test_models_with_versions_of_their_layout(save: Callable[..., str], name: str) -> None:
-    state = build_real(name).state_dict()
+    state = load_model(name, weights="none").model.state_dict()
     without = {key: value for key, value in state.items() if "num_batches_tracked" not in key}
     for content in (state, without):
         model = load_model(name, weights=save(dict(content))).model
@@ -350,17 +351,8 @@ def test_files_that_cannot_be_opened(tmp_path: Path, place: str, words: str) -> 
     assert words in refused(f"{tmp_path}/{place}")
 
 
-def test_what_is_a_file_and_what_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("auto", "none", "default", "tuned"):
-        (tmp_path / name).write_text("")
-    assert [is_weights_file(word) for word in ("auto", "none", "default", "IMAGENET1K_V1")] == [False] * 4
-    assert all(is_weights_file(word) for word in ("tuned", "a.pt", "./auto", "no/such", "x.safetensors"))
-    assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
-
-
 def test_the_skeleton_costs_no_values() -> None:
-    assert build_listed("squeezenet1_1").features[0].weight.is_meta
+    assert build_skeleton("squeezenet1_1").model.features[0].weight.is_meta
 
 
 def test_lightnings_prefix_is_taken_off(save: Callable[..., str], squeezenet: State) -> None:

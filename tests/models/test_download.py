@@ -316,8 +316,8 @@ def test_the_command_says_on_standard_error_that_weights_are_random(server: Serv
 
     Image.new("RGB", (40, 40), (10, 200, 30)).save(tmp_path / "green.png")
     code = (
-        "import sys; from torchvision.models import SqueezeNet1_1_Weights as W; from hookscope import weights\n"
-        "object.__setattr__(W.IMAGENET1K_V1.value, 'url', sys.argv.pop(1)); weights.PATIENCE_SECONDS = 0.3\n"
+        "import sys; from torchvision.models import SqueezeNet1_1_Weights as W; from hookscope.models import download\n"
+        "object.__setattr__(W.IMAGENET1K_V1.value, 'url', sys.argv.pop(1)); download.PATIENCE_SECONDS = 0.3\n"
         "from hookscope.cli.main import main; main()"
     )
     words = ["visualize", "squeezenet1_1", "green.png", "--layer", "0", "-o", "out.png", "--format", "tsv"]

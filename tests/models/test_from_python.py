@@ -103,7 +103,7 @@ def test_a_file_named_as_an_installed_module_takes_no_ones_place(tmp_path: Path)
     ("factory", "words"),
     [
         ("mak", "no 'mak' in {net}; nearest: make"),
-        ("number", "{net}:number gave a int; a factory returns an nn.Module"),
+        ("number", "{net}:number returned int; return an nn.Module"),
         ("fails", r"{net}:fails failed: ValueError: no width\nat all"),
         ("leaves", "{net}:leaves failed: SystemExit: 4"),
         ("needs", "{net}:needs failed: TypeError: needs() missing 1 required positional argument: 'width'"),

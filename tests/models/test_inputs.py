@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hookscope.errors import UsageError
-from hookscope.models.from_torchvision import build_listed
 from hookscope.models.inputs import CLIP_FRAMES, as_inputs, example_inputs, family_of, in_channels, native_size
+from hookscope.models.torchvision_builders import build_skeleton
 
 FAMILIES = {
     "resnet18": "classification",
@@ -28,7 +28,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize(("name", "family"), FAMILIES.items())
 def test_family_and_input(name: str, family: str) -> None:
-    model = build_listed(name)
+    model = build_skeleton(name).model
     assert family_of(model) == family
     inputs = example_inputs(model, (128, 136))
     expected: dict[str, list[Any]] = {
@@ -52,7 +52,7 @@ def test_a_subclass_is_of_its_family() -> None:
 
 @pytest.mark.parametrize(("name", "size"), [("vit_b_16", 224), ("vit_h_14", 224), ("resnet18", None)])
 def test_native_size(name: str, size: int | None) -> None:
-    assert native_size(build_listed(name)) == ((size, size) if size else None)
+    assert native_size(build_skeleton(name).model) == ((size, size) if size else None)
 
 
 @pytest.mark.parametrize(("net", "channels"), [
@@ -70,7 +70,7 @@ def test_colour_channels(net: nn.Module, channels: int) -> None:
 def test_a_whole_shape_is_taken_as_it_is() -> None:
     assert example_inputs(nn.Conv2d(3, 4, 3), (2, 1, 28, 28))[0].shape == (2, 1, 28, 28)
     assert example_inputs(nn.Linear(784, 10), [784])[0].shape == (784,)
-    first, second = example_inputs(build_listed("raft_small"), (2, 3, 128, 128))
+    first, second = example_inputs(build_skeleton("raft_small").model, (2, 3, 128, 128))
     assert first.shape == second.shape == (2, 3, 128, 128)
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from torchvision import models as zoo
 
 from hookscope.errors import ModelError, UsageError, WeightsError
-from hookscope.models.from_torchvision import build_real, listing_size
 from hookscope.models.load import load_model, pick_device
+from hookscope.models.torchvision_builders import build_skeleton
 
 
 def equal(one: nn.Module, other: nn.Module) -> bool:
@@ -54,9 +54,8 @@ def test_what_goes_with_a_model() -> None:
 
 def test_a_model_without_weights_is_made_for_its_own_size() -> None:
     assert zoo.ViT_H_14_Weights.DEFAULT.transforms().crop_size == [518]
-    from hookscope.models.from_torchvision import build_listed
 
-    assert listing_size("vit_h_14", build_listed("vit_h_14")) == (224, 224)
+    assert build_skeleton("vit_h_14").size == (224, 224)
 
 
 @pytest.mark.slow
@@ -95,7 +94,7 @@ def test_families(name: str, family: str, frames: int) -> None:
 def test_a_quantized_name_is_its_float_twin_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     net = load_model("quantized_shufflenet_v2_x0_5", weights="none")
     assert type(net.model.conv1[0]) is nn.Conv2d
-    fetched = _serve(monkeypatch, tmp_path, build_real("shufflenet_v2_x0_5").state_dict())
+    fetched = _serve(monkeypatch, tmp_path, load_model("shufflenet_v2_x0_5", weights="none").model.state_dict())
     net = load_model("quantized_shufflenet_v2_x0_5", weights="default")
     assert net.weights == "IMAGENET1K_V1"
     assert fetched == [zoo.ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1.url]
@@ -119,15 +118,18 @@ def test_a_quantized_weights_name_is_the_really_quantized_model(
 
 
 def _serve(monkeypatch: pytest.MonkeyPatch, folder: Path, state: Any) -> list[str]:
-    """Let every download be a file with ``state``; what was asked for is noted."""
+    """Let every download put ``state`` into torch's cache; return the list of addresses asked for."""
     asked: list[str] = []
 
     def fetch(url: str, progress: Any = None) -> Path:
         asked.append(url)
-        torch.save(state, folder / "served.pth")
-        return folder / "served.pth"
+        path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, path)
+        return path
 
-    monkeypatch.setattr("hookscope.models.from_torchvision.fetch", fetch)
+    monkeypatch.setenv("TORCH_HOME", str(folder))
+    monkeypatch.setattr("hookscope.models.torchvision_builders.fetch", fetch)
     return asked
 
 
@@ -195,7 +197,7 @@ def test_shapes_has_no_weights_of_torchvision() -> None:
     with pytest.raises(WeightsError) as caught:
         load_model("shapes", weights="IMAGENET1K_V1")
     assert str(caught.value) == (
-        "no weights 'IMAGENET1K_V1' for shapes; there is shapes.safetensors; or auto, default, none, a file"
+        "no weights 'IMAGENET1K_V1' for shapes; there is shapes.safetensors; give auto, default, none or a file"
     )
     with pytest.raises(WeightsError, match="no weights 'IMAGENET1K_V1' for shapes"):
         load_model("shapes", weights=zoo.SqueezeNet1_1_Weights.DEFAULT)
@@ -204,10 +206,10 @@ def test_shapes_has_no_weights_of_torchvision() -> None:
 @pytest.mark.parametrize("weights", ["auto", "default"])
 def test_shapes_is_never_random_because_its_file_is_missing(shapes_file: Path, weights: str) -> None:
     shapes_file.unlink()
-    with pytest.raises(WeightsError, match=r"^the weights of shapes are not where hookscope is installed; no shapes"):
+    with pytest.raises(WeightsError, match=r"^the weights of shapes are missing from the installation; no shapes"):
         load_model("shapes", weights=weights)
     net = load_model("shapes", weights="none")
-    assert net.notes == ("the weights of shapes are not where hookscope is installed, nor are its class names",)
+    assert net.notes == ("the weights of shapes are missing from the installation; so are its class names",)
     assert (net.categories, net.weights) == (None, "random (seed 0)")
     assert net.preprocess.describe() == "ImageClassification resize 128 crop 128"
     assert net.model(torch.zeros(1, 3, 128, 128)).shape == (1, 10)
@@ -254,7 +256,7 @@ def test_devices_of_a_machine_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broken_pair_of_torch_and_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    import hookscope.models.from_torchvision as room
+    import hookscope.models.torchvision_builders as room
     from hookscope.errors import InstallationError
 
     def broken(name: str) -> Any:
@@ -267,7 +269,7 @@ def test_a_broken_pair_of_torch_and_torchvision(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_weights_at_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.models.from_torchvision._default_entry", lambda name: None)
+    monkeypatch.setattr("hookscope.models.torchvision_builders._default_entry", lambda name: None)
     net = load_model("squeezenet1_1")
     assert (net.weights, net.notes) == ("random (seed 0)", ("torchvision has no weights for this model",))
     with pytest.raises(WeightsError, match="torchvision has no weights for squeezenet1_1"):
@@ -293,7 +295,7 @@ def test_the_picture_has_the_type_the_model_calculates_in(tmp_path: Path) -> Non
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(UsageError, match="a model is named, not a Conv2d"):
+    with pytest.raises(UsageError, match="model must be a name, not Conv2d"):
         load_model(torch.nn.Conv2d(3, 1, 1))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="keeps the picture's own size"):
         load_model("squeezenet1_1", weights="none", preprocess="none", input_size=(64, 64))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.models.from_torchvision import build_real, quiet_and_seeded
+from hookscope.models.load import load_model, quiet_and_seeded
 from hookscope.models.meta_device import build_on_meta, meta_forward
 
 
@@ -17,7 +17,7 @@ def test_a_dry_model_has_the_shapes_of_a_real_one() -> None:
 
     with quiet_and_seeded(0):
         dry = build_on_meta(lambda: regnet_y_400mf(weights=None))
-    real = build_real("regnet_y_400mf").state_dict()
+    real = load_model("regnet_y_400mf", weights="none").model.state_dict()
     assert {key: (value.shape, value.dtype) for key, value in dry.state_dict().items()} == {
         key: (value.shape, value.dtype) for key, value in real.items()
     }

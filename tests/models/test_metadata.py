@@ -12,9 +12,17 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torchvision.transforms._presets import ImageClassification
 
 from hookscope.errors import WeightsError
-from hookscope.models.metadata import Description, count_parameters, read_description, read_header
+from hookscope.models.metadata import (
+    Description,
+    WeightsMetadata,
+    count_parameters,
+    read_description,
+    read_header,
+    read_metadata,
+)
 
 ROOT = Path(__file__).parents[2]
 WHOLE: dict[str, Any] = {
@@ -101,7 +109,7 @@ def test_every_part_can_be_left_out_but_those_of_the_transforms(tmp_path: Path) 
     )
     for name in ("resize_size", "crop_size", "mean", "std"):
         part = {key: value for key, value in WHOLE.items() if key != name}
-        with pytest.raises(WeightsError, match=f"mean, std go together and it lacks {name}$"):
+        with pytest.raises(WeightsError, match=f"mean, std go together, but {name} is missing$"):
             read_description(write(tmp_path, part))
 
 
@@ -149,7 +157,7 @@ def test_a_description_that_makes_no_sense(tmp_path: Path, said: Any, reason: st
     path = write(tmp_path, said)
     with pytest.raises(WeightsError) as caught:
         read_description(path)
-    assert str(caught.value) == f"{path} describes its model in a way that makes no sense: {reason}"
+    assert str(caught.value) == f"{path} has a description of its model that makes no sense: {reason}"
 
 
 def test_it_is_read_without_torch(tmp_path: Path) -> None:
@@ -159,3 +167,59 @@ def test_it_is_read_without_torch(tmp_path: Path) -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
     assert answer.stdout == "2000 False\n"
+
+
+# --- read_metadata: the description, or the usual metadata
+
+TRANSFORMS = {"resize_size": 64, "crop_size": 32, "mean": [0.5, 0.25, 0.75], "std": [1.0, 2.0, 4.0]}
+USUAL = WeightsMetadata(ImageClassification(crop_size=224), ("cat", "dog"), ("before",))
+
+
+def test_both_are_taken_from_the_file(tmp_path: Path) -> None:
+    found = read_metadata(str(write(tmp_path, {"categories": ["a", "b"]} | TRANSFORMS)), 2, USUAL)
+    assert (found.categories, found.notes) == (("a", "b"), ("before",))
+    picture = torch.rand(3, 50, 80)
+    own = ImageClassification(crop_size=32, resize_size=64, mean=(0.5, 0.25, 0.75), std=(1.0, 2.0, 4.0))
+    assert torch.equal(found.transforms(picture), own(picture))
+
+
+def test_what_is_left_out_is_the_usual(tmp_path: Path) -> None:
+    names = read_metadata(str(write(tmp_path, {"categories": ["a"]})), 1, USUAL)
+    assert (names.categories, names.transforms) == (("a",), USUAL.transforms)
+    transforms = read_metadata(str(write(tmp_path, TRANSFORMS)), 7, USUAL)
+    assert (transforms.categories, transforms.transforms.crop_size) == (USUAL.categories, [32])
+    assert read_metadata(str(write(tmp_path, {})), 2, USUAL) == USUAL
+
+
+def test_where_the_number_of_classes_is_not_known_the_names_are_believed(tmp_path: Path) -> None:
+    assert read_metadata(str(write(tmp_path, {"categories": ["a", "b", "c"]})), None, USUAL).categories == (
+        "a",
+        "b",
+        "c",
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "family", "note"),
+    [
+        (["no object"], "classification", "has a description of its model that makes no sense: it is no JSON object"),
+        ({"categories": ["a"]}, "classification", "has 1 class name for 2 outputs"),
+        (
+            {"categories": ["a", "b"]},
+            "segmentation",
+            "describes a classification model, but the model is for segmentation",
+        ),
+        (TRANSFORMS, "optical_flow", "describes a classification model, but the model is for optical flow"),
+    ],
+)
+def test_what_cannot_be_is_noted_and_none_of_it_believed(tmp_path: Path, said: Any, family: str, note: str) -> None:
+    said = said | TRANSFORMS if isinstance(said, dict) else said
+    path = str(write(tmp_path, said))
+    found = read_metadata(path, 2, USUAL, family)
+    assert (found.transforms, found.categories) == (USUAL.transforms, USUAL.categories)
+    assert found.notes == ("before", f"{path} {note}; the description is ignored")
+
+
+def test_a_name_and_an_accuracy_fit_every_family(tmp_path: Path) -> None:
+    path = str(write(tmp_path, {"model": "fcn_resnet50", "accuracy": 0.5}))
+    assert read_metadata(path, 21, USUAL, "segmentation") == USUAL

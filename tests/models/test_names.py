@@ -1,4 +1,4 @@
-"""The registry, judged by torchvision itself."""
+"""Names and versions read from source files, judged by torchvision itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.errors import InstallationError, ModelError
+from hookscope.errors import InstallationError
 from hookscope.models import names as registry
 
 ROOT = Path(__file__).parents[2]
@@ -31,13 +31,6 @@ def test_names_are_those_of_torchvision() -> None:
     assert list(registry.torchvision_names()) == json.loads(answer.stdout)
 
 
-def test_the_names_of_models_are_those_and_the_ones_that_ship() -> None:
-    names = registry.model_names()
-    assert set(names) == {*registry.torchvision_names(), "shapes"}
-    assert "shapes" not in registry.torchvision_names()
-    assert list(names) == sorted(names)
-
-
 def test_versions_are_those_of_the_packages() -> None:
     import torch
     import torchvision
@@ -51,7 +44,7 @@ def test_versions_are_those_of_the_packages() -> None:
 
 def test_neither_imports_torch_nor_importlib_metadata() -> None:
     code = (
-        "import sys; from hookscope import registry; assert registry.torchvision_names(); registry.package_versions();"
+        "import sys; from hookscope.models import names; assert names.torchvision_names(); names.package_versions();"
         "print([m for m in ('torch', 'torchvision', 'importlib.metadata') if m in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
@@ -94,30 +87,30 @@ def test_class_names_are_those_of_torchvisions_weights() -> None:
     compared = 0
     for name in registry.torchvision_names():
         known = [entry.meta["categories"] for entry in models.get_model_weights(name) if entry.meta.get("categories")]
-        found = registry.class_names_of(name)
+        found = registry.torchvision_class_names(name)
         if found:
             assert all(list(found) == list(names) for names in known), name
             compared += len(known)
         else:
             assert models.get_model_builder(name).__module__.split(".")[2] in ("detection", "optical_flow"), name
     assert compared > 100
-    assert registry.class_names_of("no_such_model") == ()
+    assert registry.torchvision_class_names("no_such_model") == ()
 
 
 def test_class_names_where_torchvision_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_package_folder", lambda package: str(tmp_path))
-    assert registry.class_names_of("resnet18") == ()
+    assert registry.torchvision_class_names("resnet18") == ()
     source = "@register_model()\ndef resnet18(): ..."
     write_package(tmp_path, {"__init__.py": "", "models/a.py": source})
     registry._scan.cache_clear()
-    assert registry.class_names_of("resnet18") == ()
+    assert registry.torchvision_class_names("resnet18") == ()
     for meta in ("_OTHER = ['a']", "_IMAGENET_CATEGORIES = [", "_IMAGENET_CATEGORIES = read()"):
         write_package(tmp_path, {"models/_meta.py": meta})
-        assert registry.class_names_of("resnet18") == ()
+        assert registry.torchvision_class_names("resnet18") == ()
     write_package(tmp_path, {"models/_meta.py": "import os\n_IMAGENET_CATEGORIES = ['a', 'b']"})
-    assert registry.class_names_of("resnet18") == ("a", "b")
+    assert registry.torchvision_class_names("resnet18") == ("a", "b")
     monkeypatch.setattr(registry, "_package_folder", lambda package: None)
-    assert registry.class_names_of("resnet18") == ()
+    assert registry.torchvision_class_names("resnet18") == ()
 
 
 def test_without_torchvision_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +122,7 @@ def test_without_torchvision_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_without_sources_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_package_folder", lambda package: str(tmp_path))
-    with pytest.raises(InstallationError, match="cannot be read"):
+    with pytest.raises(InstallationError, match="cannot read the names"):
         registry.torchvision_names()
     assert registry.package_versions()["torchvision"] == "unknown"
 
@@ -142,20 +135,3 @@ def test_the_package_is_built_with_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "version" in project["project"]["dynamic"]
     assert project["tool"]["hatch"]["version"]["path"] == "hookscope/_version.py"
-
-
-def test_a_name_that_ships_is_known_and_near() -> None:
-    registry.check_model_name("shapes")
-    with pytest.raises(ModelError, match="no model 'shape'; nearest: shapes; see `hookscope list-models`"):
-        registry.check_model_name("shape")
-
-
-def test_a_wrong_name_is_told_without_importing_torch():
-    code = (
-        "import sys; from hookscope.errors import ModelError; from hookscope.models.names import check_model_name\n"
-        "try: check_model_name('resnet35')\n"
-        "except ModelError as error: print(error, 'torch' in sys.modules)"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert answer.stdout.startswith("no model 'resnet35'; nearest: ")
-    assert "resnet34" in answer.stdout and answer.stdout.endswith("list-models` False\n")

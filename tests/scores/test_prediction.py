@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from hookscope.errors import CategoriesError, InputError, ModelError, TargetError, UsageError
 from hookscope.hooks.model_state import ModelSnapshot
-from hookscope.models.load import LoadedModel, load_model
+from hookscope.models.load import load_model
+from hookscope.models.loaded import LoadedModel
 from hookscope.scores.prediction import predict
 from hookscope.scores.target import Target
 

@@ -176,7 +176,7 @@ def test_a_full_disk_leaves_the_value_that_was_there(place: Path) -> None:
     cache.store("kind", KEY, "before")
     code = f"""
 import resource, sys
-from hookscope import cache
+from hookscope.system import cache
 cache.folder = lambda: {str(place)!r}
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 cache.store("kind", {KEY!r}, "x" * 1000)
@@ -219,7 +219,7 @@ def test_without_a_home_no_folder_is_made_where_the_user_stands(tmp_path: Path, 
     # A user without an entry in the password file, as in a container started with a bare number.
     code = """
 import sys; sys.modules["pwd"] = None
-from hookscope import cache
+from hookscope.system import cache
 cache.store("kind", {"a": 1}, 2); print(cache.folder(), cache.load("kind", {"a": 1}))
 """
     environment["PYTHONPATH"] = str(ROOT)
@@ -231,7 +231,7 @@ cache.store("kind", {"a": 1}, 2); print(cache.folder(), cache.load("kind", {"a":
 
 
 def test_neither_torch_nor_slow_modules_are_imported() -> None:
-    code = "import sys; from hookscope import cache; print('torch' in sys.modules, 'hashlib' in sys.modules)"
+    code = "import sys; from hookscope.system import cache; print('torch' in sys.modules, 'hashlib' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
     assert answer.stdout == "False False\n"
 

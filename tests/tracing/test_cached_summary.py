@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hookscope.errors import InputError, ModelError
-from hookscope.models.names import model_names
+from hookscope.models.sources import model_names
 from hookscope.system import cache
 from hookscope.tracing import cached_summary as listing
 from hookscope.tracing.cached_summary import cached_listing, listing as listed
@@ -43,7 +43,7 @@ def test_the_second_answer_is_the_first(traced: list[Any]) -> None:
     first = listed(NAME)
     assert first[0] == (224, 224)
     assert cached_listing(NAME) == listed(NAME) == first
-    assert traced == [(NAME, None)]
+    assert [(name, size) for name, _, size in traced] == [(NAME, (224, 224))]
 
 
 def test_the_size_is_in_the_key(traced: list[Any]) -> None:
@@ -131,7 +131,7 @@ def test_a_size_that_is_too_small_builds_no_real_model(monkeypatch: pytest.Monke
     def never(name: str) -> Any:
         raise AssertionError("a model of gigabytes, for an error")
 
-    monkeypatch.setattr("hookscope.models.from_torchvision.build_real", never)
+    monkeypatch.setattr("hookscope.models.load.load_model", never)
     with pytest.raises(InputError, match="Wrong image height! Expected 224 but got 100"):
         listed("vit_h_14", (100, 224))
 

@@ -16,9 +16,10 @@ from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks.layer_types import is_leaf
 from hookscope.hooks.registration import HookHandles
 from hookscope.hooks.tensors import shape_of
-from hookscope.models.from_torchvision import build_listed, build_real, listing_size
 from hookscope.models.inputs import example_inputs
+from hookscope.models.load import load_model
 from hookscope.models.names import torchvision_names
+from hookscope.models.torchvision_builders import build_skeleton
 from hookscope.tracing.recorder import count_macs
 from hookscope.tracing.summary import Trace, list_layers, rows_of_type, trace
 
@@ -99,8 +100,8 @@ def judged_by_plain_hooks(model: nn.Module, inputs: tuple[Any, ...], found: Trac
 @pytest.mark.parametrize("name", SMALL)
 def test_shapes_macs_and_writes_are_those_of_a_real_pass(name: str) -> None:
     size = (SMALL[name], SMALL[name])
-    model = build_real(name)
-    found = trace(build_listed(name), example_inputs(model, size))
+    model = load_model(name, weights="none", device="cpu").model
+    found = trace(build_skeleton(name).model, example_inputs(model, size))
     assert not found.real
     judged_by_torchinfo(model, size, found)
     torch.manual_seed(0)
@@ -111,28 +112,28 @@ def test_shapes_macs_and_writes_are_those_of_a_real_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["vit_b_16", "swin_t", "convnext_tiny", "densenet121", "regnet_y_400mf"])
 def test_macs_of_larger_families(name: str) -> None:
-    model = build_listed(name)
-    size = listing_size(name, model)
-    judged_by_torchinfo(model, size, trace(model, example_inputs(model, size)))
+    skeleton = build_skeleton(name)
+    found = trace(skeleton.model, example_inputs(skeleton.model, skeleton.size))
+    judged_by_torchinfo(skeleton.model, skeleton.size, found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in torchvision_names() if is_classification(name)])
 def test_macs_of_every_classification_model(name: str) -> None:
-    model = build_listed(name)
-    size = listing_size(name, model)
-    found = trace(model, example_inputs(model, size))
+    skeleton = build_skeleton(name)
+    found = trace(skeleton.model, example_inputs(skeleton.model, skeleton.size))
     assert not found.real
-    judged_by_torchinfo(model, size, found)
+    judged_by_torchinfo(skeleton.model, skeleton.size, found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", torchvision_names())
 def test_the_real_pass_of_every_model(name: str) -> None:
-    if sum(parameter.numel() for parameter in build_listed(name).parameters()) > 150e6:
+    skeleton = build_skeleton(name)
+    if sum(parameter.numel() for parameter in skeleton.model.parameters()) > 150e6:
         pytest.skip("gigabytes")
-    model = build_real(name)
-    inputs = example_inputs(model, listing_size(name, model))
+    model = load_model(name, weights="none", device="cpu").model
+    inputs = example_inputs(model, skeleton.size)
     judged_by_plain_hooks(model, inputs, trace(model, inputs))
 
 
@@ -224,14 +225,14 @@ def test_tied_weights_share_and_count_once() -> None:
 
 
 def test_a_real_pass_records_the_same() -> None:
-    net = build_real("squeezenet1_1")
+    net = load_model("squeezenet1_1", weights="none", device="cpu").model
     dry, real = (trace(net, (torch.zeros(1, 3, 32, 32),), dry=dry) for dry in (True, False))
     assert (dry.real, real.real) == (False, True)
     assert (dry.calls, dry.layers, dry.macs) == (real.calls, real.layers, real.macs)
 
 
 def test_googlenets_auxiliary_heads_did_not_run() -> None:
-    rows = rows_of_type(trace(build_listed("googlenet"), (torch.zeros(1, 3, 64, 64),)))
+    rows = rows_of_type(trace(build_skeleton("googlenet").model, (torch.zeros(1, 3, 64, 64),)))
     assert [(row.name, row.note) for row in rows if row.index is None] == [
         ("aux1.conv.conv", "did not run"),
         ("aux2.conv.conv", "did not run"),
@@ -436,7 +437,7 @@ def test_the_model_is_as_before(wants_values: bool, fails: bool) -> None:
 
 
 def test_a_detector_still_works_after_being_listed() -> None:
-    model = build_real("fasterrcnn_mobilenet_v3_large_320_fpn")
+    model = load_model("fasterrcnn_mobilenet_v3_large_320_fpn", weights="none", device="cpu").model
     picture = torch.rand(3, 100, 120, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         before = model([picture])
@@ -447,7 +448,7 @@ def test_a_detector_still_works_after_being_listed() -> None:
 
 
 def test_a_model_in_train_mode_is_listed_as_in_eval() -> None:
-    net = build_real("googlenet").train()
+    net = load_model("googlenet", weights="none", device="cpu").model.train()
     assert sum(row.note == "did not run" for row in list_layers(net, (64, 64))) == 2
     assert all(module.training for module in net.modules())
 
@@ -493,7 +494,7 @@ def test_models_of_other_numbers(dtype: torch.dtype) -> None:
 
 def test_an_input_that_is_too_small_is_one_line() -> None:
     with pytest.raises(InputError) as caught:
-        list_layers(build_real("alexnet"), (20, 20))
+        list_layers(load_model("alexnet", weights="none", device="cpu").model, (20, 20))
     assert str(caught.value).startswith("AlexNet refuses an input of 1x3x20x20: ")
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 1

@@ -24,7 +24,8 @@ from hookscope.hooks.activations import capture
 from hookscope.hooks.measure import largest_difference, same_bits
 from hookscope.hooks.model_state import ModelSnapshot, StateChange, random_states, random_states_kept
 from hookscope.models.inputs import family_of
-from hookscope.models.load import LoadedModel, load_model
+from hookscope.models.load import load_model
+from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
 from hookscope.verification.checks import Check
 from hookscope.verification.fx_reference import Edge, run_fx_graph

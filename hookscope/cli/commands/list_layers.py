@@ -51,23 +51,15 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | No
 
 
 def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, int], Trace]:
-    from hookscope.models import check_model_name
+    from hookscope.models import find_source
     from hookscope.tracing import cached_listing, listing
 
-    if ":" not in model and (found := cached_listing(model, input_size)) is not None:
-        return found
-    if ":" not in model:
-        check_model_name(model)
+    if (cached := cached_listing(model, input_size)) is not None:
+        return cached
+    find_source(model)  # an unknown name fails before torch is imported
     process.import_torch()
-    if ":" not in model:
-        return listing(model, input_size)
-    from hookscope.models import example_inputs, load_model, native_size
-    from hookscope.tracing import trace
-
     with process.prints_to_standard_error():
-        net = load_model(model, weights="none", device="cpu")
-        size = input_size or native_size(net.model) or net.preprocess.default_size
-        return size, trace(net.model, example_inputs(net.model, size))
+        return listing(model, input_size)
 
 
 def _totals(

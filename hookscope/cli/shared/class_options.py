@@ -42,16 +42,14 @@ def _one_word(name: str) -> str:
 
 
 def _known_names(ctx: click.Context) -> tuple[str, ...]:
-    from hookscope.models import BUNDLED, Description, class_names_of, read_description, weights_path
+    from hookscope.models import class_names_of
 
     given: tuple[str, ...] | None = ctx.params.get("categories")
     if given:
         return given
     # before an option that still lacks its value click leaves the arguments where they are
     model = next(iter(ctx.args), None) or ctx.params.get("model")
-    if model not in BUNDLED:
-        return class_names_of(model or "")
-    return (read_description(weights_path(BUNDLED[model])) or Description()).categories
+    return class_names_of(model or "")
 
 
 def _joined(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:

@@ -233,13 +233,12 @@ def _prepared(
 ) -> Explanation:
     from hookscope.drawing import Origin
     from hookscope.explain import OverlaySource
-    from hookscope.models import seen_box
 
     picture = photographs.read(path, net.preprocess.frames)
     for text in picture.notes:
         output.note(f"Note: {picture.name}: {text}")
     tensor = net.prepare(picture)
-    box = seen_box(net.preprocess, picture.image.width, picture.image.height)
+    box = net.preprocess.seen_box(picture.image.width, picture.image.height)
     origin = Origin(net.name, net.weights, picture.name, picture.sha256, net.preprocess.describe())
     return Explanation(
         plan, net, tensor, OverlaySource(picture.image, box, origin), photographs.words[path], categories

@@ -21,15 +21,15 @@ def load_net(
     input_size: tuple[int, int] | None = None,
 ) -> LoadedModel:
     """What `load_model` makes of these options; a misspelt name is told before torch is imported."""
-    from hookscope.models import check_model_name
+    from hookscope.models import WeightsChoice, find_source
 
-    if ":" not in model:
-        check_model_name(model)
+    find_source(model)
+    choice = WeightsChoice.parse(weights)
     process.import_torch()
     from hookscope.models import load_model
 
     with process.prints_to_standard_error(), download_progress() as progress:
-        net = load_model(model, weights, seed, device, preprocess=preprocess, input_size=input_size, progress=progress)
+        net = load_model(model, choice, seed, device, preprocess=preprocess, input_size=input_size, progress=progress)
     for text in net.notes:
         output.note(f"Note: {text}")
     return net

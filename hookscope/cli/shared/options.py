@@ -85,7 +85,9 @@ def complete_colour_maps(ctx: click.Context, param: click.Parameter, incomplete:
 
 def complete_weights(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The words for weights; anything else is completed as a file."""
-    words = [CompletionItem(word) for word in ("auto", "default", "none") if word.startswith(incomplete)]
+    from hookscope.models import WEIGHTS_WORDS
+
+    words = [CompletionItem(word) for word in WEIGHTS_WORDS if word.startswith(incomplete)]
     return words or [CompletionItem(incomplete, type="file")]
 
 

@@ -109,7 +109,7 @@ def test_completion_of_torchvisions_models(monkeypatch: pytest.MonkeyPatch) -> N
 def test_completion_where_no_names_are_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for model in ("raft_small", "nets.py:mine", "no_such_model", None):
         assert completed("", Typed({"model": model})) == ["top:1", "top:3", "top:5"]
-    monkeypatch.setattr("hookscope.models.bundled._PACKAGE", str(tmp_path / "nowhere" / "package"))
+    monkeypatch.setattr("hookscope.models.bundled.package_folder", lambda: str(tmp_path / "nowhere" / "package"))
     assert completed("x", Typed({"model": "shapes"})) == []
 
 

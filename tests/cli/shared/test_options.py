@@ -84,7 +84,7 @@ def test_words_for_weights_devices_and_colours(listed: None) -> None:
 
 
 def test_the_words_that_are_offered_are_those_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.models.from_torchvision.fetch", lambda *words: pytest.fail("none needs nothing"))
+    monkeypatch.setattr("hookscope.models.torchvision_builders.fetch", lambda *words: pytest.fail("none needs nothing"))
     assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
     choices = {parameter.name: parameter for parameter in visualize.params}
     assert tuple(choices["preprocess"].type.choices) == MODES

@@ -1,0 +1,56 @@
+"""Models of the package timm, where it is installed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookscope.errors import ModelError, nearest
+from hookscope.models.metadata import WeightsMetadata
+from hookscope.models.model_source import ModelSource, Progress
+from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+
+if TYPE_CHECKING:
+    from hookscope.models.loaded import LoadedModel
+
+_PREFIX = "timm:"
+
+
+class TimmSource(ModelSource):
+    """``timm:NAME``."""
+
+    def matches(self, model: str) -> bool:
+        return model.startswith(_PREFIX)
+
+    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+        import torch
+
+        from hookscope.models.checkpoints import load_checkpoint
+        from hookscope.models.loaded import LoadedModel
+        from hookscope.models.preprocess import imagenet_transforms
+
+        weights.refuse_names(model)
+        try:
+            import timm
+        except ImportError:
+            raise ModelError(f"{model} needs the package timm", do="pip install timm") from None
+        name = model.removeprefix(_PREFIX)
+        if not timm.is_model(name):
+            raise ModelError(f"no timm model '{name}'", nearest(name, timm.list_models()))
+        notes: list[str] = []
+        built, label = None, "timm pretrained"
+        if weights.kind is WeightsKind.AUTO:
+            try:
+                built = timm.create_model(name, pretrained=True)
+            except Exception as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+                notes.append(f"weights of {model} are random (seed {seed}): {reason}")
+        if built is None:
+            torch.default_generator.manual_seed(seed)  # the failed attempt may have drawn numbers
+            built, label = timm.create_model(name, pretrained=False), f"random (seed {seed})"
+        if weights.kind is WeightsKind.FILE:
+            label, notes = load_checkpoint(built, weights.text, model)
+        data = timm.data.resolve_model_data_config(built)
+        crop = data["input_size"][-1]
+        resize = round(crop / data.get("crop_pct", 0.875))
+        transforms = imagenet_transforms(crop, resize, mean=data["mean"], std=data["std"])
+        return LoadedModel.of(built, model, label, WeightsMetadata(transforms, notes=tuple(notes)))

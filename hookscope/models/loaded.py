@@ -1,0 +1,61 @@
+"""A model that is ready to run, with its weights' preprocessing and class names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookscope.images import InputImage
+from hookscope.models.inputs import CLIP_FRAMES, as_inputs, family_of, in_channels, native_size
+from hookscope.models.metadata import WeightsMetadata
+from hookscope.models.preprocess import Preprocess, made_for, usual_transforms
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, in eval mode, and what belongs to it.
+
+    Attributes:
+        model: The module, on ``device``.
+        name: The MODEL argument.
+        weights: Label of the weights, such as ``IMAGENET1K_V1``, ``random (seed 0)`` or a file name.
+        preprocess: Photograph to tensor ``(3, H, W)``.
+        categories: Class names, None if unknown.
+        family: ``classification``, ``segmentation``, ``detection``, ``video`` or ``optical_flow``.
+        device: Device of the model.
+        notes: What the user should know, such as why the weights are random.
+    """
+
+    model: nn.Module
+    name: str
+    weights: str
+    preprocess: Preprocess
+    categories: tuple[str, ...] | None
+    family: str
+    device: str
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: nn.Module, name: str, weights: str, metadata: WeightsMetadata) -> LoadedModel:
+        """The record of a model on the CPU, preprocessed as ``metadata`` says or as its family usually is."""
+        family = family_of(model)
+        transforms = metadata.transforms or usual_transforms(family)
+        preprocess = Preprocess(
+            family=family,
+            transforms=transforms,
+            default_size=native_size(model) or made_for(transforms),
+            channels=in_channels(model),
+            frames=CLIP_FRAMES if family == "video" else 1,
+            dtype=next((p.dtype for p in model.parameters() if p.is_floating_point()), None),
+        )
+        return cls(model, name, weights, preprocess, metadata.categories, family, "cpu", metadata.notes)
+
+    def prepare(self, picture: InputImage) -> Tensor:
+        """The input tensor of a picture, ``(3, H, W)``, or of a clip, ``(3, T, H, W)``."""
+        return self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
+
+    def inputs(self, *pictures: Tensor) -> tuple[Any, ...]:
+        """The positional inputs of one forward pass, as the family takes them, for prepared pictures ``(3, H, W)``."""
+        return as_inputs(self.family, pictures)

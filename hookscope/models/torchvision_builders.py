@@ -1,0 +1,247 @@
+"""Torchvision's models as its builders make them, with its weights, the bundled ones or a checkpoint."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookscope.errors import InstallationError, ModelError, WeightsError
+from hookscope.models.bundled import BUNDLED, BundledModel, weights_path
+from hookscope.models.checkpoints import (
+    fitting_error,
+    fitting_kwargs,
+    load_file,
+    load_into,
+    mismatches,
+    read_state_dict,
+)
+from hookscope.models.download import fetch
+from hookscope.models.inputs import family_of, native_size
+from hookscope.models.installation import broken_pair
+from hookscope.models.load import quiet_and_seeded
+from hookscope.models.loaded import LoadedModel
+from hookscope.models.meta_device import build_on_meta
+from hookscope.models.metadata import Description, WeightsMetadata, read_description, read_metadata
+from hookscope.models.model_source import Progress, Skeleton
+from hookscope.models.names import torchvision_names
+from hookscope.models.preprocess import imagenet_transforms, made_for, usual_transforms
+from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+
+_WHAT_TO_GIVE = "give auto, default, none or a file"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A builder of torchvision and the arguments that it always gets.
+
+    Attributes:
+        name: The MODEL argument.
+        builder: Torchvision's name.
+        kwargs: The number of classes of a bundled model; what keeps builders from downloading and warning.
+    """
+
+    name: str
+    builder: str
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, name: str) -> Architecture:
+        """The architecture of a bundled model or one of torchvision's."""
+        if bundled := BUNDLED.get(name):
+            return cls(name, bundled.architecture, {"num_classes": bundled.classes})
+        kwargs: dict[str, Any] = {}
+        if "weights_backbone" in inspect.signature(torchvision_models().get_model_builder(name)).parameters:
+            kwargs["weights_backbone"] = None
+        if name in ("googlenet", "inception_v3", "quantized_googlenet", "quantized_inception_v3"):
+            kwargs["init_weights"] = True
+        return cls(name, name, kwargs)
+
+    def build(self, weights: Any = None, **kwargs: Any) -> nn.Module:
+        """The model with torchvision's ``weights``, or with random ones.
+
+        Raises:
+            ModelError: torchvision cannot build it.
+        """
+        try:
+            arguments = {**self.kwargs, **kwargs, "weights": weights}
+            model: nn.Module = torchvision_models().get_model(self.builder, **arguments)
+        except (RuntimeError, ImportError, ValueError, TypeError) as error:
+            what = f"{self.name} with {weights.name}" if weights else self.name
+            raise ModelError(f"cannot build {what}: {error}") from error
+        return model
+
+    def skeleton(self, **kwargs: Any) -> nn.Module:
+        """The model on the meta device; with values if its builder computes with its tensors."""
+        try:
+            return build_on_meta(lambda: self.build(**kwargs))
+        except Exception:
+            return self.build(**kwargs)
+
+    def kwargs_for(self, state: Mapping[str, Tensor]) -> dict[str, Any] | None:
+        """The builder arguments with which ``state`` fits, None if nothing helps; auxiliary heads may come or go."""
+        tries: list[dict[str, Any]] = [{}]
+        if any(key.startswith("aux_classifier.") for key in state):
+            tries = [{"aux_loss": True}]
+        elif self.builder.removeprefix("quantized_") in ("googlenet", "inception_v3"):
+            tries = [{}, {"aux_logits": False}]
+        return fitting_kwargs(self.skeleton, tries, state)
+
+
+def torchvision_models() -> Any:
+    """``torchvision.models``.
+
+    Raises:
+        InstallationError: torchvision is missing or does not fit torch.
+    """
+    try:
+        return importlib.import_module("torchvision.models")
+    except (ImportError, RuntimeError) as error:
+        raise broken_pair(error) or InstallationError(f"cannot import torchvision: {error}") from error
+
+
+def build_skeleton(name: str) -> Skeleton:
+    """The model ``name`` on the meta device, or with values if its builder needs them, and the size of its input."""
+    with quiet_and_seeded(0):
+        model = Architecture.of(name).skeleton().eval()
+    return Skeleton(model, _input_size(name, model))
+
+
+def _input_size(name: str, model: nn.Module) -> tuple[int, int]:
+    if name in BUNDLED:
+        return BUNDLED[name].side, BUNDLED[name].side
+    if native := native_size(model):
+        return native
+    family = family_of(model)
+    if family in ("detection", "optical_flow"):
+        return (320, 320) if family == "detection" else (224, 224)
+    return made_for(_metadata_of(_default_entry(name)).transforms or usual_transforms(family))
+
+
+def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+    """The torchvision model ``name`` with ``weights``; ``auto`` falls back on random weights and a note.
+
+    Raises:
+        ModelError: it cannot be built.
+        WeightsError: no such weights, or they cannot be fetched, trusted or fitted.
+    """
+    architecture, default = Architecture.of(name), _default_entry(name)
+    usual = _metadata_of(default)
+    if weights.kind is WeightsKind.NONE:
+        return _random(architecture, seed, usual)
+    if weights.kind is WeightsKind.FILE:
+        return _from_file(architecture, weights.text, usual)
+    entry = _named_entry(name, weights.text) if weights.kind is WeightsKind.NAME else default
+    if entry is None:
+        if weights.kind is WeightsKind.DEFAULT:
+            raise WeightsError(f"torchvision has no weights for {name}", do="use --weights none, or a checkpoint file")
+        return _random(architecture, seed, usual.noted("torchvision has no weights for this model"))
+    try:
+        model = _build_with(architecture, entry, progress)
+    except WeightsError as error:
+        if weights.kind is not WeightsKind.AUTO:
+            raise WeightsError(f"no weights {entry.name} for {name}: {error.asked}", error.exists, error.do) from error
+        note = f"weights of {name} are random (seed {seed}): {error.asked}"
+        return _random(architecture, seed, usual.noted(note))
+    return LoadedModel.of(model, name, entry.name, _metadata_of(entry))
+
+
+def load_bundled(bundled: BundledModel, weights: WeightsChoice, seed: int) -> LoadedModel:
+    """A bundled model with the weights that ship with it, random ones or a checkpoint; never with other weights.
+
+    Raises:
+        WeightsError: no such weights, or they cannot be read or fitted.
+    """
+    architecture = Architecture.of(bundled.name)
+    usual = WeightsMetadata(imagenet_transforms(bundled.side, bundled.side))
+    shipped = weights.text == bundled.file and not os.path.exists(bundled.file)
+    if shipped or weights.kind in (WeightsKind.AUTO, WeightsKind.DEFAULT):
+        return _from_file(architecture, weights_path(bundled), usual)
+    try:
+        usual = read_metadata(weights_path(bundled), bundled.classes, usual)
+    except WeightsError as error:
+        usual = usual.noted(f"{error.asked}; so are its class names")
+    if weights.kind is WeightsKind.NONE:
+        return _random(architecture, seed, usual)
+    if weights.kind is WeightsKind.FILE:
+        return _from_file(architecture, weights.text, usual)
+    raise WeightsError(f"no weights '{weights.text}' for {bundled.name}", f"there is {bundled.file}", _WHAT_TO_GIVE)
+
+
+def _random(architecture: Architecture, seed: int, metadata: WeightsMetadata) -> LoadedModel:
+    return LoadedModel.of(architecture.build(), architecture.name, f"random (seed {seed})", metadata)
+
+
+def _metadata_of(entry: Any) -> WeightsMetadata:
+    if entry is None:
+        return WeightsMetadata()
+    return WeightsMetadata(entry.transforms(), tuple(entry.meta.get("categories") or ()) or None)
+
+
+def _default_entry(name: str) -> Any:
+    """Torchvision's default weights, None if it has none; for a quantized model those of its float twin."""
+    default = getattr(torchvision_models().get_model_weights(name), "DEFAULT", None)
+    return default.meta.get("unquantized", default) if default is not None else None
+
+
+def _named_entry(name: str, weights: str) -> Any:
+    """The weights of that name; a quantized model also has the float weights that its own were made from."""
+    entries = {entry.name: entry for entry in torchvision_models().get_model_weights(name)}
+    unquantized = (entry.meta.get("unquantized") for entry in list(entries.values()))
+    entries |= {entry.name: entry for entry in unquantized if entry is not None}
+    enum, _, member = weights.rpartition(".")
+    entry = entries.get(member)
+    if entry is None or enum not in ("", type(entry).__name__):
+        known = f"there are {', '.join(entries)}" if entries else "there are none"
+        raise WeightsError(f"no weights '{weights}' for {name}", known, _WHAT_TO_GIVE)
+    return entry
+
+
+def _build_with(architecture: Architecture, entry: Any, progress: Progress | None) -> nn.Module:
+    """The model with torchvision's weights, built by torchvision, which sets other arguments to suit the weights.
+
+    Its builder unpickles the cached file with ``weights_only=False`` and does not check its hash. So `fetch` checks the
+    hash first, and a load with ``weights_only=True`` proves that the file runs no code.
+    """
+    load_file(fetch(entry.url, progress))
+    kwargs: dict[str, Any] = {"quantize": True} if "backend" in entry.meta else {}
+    if "init_weights" in architecture.kwargs:
+        kwargs["init_weights"] = False
+    return architecture.build(entry, **kwargs)
+
+
+def _from_file(architecture: Architecture, path: str, usual: WeightsMetadata) -> LoadedModel:
+    state = read_state_dict(path)
+    kwargs = architecture.kwargs_for(state)
+    if kwargs is None:
+        raise fitting_error(path, architecture.name, architecture.skeleton(), state, _model_that_fits(path, state))
+    no_values = {"init_weights": False} if "init_weights" in architecture.kwargs else {}
+    model = architecture.build(**no_values, **kwargs)
+    notes = load_into(model, state, path)
+    classes = {**architecture.kwargs, **kwargs}.get("num_classes") or len(usual.categories or ()) or None
+    usual = replace(usual, categories=None if "num_classes" in kwargs else usual.categories)
+    metadata = read_metadata(path, classes, usual.noted(*notes), family_of(model))
+    return LoadedModel.of(model, architecture.name, Path(path).name, metadata)
+
+
+def _model_that_fits(path: str, state: Mapping[str, Tensor]) -> str | None:
+    """The torchvision model that a state dict belongs to, from the file's metadata or the number of parameters."""
+    count = sum(v.numel() for key, v in state.items() if "running_" not in key and "num_batches" not in key)
+    with suppress(WeightsError):
+        said = (read_description(path) or Description()).model
+        if said in torchvision_names() and Architecture.of(said).kwargs_for(state) is not None:
+            return said
+    for name in torchvision_names():
+        entry = _default_entry(name)
+        if entry is not None and abs(entry.meta.get("num_params", 0) - count) <= 0.01 * count:
+            with suppress(ModelError):
+                if not mismatches(Architecture.of(name).skeleton(), state):
+                    return name
+    return None

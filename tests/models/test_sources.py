@@ -1,0 +1,79 @@
+"""The registry of model sources: one entry is all that a new source needs, and names are checked without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from torch import nn
+
+from hookscope.cli.main import cli
+from hookscope.errors import ModelError
+from hookscope.models import sources
+from hookscope.models.load import load_model
+from hookscope.models.loaded import LoadedModel
+from hookscope.models.metadata import WeightsMetadata
+from hookscope.models.model_source import ModelSource, Progress
+from hookscope.models.names import torchvision_names
+from hookscope.models.sources import find_source, model_names
+from hookscope.models.weights_choice import WeightsChoice
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_each_kind_of_text_has_its_source() -> None:
+    texts = ("shapes", "timm:resnet18", "package.module:make", "net.py:make", "resnet34")
+    kinds = ["BundledSource", "TimmSource", "PythonSource", "PythonSource", "TorchvisionSource"]
+    assert [type(find_source(text)).__name__ for text in texts] == kinds
+
+
+def test_the_names_are_those_of_torchvision_and_the_bundled_ones() -> None:
+    names = model_names()
+    assert set(names) == {*torchvision_names(), "shapes"}
+    assert "shapes" not in torchvision_names()
+    assert list(names) == sorted(names)
+
+
+def test_an_unknown_name_lists_the_nearest() -> None:
+    with pytest.raises(ModelError, match="no model 'shape'; nearest: shapes; see `hookscope list-models`"):
+        find_source("shape")
+
+
+def test_names_are_checked_and_completed_without_torch() -> None:
+    code = (
+        "import sys; from hookscope.errors import ModelError\n"
+        "from hookscope.models import class_names_of, find_source\n"
+        "find_source('timm:x'), find_source('net.py:make'), class_names_of('shapes'), class_names_of('resnet18')\n"
+        "try: find_source('resnet35')\n"
+        "except ModelError as error: print(error, 'torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout.startswith("no model 'resnet35'; nearest: ")
+    assert "resnet34" in answer.stdout and answer.stdout.endswith("list-models` False\n")
+
+
+class ToySource(ModelSource):
+    def matches(self, model: str) -> bool:
+        return model.startswith("toy-")
+
+    def names(self) -> tuple[str, ...]:
+        return ("toy-4",)
+
+    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+        net = nn.Conv2d(3, int(model.removeprefix("toy-")), 1)
+        return LoadedModel.of(net, model, weights.text, WeightsMetadata(categories=("a", "b", "c", "d")))
+
+
+def test_a_new_source_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SOURCES", [*sources.SOURCES, ToySource()])
+    assert "toy-4" in model_names()
+    with pytest.raises(ModelError, match="no model 'toy4'; nearest: toy-4"):
+        load_model("toy4")
+    net = load_model("toy-4", weights="none", device="cpu")
+    assert (net.model.out_channels, net.weights, net.categories) == (4, "none", ("a", "b", "c", "d"))
+    assert not net.model.training
+    listed = CliRunner().invoke(cli, ["list-layers", "toy-4", "--format", "tsv"])
+    assert listed.stdout.splitlines()[1].split("\t")[-5:-2] == ["1x3x224x224", "1x4x224x224", "16"], listed.output

@@ -1,0 +1,39 @@
+"""The weights argument as a type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torchvision.models import ResNet18_Weights
+
+from hookscope.errors import UsageError
+from hookscope.models.weights_choice import WEIGHTS_WORDS, WeightsChoice, WeightsKind
+
+
+def test_words_names_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (*WEIGHTS_WORDS, "tuned"):
+        (tmp_path / name).write_text("")
+    for word in ("auto", "default", "none"):  # whatever lies in the folder
+        assert WeightsChoice.parse(word) == WeightsChoice(WeightsKind(word), word)
+    assert WeightsChoice.parse("IMAGENET1K_V1").kind is WeightsKind.NAME
+    for file in ("tuned", "a.pt", "./auto", "no/such", "x.safetensors"):
+        assert WeightsChoice.parse(file) == WeightsChoice(WeightsKind.FILE, file)
+
+
+def test_what_python_users_give() -> None:
+    assert WeightsChoice.parse(None).kind is WeightsKind.NONE
+    assert WeightsChoice.parse(ResNet18_Weights.DEFAULT) == WeightsChoice(WeightsKind.NAME, "IMAGENET1K_V1")
+    assert WeightsChoice.parse(Path("runs/epoch-3")) == WeightsChoice(WeightsKind.FILE, "runs/epoch-3")
+    choice = WeightsChoice.parse("auto")
+    assert WeightsChoice.parse(choice) is choice
+    with pytest.raises(UsageError, match="weights must be a word, a name or a file, not int"):
+        WeightsChoice.parse(3)
+
+
+@pytest.mark.parametrize("text", ["default", "IMAGENET1K_V1"])
+def test_sources_without_weights_names_refuse_them(text: str) -> None:
+    with pytest.raises(UsageError, match=f"net.py:make has no torchvision weights '{text}'; use auto, none or a"):
+        WeightsChoice.parse(text).refuse_names("net.py:make")
+    WeightsChoice.parse("none").refuse_names("net.py:make")
