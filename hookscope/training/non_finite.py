@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks import call_key
-from hookscope.training.modules import Layer, is_leaf, own_parameters
 from hookscope.training.reductions import is_finite, values_of
+from hookscope.training.tracker import Layer, is_leaf, own_parameters
 
-# Nodes of the autograd graph that bring no NaN or Inf into finite values: they move them, or add a few up.
+# Operations that make no NaN or Inf of finite values: they move values, or add a few of them up.
 # fmt: off
 _MOVES = frozenset((
     "alias", "as_strided", "cat", "clone", "contiguous", "copy_slices", "detach", "diagonal", "expand", "flatten",
@@ -24,24 +24,30 @@ _MOVES = frozenset((
     "transpose", "unbind", "unfold", "unsafe_view", "unsqueeze", "view", "where",
 ))
 # fmt: on
-# With a number or an input, these make no NaN of values that are finite or Inf.
-_NO_NAN = frozenset(("add", "mul", "rsub", "sub"))
+_NO_NAN = frozenset(("add", "mul", "rsub", "sub"))  # with a number or an input: no NaN of finite values or Inf
+# Operations whose autograd nodes save all arguments: run again, they show whether they made NaN or Inf.
+_REPEATABLE: dict[str, Callable[..., Tensor]] = {
+    "acos": torch.acos, "acosh": torch.acosh, "asin": torch.asin, "atanh": torch.atanh, "cosh": torch.cosh,
+    "digamma": torch.digamma, "div": torch.div, "lgamma": torch.lgamma, "log": torch.log, "log10": torch.log10,
+    "log1_p": torch.log1p, "log2": torch.log2, "mul": torch.mul, "pow": torch.pow, "sinh": torch.sinh,
+    "xlogy": torch.xlogy,
+}  # fmt: skip
 _MOST_NODES = 50
 _MOST_BEHIND = 200
+_LOWER = "lower the learning rate, clip the gradients or look at the data of this step"
 
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """The first value that is no finite number.
+    """The first NaN or Inf.
 
     Attributes:
-        what: Where it was seen, such as ``the output of fc (Linear)``.
-        why: What it was made from.
+        what: Where it was seen, such as ``NaN in the output of fc (Linear)``.
+        why: Where it came from.
         do: What people do about it.
-        operation: What made it: the type of a layer, the name of a function, ``weight of NAME``, ``input``,
-            ``backward``.
+        operation: The type of a layer, the name of a function, ``weight of NAME``, ``input`` or ``backward``.
         layer: The name of the layer, empty for the loss.
-        call: Which call of it.
+        call: The number of its call.
     """
 
     what: str
@@ -52,65 +58,65 @@ class NonFinite:
     call: int = 0
 
 
-_LOWER = "lower the learning rate, clip the gradients or look at the data of this step"
-
-
 def in_call(
     layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any, before: str | None
 ) -> NonFinite | None:
-    """What is not finite in the output of a call, None when all of it is.
+    """The first NaN or Inf in the output of a call, None if the output is finite.
 
-    It was made before the layer when its input is not finite already, else by its parameters, else by the layer.
+    It comes from before the layer if an input is not finite, else from its parameters, else from the layer.
 
     Args:
         layer: The layer.
-        call: Which call of it.
+        call: The number of its call.
         module: The module that has run.
         inputs: Its positional and named arguments.
         output: What it returned.
-        before: For a layer that writes over its input, what made an input that was not finite; else None.
+        before: For a layer that overwrites its input, the operation that made a non-finite input; else None.
     """
-    if all(map(is_finite, values_of(output))):
+    bad_outputs = [t for t in values_of(output) if not is_finite(t)]
+    if not bad_outputs:
         return None
     name, kind = call_key(layer.name, call) or "the model", type(module).__name__
-    bad = [] if before is not None else [t for t in values_of(inputs) if not is_finite(t)]
-    if before is not None or bad:
-        made = made_by(bad[0]) if before is None else before
-        what = f"{_spelt(bad or values_of(output))} in the input of {name} ({kind})"
-        return NonFinite(what, *_before(made), made, layer.name, call)
-    what = f"{_spelt(values_of(output))} in the output of {name} ({kind})"
+    bad_inputs = [] if before is not None else [t for t in values_of(inputs) if not is_finite(t)]
+    if before is not None or bad_inputs:
+        operation = made_by(bad_inputs[0]) if before is None else before
+        what = f"{_nan_or_inf(bad_inputs or bad_outputs)} in the input of {name} ({kind})"
+        return NonFinite(what, *_cause(operation), operation, layer.name, call)
+    what = f"{_nan_or_inf(bad_outputs)} in the output of {name} ({kind})"
     for own, parameter in own_parameters(module).items():
         if not is_finite(parameter):
             path = f"{layer.name}.{own}".lstrip(".")
             return NonFinite(what, f"{path} is not finite", _LOWER, f"{own} of {name}", layer.name, call)
     if not is_leaf(module):
-        made = made_by(next(t for t in values_of(output) if not is_finite(t)))
-        return NonFinite(what, *_before(made), made, layer.name, call)
+        operation = made_by(bad_outputs[0])
+        return NonFinite(what, *_cause(operation), operation, layer.name, call)
     return NonFinite(what, "its input and its parameters are finite", _LOWER, kind, layer.name, call)
 
 
 def in_loss(roots: Iterable[Tensor]) -> NonFinite | None:
-    """What is not finite in what ``backward`` is called on, None when all of it is."""
+    """A NaN or Inf in the tensors that ``backward`` starts at, None if all are finite."""
     bad = [t for t in values_of(tuple(roots)) if not is_finite(t)]
     if not bad:
         return None
-    made = made_by(bad[0])
-    return NonFinite(f"the loss is {_spelt(bad)}", *_before(made), made)
+    operation = made_by(bad[0])
+    return NonFinite(f"the loss is {_nan_or_inf(bad)}", *_cause(operation), operation)
 
 
 def in_gradients(parameters: Mapping[str, tuple[Layer | None, Tensor]]) -> NonFinite | None:
-    """The first of ``parameters`` (the nearest to the loss first) whose gradient is not finite, None without one."""
+    """The first of ``parameters`` whose gradient is not finite, None if all are finite."""
     for name, (layer, parameter) in parameters.items():
         if parameter.grad is not None and not is_finite(parameter.grad):
-            what = f"{_spelt([parameter.grad])} in the gradient of {name}"
-            why = "the loss and what the layers put out are finite"
-            path = name.rpartition(".")[0] if layer is None else layer.name
-            return NonFinite(what, why, "torch.autograd.set_detect_anomaly(True) tells the operation", "backward", path)
+            what = f"{_nan_or_inf([parameter.grad])} in the gradient of {name}"
+            why, do = (
+                "the loss and all outputs are finite",
+                "torch.autograd.set_detect_anomaly(True) names the operation",
+            )
+            return NonFinite(what, why, do, "backward", name.rpartition(".")[0] if layer is None else layer.name)
     return None
 
 
 def made_by(tensor: Tensor) -> str:
-    """The operation that made the values of ``tensor`` that are not finite, as far as the autograd graph tells.
+    """The operation that made the NaN or Inf in ``tensor``, as far as its autograd graph shows.
 
     Example:
         >>> import torch
@@ -124,56 +130,57 @@ def made_by(tensor: Tensor) -> str:
     """
     node, name, is_nan = tensor.grad_fn, "input", bool(torch.isnan(tensor).any())
     for _ in range(_MOST_NODES):
-        if node is None or node.name().endswith("AccumulateGrad"):
+        if node is None or _is_leaf_node(node):
             return name
-        name, last = _function(node.name()), node
-        node = _cause(node, name, is_nan)
-        if node is None and name in _NO_NAN | _MOVES:  # of several things that came together here, one brought it
-            return _guilty_behind(last) or name
+        name, last = operation_name(node.name()), node
+        node = _non_finite_parent(node, name, is_nan)
+        if node is None and name in _NO_NAN | _MOVES:  # one of several parents brought it
+            return _search_behind(last) or name
     return name
 
 
-def _guilty_behind(node: Any) -> str | None:
-    """The nearest operation behind ``node`` that makes NaN or Inf of what it was given, None where there is none."""
-    waiting, seen = [node], {node}
-    while waiting and len(seen) <= _MOST_BEHIND:
+def _search_behind(node: Any) -> str | None:
+    """The nearest operation behind ``node`` that makes NaN or Inf of finite arguments, breadth first."""
+    waiting, visited = [node], {node}
+    while waiting and len(visited) <= _MOST_BEHIND:
         for parent, _ in waiting.pop(0).next_functions:
-            if parent is None or parent in seen:
+            if parent is None or parent in visited:
                 continue
             if _makes_non_finite(parent):
-                return _function(parent.name())
-            seen.add(parent)
+                return operation_name(parent.name())
+            visited.add(parent)
             waiting.append(parent)
     return None
 
 
 def _makes_non_finite(node: Any) -> bool:
-    """Whether the function that made the node, called again on what it was given, makes NaN or Inf of finite values."""
-    function = getattr(torch, _function(node.name()), None)
-    given = []
-    for saved in ("_saved_self", "_saved_other", "_saved_exponent"):
-        if not _is_saved_finite(node, saved):
+    """Whether the operation, run again on its saved arguments, makes NaN or Inf of finite values."""
+    function = _REPEATABLE.get(operation_name(node.name()))
+    if function is None:
+        return False
+    arguments = []
+    for name in ("_saved_self", "_saved_other", "_saved_exponent"):
+        if not _is_saved_finite(node, name):
             return False
         with contextlib.suppress(RuntimeError, AttributeError):
-            given.append(getattr(node, saved))
-    if function is None or not given or not isinstance(given[0], torch.Tensor):
+            arguments.append(getattr(node, name))
+    if not arguments or not isinstance(arguments[0], torch.Tensor):
         return False
     try:
         with torch.no_grad():
-            return not all(map(is_finite, values_of(function(*given))))
-    except (RuntimeError, TypeError, ValueError):  # it takes something that was not saved
+            return not all(map(is_finite, values_of(function(*arguments))))
+    except (RuntimeError, TypeError, ValueError):  # an argument was not saved
         return False
 
 
-def _cause(node: Any, name: str, is_nan: bool) -> Any:
-    """The node whose result was not finite already, None where this one made it or nobody knows."""
+def _non_finite_parent(node: Any, name: str, is_nan: bool) -> Any:
+    """The node whose result was not finite already; None if this node made it, or nothing shows where it came from."""
     parents = [parent for parent, _ in node.next_functions if parent is not None]
     only = parents[0] if len(parents) == 1 and not _is_leaf_node(parents[0]) else None
     if name in _MOVES:
         return only
-    for at, saved in enumerate(("_saved_self", "_saved_other")):
-        if at < len(node.next_functions) and not _is_saved_finite(node, saved):
-            parent = node.next_functions[at][0]
+    for (parent, _), saved in zip(node.next_functions, ("_saved_self", "_saved_other"), strict=False):
+        if not _is_saved_finite(node, saved):
             return None if parent is None or _is_leaf_node(parent) else parent
     return only if is_nan and name in _NO_NAN else None
 
@@ -185,28 +192,27 @@ def _is_leaf_node(node: Any) -> bool:
 def _is_saved_finite(node: Any, name: str) -> bool:
     try:
         saved = getattr(node, name, None)
-    except RuntimeError:  # written over since, or freed
+    except RuntimeError:  # overwritten since, or freed
         return True
     return all(map(is_finite, values_of(saved)))
 
 
-def _function(name: str) -> str:
-    """``LogBackward0`` as ``log``, ``torch::autograd::CopySlices`` as ``copy_slices``.
+def operation_name(node: str) -> str:
+    """The operation of an autograd node by its name: ``torch::autograd::CopySlices`` is ``copy_slices``.
 
     Example:
-        >>> _function("NativeBatchNormBackward0")
+        >>> operation_name("NativeBatchNormBackward0")
         'native_batch_norm'
     """
-    plain = re.sub(r"Backward\d*$", "", name.rpartition("::")[2])
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plain).lower() or name
+    plain = re.sub(r"Backward\d*$", "", node.rpartition("::")[2])
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plain).lower() or node
 
 
-def _before(made: str) -> tuple[str, str]:
-    if made == "input":
-        return "it was not computed: it came so", "look at the data of this step"
-    return f"made by {made}", f"keep what {made} is given in its range, or lower the learning rate"
+def _cause(operation: str) -> tuple[str, str]:
+    if operation == "input":
+        return "the data has it: no operation computed it", "look at the data of this step"
+    return f"made by {operation}", f"keep the input of {operation} in its range, or lower the learning rate"
 
 
-def _spelt(tensors: Iterable[Tensor]) -> str:
-    """``NaN`` or ``Inf``, whichever there is."""
+def _nan_or_inf(tensors: Iterable[Tensor]) -> str:
     return "NaN" if any(bool(torch.isnan(t).any()) for t in tensors) else "Inf"

@@ -1,4 +1,4 @@
-"""Where the lines of a watched run go: a log, an event file, a list; and what there is to say beside them."""
+"""Where the lines of a watched run go: a log, an event file of TensorBoard, a list; and its notes."""
 
 from __future__ import annotations
 
@@ -6,107 +6,160 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from hookscope.errors import NonFiniteError
-from hookscope.system import StrPath
+from hookscope.errors import NonFiniteError, WriteError, printable
+from hookscope.hooks import call_key
+from hookscope.statistics import check_installed
+from hookscope.system import StrPath, check_folder, make_folder
 from hookscope.training.log.file import RunLog
-from hookscope.training.tensorboard import TensorBoardWriter
+
+# Fields of a line that are no metrics of a layer.
+_NO_METRICS = frozenset(
+    ("row", "step", "time", "loss", "learning_rate", "optimizer", "layer", "call", "index", "type", "model")
+)
+
+
+@dataclass(eq=False)
+class RunProgress:
+    """The state of a watched run, see `Monitor`."""
+
+    steps: int = 0
+    sampled: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    trouble: str | None = None
+    stopped: NonFiniteError | None = None
 
 
 class WatcherOutput:
-    """The lines of one run.
+    """Writes the lines and the notes of one run.
 
     Args:
-        log: File to append to, or a log that is open, which the run then closes; without one they are kept.
+        run: Its rows, sampled steps and first trouble are updated.
+        log: File to append to, or an open log, which is closed at the end; None to keep the lines in ``run.rows``.
         events: Folder for an event file of TensorBoard.
         header: The first line.
-        on_trouble: Called with what there is to say; None for a warning.
-
-    Attributes:
-        rows: The lines of layers, where there is no log.
-        sampled: How many steps they are of.
-        trouble: What was said first, None where nothing was.
+        on_trouble: Called with each announcement; None for a warning.
 
     Raises:
-        WriteError: a place cannot be written.
+        WriteError: the log or the folder cannot be written.
         InstallationError: TensorBoard is not installed.
     """
 
     def __init__(
         self,
-        log: StrPath | RunLog | None = None,
-        events: StrPath | None = None,
-        header: Mapping[str, Any] | None = None,
-        on_trouble: Callable[[str], None] | None = None,
+        run: RunProgress,
+        log: StrPath | RunLog | None,
+        events: StrPath | None,
+        header: Mapping[str, Any],
+        on_trouble: Callable[[str], None] | None,
     ) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.sampled = 0
-        self.trouble: str | None = None
-        self._said: set[str] = set()
-        self._on_trouble = on_trouble or _warn
+        self._run = run
+        self._announced: set[str] = set()
+        self._on_trouble = on_trouble or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=3))
         self._pid, self._started = os.getpid(), time.monotonic()
         self._log = RunLog(log) if isinstance(log, (str, os.PathLike)) else log
-        self._events: TensorBoardWriter | None = None
+        self._events: EventFile | None = None
         try:
             if events is not None:
-                self._events = TensorBoardWriter(events)
-            if header is not None:
-                self._write(header)
+                self._events = EventFile(events)
+            if self._log is not None:
+                self._log.write([header])
         except BaseException:
-            self.close()
+            self._close()
             raise
 
-    def line(self, row: str, step: int | None) -> dict[str, Any]:
-        """What every line but the first begins with."""
-        return {"row": row, "step": step, "time": round(time.monotonic() - self._started, 6)}
-
-    def deliver(self, rows: list[dict[str, Any]]) -> None:
-        """Write the lines of one sampled step."""
+    def write_step(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Write the lines of the layers in one sampled step."""
+        rows = [self._line("layer", step, line) for line in lines]
         if self._log is None:
-            self.rows += rows
+            self._run.rows += rows
         else:
             self._log.write(rows)
         if self._events is not None:
             self._events.write(rows)
-        self.sampled += 1
+        self._run.sampled += 1
 
-    def note(self, note: str, step: int | None, text: str, **more: Any) -> None:
-        """Note something in the log; where that fails it is not noted."""
+    def note(self, note: str, step: int | None, text: str, **fields: Any) -> None:
+        """Write a note to the log, if the log can be written."""
         with contextlib.suppress(Exception):
-            self._write(self.line("note", step) | {"note": note, "text": text} | more)
+            if self._log is not None:
+                self._log.write([self._line("note", step, {"note": note, "text": text} | fields)])
 
-    def say(self, note: str, step: int | None, text: str) -> None:
-        """Tell a text once, and note it in the log."""
-        if text in self._said:
+    def announce(self, note: str, step: int | None, text: str) -> None:
+        """Tell the user, and write a note; the same text only once."""
+        if text in self._announced:
             return
-        self._said.add(text)
-        self.trouble = self.trouble or text
+        self._announced.add(text)
+        self._run.trouble = self._run.trouble or text
         self.note(note, step, text)
-        with contextlib.suppress(Exception):  # a warning that is an error is no reason to end a training
+        with contextlib.suppress(Exception):  # where warnings are errors, the training must go on
             self._on_trouble(text)
 
     def end(self, step: int | None, error: BaseException | None) -> None:
-        """Write the last line and let go of the files; a process that was forked off leaves them alone."""
+        """Write the last line and close the files; a forked process does neither."""
         if os.getpid() != self._pid:
             return
-        with contextlib.suppress(Exception):  # the run is over, and the log without its last line is whole
-            self._write(self.line("end", step) | {"sampled": self.sampled} | _reason(error))
-        self.close()
+        with contextlib.suppress(Exception):  # the log is valid without its last line
+            if self._log is not None:
+                self._log.write([self._line("end", step, {"sampled": self._run.sampled} | _reason(error))])
+        self._close()
+
+    def _line(self, row: str, step: int | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"row": row, "step": step, "time": round(time.monotonic() - self._started, 6), **fields}
+
+    def _close(self) -> None:
+        for file in (self._events, self._log):
+            with contextlib.suppress(Exception):
+                if file is not None:
+                    file.close()
+
+
+class EventFile:
+    """An event file of TensorBoard with a scalar ``LAYER/METRIC`` for each metric of a line, and ``loss``.
+
+    Further models have ``modelN/`` before their names, further optimizers ``optimizerN/``. A null has no scalar; true
+    is 1.
+
+    Args:
+        folder: The argument of ``tensorboard --logdir``; it is created if it does not exist.
+    """
+
+    def __init__(self, folder: StrPath) -> None:
+        check_installed()
+        check_folder(folder)
+        make_folder(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch imports TensorFlow, if that is installed
+            from torch.utils.tensorboard import SummaryWriter
+        try:
+            self._writer = SummaryWriter(str(folder))
+        except OSError as error:
+            raise WriteError(f"cannot write {folder}: {error.strerror or error}") from error
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add the scalars of one sampled step, and flush them to the disk."""
+        of_step: dict[str, float] = {}
+        step = 0
+        for row in rows:
+            step = row["step"]
+            optimizer = f"optimizer{row['optimizer']}/" if row["optimizer"] else ""
+            for name in ("loss", "learning_rate"):
+                if row[name] is not None:
+                    of_step.setdefault(optimizer + name, row[name])
+            layer = printable(call_key(row["layer"] or "(model)", row["call"]))  # a tag with an empty group is lost
+            tag = f"model{row['model']}/{layer}" if row["model"] else layer
+            for name, value in row.items():
+                if name not in _NO_METRICS and value is not None:
+                    self._writer.add_scalar(f"{tag}/{name}", float(value), step)
+        for tag, value in of_step.items():
+            self._writer.add_scalar(tag, value, step)
+        self._writer.flush()
 
     def close(self) -> None:
-        """Let go of the files."""
-        with contextlib.suppress(Exception):  # nothing of the run depends on it
-            if self._events is not None:
-                self._events.close()
-        with contextlib.suppress(Exception):
-            if self._log is not None:
-                self._log.close()
-
-    def _write(self, row: Mapping[str, Any]) -> None:
-        if self._log is not None:
-            self._log.write([row])
+        self._writer.close()
 
 
 def _reason(error: BaseException | None) -> dict[str, Any]:
@@ -117,7 +170,3 @@ def _reason(error: BaseException | None) -> dict[str, Any]:
         return {"reason": "exit", "status": code if isinstance(code, int) else int(code is not None)}
     stopped = isinstance(error, (KeyboardInterrupt, NonFiniteError))
     return {"reason": "stopped" if stopped else "exception", "status": None}
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -1,31 +1,24 @@
-"""From what is seen of a training run to the lines of its log, one for each layer call of a sampled step."""
+"""From the calls of layers to the lines of the log, one for each layer call of a sampled step."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from hookscope.training.modules import Layer, Root, own_parameters
+from hookscope.hooks import class_names
+from hookscope.statistics import BATCH_NORMS
 from hookscope.training.optimizers import TrackedOptimizer
-from hookscope.training.passes import Pass
-from hookscope.training.reductions import DeferredScalars
-from hookscope.training.step_record import MOST_PASSES, CallMetrics, StepMetrics
+from hookscope.training.reductions import BatchMoments, DeferredScalars, OutputSums, output_sums, values_of
+from hookscope.training.tracker import Layer, Pass, TrackedModel, own_parameters
 from hookscope.training.weights import StepWeights
 
-_NOT_SEEN = {
-    "activation_mean": None,
-    "activation_std": None,
-    "zero_share": None,
-    "channels": None,
-    "channel_values": None,
-    "dead_channels": None,
-    "non_finite": None,
-    "running_mean_shift": None,
-    "running_var_ratio": None,
-}
+_MOST_PASSES = 256  # recorded of a model in one step: a script that never steps must not fill the memory
 
 
 @dataclass(slots=True)
@@ -33,28 +26,134 @@ class OptimizerStep:
     """A step of an optimizer that has begun.
 
     Attributes:
-        stepper: The optimizer.
-        has_closure: Whether the passes of the step are made inside it.
-        weights: The parameters as they were before it; None for a step that is not sampled.
-        roots: The models it has parameters of.
-        elsewhere: The parameters, by ``id``, that other optimizers change; None before that is known.
-        depth: How often it was begun again inside itself.
+        optimizer: The optimizer.
+        has_closure: Whether the step runs its forward passes itself.
+        weights: The parameters before the step; None for a step that is not sampled.
+        models: The models whose parameters the optimizer has.
+        others: The parameters of other optimizers, by ``id``; None while they are unknown.
+        depth: How many steps of the same optimizer run inside it.
     """
 
-    stepper: TrackedOptimizer
+    optimizer: TrackedOptimizer
     has_closure: bool
     weights: StepWeights | None = None
-    roots: tuple[Root, ...] = ()
-    elsewhere: frozenset[int] | None = None
+    models: tuple[TrackedModel, ...] = ()
+    others: frozenset[int] | None = None
     depth: int = 0
 
 
-class MetricsRecorder:
-    """Records what models put out, and makes lines of it when an optimizer has stepped.
+@dataclass(slots=True)
+class CallMetrics:
+    """One call of a layer in a step, over all passes of the step.
 
-    The run is cut into segments by the steps of all optimizers. A line tells of the latest segment in which the model
-    ran since the last step of its optimizer: of a generator and a discriminator that step in turn, each is seen in its
-    own part of the loop, and two optimizers of one model that step together see the same passes. So with the loss.
+    Attributes:
+        layer: The layer.
+        type: Its class name.
+        call: The number of the call in its pass.
+        index: Its position among the counted calls of its pass, None for a call that is not counted.
+        outputs: One for each tensor of each output.
+        alive: ``(C,)`` whether a channel was non-zero anywhere in the step; None without a channel axis.
+        batch: The inputs of a BatchNorm in train mode.
+        order: Its position among all calls that were ever recorded.
+    """
+
+    layer: Layer
+    type: str
+    call: int
+    index: int | None
+    outputs: list[OutputSums] = field(default_factory=list)
+    alive: Tensor | None = None
+    batch: BatchMoments | None = None
+    order: int = field(default_factory=itertools.count().__next__)
+    _dead: Tensor | None = None
+    _drift: tuple[Tensor, Tensor] | None = None
+
+    def add(self, outputs: list[OutputSums]) -> None:
+        """Add the outputs of the call in another pass."""
+        if outputs:
+            alive = outputs[0].alive
+            if not self.outputs:
+                self.alive = alive
+            elif alive is not None and self.alive is not None and alive.shape == self.alive.shape:
+                self.alive = self.alive | alive
+            else:  # the number of channels differs: no channel is known to be dead
+                self.alive = None
+        self.outputs += outputs
+
+    def request(self, scalars: DeferredScalars) -> None:
+        """Request all scalars that `metrics` reads."""
+        for sums in self.outputs:
+            scalars.add(sums.mean, sums.spread, sums.nonzero, sums.non_finite)
+        if self.alive is not None:
+            self._dead = self.alive.numel() - self.alive.sum()
+            scalars.add(self._dead)
+        if self.batch is not None and self.batch.count:
+            self._drift = self.batch.drift()
+            scalars.add(*self._drift)
+
+    def metrics(self, scalars: DeferredScalars) -> dict[str, Any]:
+        """The metrics by their names in the log."""
+        count = sum(sums.count for sums in self.outputs)
+        mean, std = self._moments(scalars, count)
+        channels = 0 if self.alive is None else self.alive.numel()
+        shift, ratio = (None, None) if self._drift is None else (scalars[value] for value in self._drift)
+        return {
+            "activation_mean": mean,
+            "activation_std": std,
+            "zero_share": 1 - sum(scalars[sums.nonzero] for sums in self.outputs) / count if count else None,
+            "channels": channels or None,
+            "channel_values": count // channels if channels else None,
+            "dead_channels": None if self._dead is None else int(scalars[self._dead]),
+            "non_finite": int(sum(scalars[sums.non_finite] for sums in self.outputs)),
+            "running_mean_shift": shift,
+            "running_var_ratio": ratio,
+        }
+
+    def _moments(self, scalars: DeferredScalars, count: int) -> tuple[float | None, float | None]:
+        """Mean and standard deviation of all values of all passes."""
+        if not count:
+            return None, None
+        parts = [(sums.count, scalars[sums.mean], scalars[sums.spread]) for sums in self.outputs]
+        mean = sum(n * each for n, each, _ in parts) / count
+        squares = sum(spread**2 + n * (each - mean) ** 2 for n, each, spread in parts)
+        return mean, math.sqrt(squares / count)
+
+
+class StepMetrics:
+    """The calls of one model in one segment of the run."""
+
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
+        self.passes = self.total = 0
+        self.calls: dict[tuple[int, int], CallMetrics] = {}
+
+    def add(self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Add a call that has just returned."""
+        index, expected = None, now.running_statistics.pop(id(module), None)
+        if layer.is_counted(module):
+            index, now.counted = now.counted, now.counted + 1
+            self.total = max(self.total, now.counted)
+        if not now.recorded or not layer.may_want(module):
+            return
+        selection = layer.choice.selection
+        if not (selection.from_the_end or any(selection.wants(name, call, index) for name in layer.names)):
+            return
+        record = self.calls.get((id(layer), call))
+        if record is None:
+            record = self.calls[id(layer), call] = CallMetrics(layer, type(module).__name__, call, index)
+        record.add(output_sums(output, module))
+        values = None if expected is None else next(iter(values_of(inputs)), None)
+        if values is not None and values.dim() >= 2 and values.shape[1] == expected[0].numel():
+            record.batch = record.batch or BatchMoments(*expected)
+            record.batch.add(values)
+
+
+class MetricsRecorder:
+    """Records outputs of layers and writes them as lines after a step.
+
+    The steps of all optimizers cut the run into segments. A line describes the latest segment in which the model ran
+    since the last step of its optimizer. So a generator and a discriminator that step in turn are each seen in their
+    own part of the loop, and two optimizers of one model that step together see the same passes. Losses alike.
     """
 
     def __init__(self) -> None:
@@ -66,108 +165,125 @@ class MetricsRecorder:
 
     def begin(self, now: Pass) -> None:
         """A pass has begun."""
-        record = self._record(now.root)
+        record = self._record(now.model)
         record.passes += 1
-        now.measured = record.passes <= MOST_PASSES
+        now.recorded = record.passes <= _MOST_PASSES
 
     def add(self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any) -> None:
-        """A layer has run, for the ``call``-th time in its pass."""
-        expected = now.expected.pop(id(module), None)
-        self._record(layer.root).add(now, layer, call, module, inputs, output, expected)
+        """A layer has returned from the call with number ``call`` of its pass."""
+        self._record(layer.model).add(now, layer, call, module, inputs, output)
 
     def add_loss(self, value: Tensor) -> None:
-        """``backward`` was called on ``value``."""
+        """``backward`` starts at ``value``."""
         if self._losses_of != self.segment:
             self._losses, self._losses_of = [], self.segment
-        if len(self._losses) < MOST_PASSES:
+        if len(self._losses) < _MOST_PASSES:
             self._losses.append(value)
 
     def add_loss_output(self, value: Tensor) -> None:
-        """A loss module has returned ``value``."""
+        """A loss module has returned ``value``; it is the loss where ``backward`` is not called."""
         self._loss_output = (self.segment, value)
 
     def order_of_layers(self) -> dict[int, int]:
-        """The place of each layer (by ``id``) among all that were recorded, of the last call of it."""
+        """The position of the last call of each layer (by ``id``) among all recorded calls."""
         return {id(call.layer): call.order for record in self._records.values() for call in record.calls.values()}
 
     def lines(self, step: OptimizerStep) -> Iterator[dict[str, Any]]:
         """The lines of a sampled step that is done, without its number and time."""
         assert step.weights is not None
-        stepper = step.stepper
-        parameters = {id(p) for p in stepper.parameters()}
-        calls = [call for root in step.roots for call in self._calls(root, stepper)]
-        calls = [call for call in calls if _is_of(call, step.elsewhere, parameters)]
+        optimizer = step.optimizer
+        parameters = {id(p) for p in optimizer.parameters()}
+        calls = [call for model in step.models for call in self._calls(model, optimizer)]
+        calls = [call for call in calls if _belongs(call, step.others, parameters)]
         calls.sort(key=lambda call: call.order)
         losses = self._losses_since(step)
-        numbers = DeferredScalars()
+        scalars = DeferredScalars()
         for call in calls:
-            call.want(numbers)
-        for value in losses:
-            numbers.want(value)
-        numbers.bring()
-        loss = sum(numbers[value] for value in losses) if losses else None
-        first_rate, rates = stepper.learning_rates()
-        unseen = [each for root in step.roots for each in self._unseen(root, stepper, calls, parameters)]
-        for index, call in enumerate([*calls, *unseen]):
+            call.request(scalars)
+        scalars.add(*losses)
+        scalars.fetch()
+        loss = sum(scalars[value] for value in losses) if losses else None
+        first_rate, rates = optimizer.learning_rates()
+        not_run = [call for model in step.models for call in self._not_run(model, optimizer, calls, parameters)]
+        for index, call in enumerate([*calls, *not_run]):
             module = call.layer.module
             own = {} if module is None else own_parameters(module)
-            seen = index < len(calls)
+            has_run = index < len(calls)
             yield {
                 "loss": loss,
                 "learning_rate": next((rates[id(p)] for p in own.values() if id(p) in rates), first_rate),
-                "optimizer": stepper.number,
+                "optimizer": optimizer.number,
                 "layer": call.layer.name,
                 "call": call.call,
-                "index": index if seen else None,
+                "index": index if has_run else None,
                 "type": call.type,
-                "model": call.layer.root.number,
-                **(call.figures(numbers) if seen else _NOT_SEEN),
-                **step.weights.figures(own),
+                "model": call.layer.model.number,
+                **call.metrics(scalars),
+                **({} if has_run else {"non_finite": None}),
+                **step.weights.metrics(own),
             }
 
-    def _record(self, root: Root) -> StepMetrics:
-        record = self._records.get(root.number)
+    def _record(self, model: TrackedModel) -> StepMetrics:
+        record = self._records.get(model.number)
         if record is None or record.segment != self.segment:
-            record = self._records[root.number] = StepMetrics(self.segment)
+            record = self._records[model.number] = StepMetrics(self.segment)
         return record
 
-    def _fresh(self, root: Root, stepper: TrackedOptimizer) -> StepMetrics | None:
-        record = self._records.get(root.number)
-        return record if record is not None and record.segment >= stepper.since else None
+    def _since(self, model: TrackedModel, optimizer: TrackedOptimizer) -> StepMetrics | None:
+        """The latest segment in which the model ran, if that is after the last step of the optimizer."""
+        record = self._records.get(model.number)
+        return record if record is not None and record.segment >= optimizer.since else None
 
-    def _calls(self, root: Root, stepper: TrackedOptimizer) -> Iterator[CallMetrics]:
-        record = self._fresh(root, stepper)
-        if record is not None:
-            yield from record.wanted()
+    def _calls(self, model: TrackedModel, optimizer: TrackedOptimizer) -> Iterator[CallMetrics]:
+        """The wanted calls in order of execution; only now is their number known."""
+        record = self._since(model, optimizer)
+        for call in () if record is None else record.calls.values():
+            if record is not None and call.layer.wants(call.call, call.index, record.total):
+                yield call
 
-    def _unseen(
-        self, root: Root, stepper: TrackedOptimizer, calls: Iterable[CallMetrics], parameters: set[int]
+    def _not_run(
+        self, model: TrackedModel, optimizer: TrackedOptimizer, calls: Iterable[CallMetrics], parameters: set[int]
     ) -> Iterator[CallMetrics]:
-        """Layers that no hook tells of: of compiled models, and of models that ran before they were watched."""
-        record = self._fresh(root, stepper)
-        if record is not None and record.calls and not root.silent:
+        """Layers whose hooks did not fire: of compiled models, and of models that ran before they were watched."""
+        record = self._since(model, optimizer)
+        if record is not None and record.calls and not model.is_opaque:
             return
-        seen = {id(call.layer) for call in calls}
-        for layer, module, own in root.with_parameters():
-            if id(layer) not in seen and layer.may_want(module) and not parameters.isdisjoint(map(id, own.values())):
+        recorded = {id(call.layer) for call in calls}
+        for layer, module, own in model.with_parameters():
+            if (
+                id(layer) not in recorded
+                and layer.may_want(module)
+                and not parameters.isdisjoint(map(id, own.values()))
+            ):
                 yield CallMetrics(layer, type(module).__name__, 0, None)
 
     def _losses_since(self, step: OptimizerStep) -> list[Tensor]:
-        if self._losses_of >= step.stepper.since and self._losses:
-            # a closure is called again and again for one step: the first time at the weights the step began with
+        if self._losses_of >= step.optimizer.since and self._losses:
+            # a step calls its closure several times; the first loss is that of the weights before the step
             return self._losses[:1] if step.has_closure else self._losses
-        if self._loss_output is not None and self._loss_output[0] >= step.stepper.since:
+        if self._loss_output is not None and self._loss_output[0] >= step.optimizer.since:
             return [self._loss_output[1]]
         return []
 
 
-def _is_of(call: CallMetrics, elsewhere: Container[int] | None, own_ones: Container[int]) -> bool:
-    """Whether a line of the step tells of this call: no other optimizer changes the layer.
+def running_statistics(module: nn.Module) -> tuple[Tensor, Tensor, float] | None:
+    """Copies of the running mean and variance of a BatchNorm that is about to update them, and its eps; else None."""
+    if not module.training or "running_mean" not in module._buffers or BATCH_NORMS[0] not in class_names(module):
+        return None
+    mean, variance = module._buffers["running_mean"], module._buffers["running_var"]
+    if mean is None or variance is None or is_lazy(mean) or not mean.numel():
+        return None
+    return mean.detach().clone(), variance.detach().clone(), float(getattr(module, "eps", 0.0))
 
-    It may be that none does, by mistake. At an optimizer's first step that is not known: others may come after it.
+
+def _belongs(call: CallMetrics, others: Container[int] | None, of_step: Container[int]) -> bool:
+    """Whether the lines of a step include this call: not if another optimizer changes the layer.
+
+    A layer that no optimizer changes, by mistake, is included from an optimizer's second step on. At its first step
+    other optimizers may still follow.
     """
     module = call.layer.module
-    own: Mapping[str, Tensor] = {} if module is None else own_parameters(module)
-    if not any(p.requires_grad for p in own.values()) or any(id(p) in own_ones for p in own.values()):
+    own = [] if module is None else list(own_parameters(module).values())
+    if not any(p.requires_grad for p in own) or any(id(p) in of_step for p in own):
         return True
-    return elsewhere is not None and not any(id(p) in elsewhere for p in own.values())
+    return others is not None and not any(id(p) in others for p in own)

@@ -1,9 +1,8 @@
-"""The figures of a training step, from few passes over memory: what a layer put out, its weights, their gradients."""
+"""Outputs, weights and gradients reduced to a few numbers, in few passes over memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,54 +13,48 @@ from hookscope.hooks import as_float, channel_axis, tensors_in
 
 
 class DeferredScalars:
-    """Brings many tensors of one value from their device together: one wait for a GPU, not one for each.
+    """Fetches many tensors of one value from their device together: a GPU is waited for once, not once for each.
 
     Example:
         >>> import torch
-        >>> numbers = DeferredScalars()
+        >>> scalars = DeferredScalars()
         >>> a, b = torch.tensor(2), torch.tensor(0.5)
-        >>> numbers.want(a), numbers.want(b)
-        (None, None)
-        >>> numbers.bring()
-        >>> numbers[a], numbers[b], numbers[7]
+        >>> scalars.add(a, b)
+        >>> scalars.fetch()
+        >>> scalars[a], scalars[b], scalars[7]
         (2.0, 0.5, 7.0)
     """
 
     def __init__(self) -> None:
-        self._wanted: dict[int, Tensor] = {}
+        self._tensors: dict[int, Tensor] = {}
         self._values: dict[int, float] = {}
 
-    def want(self, value: Tensor | float) -> None:
-        """Bring this one too."""
-        if not isinstance(value, (int, float)):
-            self._wanted[id(value)] = value
+    def add(self, *scalars: Tensor | float) -> None:
+        self._tensors.update({id(scalar): scalar for scalar in scalars if isinstance(scalar, torch.Tensor)})
 
-    def bring(self) -> None:
-        """Wait until all that is wanted is calculated."""
+    def fetch(self) -> None:
         groups: dict[Any, list[Tensor]] = {}
-        for tensor in self._wanted.values():
+        for tensor in self._tensors.values():
             groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
         for tensors in groups.values():
             values = torch.stack(tensors).tolist()
             self._values.update({id(tensor): float(value) for tensor, value in zip(tensors, values, strict=True)})
 
-    def __getitem__(self, value: Tensor | float) -> float:
-        if isinstance(value, (int, float)):
-            return float(value)
-        return self._values[id(value)]
+    def __getitem__(self, scalar: Tensor | float) -> float:
+        return self._values[id(scalar)] if isinstance(scalar, torch.Tensor) else float(scalar)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSums:
-    """One tensor that a layer put out, in sums that those of other passes can be added to.
+    """One output tensor as sums that those of other passes can be added to.
 
     Attributes:
-        count: How many values it has.
+        count: Number of values.
         mean: Their mean.
-        spread: The Euclidean norm of the values without their mean: the root of ``count`` times the variance.
-        nonzero: How many of them are not 0.
-        non_finite: How many are NaN or Inf.
-        alive: ``(C,)`` whether a channel is anywhere anything but 0; None where there is no axis of channels.
+        spread: The Euclidean norm of the values minus their mean: the root of ``count`` times the variance.
+        nonzero: Number of values that are not 0.
+        non_finite: Number of NaN and Inf.
+        alive: ``(C,)`` whether a channel has a value other than 0; None without a channel axis.
     """
 
     count: int
@@ -71,20 +64,15 @@ class OutputSums:
     non_finite: Tensor | int
     alive: Tensor | None
 
-    @property
-    def singles(self) -> Iterable[Tensor | float]:
-        """What `DeferredScalars` is to bring."""
-        return self.mean, self.spread, self.nonzero, self.non_finite
-
 
 def values_of(value: Any) -> list[Tensor]:
-    """The tensors in ``value`` that have figures: of real or complex numbers, and not empty."""
-    found = [value] if isinstance(value, torch.Tensor) else list(tensors_in(value).values())
-    return [local(t) for t in found if (t.is_floating_point() or t.is_complex()) and t.numel() and not t.is_meta]
+    """The non-empty tensors of real or complex numbers in ``value``."""
+    tensors = [value] if isinstance(value, torch.Tensor) else list(tensors_in(value).values())
+    return [local(t) for t in tensors if (t.is_floating_point() or t.is_complex()) and t.numel() and not t.is_meta]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Of a tensor that is spread over processes, the part that is here; any other as it is."""
+    """The part in this process of a tensor that is spread over processes; any other tensor itself."""
     part = getattr(tensor, "_local_tensor", None)
     return tensor if part is None else part
 
@@ -103,24 +91,20 @@ def output_sums(output: Any, module: nn.Module | None = None) -> list[OutputSums
 
 def _sums(tensor: Tensor, module: nn.Module | None, first: bool) -> OutputSums:
     values = as_float(tensor)
-    # the mean first, though it takes a pass more: of squares alone little is left where it is far from 0
+    # the mean first, although that is one more pass: sums of squares lose precision where the mean is far from 0
     mean = values.mean()
     spread = torch.linalg.vector_norm(values - mean)
-    alive, nonzero = None, None
+    alive = None
     if first and values.dim() >= 2:
         axis = channel_axis(values, module)
         counts = torch.count_nonzero(values, [a for a in range(values.dim()) if a != axis])
         alive, nonzero = counts > 0, counts.sum()
     else:
         nonzero = torch.count_nonzero(values)
-    return OutputSums(values.numel(), mean, spread, nonzero, _non_finite(values, spread), alive)
-
-
-def _non_finite(values: Tensor, telling: Tensor) -> Tensor | int:
-    """How many NaN and Inf: none where a sum over all ``values`` is finite. Asking that of a GPU would be to wait."""
-    if values.device.type == "cpu" and math.isfinite(float(telling)):
-        return 0
-    return values.numel() - torch.isfinite(values).sum()
+    non_finite: Tensor | int = 0
+    if values.device.type != "cpu" or not math.isfinite(float(spread)):  # to read `spread` from a GPU is to wait
+        non_finite = values.numel() - torch.isfinite(values).sum()
+    return OutputSums(values.numel(), mean, spread, nonzero, non_finite, alive)
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -131,51 +115,48 @@ def is_finite(tensor: Tensor) -> bool:
         >>> is_finite(torch.full((9,), 3e38)), is_finite(torch.tensor([1.0, float("nan")]))
         (True, False)
     """
-    tensor = _plain(tensor)
-    narrow = tensor.dtype in (torch.float16, torch.bfloat16)
-    if bool(torch.isfinite(tensor.sum(dtype=torch.float32) if narrow else tensor.sum())):
-        return True
-    return bool(torch.isfinite(tensor).all())
+    tensor = _dense(tensor)
+    return bool(torch.isfinite(tensor.sum(dtype=_single_for_half(tensor)))) or bool(torch.isfinite(tensor).all())
 
 
 def norm(tensor: Tensor) -> Tensor:
-    """The Euclidean norm; of half precision in single.
+    """The Euclidean norm, for half precision computed in single precision.
 
     Example:
         >>> import torch
         >>> norm(torch.tensor([3.0, 4.0]).half())
         tensor(5.)
     """
-    tensor = _plain(tensor)
-    narrow = tensor.dtype in (torch.float16, torch.bfloat16)
-    size: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32 if narrow else None)
-    return size
+    tensor = _dense(tensor)
+    return torch.linalg.vector_norm(tensor, dtype=_single_for_half(tensor))
 
 
 def count_non_finite(tensor: Tensor) -> int:
-    """How many NaN and Inf."""
-    tensor = _plain(tensor)
+    tensor = _dense(tensor)
     return tensor.numel() - int(torch.isfinite(tensor).sum())
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def _single_for_half(tensor: Tensor) -> torch.dtype | None:
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
+
+
+def _dense(tensor: Tensor) -> Tensor:
     tensor = local(tensor.detach())
-    if tensor.layout == torch.sparse_coo:  # a gradient of an embedding: rows may be there twice
+    if tensor.layout == torch.sparse_coo:  # the gradient of an embedding, where a row may occur twice
         rows: Tensor = tensor.coalesce().values()
         return rows
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 class BatchMoments:
-    """The mean and variance of each channel over all that a BatchNorm was given in a step, and what it expected.
+    """Mean and variance of each channel over all inputs of a BatchNorm in a step, beside its running statistics.
 
-    The running statistics are those from before the first pass of the step, which the pass itself then updates: what
-    the layer would have used in eval mode at that time.
+    The running statistics are those before the first pass of the step: what eval mode would have used then.
 
     Args:
         mean: ``(C,)`` running mean before the pass.
         variance: ``(C,)`` running variance before the pass.
-        eps: What the layer adds to a variance.
+        eps: The number that the layer adds to a variance.
     """
 
     def __init__(self, mean: Tensor, variance: Tensor, eps: float) -> None:
@@ -192,7 +173,7 @@ class BatchMoments:
         mean = values.mean(axes)
         shape = [1, channels] + [1] * (values.dim() - 2)
         squares = torch.linalg.vector_norm(values - mean.view(shape), dim=axes).square()
-        if self.count:  # Chan's update of two sets of values
+        if self.count:  # Chan's merge
             total = self.count + count
             apart = mean - self.mean
             squares = self.squares + squares + apart.square() * (self.count * count / total)
@@ -200,7 +181,7 @@ class BatchMoments:
             count = total
         self.count, self.mean, self.squares = count, mean, squares
 
-    def distance(self) -> tuple[Tensor, Tensor]:
+    def drift(self) -> tuple[Tensor, Tensor]:
         """The shift of the mean and the ratio of the variances, each one number over all channels.
 
         The root mean square of ``(mean - running mean) / sqrt(running variance + eps)``, and the geometric mean of

@@ -1,4 +1,4 @@
-"""The hooks that watch a training run: what each does, and when they are on."""
+"""The hooks that watch a training run, and when they are on."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from torch.optim import Optimizer
 from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import HookHandles
 from hookscope.training.loss_tap import LossTap, hidden_from_compile, scalar_of
-from hookscope.training.modules import Root
-from hookscope.training.optimizers import Optimizers, closure_of, gradient_scale, is_stepping, makes_no_step
-from hookscope.training.output import WatcherOutput
-from hookscope.training.passes import ModelTracker
-from hookscope.training.recorder import MetricsRecorder, OptimizerStep
-from hookscope.training.step_record import expected_statistics
+from hookscope.training.optimizers import Optimizers, closure_of, gradient_scale, skips_step
+from hookscope.training.output import RunProgress, WatcherOutput
+from hookscope.training.recorder import MetricsRecorder, OptimizerStep, running_statistics
 from hookscope.training.stop import StopRule
+from hookscope.training.tracker import ModelTracker, TrackedModel
 from hookscope.training.weights import StepWeights
 
 _P = ParamSpec("_P")
@@ -30,14 +28,14 @@ _P = ParamSpec("_P")
 def _guarded(
     body: Callable[Concatenate[TrainingWatcher, _P], None],
 ) -> Callable[Concatenate[TrainingWatcher, _P], None]:
-    """What goes wrong in a hook of the watcher ends the watching, and never the training."""
+    """An exception in a hook of the watcher ends the watching, never the training."""
 
     @functools.wraps(body)
     def hook(self: TrainingWatcher, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        # first of all and alone: what compiles a model reads this function, and is to find nothing in it
+        # the first statement, and alone: the compiler reads this function, and must find nothing to compile
         if torch.compiler.is_compiling():
             return
-        if self.is_off or os.getpid() != self._pid:  # a worker that was forked off is not watched
+        if self.is_off or os.getpid() != self._pid:  # forked workers are not watched
             return
         try:
             body(self, *args, **kwargs)
@@ -53,77 +51,72 @@ class TrainingWatcher:
     """Watches the models and optimizers of this process while it is on.
 
     Args:
-        roots: The models.
+        run: Its counts of steps are updated.
+        models: The models.
         optimizers: The optimizers.
-        output: Where lines go, and what there is to say.
+        output: Takes the lines and the notes.
         stops: Whether to stop at the first value that is not finite.
 
     Attributes:
-        steps: How many steps were seen, of all optimizers.
-        last_step: The number of the last, None before the first.
-        is_off: Whether nothing is watched: before it began, after it has ended or failed.
+        last_step: The number of the last step, None before the first.
+        is_off: True before it begins, and after it has ended or failed.
     """
 
-    def __init__(self, roots: ModelTracker, optimizers: Optimizers, output: WatcherOutput, stops: bool) -> None:
-        self.steps = 0
+    def __init__(
+        self, run: RunProgress, models: ModelTracker, optimizers: Optimizers, output: WatcherOutput, stops: bool
+    ) -> None:
         self.last_step: int | None = None
         self.is_off, self._pid = True, os.getpid()
-        self._roots, self._optimizers, self._output = roots, optimizers, output
-        self._stop = StopRule(output, optimizers) if stops else None
+        self._run, self._models, self._optimizers, self._output = run, models, optimizers, output
+        self._stop = StopRule(run, output, optimizers) if stops else None
         self._recorder = MetricsRecorder()
         self._open: OptimizerStep | None = None
-        self._samples = self._stays_on = self._hooks_are_on = False
-        self._step_door, self._module_door = HookHandles(), HookHandles()
+        self._samples = self._hooks_stay_on = self._hooks_are_on = False
+        self._step_hooks, self._module_hooks = HookHandles(), HookHandles()
+        # the same bound methods throughout: compiled models compare hooks by identity
+        self._before_module, self._after_module = self._before, self._after
         self._loss_tap = LossTap(self._before_backward)
-        # one object for the whole run: what compiles a model looks whether it is the same hook still
-        self._hooks = (self._before, self._after)
-        self._hidden = hidden_from_compile(self._hooks)
-
-    @property
-    def stopped(self) -> NonFiniteError | None:
-        """What the training was told to stop by, None where it was not."""
-        return None if self._stop is None else self._stop.raised
+        self._hidden = hidden_from_compile((self._before_module, self._after_module))
 
     def on(self) -> None:
-        """Begin."""
-        self._step_door.every_step_pre(self._before_step)
-        self._step_door.every_step_post(self._after_step)
+        self._step_hooks.every_step_pre(self._before_step)
+        self._step_hooks.every_step_post(self._after_step)
         self.is_off = False
-        for root in self._roots.all:
-            self.look_at(root)
-        self._arrange()
+        self._models.on_model = self._on_model
+        for model in self._models.models:
+            self._on_model(model)
+        self._switch_hooks()
 
     def off(self) -> None:
-        """End, and take every hook off."""
+        """Remove every hook."""
         self.is_off, self._open = True, None
-        self._step_door.__exit__(None, None, None)
-        self._no_module_hooks()
+        self._step_hooks.__exit__(None, None, None)
+        self._remove_module_hooks()
 
-    def look_at(self, root: Root) -> None:
-        """Say what cannot be seen of a model that was just found."""
-        # a layer compiled in place is compiled anew each time that hooks are put on or taken off
-        self._stays_on |= root.compiled_in_place
-        if root.silent:
-            text = "no hook tells of the compiled, scripted or replicated layers of {}: of those only the figures of"
-            text += " their parameters are logged"
-            self._output.say("compiled", self.last_step, text.format(type(root.module).__name__))
+    def _on_model(self, model: TrackedModel) -> None:
+        # a layer compiled in place is compiled again each time that hooks are put on or removed
+        self._hooks_stay_on |= model.compiled_in_place
+        if model.is_opaque:
+            text = f"hooks do not fire in the compiled, scripted or replicated layers of {type(model.module).__name__}:"
+            text += " only metrics of their parameters are logged"
+            self._output.announce("compiled", self.last_step, text)
 
     @_guarded
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not self._is_watched_pass():
             return
-        layer, begins = self._roots.enter(module)
-        now = self._roots.current
+        layer, begins = self._models.enter(module)
+        now = self._models.current
         if now is None or layer is None:
             return
         if begins:
             if self._stop is not None:
-                self._stop.again()
+                self._stop.raise_again()
             self._recorder.begin(now)
-        if self._samples and now.measured and layer.may_want(module):
-            expected = expected_statistics(module)
-            if expected is not None:
-                now.expected[id(module)] = expected
+        if self._samples and now.recorded and layer.may_want(module):
+            statistics = running_statistics(module)
+            if statistics is not None:
+                now.running_statistics[id(module)] = statistics
         if self._stop is not None:
             self._stop.before_call(now, module, args)
 
@@ -131,24 +124,24 @@ class TrainingWatcher:
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._is_watched_pass():
             return
-        found = self._roots.leave(module)
+        left = self._models.leave(module)
         with torch.no_grad():
             if isinstance(module, torch.nn.modules.loss._Loss) and (value := scalar_of(output)) is not None:
                 self._recorder.add_loss_output(value)
-            if found is None:
+            if left is None:
                 return
-            now, layer = found
+            now, layer = left
             call = now.calls[id(module)]
             now.calls[id(module)] = call + 1
             if self._samples:
                 self._recorder.add(now, layer, call, module, (args, kwargs), output)
             if self._stop is not None:
-                is_top = now is not self._roots.current
+                is_top = now is not self._models.current
                 self._stop.after_call(now, layer, call, module, (args, kwargs), output, is_top)
 
     @_guarded
     def _before_backward(self, value: Tensor, roots: Sequence[Tensor]) -> None:
-        if torch._C._current_graph_task_id() != -1:  # a backward pass within one
+        if torch._C._current_graph_task_id() != -1:  # a backward pass inside another
             return
         with torch.no_grad():
             if self._stop is not None:
@@ -157,25 +150,25 @@ class TrainingWatcher:
 
     @_guarded
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._open is not None and is_stepping(self._open.stepper.optimizer, optimizer):
+        if self._open is not None and self._open.optimizer.is_stepping(optimizer):
             self._open.depth += 1
             return
         self._open = None
-        stepper = self._optimizers.of(optimizer)
-        if stepper is None:
+        tracked = self._optimizers.of(optimizer)
+        if tracked is None:
             return
-        step = OptimizerStep(stepper, closure_of(args, kwargs) is not None)
+        step = OptimizerStep(tracked, closure_of(args, kwargs) is not None)
         with torch.no_grad():
             if self._stop is not None:
-                self._stop.again()
+                self._stop.raise_again()
                 if not step.has_closure:
-                    self._stop.before_step(stepper, optimizer, self._roots.all, self._recorder.order_of_layers())
-            samples = stepper.steps % self._optimizers.every == 0
-            if samples and makes_no_step(optimizer):  # the next one is sampled in its place
+                    self._stop.before_step(tracked, optimizer, self._models.models, self._recorder.order_of_layers())
+            samples = tracked.steps % self._optimizers.every == 0
+            if samples and skips_step(optimizer):  # the next step is sampled in its place
                 return
             self._open = step
             if samples:
-                self._prepare(step)
+                self._measure_weights(step)
 
     @_guarded
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -186,37 +179,37 @@ class TrainingWatcher:
             step.depth -= 1
             return
         self._open = None
-        stepper = step.stepper
-        self.steps, self.last_step = self.steps + 1, stepper.steps
+        tracked = step.optimizer
+        self._run.steps, self.last_step = self._run.steps + 1, tracked.steps
         if step.weights is not None:
             with torch.no_grad():
                 step.weights.step_is_done()
-                rows = [self._output.line("layer", stepper.steps) | line for line in self._recorder.lines(step)]
-            self._output.deliver(rows)
-            if not rows:
-                self._say_what_is_missing()
+                lines = list(self._recorder.lines(step))
+            self._output.write_step(tracked.steps, lines)
+            if not lines:
+                self._announce_empty_step()
         self._recorder.segment += 1
-        self._optimizers.has_stepped(stepper, self._recorder.segment)
-        self._arrange()
+        self._optimizers.count_step(tracked, self._recorder.segment)
+        self._switch_hooks()
 
-    def _prepare(self, step: OptimizerStep) -> None:
-        """Measure the weights before a sampled step."""
-        parameters = {id(p) for p in step.stepper.parameters()}
-        step.roots = self._roots.holding(parameters)
-        if not step.roots and not step.stepper.was_searched:
-            step.stepper.was_searched = True
-            self._roots.find_owner(parameters)
-            step.roots = self._roots.holding(parameters)
-        found = [each for root in step.roots for each in root.with_parameters()]
-        optimizer = step.stepper.optimizer
-        scale = None if optimizer is None else gradient_scale(optimizer)
-        wanted = [own for layer, module, own in found if layer.may_want(module)]
+    def _measure_weights(self, step: OptimizerStep) -> None:
+        """Before a sampled step, measure the weights that it changes."""
+        tracked = step.optimizer
+        parameters = {id(p) for p in tracked.parameters()}
+        step.models = self._models.holding(parameters)
+        if not step.models and not tracked.was_searched:
+            tracked.was_searched = True
+            self._models.find_owner(parameters)
+            step.models = self._models.holding(parameters)
+        layers = [each for model in step.models for each in model.with_parameters()]
+        scale = None if tracked.optimizer is None else gradient_scale(tracked.optimizer)
+        wanted = [own for layer, module, own in layers if layer.may_want(module)]
         step.weights = StepWeights(wanted, not step.has_closure, scale)
-        if step.stepper.steps:
-            step.elsewhere = frozenset(self._optimizers.held() - parameters)
+        if tracked.steps:
+            step.others = frozenset(self._optimizers.all_parameters() - parameters)
 
     def _is_watched_pass(self) -> bool:
-        """Whether a pass is one of training: with gradients, and none that is traced or computed again in backward."""
+        """Whether a pass has gradients, and is neither traced, transformed nor recomputed in a backward pass."""
         return (
             (self._samples or self._stop is not None)
             and torch.is_grad_enabled()
@@ -225,48 +218,44 @@ class TrainingWatcher:
             and not torch._C._is_tracing()
         )
 
-    def _arrange(self) -> None:
-        """Have the hooks of modules on for a step that is to be sampled, and else off: they cost something."""
+    def _switch_hooks(self) -> None:
+        """Hooks of modules slow a step down, so they are on only before a step that is sampled."""
         self._samples = self._optimizers.is_any_due()
         needed = self._samples or self._stop is not None
-        if not needed and not self._stays_on:
-            self._no_module_hooks()
+        if not needed and not self._hooks_stay_on:
+            self._remove_module_hooks()
             return
         if not self._hooks_are_on:
-            self._module_door.every_forward_pre(self._hooks[0])
-            self._module_door.every_forward(self._hooks[1])
+            self._module_hooks.every_forward_pre(self._before_module)
+            self._module_hooks.every_forward(self._after_module)
             self._hidden.on()
             self._hooks_are_on = True
         (self._loss_tap.on if needed else self._loss_tap.off)()
 
-    def _no_module_hooks(self) -> None:
-        self._module_door.__exit__(None, None, None)
+    def _remove_module_hooks(self) -> None:
+        self._module_hooks.__exit__(None, None, None)
         self._hooks_are_on = False
         self._hidden.off()
         self._loss_tap.off()
 
-    def _say_what_is_missing(self) -> None:
-        """Why a sampled step had no line."""
+    def _announce_empty_step(self) -> None:
+        """Say why a sampled step has no lines."""
         try:
-            for root in self._roots.all:
-                if len(root.layers) > 1:
-                    root.check()
-        except LayerError as error:
-            # how layers are listed is no help: no command lists those of a model that a script makes
-            self._output.say("no-layer", self.last_step, f"nothing is logged: {error.asked}; {error.exists}")
+            for model in self._models.models:
+                if len(model.layers) > 1:
+                    model.check()
+        except LayerError as error:  # without its advice: no command lists the layers of a model made in a script
+            self._output.announce("no-layer", self.last_step, f"nothing is logged: {error.asked}; {error.exists}")
         else:
-            text = "no chosen layer ran that the optimizer has parameters of: nothing is logged of its steps"
-            self._output.say("nothing-seen", self.last_step, text)
+            text = "nothing is logged: no chosen layer with parameters of the optimizer ran"
+            self._output.announce("nothing-seen", self.last_step, text)
 
     def _fail(self, error: Exception) -> None:
-        """Stop watching: the training goes on without."""
+        """Stop watching; the training goes on."""
         self.is_off, self._open = True, None
-        with contextlib.suppress(Exception):  # nothing of this may reach the script either
-            self._no_module_hooks()  # those of optimizers stay to the end: torch is just walking through them
         with contextlib.suppress(Exception):
-            why = str(error) if isinstance(error, HookscopeError) else f"{type(error).__name__}: {_one_line(error)}"
-            self._output.say("watcher-failed", self.last_step, f"watching has ended, the training goes on: {why}")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+            self._remove_module_hooks()  # those of optimizers stay to the end: torch is iterating over them
+        with contextlib.suppress(Exception):
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            why = str(error) if isinstance(error, HookscopeError) else why
+            self._output.announce("watcher-failed", self.last_step, f"watching has ended, the training goes on: {why}")

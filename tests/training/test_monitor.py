@@ -709,9 +709,9 @@ class TestChoice:
                 Monitor(every=every)
         with pytest.raises(UsageError, match=r"nearest: non-finite"):
             Monitor(stop_on="nonfinite")
-        with pytest.raises(UsageError, match="no optimizer: a int"):
+        with pytest.raises(UsageError, match="optimizer must be .*, not int"):
             Monitor(optimizer=3)
-        with pytest.raises(ModelError, match="no model: a str"):
+        with pytest.raises(ModelError, match="model must be .*, not str"):
             Monitor("resnet18")
 
     @pytest.mark.filterwarnings("ignore:.*deprecated")
@@ -860,7 +860,7 @@ class TestStop:
 class TestTrouble:
     def test_a_failure_of_the_watcher_ends_the_watching_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
         said: list[str] = []
-        monkeypatch.setattr("hookscope.training.step_record.output_sums", lambda *args: 1 / 0)
+        monkeypatch.setattr("hookscope.training.recorder.output_sums", lambda *args: 1 / 0)
         net = small()
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         with Monitor(every=1, on_trouble=said.append) as monitor:

@@ -1,0 +1,341 @@
+"""The models that a training run calls, their layers and parameters, and the layer that runs now."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
+from torch.nn.parameter import is_lazy
+
+from hookscope.hooks import Selection, class_names, matches_type, no_such_type, types_in
+
+# Wrappers of a model or of a part of it put words of their own into the names of layers.
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
+_OUTERMOST = ("DataParallel", "DistributedDataParallel")
+_MODULE = re.compile(r"^module(?:\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerChoice:
+    """Which layer calls are wanted: a selection, and the types that its indices and ``all`` count."""
+
+    selection: Selection
+    types: tuple[str, ...]
+
+
+class Layer:
+    """A module of a watched model.
+
+    Attributes:
+        names: Dotted paths without the words of wrappers; the first is the one that is logged.
+        model: The model it is part of.
+        is_loss: Whether it is a loss of torch, which has no metrics.
+    """
+
+    __slots__ = ("_by_name", "_counted", "_ref", "choice", "is_loss", "model", "names")
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...], model: TrackedModel, choice: LayerChoice) -> None:
+        self._ref = weakref.ref(module)
+        self.names, self.model, self.choice = names, model, choice
+        self._by_name = choice.selection.calls_by_name(names)
+        self._counted: tuple[type, bool] | None = None
+        self.is_loss = isinstance(module, _Loss)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def module(self) -> nn.Module | None:
+        """None once the script has dropped it."""
+        return self._ref()
+
+    def is_counted(self, module: nn.Module) -> bool:
+        """Whether its calls have an index: a single layer of the chosen types."""
+        if self._counted is None or self._counted[0] is not type(module):  # a lazy layer changes its class
+            names = class_names(module) or ["Module"]
+            matches = matches_type(names, self.choice.types, leaf=self.is_single(module))
+            self._counted = (type(module), matches and not self.is_loss)
+        return self._counted[1]
+
+    def is_single(self, module: nn.Module) -> bool:
+        """Whether it is a leaf or has parameters of its own, and so is no mere block of other layers."""
+        has_parameters = any(parameter is not None for parameter in module._parameters.values())
+        return not _is_parametrization(self.name) and (has_parameters or is_leaf(module))
+
+    def may_want(self, module: nn.Module) -> bool:
+        """Whether any of its calls can be wanted."""
+        if self.is_loss:
+            return False
+        return bool(self._by_name) or (self.choice.selection.counts and self.is_counted(module))
+
+    def wants(self, call: int, index: int | None, total: int) -> bool:
+        """Whether this call is wanted, in a pass with ``total`` counted calls."""
+        return any(self.choice.selection.wants_of(name, call, index, total) for name in self.names)
+
+
+class TrackedModel:
+    """A model that the script calls.
+
+    Attributes:
+        number: In order of first sight.
+        layers: By ``id`` of the module.
+        is_opaque: Whether some layers are compiled, scripted or replicated, so that their hooks do not fire.
+        compiled_in_place: Whether some are compiled by ``Module.compile``.
+    """
+
+    def __init__(self, module: nn.Module, number: int, choice: LayerChoice) -> None:
+        self._ref, self._choice = weakref.ref(module), choice
+        self.number = number
+        self.layers: dict[int, Layer] = {}
+        self.is_opaque = self.compiled_in_place = False
+        self.update()
+
+    @property
+    def module(self) -> nn.Module | None:
+        """None once the script has dropped it."""
+        return self._ref()
+
+    def update(self) -> None:
+        """List the layers anew; layers that are known already stay the same objects."""
+        root = self.module
+        if root is None:
+            return
+        wrapped = type(root).__name__ in _OUTERMOST
+        named: dict[int, tuple[nn.Module, list[str]]] = {}
+        for path, module in root.named_modules(remove_duplicate=False):
+            names = named.setdefault(id(module), (module, []))[1]
+            name = plain_name(path, wrapped)
+            if name not in names:
+                names.append(name)
+            self.compiled_in_place |= getattr(module, "_compiled_call_impl", None) is not None
+            self.is_opaque |= isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules
+        replicated = type(root).__name__ == "DataParallel" and len(getattr(root, "device_ids", ())) > 1
+        self.is_opaque |= self.compiled_in_place or replicated
+        self.layers = {key: self._layer(module, tuple(names)) for key, (module, names) in named.items()}
+
+    def _layer(self, module: nn.Module, names: tuple[str, ...]) -> Layer:
+        known = self.layers.get(id(module))
+        if known is not None and known.module is module and known.names == names:
+            return known
+        return Layer(module, names, self, self._choice)
+
+    def with_parameters(self) -> Iterator[tuple[Layer, nn.Module, dict[str, Tensor]]]:
+        """The layers that have parameters of their own, with these."""
+        for layer in self.layers.values():
+            module = layer.module
+            if module is not None and not _is_parametrization(layer.name):
+                parameters = own_parameters(module)
+                if parameters:
+                    yield layer, module, parameters
+
+    def check(self) -> None:
+        """Raise a LayerError for a name or a type that the model does not have, with the nearest."""
+        root = self.module
+        if root is None:
+            return
+        selection, layers = self._choice.selection, self.layers.values()
+        selection.check_names([name for layer in layers for name in layer.names], type(root).__name__)
+        modules = [(layer, layer.module) for layer in layers]
+        if selection.counts and not any(m is not None and layer.is_counted(m) for layer, m in modules):
+            raise no_such_type(self._choice.types, types_in(root))
+
+
+@dataclass(slots=True)
+class Pass:
+    """A forward pass of a model, or of a part of it, that runs now.
+
+    Attributes:
+        top: The module that was called.
+        model: The model it belongs to.
+        depth: How many calls of ``top`` run inside its own call.
+        counted: Calls of the chosen types so far.
+        recorded: Whether its calls are recorded.
+        calls: How often each module has run, by ``id``.
+        running_statistics: Those of BatchNorms before they ran, by ``id``.
+        non_finite_inputs: The operation behind a non-finite input of an in-place layer, by ``id``.
+    """
+
+    top: weakref.ref[nn.Module]
+    model: TrackedModel
+    depth: int = 0
+    counted: int = 0
+    recorded: bool = True
+    calls: Counter[int] = field(default_factory=Counter)
+    running_statistics: dict[int, Any] = field(default_factory=dict)
+    non_finite_inputs: dict[int, str] = field(default_factory=dict)
+
+
+class ModelTracker:
+    """Follows the forward passes of the models of a process.
+
+    A model is a module that is called while no other runs, but not a loss module of torch. A part of a model that is
+    called by itself keeps its name in the model.
+
+    Args:
+        model: The only model to follow, None for every one.
+        choice: Which layers are wanted.
+
+    Attributes:
+        models: In order of first sight.
+        on_model: Called with each model that is found from now on.
+    """
+
+    def __init__(self, model: nn.Module | None, choice: LayerChoice) -> None:
+        self._choice, self._only = choice, model is not None
+        self.on_model: Callable[[TrackedModel], None] = lambda model: None
+        self.models: list[TrackedModel] = []
+        self._layers: dict[int, Layer] = {}
+        self._strangers: dict[int, weakref.ref[nn.Module]] = {}
+        self._thread = threading.local()
+        if model is not None:
+            self._add(model)
+
+    @property
+    def current(self) -> Pass | None:
+        """The pass that runs in this thread."""
+        return getattr(self._thread, "current", None)
+
+    def _add(self, module: nn.Module) -> TrackedModel:
+        model = TrackedModel(module, len(self.models), self._choice)
+        self.models.append(model)
+        self._layers.update(model.layers)
+        self.on_model(model)
+        return model
+
+    def holding(self, parameters: set[int]) -> tuple[TrackedModel, ...]:
+        """The models with any of ``parameters`` (by ``id``), without models that are part of one seen later."""
+        return tuple(
+            model
+            for model in self.models
+            if any(not parameters.isdisjoint(map(id, own.values())) for _, _, own in model.with_parameters())
+            and (module := model.module) is not None
+            and (layer := self._layer_of(module)) is not None
+            and layer.model is model
+        )
+
+    def _layer_of(self, module: nn.Module) -> Layer | None:
+        layer = self._layers.get(id(module))
+        return layer if layer is not None and layer.module is module else None
+
+    def enter(self, module: nn.Module) -> tuple[Layer | None, bool]:
+        """The layer of a module whose call begins, None if it is not followed; and whether a pass begins with it."""
+        layer, current = self._layer_of(module), self.current
+        if current is not None:
+            if layer is not None and layer.model is current.model and module is not current.top():
+                return layer, False
+            if _is_running(current, module):
+                current.depth += module is current.top()
+                return (layer or self._new_layer(module, current)), False
+            self._thread.current = None  # its forward raised, and the script caught the exception
+        if layer is None:
+            if self._only or isinstance(module, _Loss) or getattr(module, "_is_replica", False):
+                return None, False
+            layer = self._add(module).layers[id(module)]
+        self._thread.current = Pass(weakref.ref(module), layer.model)
+        return layer, True
+
+    def leave(self, module: nn.Module) -> tuple[Pass, Layer] | None:
+        """The pass and the layer of a module whose call ends; None if it is not followed."""
+        current = self.current
+        if current is None:
+            return None
+        if module is current.top():
+            if current.depth:
+                current.depth -= 1
+            else:
+                self._thread.current = None
+        layer = self._layer_of(module)
+        return None if layer is None else (current, layer)
+
+    def find_owner(self, parameters: set[int]) -> None:
+        """Search memory for the models with ``parameters`` (by ``id``): compiled models call no hooks.
+
+        The outermost modules that have any of them count as models.
+        """
+        if self._only:
+            return
+        # by the class itself: `isinstance` would load lazy objects that pretend to be of another class
+        modules = [value for value in gc.get_objects() if issubclass(type(value), nn.Module)]
+        holders = [m for m in modules if "_modules" in m.__dict__ and any(id(p) in parameters for p in m.parameters())]
+        inner = {id(part) for holder in holders for part in holder.modules() if part is not holder}
+        for holder in holders:
+            if id(holder) not in inner:
+                self._add(holder)
+
+    def _new_layer(self, module: nn.Module, current: Pass) -> Layer | None:
+        """A layer that was put into the model since it was listed; None for a module from outside of it."""
+        known = self._strangers.get(id(module))
+        if known is not None and known() is module:
+            return None
+        current.model.update()
+        self._layers.update(current.model.layers)
+        layer = self._layer_of(module)
+        if layer is None:
+            self._strangers[id(module)] = weakref.ref(module)
+        return layer
+
+
+def is_on_stack(owner: Any, code: Any, beyond: int = 0) -> bool:
+    """Whether more than ``beyond`` frames of ``code`` on the stack have ``owner`` as their ``self``.
+
+    A hook asks this because no hook fires at the end of a call that raised.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    count = 0
+    while frame is not None and count <= beyond:
+        count += frame.f_code is code and frame.f_locals.get("self") is owner
+        frame = frame.f_back
+    return count > beyond
+
+
+def _is_running(current: Pass, starting: nn.Module) -> bool:
+    """Whether the pass still runs, apart from the call that starts now."""
+    top = current.top()
+    return is_on_stack(top, nn.Module._call_impl.__code__, beyond=int(starting is top))
+
+
+def plain_name(path: str, wrapped: bool) -> str:
+    """A dotted path without the words of wrappers.
+
+    Example:
+        >>> plain_name("module.layer1._orig_mod.0", wrapped=True)
+        'layer1.0'
+    """
+    return _WRAPPERS.sub("", _MODULE.sub("", path) if wrapped else path).rstrip(".")
+
+
+def own_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters a layer holds itself, by name, with those of `torch.nn.utils.parametrizations`.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
+        >>> list(own_parameters(layer))
+        ['bias', 'parametrizations.weight.original0', 'parametrizations.weight.original1']
+    """
+    own: dict[str, Tensor] = {name: p for name, p in module._parameters.items() if p is not None and not is_lazy(p)}
+    inner = module._modules.get("parametrizations")
+    if inner is not None:
+        own.update({f"parametrizations.{name}": p for name, p in inner.named_parameters() if not is_lazy(p)})
+    return own
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a layer has no children but those of ``torch.nn.utils.parametrizations``."""
+    return all(name == "parametrizations" or child is None for name, child in module._modules.items())
+
+
+def _is_parametrization(name: str) -> bool:
+    return "parametrizations" in name.split(".")
