@@ -115,7 +115,7 @@ class Monitor(RunProgress):
         if isinstance(model, torch.jit.ScriptModule):
             raise ModelError("the model is scripted or traced: hooks do not fire in it", do="pass the eager model")
         self._model, self._optimizer, self._every, self._stop_on = model, optimizer, every, stop_on
-        self._choice = LayerChoice(Selection(layers), select_types(types))
+        self._choice = LayerChoice(Selection.of(layers), select_types(types))
         self._log, self._events, self._on_trouble = log, tensorboard, on_trouble
         self._header = {
             "command": None if command is None else list(command),
@@ -123,7 +123,7 @@ class Monitor(RunProgress):
             "rank": rank,
             "world_size": world_size,
             "pid": os.getpid(),
-            "layers": [str(layers)] if isinstance(layers, (str, int)) else [str(name) for name in layers],
+            "layers": [str(layers)] if isinstance(layers, (str, int, Selection)) else [str(name) for name in layers],
             "types": list(self._choice.types),
         }
 

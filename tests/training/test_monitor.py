@@ -709,9 +709,9 @@ class TestChoice:
                 Monitor(every=every)
         with pytest.raises(UsageError, match=r"nearest: non-finite"):
             Monitor(stop_on="nonfinite")
-        with pytest.raises(UsageError, match="optimizer must be .*, not int"):
+        with pytest.raises(UsageError, match=r"optimizer must be .*, not int"):
             Monitor(optimizer=3)
-        with pytest.raises(ModelError, match="model must be .*, not str"):
+        with pytest.raises(ModelError, match=r"model must be .*, not str"):
             Monitor("resnet18")
 
     @pytest.mark.filterwarnings("ignore:.*deprecated")

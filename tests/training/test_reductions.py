@@ -1,4 +1,4 @@
-"""The figures of a training step against NumPy."""
+"""The metrics of a training step against NumPy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_channels_are_where_the_layer_has_them() -> None:
     assert sums.alive is not None and sums.alive.tolist() == [False, False, True] and int(sums.nonzero) == 1
 
 
-def test_containers_and_what_has_no_figures() -> None:
+def test_containers_and_what_has_no_metrics() -> None:
     parts = {"a": torch.ones(2), "b": (torch.zeros(3), torch.ones(1, dtype=torch.long), "word", torch.empty(0))}
     assert [sums.count for sums in output_sums(parts)] == [2, 3]
     assert values_of(torch.empty(2, device="meta")) == []
@@ -59,7 +59,7 @@ def test_moments_of_parts_are_those_of_the_whole() -> None:
     shift = np.sqrt((array.mean((0, 2)) ** 2).mean())
     ratio = np.exp(np.log(array.var((0, 2))).mean())
     for moments in (whole, parts):
-        assert np.allclose([each.item() for each in moments.distance()], [shift, ratio], rtol=1e-4)
+        assert np.allclose([each.item() for each in moments.drift()], [shift, ratio], rtol=1e-4)
 
 
 def test_weights_around_a_step() -> None:
@@ -71,9 +71,9 @@ def test_weights_around_a_step() -> None:
         weights = StepWeights([own, own], gradients=True)
         layer.weight[0, 0] = 2
         weights.step_is_done()
-    figures = weights.figures(own)
-    assert figures["weight_norm"] == 5 and figures["update_to_weight"] == pytest.approx(0.2)
-    assert figures["gradient_non_finite"] == 2 and figures["weight_non_finite"] == 0
-    assert weights.figures({}) == dict.fromkeys(figures)
+    metrics = weights.metrics(own)
+    assert metrics["weight_norm"] == 5 and metrics["update_to_weight"] == pytest.approx(0.2)
+    assert metrics["gradient_non_finite"] == 2 and metrics["weight_non_finite"] == 0
+    assert weights.metrics({}) == dict.fromkeys(metrics)
     assert [name for name in ("bias", "bias_ih_l0", "in_proj_bias", "weight", "alpha") if not is_bias(name)] == [
         "weight", "alpha"]  # fmt: skip
