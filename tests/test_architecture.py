@@ -98,7 +98,8 @@ LIGHT = [
     path
     for path in FILES
     if package(path) in ("errors", "_version", "findings", "images", "system", "cli", "__init__", "__main__")
-    or named(path) == "statistics/findings.py"  # the help of stats reads its thresholds
+    # the help of visualize lists the scales, that of stats the thresholds
+    or named(path) in ("drawing/scale.py", "statistics/findings.py")
 ]
 
 

@@ -33,14 +33,13 @@ from .plot import (
     plot_suffix as plot_suffix,
     write as write,
 )
-from .png import encode_png as encode_png, write_png as write_png
-from .readback import Pixels as Pixels, read_sheet as read_sheet
-from .scaling import (
-    ChannelChoice as ChannelChoice,
+from .png import encode_png as encode_png, read_sheet as read_sheet, write_png as write_png
+from .scale import (
+    RangeScale as RangeScale,
     Scale as Scale,
-    Tiles as Tiles,
-    finite_extremes as finite_extremes,
-    reduce_maps as reduce_maps,
+    SymmetricScale as SymmetricScale,
+    scale_examples as scale_examples,
+    scale_notations as scale_notations,
 )
 from .sheet import (
     Origin as Origin,
@@ -51,4 +50,10 @@ from .sheet import (
     placed as placed,
     shape_text as shape_text,
 )
-from .text import stamp as stamp, text_pixels as text_pixels, wrapped as wrapped
+from .text import Pixels as Pixels, stamp as stamp, text_pixels as text_pixels, wrapped as wrapped
+from .tiles import (
+    ChannelChoice as ChannelChoice,
+    Tiles as Tiles,
+    finite_extremes as finite_extremes,
+    reduce_maps as reduce_maps,
+)

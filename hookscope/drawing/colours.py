@@ -11,10 +11,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from numpy.typing import NDArray
 from PIL import ImageFont
 
+from hookscope.drawing.scale import LEVELS
 from hookscope.errors import UsageError, nearest
 
-# A palette picture has 256 colours: these many for values, the others for what must never look like one.
-LEVELS = 244
 BACKGROUND, TEXT_FAINT, TEXT_HALF, TEXT_STRONG, TEXT, BAR, TRACK, CONSTANT, NAN, PLUS_INF, MINUS_INF, SPARE = range(
     LEVELS, 256
 )

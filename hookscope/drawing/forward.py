@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
 from hookscope.drawing.reduce import ActivationSummary, reduce_output
-from hookscope.drawing.scaling import ChannelChoice, Scale
+from hookscope.drawing.scale import Scale
+from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.hooks import Call, InputSize, Layers, Observer
 from hookscope.models import LoadedModel, model_errors_as_input_errors

@@ -13,8 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from hookscope.drawing import colours
-from hookscope.drawing.scaling import ChannelChoice, Scale, Tiles, reduce_maps
+from hookscope.drawing.scale import RangeScale, Scale
 from hookscope.drawing.text import LABEL_HEIGHT, Pixels, number_pixels, stamp
+from hookscope.drawing.tiles import ChannelChoice, Tiles, reduce_maps
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks import as_float
 
@@ -275,10 +276,11 @@ def channel_grid(
     if columns is not None and columns < 1:
         raise UsageError(f"no grid has {columns} columns", do="give 1 or more, or None")
     maps = _one_activation(activation)
-    if channels is not None and not isinstance(channels, str):
-        channels = ",".join(map(str, channels))
-    choice = ChannelChoice.parse(channels) if channels is not None else ChannelChoice()
-    tiles = reduce_maps(maps, choice, Scale.parse(scale if isinstance(scale, str) else "{}:{}".format(*scale)))
+    if channels is None:
+        choice = ChannelChoice()
+    else:
+        choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
+    tiles = reduce_maps(maps, choice, Scale.parse(scale) if isinstance(scale, str) else RangeScale(*scale))
     return to_image(draw_grid(tiles, columns, cell, plain).pixels, cmap)
 
 

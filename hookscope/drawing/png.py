@@ -1,19 +1,25 @@
-"""Write a PNG atomically with its provenance, and read the provenance back."""
+"""Write a PNG atomically with its provenance, and read the provenance and the values of a sheet back."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from hookscope.errors import ImageError
+from hookscope.drawing import colours
+from hookscope.drawing.scale import TOP, Scale
+from hookscope.drawing.text import Pixels
+from hookscope.errors import ImageError, UsageError
 from hookscope.system import StrPath, write_atomically
 
 _KEYWORD = "hookscope"
@@ -157,3 +163,60 @@ def _compressed_text(rest: bytes, name: str) -> bytes:
 
 # hookscope writes the first; picture tools that rewrite a PNG may turn long text into the second.
 _TEXTS = {b"tEXt": _plain_text, b"zTXt": _compressed_text}
+
+
+def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArray[np.float64]]]:
+    """The numbers in a sheet's pixels: for each part its channels and their values ``(C, H, W)``.
+
+    A value is right within half a level, ``(high - low) / (levels - 1) / 2`` of its channel; NaN and Inf come back
+    as such, a clipped value as the end of the scale.
+
+    Raises:
+        ImageError: for a PNG without hookscope's provenance, an overlay, or a picture changed since.
+
+    Example:
+        >>> read_sheet("no.png")
+        Traceback (most recent call last):
+        hookscope.errors.ImageError: cannot read no.png: No such file or directory
+    """
+    provenance, name = read_provenance(path), os.fspath(path)
+    if not provenance.get("parts") or not {"overlay", "size", "cmap", "levels"} <= provenance.keys():
+        raise ImageError(f"{name} is no sheet of feature maps", do="visualize makes them")
+    if provenance["overlay"]:
+        raise ImageError(f"{name} holds no values any more", "an overlay mixes them with the photograph")
+    try:
+        with Image.open(path) as image:
+            pixels, palette = np.asarray(image), image.getpalette()
+    except (OSError, SyntaxError) as error:
+        raise ImageError(f"cannot read {name}: {error}") from error
+    try:
+        drawn = [provenance["size"], colours.palette(provenance["cmap"]).ravel().tolist()]
+    except UsageError as error:
+        raise ImageError(f"{name} was drawn with the colour map '{provenance['cmap']}'", error.exists) from error
+    if [list(pixels.shape[::-1]), palette] != drawn or provenance["levels"] != colours.LEVELS:
+        raise ImageError(f"{name} was changed since it was drawn", do="draw it again")
+    try:
+        return {part["part"]: (part["channels"], _values(pixels, part)) for part in provenance["parts"]}
+    except UsageError as error:
+        raise ImageError(f"{name} was drawn on an unknown scale: {error.asked}", error.exists) from error
+
+
+def _values(pixels: Pixels, part: Mapping[str, Any]) -> NDArray[np.float64]:
+    scale = Scale.parse(part["scale"])
+    z, height, width, frames = part["zoom"], part["height"], part["width"], part["frames"]
+    values = np.empty((len(part["channels"]), height, width))
+    columns = np.arange(frames)[:, None] * part["frame_step"] + np.arange(width // frames) * z
+    for at, (low, high) in enumerate(zip(part["low"], part["high"], strict=True)):
+        row, column = divmod(at, part["columns"])
+        y, x = part["y"] + row * part["step_y"], part["x"] + column * part["step_x"]
+        levels = pixels[y : y + height * z : z, x + columns.ravel()]
+        low, high = (math.nan if limit is None else limit for limit in (low, high))
+        values[at] = scale.from_levels(np.minimum(levels, TOP), low, high)
+        for index, value in (
+            (colours.CONSTANT, low),
+            (colours.NAN, math.nan),
+            (colours.PLUS_INF, math.inf),
+            (colours.MINUS_INF, -math.inf),
+        ):
+            values[at][levels == index] = value
+    return values

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookscope.drawing.scaling import ChannelChoice, Scale, Tiles, finite_extremes, reduce_maps
+from hookscope.drawing.scale import Scale
+from hookscope.drawing.tiles import ChannelChoice, Tiles, finite_extremes, reduce_maps
 from hookscope.hooks import (
     InputSize,
     Maps,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.drawing import ChannelChoice, Scale, Tiles, finite_extremes, finite_or_none, reduce_maps, shape_text
+from hookscope.drawing import Scale, SymmetricScale, Tiles, finite_extremes, finite_or_none, reduce_maps, shape_text
 from hookscope.errors import NoMapError
 from hookscope.hooks import MOST_ITEMS, InputSize, Maps, as_float, feature_maps, shape_of, tensors_in
 from hookscope.interventions.effect import MovedLayer
@@ -134,7 +134,7 @@ def _compared(before: Maps, after: Maps, most_channels: int) -> MovedMaps:
         (_nonfinite(before.values), _nonfinite(after.values), lost),
         max(map(_magnitude, ranges[-1:]), default=0.0),
         ranges,
-        _tiles(three, channels, Scale("range", -highest, highest)) if channels else None,
+        _tiles(three, channels, SymmetricScale(highest)) if channels else None,
     )
 
 
@@ -174,12 +174,7 @@ def _nonfinite(values: Tensor) -> int:
 
 def _tiles(three: list[Tensor], channels: list[int], scale: Scale) -> tuple[Tiles, Tiles, Tiles]:
     one, other, difference = (
-        replace(
-            reduce_maps(values, ChannelChoice(), scale),
-            channels=channels,
-            strength=_root_mean_square(values).cpu().numpy(),
-            scale="symmetric",
-        )
+        replace(reduce_maps(values, scale=scale), channels=channels, strength=_root_mean_square(values).cpu().numpy())
         for values in three
     )
     return one, other, difference

@@ -20,8 +20,8 @@ from hookscope.drawing import (
     ChannelChoice,
     Grid,
     Pixels,
-    Scale,
     Style,
+    SymmetricScale,
     Tiles,
     colours,
     draw_grid,
@@ -173,7 +173,7 @@ def _in_colour(layer: str, title: str, kernels: Tensor, numbers: list[int], norm
     bad = ~finite.all(axis=3)
     rgb[bad] = colours.palette(style.cmap)[colours.NAN]
     nonfinite = (~finite).sum(axis=(1, 2, 3))
-    blank = reduce_maps(torch.zeros(len(numbers), *maps.shape[2:]), None, Scale("range", -1.0, 1.0))
+    blank = reduce_maps(torch.zeros(len(numbers), *maps.shape[2:]), None, SymmetricScale(1.0))
     tiles = replace(
         blank,
         channels=numbers,
@@ -200,12 +200,8 @@ def _as_slices(layer: str, title: str, flat: Tensor, numbers: list[int], norms: 
     slices = torch.stack([one[kept] for one, kept in zip(maps, order, strict=True)])  # (filters, slices, H, W)
     shown = slices.transpose(1, 2).flatten(2)
     frames = moments * slices.shape[1]
-    tiles = replace(
-        reduce_maps(shown, None, _symmetric(flat)),
-        channels=numbers,
-        strength=norms[numbers].cpu().numpy(),
-        scale="symmetric",
-    )
+    tiles = reduce_maps(shown, None, _symmetric(flat))
+    tiles = replace(tiles, channels=numbers, strength=norms[numbers].cpu().numpy())
     most = f"of {flat.shape[1]} inputs each filter's {slices.shape[1]} with the largest norms, the largest first"
     words = most if flat.shape[1] > SLICES else f"all {flat.shape[1]} inputs, the one with the largest norm first"
     words = "its one input" if flat.shape[1] == 1 else words
@@ -217,7 +213,7 @@ def _as_slices(layer: str, title: str, flat: Tensor, numbers: list[int], norms: 
 
 def _as_matrix(layer: str, title: str, flat: Tensor, numbers: list[int], style: Style) -> _Section:
     """Kernels of one position: a row for each filter, a column for each input."""
-    tiles = replace(reduce_maps(flat[numbers][None], None, _symmetric(flat)), scale="symmetric")
+    tiles = reduce_maps(flat[numbers][None], None, _symmetric(flat))
     rows = f"filters 0 to {len(flat) - 1}" if numbers == list(range(len(flat))) else f"filters {_few(numbers)}"
     words = f"one map: a row for each filter ({rows}, from the top), a column for each of {flat.shape[1]} inputs"
     zoom = max(1, min(6, _WIDTH // flat.shape[1]))
@@ -226,10 +222,9 @@ def _as_matrix(layer: str, title: str, flat: Tensor, numbers: list[int], style: 
     return _Section(title, words, grid, {"layer": layer, "drawn": "matrix", "filters": numbers})
 
 
-def _symmetric(flat: Tensor) -> Scale:
-    """From minus to plus the largest |weight| of the layer, whichever filters of it are drawn."""
-    largest = float(torch.where(torch.isfinite(flat), flat, 0.0).abs().max())
-    return Scale("range", -largest, largest)
+def _symmetric(flat: Tensor) -> SymmetricScale:
+    """The scale of all filters of the layer, whichever of them are drawn."""
+    return SymmetricScale(float(torch.where(torch.isfinite(flat), flat, 0.0).abs().max()))
 
 
 def _few(numbers: Sequence[int], most: int = 20) -> str:

@@ -351,7 +351,7 @@ def hookscope_process(*words: str, **more: Any) -> subprocess.CompletedProcess[b
 @POSIX
 def test_a_pipe_in_and_a_pipe_out(here: Path) -> None:
     picture = (SAMPLES / "cat.jpg").read_bytes()
-    (here / "matplotlibrc").write_bytes(b"image.lut: \xff\nbackend: banana\n")
+    (here / "matplotlibrc").write_bytes(b"image.lut: 4\n")
     done = hookscope_process("nets.py:small", "-", "--layer", "conv1", "-o", "-", input=picture, capture_output=True)
     assert done.returncode == 0, done.stderr
     with Image.open(io.BytesIO(done.stdout)) as image:

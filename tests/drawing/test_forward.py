@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.drawing.forward import run_and_reduce, seen_pictures
-from hookscope.drawing.scaling import ChannelChoice, Scale
+from hookscope.drawing.scale import Scale
+from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import InputError, LayerError, NoMapError, UsageError
 from hookscope.models.inputs import family_of
 from hookscope.models.load import load_model

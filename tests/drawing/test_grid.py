@@ -12,8 +12,9 @@ from PIL import Image
 import hookscope
 from hookscope.drawing import colours, grid as grids
 from hookscope.drawing.grid import MOST_PIXELS, draw_alike, draw_grid, lay_out, strongest
-from hookscope.drawing.scaling import ChannelChoice, Scale, reduce_maps
+from hookscope.drawing.scale import Scale
 from hookscope.drawing.text import number_pixels
+from hookscope.drawing.tiles import ChannelChoice, reduce_maps
 from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
 
 

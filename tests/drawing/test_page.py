@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hookscope.drawing import colours
-from hookscope.drawing.page import BODY, Page, colour_bar
+from hookscope.drawing.page import TEXT_SIZE, Page, colour_bar
 from hookscope.drawing.text import text_pixels
 
 
@@ -26,7 +26,7 @@ def test_text_is_broken_and_made_printable() -> None:
     page.add_text("one two \x1b", 40, space=3)
     tops, blocks = zip(*page.blocks, strict=True)
     for block, line in zip(blocks, ("one", "two", "\\x1b"), strict=False):
-        np.testing.assert_array_equal(block, text_pixels(line, BODY))
+        np.testing.assert_array_equal(block, text_pixels(line, TEXT_SIZE))
     assert tops[0] == 3
     assert tops[1] == 3 + blocks[0].shape[0]
 
@@ -36,7 +36,7 @@ def test_the_bar_has_every_level_once_between_its_ends() -> None:
     row = bar[0]
     assert row[row < colours.LEVELS].tolist() == list(range(colours.LEVELS))
     start = int(np.argmax(row < colours.LEVELS))
-    low, high = text_pixels("-2.5", BODY), text_pixels("7", BODY)
+    low, high = text_pixels("-2.5", TEXT_SIZE), text_pixels("7", TEXT_SIZE)
     left = bar[:, start - 8 - low.shape[1] : start - 8]
     np.testing.assert_array_equal(left, low)
     right = start + colours.LEVELS + 8

@@ -16,8 +16,9 @@ import hookscope
 from hookscope.drawing import colours
 from hookscope.drawing.png import write_png
 from hookscope.drawing.reduce import reduce_output
-from hookscope.drawing.scaling import ChannelChoice, Scale
+from hookscope.drawing.scale import Scale
 from hookscope.drawing.sheet import Origin, Style, draw_sheet
+from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import ImageError
 from hookscope.hooks.maps import InputSize, feature_maps
 from hookscope.hooks.selection import Call

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hookscope.drawing.reduce import measure, reduce_output
-from hookscope.drawing.scaling import ChannelChoice
+from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import LayerError, NoMapError
 
 

@@ -15,9 +15,10 @@ from torch import nn
 from hookscope.drawing import colours, page as pages, sheet as sheets
 from hookscope.drawing.png import encode_png, read_provenance
 from hookscope.drawing.reduce import reduce_output
-from hookscope.drawing.scaling import ChannelChoice, Scale
+from hookscope.drawing.scale import Scale
 from hookscope.drawing.sheet import Origin, Sheet, Style, draw_sheet, shape_text
 from hookscope.drawing.text import text_pixels
+from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import UsageError
 from hookscope.hooks.maps import InputSize
 from hookscope.hooks.selection import Call

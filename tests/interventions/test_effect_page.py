@@ -14,8 +14,7 @@ from PIL import Image
 from torch import nn
 
 from hookscope.drawing import colours, page as pages
-from hookscope.drawing.png import read_provenance, write_png
-from hookscope.drawing.readback import read_sheet
+from hookscope.drawing.png import read_provenance, read_sheet, write_png
 from hookscope.drawing.sheet import Origin
 from hookscope.drawing.text import number_pixels, text_pixels
 from hookscope.errors import NoMapError, UsageError

@@ -12,9 +12,9 @@ from torch import nn
 
 from hookscope.drawing import colours
 from hookscope.drawing.png import encode_png, read_provenance
-from hookscope.drawing.scaling import ChannelChoice
 from hookscope.drawing.sheet import Style
 from hookscope.drawing.text import text_pixels
+from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import LayerError
 from hookscope.parameters import kernels
 from hookscope.parameters.kernels import KernelSheet, draw_kernels

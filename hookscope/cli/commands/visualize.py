@@ -24,6 +24,7 @@ from hookscope.cli.shared.options import (
     net_options,
     type_option,
 )
+from hookscope.drawing import scale_notations
 from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead"
     default="channel",
     show_default=True,
     shell_complete=complete_scales,
-    help="channel, layer, symmetric, percentile:1,99 or LO:HI.",
+    help=f"{scale_notations('or')}.",
 )
 @click.option("--overlay", is_flag=True, help="Lay each map over the photograph that the network saw.")
 @click.option("--plain", is_flag=True, help="The grid only: no header, numbers or bars.")
@@ -120,7 +121,7 @@ def command(
 
     Selection(layers)
     wanted_scale = Scale.parse(scale)
-    cmap = cmap or ("RdBu_r" if wanted_scale.kind == "symmetric" else "viridis")
+    cmap = cmap or wanted_scale.cmap
     palette(cmap)
     destination = OutputPath.parse(target, images)
     if destination.kind == "stdout" and process.standard_output().isatty():

@@ -25,6 +25,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hookscope.cli.output.rows import FORMATS, default_format
+from hookscope.drawing import scale_examples
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -92,9 +93,8 @@ def complete_weights(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 def complete_scales(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The scales; two numbers are typed by hand."""
-    words = ("channel", "layer", "symmetric", "percentile:1,99")
-    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+    """A text for each scale."""
+    return [CompletionItem(text) for text in scale_examples() if text.startswith(incomplete)]
 
 
 def complete_channels(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,53 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.drawing import colours
-from hookscope.errors import LayerError, NoMapError, SelectionError, UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How values become colours: ``channel`` (each map its own range), else one range for all.
-
-    Attributes:
-        kind: ``channel``, ``layer``, ``symmetric``, ``percentile`` or ``range``.
-        low: Lower percentile or bound.
-        high: Upper percentile or bound.
-    """
-
-    kind: str = "channel"
-    low: float = 0.0
-    high: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str) -> Scale:
-        """``channel``, ``layer``, ``symmetric``, ``percentile:1,99`` or ``LO:HI``.
-
-        Raises:
-            UsageError: for anything else.
-
-        Example:
-            >>> Scale.parse("percentile:1,99")
-            Scale(kind='percentile', low=1.0, high=99.0)
-        """
-        if text in ("channel", "layer", "symmetric"):
-            return cls(text)
-        head, _, rest = text.rpartition(":")
-        pair = rest.split(",") if head == "percentile" else [head, rest]
-        try:
-            low, high = (float(number) for number in pair)
-            if not (math.isfinite(low) and math.isfinite(high) and low < high):
-                raise ValueError
-            if head == "percentile" and not 0 <= low < high <= 100:
-                raise ValueError
-        except ValueError:
-            known = "there are channel, layer, symmetric, percentile:LO,HI and LO:HI"
-            raise UsageError(f"no scale '{text}'", known, "such as percentile:1,99 or -1:1") from None
-        return cls("percentile" if head == "percentile" else "range", low, high)
-
-    def __str__(self) -> str:
-        if self.kind == "percentile":
-            return f"percentile:{self.low:.12g},{self.high:.12g}"
-        return f"{self.low:.12g}:{self.high:.12g}" if self.kind == "range" else self.kind
+from hookscope.drawing.scale import TOP, ChannelScale, LayerScale, Scale
+from hookscope.errors import LayerError, NoMapError, SelectionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +46,18 @@ class ChannelChoice:
                 raise SelectionError(f"bad channels '{text}'", do="write 0-63,100 or top:16 or top:16:max|std|mean")
             pairs.append((int(span[1]), int(span[2] or span[1])))
         return cls(numbers=tuple(pairs))
+
+    @classmethod
+    def numbered(cls, numbers: Sequence[int]) -> ChannelChoice:
+        """The channels with these numbers.
+
+        Raises:
+            SelectionError: for no number, or one below 0.
+        """
+        channels = [int(number) for number in numbers]
+        if not channels or min(channels) < 0:
+            raise SelectionError(f"bad channels {channels}", do="give numbers from 0 on")
+        return cls(numbers=tuple((channel, channel) for channel in channels))
 
     def of(self, values: Tensor) -> list[int]:
         """The chosen channels of ``values`` ``(C, H, W)``, in the order in which to draw them.
@@ -156,17 +124,23 @@ def reduce_maps(values: Tensor, choice: ChannelChoice | None = None, scale: Scal
     """
     if not values.numel():
         raise NoMapError(f"an output of {'x'.join(map(str, values.shape))} has no values")
-    choice, scale = choice or ChannelChoice(), scale or Scale()
+    choice, scale = choice or ChannelChoice(), scale or ChannelScale()
     channels = choice.of(values)
     single = values.shape[1] * values.shape[2] == 1
-    if scale.kind == "channel" and single:
-        scale = Scale("layer")
-    chosen = values if channels == list(range(values.shape[0])) else values[channels]
-    lowest, highest, nonfinite = finite_extremes(chosen)
-    low, high = _bounds(values, lowest, highest, scale)
+    if single and not scale.shared:
+        scale = LayerScale()
+    lowest, highest, nonfinite = finite_extremes(values)
+    low, high = (
+        torch.as_tensor(limit, dtype=lowest.dtype, device=lowest.device).expand_as(lowest)
+        for limit in scale.limits(values, lowest, highest)
+    )
+    if channels != list(range(values.shape[0])):
+        values, lowest, highest, nonfinite, low, high = (
+            tensor[channels] for tensor in (values, lowest, highest, nonfinite, low, high)
+        )
     constant = (lowest == highest) & (nonfinite == 0) & (not single)
-    levels = _levels(chosen, low, high)
-    if scale.kind == "channel":
+    levels = _palette_indices(values, scale.to_levels(values, low, high))
+    if not scale.shared:
         levels[constant] = colours.CONSTANT
     return Tiles(
         channels=channels,
@@ -176,9 +150,21 @@ def reduce_maps(values: Tensor, choice: ChannelChoice | None = None, scale: Scal
         strength=_strengths(lowest, highest, single).cpu().numpy(),
         constant=constant.cpu().numpy(),
         nonfinite=nonfinite.cpu().numpy(),
-        shared=scale.kind != "channel",
+        shared=scale.shared,
         scale=str(scale),
     )
+
+
+def _palette_indices(values: Tensor, levels: Tensor) -> Tensor:
+    """Round and clip ``levels`` in place, and return them as bytes; NaN and Inf in ``values`` have fixed indices."""
+    levels = levels.round_().clamp_(0, TOP)
+    if bool(torch.isfinite(values).all()):
+        return levels.to(torch.uint8)
+    indices = levels.nan_to_num(0.0).to(torch.uint8)
+    indices[torch.isnan(values)] = colours.NAN
+    indices[values == math.inf] = colours.PLUS_INF
+    indices[values == -math.inf] = colours.MINUS_INF
+    return indices
 
 
 def _strengths(lowest: Tensor, highest: Tensor, single: bool) -> Tensor:
@@ -200,48 +186,3 @@ def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     low = flat.masked_fill(~finite, math.inf).amin(1)
     high = flat.masked_fill(~finite, -math.inf).amax(1)
     return low.double(), high.double(), (~finite).sum(1)
-
-
-def _bounds(values: Tensor, lowest: Tensor, highest: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
-    if scale.kind == "channel":
-        return lowest, highest
-    if scale.kind == "range":
-        low, high = scale.low, scale.high
-    elif scale.kind == "percentile":
-        finite = values[torch.isfinite(values)].cpu().numpy()
-        low, high = map(float, np.percentile(finite, [scale.low, scale.high])) if finite.size else (0.0, 0.0)
-    else:
-        lows, highs, _ = finite_extremes(values)
-        low, high = float(lows.min()), float(highs.max())
-        if low > high:  # nothing finite at all
-            low = high = 0.0
-        if scale.kind == "symmetric":
-            high = max(abs(low), abs(high))
-            low = -high
-    return torch.full_like(lowest, low), torch.full_like(lowest, high)
-
-
-def _levels(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """``round((value - low) / (high - low) * top)`` as bytes, outside values at the ends, NaN and Inf apart."""
-    top = colours.LEVELS - 1
-    spread = high - low
-    # float32 is exact to a thousandth of a level unless the range is tiny, huge or far from zero
-    plain = (spread > 1e-30) & (spread < 1e30) & (low.abs() < 1e30) & (low.abs() < spread * 64)
-    if bool((plain | (spread == 0)).all()):
-        work = values.clone()
-    else:  # in units of the larger end, so that neither the smallest nor the largest doubles leave their range
-        unit = torch.maximum(low.abs(), high.abs())
-        unit = torch.where((unit > 0) & torch.isfinite(unit), unit, 1.0)
-        work, low, high = values.double() / unit[:, None, None], low / unit, high / unit
-        spread = high - low
-    # a scale of one value still tells what lies above it
-    factor = torch.where(spread > 0, top / spread, 1e30)
-    work.sub_(low.to(work.dtype)[:, None, None]).mul_(factor.to(work.dtype)[:, None, None]).round_().clamp_(0, top)
-    finite = torch.isfinite(values)
-    if bool(finite.all()):
-        return work.to(torch.uint8)
-    levels = work.nan_to_num(0.0).to(torch.uint8)
-    levels[torch.isnan(values)] = colours.NAN
-    levels[values == math.inf] = colours.PLUS_INF
-    levels[values == -math.inf] = colours.MINUS_INF
-    return levels

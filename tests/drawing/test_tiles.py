@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hookscope.drawing import colours
-from hookscope.drawing.scaling import ChannelChoice, Scale, finite_extremes, reduce_maps
-from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
+from hookscope.drawing.scale import LayerScale, Scale
+from hookscope.drawing.tiles import ChannelChoice, finite_extremes, reduce_maps
+from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError
 from hookscope.hooks import as_float
 
 TOP = colours.LEVELS - 1
@@ -95,7 +96,7 @@ def test_bounds_that_a_float_does_not_hold_are_kept() -> None:
 
 def test_a_shared_scale_counts_channels_that_are_not_drawn() -> None:
     values = torch.tensor([[[0.0, 1.0]], [[0.0, 10.0]]])
-    tiles = reduce_maps(values, ChannelChoice.parse("0"), Scale("layer"))
+    tiles = reduce_maps(values, ChannelChoice.parse("0"), LayerScale())
     assert (tiles.high.tolist(), tiles.levels.tolist()) == ([10.0], [[[0, round(TOP / 10)]]])
 
 
@@ -113,7 +114,7 @@ def test_constant_maps_are_marked_and_keep_their_value() -> None:
     assert set(tiles.levels[:2].ravel()) == {colours.CONSTANT}
     assert tiles.low.tolist() == [0, 7, 0]
     assert tiles.strength.tolist() == [0, 0, 3]
-    shared = reduce_maps(values, scale=Scale("layer"))
+    shared = reduce_maps(values, scale=LayerScale())
     assert [set(one.ravel()) for one in shared.levels[:2]] == [{0}, {TOP}]
     assert shared.constant.tolist() == [True, True, False]
 
@@ -178,7 +179,7 @@ def test_quantised_numbers_are_decoded() -> None:
 
 def test_the_values_are_left_as_they_were() -> None:
     values = RANDOM.clone()
-    reduce_maps(values, scale=Scale("layer"))
+    reduce_maps(values, scale=LayerScale())
     reduce_maps(values)
     assert torch.equal(values, RANDOM)
 
@@ -187,50 +188,6 @@ def test_nothing_to_draw() -> None:
     for shape in ((0, 3, 3), (3, 0, 3), (3, 3, 0)):
         with pytest.raises(NoMapError, match="has no values"):
             reduce_maps(torch.zeros(shape))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("channel", Scale()),
-        ("layer", Scale("layer")),
-        ("symmetric", Scale("symmetric")),
-        ("percentile:1,99", Scale("percentile", 1, 99)),
-        ("percentile:0,100", Scale("percentile", 0, 100)),
-        ("-1:1", Scale("range", -1, 1)),
-        ("-1e-3:.5", Scale("range", -0.001, 0.5)),
-    ],
-)
-def test_scales(text: str, expected: Scale) -> None:
-    assert Scale.parse(text) == expected
-    assert Scale.parse(str(expected)) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "auto",
-        "1",
-        "1:",
-        ":1",
-        "1:1",
-        "2:1",
-        "nan:1",
-        "0:inf",
-        "0:1:2",
-        "percentile",
-        "percentile:1",
-        "percentile:5,1",
-        "percentile:-1,5",
-        "percentile:1,101",
-        "percentile:1,2,3",
-        "Layer",
-        "",
-    ],
-)
-def test_no_scale(text: str) -> None:
-    with pytest.raises(UsageError, match=r"no scale '.*'; there are channel, layer, symmetric, percentile:LO,HI and"):
-        Scale.parse(text)
 
 
 def chosen(text: str, values: Tensor) -> list[int]:
