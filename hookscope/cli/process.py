@@ -159,25 +159,6 @@ def signals_as_exits() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """What is asked for by a signal happens after the block: what is half added up must not be saved as it is."""
-    held: list[int] = []
-    old: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and callable(signal.getsignal(number)):
-                old[number] = signal.signal(number, lambda number, frame: held.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-    for number in held[:1]:
-        signal.raise_signal(number)
-
-
 def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 

@@ -1,4 +1,11 @@
-from .batches import Batch as Batch, load_batches as load_batches
+from .batches import (
+    Batch as Batch,
+    OnLost as OnLost,
+    OnNote as OnNote,
+    load_batches as load_batches,
+    raise_lost as raise_lost,
+    warn_of_image as warn_of_image,
+)
 from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .checkpoints import load_content as load_content
 from .inputs import example_inputs as example_inputs, family_of as family_of, native_size as native_size

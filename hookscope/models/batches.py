@@ -81,11 +81,13 @@ def as_batch(family: str, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     return (stacked, stacked) if family == "optical_flow" else (stacked,)
 
 
-def _raise(position: int, name: str, error: HookscopeError) -> None:
+def raise_lost(position: int, name: str, error: HookscopeError) -> None:
+    """The ``on_lost`` that raises the error."""
     raise error
 
 
-def _warn(name: str, text: str) -> None:
+def warn_of_image(name: str, text: str) -> None:
+    """The ``on_note`` that issues an `ImageWarning`."""
     warnings.warn(f"{printable(name)}: {text}", ImageWarning, stacklevel=2)
 
 
@@ -94,8 +96,8 @@ def load_batches(
     paths: Sequence[str],
     batch_size: int = 16,
     workers: int = 0,
-    on_lost: OnLost = _raise,
-    on_note: OnNote = _warn,
+    on_lost: OnLost = raise_lost,
+    on_note: OnNote = warn_of_image,
 ) -> Generator[Batch, None, None]:
     """Read, prepare and batch pictures as they are wanted; order and values are the same whatever the workers.
 

@@ -10,11 +10,11 @@ from .limits import (
     broken_limits as broken_limits,
     held_layers as held_layers,
 )
+from .run import measure_images as measure_images
 from .storage import (
     Progress as Progress,
     SavedStatistics as SavedStatistics,
     Source as Source,
-    check_same_source as check_same_source,
     fingerprint_of as fingerprint_of,
     load_statistics as load_statistics,
     merge_statistics as merge_statistics,

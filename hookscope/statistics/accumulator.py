@@ -45,7 +45,7 @@ class LayerAccumulator:
         >>> _ = accumulator.update(torch.tensor([[[[0.0, 4.0]], [[0.0, 0.0]]]]), ["cat.jpg"])
         >>> found = accumulator.statistics()
         >>> found.mean, found.high_at, found.dead_channels
-        (1.0, Place(image='cat.jpg', channel=0, position=(0, 1)), (1,))
+        (1.0, ValuePosition(image='cat.jpg', channel=0, position=(0, 1)), (1,))
     """
 
     call: Call

@@ -58,9 +58,9 @@ class StatisticsCollector:
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU(inplace=True))
-        >>> with StatisticsCollector(net) as survey, torch.no_grad():
+        >>> with StatisticsCollector(net) as collector, torch.no_grad():
         ...     _ = net(torch.rand(8, 3, 5, 5))
-        >>> [(found.call.name, found.items, found.shape) for found in survey.tally.statistics()]
+        >>> [(found.call.name, found.items, found.shape) for found in collector.totals.statistics()]
         [('0', 8, (4, 5, 5)), ('1', 8, (4, 5, 5))]
     """
 
@@ -77,7 +77,7 @@ class StatisticsCollector:
         usual = layers is None and not types
         self.layers = usual_layers(model, self.types) if usual else Selection.of(layers or "all")
         self.rank = rank
-        self.tally = RunningStatistics()
+        self.totals = RunningStatistics()
         self._names: Sequence[str] | None = None
         self._convolves = any(matches_type(class_names(m), ("Conv2d",), is_leaf(m)) for m in model.modules())
         self._pass = _Pass()
@@ -105,12 +105,12 @@ class StatisticsCollector:
         return bool(self._stack.__exit__(kind, error, trace))
 
     def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._pass = _Pass.of([*args, *kwargs.values()], self._names, self.tally.images, self._convolves)
+        self._pass = _Pass.of([*args, *kwargs.values()], self._names, self.totals.images, self._convolves)
         self._names = None
 
     def _end(self) -> None:
         # only now: a pass that failed would leave some layers with more images than others
-        self.tally.merge(self._pass.tally)
+        self.totals.merge(self._pass.totals)
         self._pass = _Pass()
 
     def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -125,11 +125,11 @@ class StatisticsCollector:
     def _add(self, call: Call, part: str, module: nn.Module, values: Tensor) -> ChannelMoments:
         rank = self.rank and values.shape[1] <= MOST_CHANNELS_FOR_RANK
         found = LayerAccumulator(call, values.shape[1], bounds_of(module), rank, part)
-        if (known := self.tally.layers.get(found.key)) is not None and known.channels != found.channels:
+        if (known := self.totals.layers.get(found.key)) is not None and known.channels != found.channels:
             raise InputError(
                 f"{found.key} put out {found.channels} channels after {known.channels}", do="measure one size at a time"
             )
-        self._pass.tally.layers[found.key] = found
+        self._pass.totals.layers[found.key] = found
         items = len(values)
         return found.update(values, self._pass.images_of(items), self._pass.rotations_of(items))
 
@@ -137,7 +137,7 @@ class StatisticsCollector:
         given = next(iter([*args, *kwargs.values()]), None)
         if given is None or getattr(module, "running_mean", None) is None:
             return
-        watched = self._pass.tally.batch_norms.setdefault(call.name, BatchNormAccumulator(module))
+        watched = self._pass.totals.batch_norms.setdefault(call.name, BatchNormAccumulator(module))
         latest = self._pass.latest
         if latest is not None and latest.is_still(given) and len(latest.moments.count) == watched.channels:
             watched.moments.merge(latest.moments)  # measured already, as what the layer before put out
@@ -166,7 +166,7 @@ class _Pass:
 
     names: Sequence[str] = ()
     shown: InputSize | None = None
-    tally: RunningStatistics = field(default_factory=RunningStatistics)
+    totals: RunningStatistics = field(default_factory=RunningStatistics)
     latest: _Latest | None = None
     rotations: dict[int, Tensor] = field(default_factory=dict)
 

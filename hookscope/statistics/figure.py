@@ -50,11 +50,11 @@ def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Findin
     Example:
         >>> import torch
         >>> from hookscope.statistics import diagnose
-        >>> from hookscope.statistics.collector import Survey
+        >>> from hookscope.statistics.collector import StatisticsCollector
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Sigmoid())
-        >>> with Survey(net) as survey, torch.no_grad():
+        >>> with StatisticsCollector(net) as collector, torch.no_grad():
         ...     _ = net(torch.rand(20, 3, 8, 8))
-        >>> figure = draw_statistics(survey.tally.statistics(), diagnose(survey.tally), "a net, 20 images")
+        >>> figure = draw_statistics(collector.totals.statistics(), diagnose(collector.totals), "a net, 20 images")
         >>> [axes.texts[0].get_text() for axes in figure.axes]
         ['values', 'zeros (%)', 'dead channels (%)', 'saturated (%)']
     """

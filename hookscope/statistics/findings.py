@@ -164,7 +164,7 @@ def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | N
         >>> net[0].bias.data[2] = -9.0
         >>> with StatisticsCollector(net) as collector, torch.no_grad():
         ...     _ = net(torch.rand(20, 3, 8, 8))
-        >>> [(finding.finding, finding.layer, finding.channels) for finding in diagnose(collector.tally)]
+        >>> [(finding.finding, finding.layer, finding.channels) for finding in diagnose(collector.totals)]
         [('dead-channels', '1', (2,))]
     """
     thresholds = thresholds or StatisticsThresholds()

@@ -71,7 +71,7 @@ def held_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[L
     """Those of ``layers`` to which limits apply: all but those that ``allow`` selects.
 
     Args:
-        layers: Statistics of a survey.
+        layers: Statistics of a collector.
         allow: Selections, see `Selection`; what was not measured is allowed in vain.
 
     Raises:
@@ -88,13 +88,13 @@ def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[Bro
 
     Example:
         >>> import torch
-        >>> from hookscope.statistics.collector import Survey
+        >>> from hookscope.statistics.collector import StatisticsCollector
         >>> _ = torch.manual_seed(1)
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
         >>> net[0].bias.data[2] = -9.0
-        >>> with Survey(net) as survey, torch.no_grad():
+        >>> with StatisticsCollector(net) as collector, torch.no_grad():
         ...     _ = net(torch.rand(20, 3, 8, 8))
-        >>> [(o.limit, o.layer, o.value) for o in broken_limits(survey.tally.statistics(), Limits(max_dead=0.05))]
+        >>> [(o.limit, o.layer, o.value) for o in broken_limits(collector.totals.statistics(), Limits(max_dead=0.05))]
         [('max-dead', '1', 0.25)]
     """
     return [offence for layer in layers for offence in _offences(layer, limits)]

@@ -1,4 +1,4 @@
-"""A tally in a file: saved while a run goes on, taken up again after it was cut short, joined with others."""
+"""Running statistics in a file: saved during a run, resumed after an interruption, merged with others."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _ARRAYS = ("int64", "float64")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What was measured; tallies of different sources do not add up.
+    """What was measured; only running statistics of the same source can be merged.
 
     Attributes:
-        model: As it was asked for.
-        weights: What they were, such as ``random (seed 0)``.
+        model: The name given to `load_model`.
+        weights: The weights, such as ``random (seed 0)``.
         fingerprint: SHA-256 of the model's parameters and buffers.
-        preprocess: How pictures became inputs.
+        preprocess: How images became inputs.
         layers: The selection.
-        rank: Whether the covariance of channels was kept.
+        rank: Whether the covariance of the channels was measured.
     """
 
     model: str
@@ -52,12 +52,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come in its list of images.
+    """How far a run is in its list of images.
 
     Attributes:
-        done: How many of the list are dealt with, lost ones included.
-        names: SHA-256 of the names of these.
-        lost: How many of them could not be used.
+        done: Number of images measured or lost.
+        names: SHA-256 of their names.
+        lost: Number of those that could not be used.
     """
 
     done: int
@@ -66,7 +66,7 @@ class Progress:
 
     @classmethod
     def after(cls, paths: Sequence[str], done: int, lost: int = 0) -> Progress:
-        """The progress of a run that has dealt with the first ``done`` of ``paths``."""
+        """The progress of a run after the first ``done`` of ``paths``."""
         digest = hashlib.sha256()
         for path in paths[:done]:
             digest.update(path.encode("utf-8", "surrogateescape") + b"\0")
@@ -75,10 +75,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class SavedStatistics:
-    """A tally, where it comes from, and how far its run came; None for one that was merged from several."""
+    """Running statistics, their source, and the progress of their run; None if merged from several runs."""
 
     source: Source
-    tally: RunningStatistics
+    totals: RunningStatistics
     progress: Progress | None = None
 
 
@@ -103,7 +103,7 @@ def save_statistics(path: StrPath, saved: SavedStatistics) -> None:
     content = {
         "source": asdict(saved.source),
         "progress": None if saved.progress is None else asdict(saved.progress),
-        "tally": _encoded(saved.tally.state_dict()),
+        "tally": _encoded(saved.totals.state_dict()),
     }
     whole = {"hookscope": __version__, "format": FORMAT, "sha256": _digest(content), "content": content}
     write_atomically(path, json.dumps(whole, allow_nan=False).encode("ascii") + b"\n")
@@ -148,7 +148,7 @@ def load_statistics(path: StrPath) -> SavedStatistics:
 
 
 def merge_statistics(paths: Sequence[StrPath]) -> SavedStatistics:
-    """The tallies of all ``paths``, made apart, as one.
+    """Merge the running statistics of several files.
 
     Raises:
         InputError: they are not of the same model, weights, preprocessing and layers, or of the same images, or one
@@ -164,7 +164,7 @@ def merge_statistics(paths: Sequence[StrPath]) -> SavedStatistics:
         if one.progress is not None and one.progress in seen:
             raise InputError(f"'{seen[one.progress]}' and '{path}' hold the same images", do="leave one of them out")
         seen[one.progress] = path
-        whole.tally.merge(one.tally)
+        whole.totals.merge(one.totals)
     return whole if len(paths) == 1 else replace(whole, progress=None)
 
 

@@ -62,12 +62,12 @@ def write_events(
 
     Example:
         >>> import tempfile, torch
-        >>> from hookscope.statistics.collector import Survey
+        >>> from hookscope.statistics.collector import StatisticsCollector
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
-        >>> with Survey(net) as survey, torch.no_grad():
+        >>> with StatisticsCollector(net) as collector, torch.no_grad():
         ...     _ = net(torch.rand(2, 3, 8, 8))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_events(folder, survey.tally.statistics(), step=0, about={"model": "a net"})
+        ...     write_events(folder, collector.totals.statistics(), step=0, about={"model": "a net"})
         ...     len(os.listdir(folder))
         1
     """

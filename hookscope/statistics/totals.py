@@ -1,4 +1,4 @@
-"""What was counted of every layer of a model: the part of a survey that can be merged, saved and taken up again."""
+"""Running statistics of every layer of a model, which can be merged, saved and resumed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hookscope.statistics.layer_statistics import LayerStatistics
 
 @dataclass
 class RunningStatistics:
-    """Accumulators of layer calls and BatchNorms, in order of execution, over so many ``images``.
+    """Accumulators of layer calls and BatchNorms, in order of execution, over ``images`` images.
 
     Raises:
-        InputError: on `merge` with a tally of other layers.
+        InputError: `merge` is given statistics of other layers.
 
     Example:
         >>> import torch
@@ -25,9 +25,9 @@ class RunningStatistics:
         >>> halves = []
         >>> for half in torch.rand(8, 3, 5, 5).split(4):
         ...     layer = LayerAccumulator(Call("conv1", "Conv2d", 0, 0), 3)
-        ...     tally = RunningStatistics(images=4, layers={"conv1": layer})
-        ...     _ = tally.layers["conv1"].update(half, list("abcd"))
-        ...     halves.append(tally)
+        ...     totals = RunningStatistics(images=4, layers={"conv1": layer})
+        ...     _ = totals.layers["conv1"].update(half, list("abcd"))
+        ...     halves.append(totals)
         >>> halves[0].merge(halves[1])
         >>> halves[0].images, halves[0].statistics()[0].items
         (8, 8)
@@ -38,10 +38,10 @@ class RunningStatistics:
     batch_norms: dict[str, BatchNormAccumulator] = field(default_factory=dict)
 
     def statistics(self, duplicate_correlation: float = 0.9999) -> list[LayerStatistics]:
-        """What is known of each call so far, in order of execution.
+        """Statistics of each call so far, in order of execution.
 
         Args:
-            duplicate_correlation: From this Pearson correlation on two channels are duplicates.
+            duplicate_correlation: Pearson correlation from which two channels are duplicates.
         """
         calls: dict[str, int] = {}
         for found in self.layers.values():
@@ -49,23 +49,23 @@ class RunningStatistics:
         return [found.statistics(calls[found.call.name], duplicate_correlation) for found in self.layers.values()]
 
     def drifts(self) -> list[BatchNormDrift]:
-        """How far the inputs of each BatchNorm are from its running statistics."""
+        """Distance of the inputs of each BatchNorm from its running statistics."""
         return [found.drift(name) for name, found in self.batch_norms.items()]
 
     def merge(self, other: RunningStatistics) -> None:
-        """Add what ``other`` has counted, which may go on to be used: nothing is shared with it that changes."""
+        """Add ``other``, which shares no state with this object afterwards."""
         for key, found in other.layers.items():
             mine = self.layers.get(key)
             if mine is not None and (mine.channels, mine.call.type) != (found.channels, found.call.type):
                 raise InputError(
                     f"{key} has {mine.channels} channels of {mine.call.type} and {found.channels} of {found.call.type}",
-                    do="merge what was counted of one model",
+                    do="merge statistics of one model",
                 )
         for name, norm in other.batch_norms.items():
             if name in self.batch_norms and self.batch_norms[name].channels != norm.channels:
                 raise InputError(
                     f"{name} has {self.batch_norms[name].channels} channels and {norm.channels}",
-                    do="merge what was counted of one model",
+                    do="merge statistics of one model",
                 )
         self.images += other.images
         self.layers = _with_places_for(self.layers, other.layers)
@@ -76,7 +76,7 @@ class RunningStatistics:
             self.batch_norms[name].merge(norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything counted: numbers, texts, arrays, lists and dictionaries of these; `from_state` takes it back."""
+        """Numbers, strings, arrays, lists and dictionaries of these, for `from_state`."""
         return {
             "images": self.images,
             "layers": [found.state_dict() for found in self.layers.values()],
@@ -85,7 +85,7 @@ class RunningStatistics:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The tally that `state_dict` told of."""
+        """Restore what `state_dict` returned."""
         layers = [LayerAccumulator.from_state(one) for one in state["layers"]]
         norms = {name: BatchNormAccumulator.from_state(one) for name, one in state["batch_norms"]}
         return cls(int(state["images"]), {found.key: found for found in layers}, norms)
@@ -99,7 +99,7 @@ _Found = TypeVar("_Found", bound=_CanBeEmpty)
 
 
 def _with_places_for(mine: dict[str, _Found], theirs: Mapping[str, _Found]) -> dict[str, _Found]:
-    """``mine`` and, empty, what only ``theirs`` has: a head that ran for no picture of mine keeps its place."""
+    """``mine`` with an empty accumulator, in order of execution, for each layer that only ran for ``theirs``."""
     if theirs.keys() <= mine.keys():
         return mine
     order, at = list(mine), 0

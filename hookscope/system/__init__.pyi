@@ -8,3 +8,4 @@ from .atomic_files import (
 )
 from .import_hook import after_import as after_import
 from .script import Script as Script, find_script as find_script
+from .signals import signals_held as signals_held

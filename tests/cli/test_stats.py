@@ -431,7 +431,7 @@ def test_a_run_cut_short_and_taken_up_again(run: Run, monkeypatch: pytest.Monkey
         status, out, errors = run(*words, "--save", "s.json")
     assert (status, out) == (130, "")
     assert errors.splitlines()[-1] == "Note: s.json holds 5 of 9 images; add --resume to go on"
-    assert load_statistics("s.json").tally.images == 4
+    assert load_statistics("s.json").totals.images == 4
     status, resumed, errors = run(*words, "--save", "s.json", "--resume")
     assert status == 1  # the image that was lost is lost still
     assert errors.splitlines()[0] == "Note: s.json holds 5 of 9 images"
@@ -441,7 +441,7 @@ def test_a_run_cut_short_and_taken_up_again(run: Run, monkeypatch: pytest.Monkey
 def test_strict_keeps_what_came_before(run: Run, here: Path) -> None:
     words = ["pics/0.png", "pics/1.png", "bad.jpg", "pics/2.png", "--save", "s.json", "--format", "ndjson"]
     assert run(*words, "--strict")[:2] == (1, "")
-    assert load_statistics("s.json").tally.images == 2
+    assert load_statistics("s.json").totals.images == 2
     Image.open(here / NAMES[3]).save(here / "bad.jpg", "PNG")
     status, out, _ = run(*words, "--strict", "--resume")
     assert (status, images_in(out)) == (0, 4)
@@ -463,8 +463,13 @@ def test_the_first_resume_begins(run: Run) -> None:
 @pytest.mark.parametrize(
     ("model", "words", "status", "message"),
     [
-        ("nets.py:small", ["pics/b"], 1, "'s.json' was made from other images; its first 7 are not those of this run"),
-        ("nets.py:small", ["pics/1.png", "pics"], 1, "'s.json' was made from other images"),
+        (
+            "nets.py:small",
+            ["pics/b"],
+            1,
+            "'s.json' was measured on other images; its first 7 are not those of this run",
+        ),
+        ("nets.py:small", ["pics/1.png", "pics"], 1, "'s.json' was measured on other images"),
         ("nets.py:other", ["pics"], 1, "model nets.py:small and nets.py:other"),
         (
             "nets.py:small",
@@ -612,8 +617,8 @@ def hookscope_process(*words: str, code: str = "", **more: Any) -> subprocess.Po
 
 
 IMPATIENT = """
-import hookscope.cli.shared.measure as measuring
-measuring._SAVE_EVERY = measuring._SAVE_SHARE = 0
+import hookscope.statistics.run as run
+run._SAVE_EVERY = run._SAVE_SHARE = 0
 from hookscope.cli.main import main
 main()
 """
@@ -636,7 +641,7 @@ def test_a_process_that_was_ended_loses_nothing_that_was_saved(run: Run, here: P
     assert child.returncode == (-9 if number == signal.SIGKILL else 143), errors
     saved = load_statistics("s.json")
     assert saved.progress is not None
-    assert 1 <= saved.tally.images == saved.progress.done < 7
+    assert 1 <= saved.totals.images == saved.progress.done < 7
     assert not list(here.glob(".hookscope*")) or number == signal.SIGKILL
     _, whole, _ = run("pics", "--format", "ndjson", model="nets.py:slow")
     status, resumed, _ = run("pics", "--format", "ndjson", "--save", "s.json", "--resume", model="nets.py:slow")

@@ -1,4 +1,4 @@
-"""A survey of whole models against NumPy on what `capture` kept of the same passes."""
+"""A collector of whole models against NumPy on what `capture` kept of the same passes."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def judged(found: LayerStatistics, stored: np.ndarray[Any, Any]) -> None:
     assert found.low_at is not None and (found.low_at.channel, *found.low_at.position) == low[1:]
 
 
-def kept(net: nn.Module, x: Any, survey: StatisticsCollector) -> dict[str, np.ndarray[Any, Any]]:
+def kept(net: nn.Module, x: Any, collector: StatisticsCollector) -> dict[str, np.ndarray[Any, Any]]:
     """What `capture` keeps of a pass, by the key of a statistic."""
-    with torch.no_grad(), hookscope.capture(net, survey.layers, survey.types) as activations:
+    with torch.no_grad(), hookscope.capture(net, collector.layers, collector.types) as activations:
         net(x)
     found = {}
     for call, value in zip(activations.calls, activations.values(), strict=True):
@@ -124,26 +124,26 @@ def kept(net: nn.Module, x: Any, survey: StatisticsCollector) -> dict[str, np.nd
     return found
 
 
-def surveyed(
+def collected(
     net: nn.Module, x: Tensor, *sizes: int, order: Sequence[int] | None = None, **told: Any
 ) -> StatisticsCollector:
-    """A survey of ``x`` in batches of these sizes, in this order of images."""
+    """A collector of ``x`` in batches of these sizes, in this order of images."""
     at = torch.tensor(list(order or range(len(x))))
-    with StatisticsCollector(net, **told) as survey, torch.no_grad():
+    with StatisticsCollector(net, **told) as collector, torch.no_grad():
         for part in at.split(list(sizes) or len(at)):
-            survey.name_images([names(len(x))[number] for number in part])
+            collector.name_images([names(len(x))[number] for number in part])
             net(x[part])
     assert hooks_on(net) == 0
-    return survey
+    return collector
 
 
 @pytest.mark.parametrize(("make", "told", "x"), NETS.values(), ids=NETS)
 def test_every_layer_against_numpy_on_what_capture_kept(make: Any, told: dict[str, Any], x: Tensor) -> None:
     net = seeded(make)
-    survey = surveyed(net, x, **told)
-    stored = kept(net, x, survey)
-    statistics = survey.tally.statistics()
-    assert [found.key for found in statistics] == list(stored) and survey.tally.images == len(x)
+    collector = collected(net, x, **told)
+    stored = kept(net, x, collector)
+    statistics = collector.totals.statistics()
+    assert [found.key for found in statistics] == list(stored) and collector.totals.images == len(x)
     for found in statistics:
         judged(found, stored[found.key])
         assert found.items == len(stored[found.key])
@@ -171,26 +171,28 @@ def same(one: RunningStatistics, other: RunningStatistics, places: bool = True, 
 def test_batches_order_and_shards_change_nothing(name: str) -> None:
     make, told, x = NETS[name]
     net = seeded(make)
-    whole = surveyed(net, x, rank=True, **told).tally
+    whole = collected(net, x, rank=True, **told).totals
     for sizes in ((1,) * 6, (3, 3), (4, 2)):
-        same(surveyed(net, x, *sizes, rank=True, **told).tally, whole, places=False)
-    same(surveyed(net, x, 2, 4, order=[5, 0, 3, 1, 4, 2], rank=True, **told).tally, whole, places=False)
+        same(collected(net, x, *sizes, rank=True, **told).totals, whole, places=False)
+    same(collected(net, x, 2, 4, order=[5, 0, 3, 1, 4, 2], rank=True, **told).totals, whole, places=False)
     joined = RunningStatistics()
     for part in ([3, 4, 5], [], [0], [1, 2]):
-        shard = surveyed(net, x, order=part, rank=True, **told) if part else StatisticsCollector(net, rank=True, **told)
-        joined.merge(RunningStatistics.from_state(shard.tally.state_dict()))
+        shard = (
+            collected(net, x, order=part, rank=True, **told) if part else StatisticsCollector(net, rank=True, **told)
+        )
+        joined.merge(RunningStatistics.from_state(shard.totals.state_dict()))
     same(joined, whole, places=False)
 
 
 def test_taken_up_again_it_goes_on() -> None:
     net, x = seeded(Block), images()
-    first = surveyed(net, x[:2], rank=True).tally
-    survey = StatisticsCollector(net, rank=True)
-    survey.tally = RunningStatistics.from_state(first.state_dict())
-    with survey, torch.no_grad():
-        survey.name_images(names(6)[2:])
+    first = collected(net, x[:2], rank=True).totals
+    collector = StatisticsCollector(net, rank=True)
+    collector.totals = RunningStatistics.from_state(first.state_dict())
+    with collector, torch.no_grad():
+        collector.name_images(names(6)[2:])
         net(x[2:])
-    same(survey.tally, surveyed(net, x, rank=True).tally)
+    same(collector.totals, collected(net, x, rank=True).totals)
 
 
 # -- what is measured --------------------------------------------------------------------------------------------------
@@ -198,8 +200,8 @@ def test_taken_up_again_it_goes_on() -> None:
 
 def test_a_layer_that_runs_three_times_and_overwrites_what_others_put_out() -> None:
     net, x = seeded(Block), images()
-    survey = surveyed(net, x)
-    found = {one.key: one for one in survey.tally.statistics()}
+    collector = collected(net, x)
+    found = {one.key: one for one in collector.totals.statistics()}
     assert list(found) == ["conv1", "relu", "conv2", "relu#1", "relu#2"]
     assert [found[key].calls for key in found] == [1, 3, 1, 3, 3]
     with torch.no_grad():
@@ -213,12 +215,12 @@ def test_images_are_known_by_their_names_or_numbers() -> None:
     x = torch.zeros(4, 1, 2, 3)
     x[2, 0, 1, 2], x[1, 0, 0, 1], x[3, 0, 1, 0] = 5, -5, torch.nan
     for given, low, high, bad in ((names(4), "1.jpg", "2.jpg", "3.jpg"), (None, "1", "2", "3")):
-        with StatisticsCollector(net) as survey, torch.no_grad():
+        with StatisticsCollector(net) as collector, torch.no_grad():
             for part in (slice(0, 1), slice(1, 4)):
                 if given is not None:
-                    survey.name_images(given[part])
+                    collector.name_images(given[part])
                 net(x[part])
-        (found,) = survey.tally.statistics()
+        (found,) = collector.totals.statistics()
         assert (found.low_at, found.high_at, found.nonfinite_at) == (
             (low, 0, (0, 1)), (high, 0, (1, 2)), (bad, 0, (1, 0)),
         )  # fmt: skip
@@ -227,15 +229,15 @@ def test_images_are_known_by_their_names_or_numbers() -> None:
 def test_names_are_those_of_the_next_pass_alone() -> None:
     net = nn.Conv2d(3, 2, 1)
     nn.init.ones_(net.weight)
-    with StatisticsCollector(net) as survey, torch.no_grad():
-        survey.name_images(["a"])
+    with StatisticsCollector(net) as collector, torch.no_grad():
+        collector.name_images(["a"])
         net(images(1))
         net(images(1) + 100)
-        survey.name_images(["one", "too", "many"])
+        collector.name_images(["one", "too", "many"])
         net(images(1) + 200)
-    (found,) = survey.tally.statistics()
+    (found,) = collector.totals.statistics()
     assert found.low_at is not None and found.high_at is not None
-    assert {found.low_at.image, found.high_at.image} == {"a", "2"} and survey.tally.images == 3
+    assert {found.low_at.image, found.high_at.image} == {"a", "2"} and collector.totals.images == 3
 
 
 def test_items_that_are_no_images_have_no_name() -> None:
@@ -248,14 +250,14 @@ def test_items_that_are_no_images_have_no_name() -> None:
             return self.head(x.flatten(2).mT.flatten(0, 1))
 
     net = Proposals()
-    with StatisticsCollector(net, "head") as survey, torch.no_grad():
+    with StatisticsCollector(net, "head") as collector, torch.no_grad():
         net(images(2))
-    (found,) = survey.tally.statistics()
+    (found,) = collector.totals.statistics()
     assert found.items == 128 and found.low_at is not None and found.low_at.image is None
-    with StatisticsCollector(net, "head") as survey, torch.no_grad():
-        survey.name_images(["cat"])
+    with StatisticsCollector(net, "head") as collector, torch.no_grad():
+        collector.name_images(["cat"])
         net(images(1))
-    (found,) = survey.tally.statistics()
+    (found,) = collector.totals.statistics()
     assert found.low_at is not None and found.low_at.image == "cat"
 
 
@@ -271,40 +273,40 @@ def test_pictures_in_a_list_are_as_many_images() -> None:
     net, pictures = Detector(), list(images(3))
     targets = [{"boxes": torch.zeros(2, 4), "masks": torch.zeros(2, 8, 8)}] * 3
     for given in ((pictures,), (pictures, targets)):
-        with StatisticsCollector(net) as survey, torch.no_grad():
-            survey.name_images(names(3))
+        with StatisticsCollector(net) as collector, torch.no_grad():
+            collector.name_images(names(3))
             net(*given)
-        (found,) = survey.tally.statistics()
-        assert survey.tally.images == found.items == 3
+        (found,) = collector.totals.statistics()
+        assert collector.totals.images == found.items == 3
         assert found.low_at is not None and found.low_at.image in names(3)
 
 
 def test_a_picture_without_a_batch() -> None:
     net, x = seeded(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout())), images(1)
-    with StatisticsCollector(net, **ALL) as survey, torch.no_grad():
+    with StatisticsCollector(net, **ALL) as collector, torch.no_grad():
         net(x[0])
-    batched = surveyed(net, x, **ALL).tally.statistics()
-    for one, other in zip(survey.tally.statistics(), batched, strict=True):
+    batched = collected(net, x, **ALL).totals.statistics()
+    for one, other in zip(collector.totals.statistics(), batched, strict=True):
         assert (one.channels, one.shape, one.items) == (other.channels, other.shape, 1) == (4, (4, 6, 6), 1)
         assert one.mean == pytest.approx(other.mean, rel=1e-6)
 
 
 def test_the_usual_layers() -> None:
     net = seeded(Block)
-    assert [one.call.name for one in surveyed(net, images()).tally.statistics()] == [
+    assert [one.call.name for one in collected(net, images()).totals.statistics()] == [
         "conv1", "relu", "conv2", "relu", "relu",
     ]  # fmt: skip
-    assert [one.key for one in surveyed(net, images(), types=("BatchNorm2d",)).tally.statistics()] == ["bn1", "bn2"]
-    assert [one.key for one in surveyed(net, images(), layers="relu#1").tally.statistics()] == ["relu#1"]
+    assert [one.key for one in collected(net, images(), types=("BatchNorm2d",)).totals.statistics()] == ["bn1", "bn2"]
+    assert [one.key for one in collected(net, images(), layers="relu#1").totals.statistics()] == ["relu#1"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_kinds_of_numbers(dtype: torch.dtype) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).to(dtype)
     x = images().to(dtype)
-    survey = surveyed(net, x)
-    for key, stored in kept(net, x, survey).items():
-        judged(next(one for one in survey.tally.statistics() if one.key == key), stored)
+    collector = collected(net, x)
+    for key, stored in kept(net, x, collector).items():
+        judged(next(one for one in collector.totals.statistics() if one.key == key), stored)
 
 
 class Puts(nn.Module):
@@ -320,10 +322,10 @@ class Puts(nn.Module):
 
 def put(*outputs: Any) -> list[LayerStatistics]:
     net = Puts(*outputs)
-    with StatisticsCollector(net, "inner") as survey, torch.no_grad():
+    with StatisticsCollector(net, "inner") as collector, torch.no_grad():
         for _ in outputs:
             net(images(2))
-    return survey.tally.statistics()
+    return collector.totals.statistics()
 
 
 def test_complex_values_by_their_size() -> None:
@@ -399,9 +401,9 @@ class Norms(nn.Module):
 @pytest.mark.parametrize("layers", ["conv", None, "all"])
 def test_batch_norms_are_judged_by_what_they_are_given(mode: Any, norm: Any, layers: Any) -> None:
     net, x = seeded(lambda: Norms(norm)), images()
-    with StatisticsCollector(net, layers, None if layers != "all" else ("all",)) as survey, mode():
+    with StatisticsCollector(net, layers, None if layers != "all" else ("all",)) as collector, mode():
         net(x)
-    drifts = survey.tally.drifts()
+    drifts = collector.totals.drifts()
     assert [one.layer for one in drifts] == ["after_conv", "after_write", "after_sum", "shared"]
     for drift, seen in zip(drifts, net.seen, strict=True):
         stored = seen.detach().double().numpy().swapaxes(0, 1).reshape(8, -1)
@@ -417,7 +419,7 @@ def test_no_drift_where_running_statistics_are_the_data_s_own() -> None:
         before = net.conv1(x)
         net.bn1.running_mean.copy_(before.mean((0, 2, 3)))
         net.bn1.running_var.copy_(before.var((0, 2, 3), correction=0))
-    drift = surveyed(net, x, 2, 4).tally.drifts()[0]
+    drift = collected(net, x, 2, 4).totals.drifts()[0]
     assert drift.updated
     np.testing.assert_allclose(drift.shift, 0, atol=1e-5)
     np.testing.assert_allclose(drift.ratio, 1, rtol=1e-5)
@@ -425,15 +427,15 @@ def test_no_drift_where_running_statistics_are_the_data_s_own() -> None:
 
 def test_batch_norms_without_running_statistics_have_no_drift() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False), nn.InstanceNorm2d(4))
-    assert surveyed(net, images()).tally.drifts() == []
+    assert collected(net, images()).totals.drifts() == []
 
 
 def test_the_channels_of_what_was_measured_are_those_of_the_batch_norm() -> None:
-    """A square of tokens: read as ``(N, L, C)`` by the survey, as ``(N, C, L)`` by the BatchNorm."""
+    """A square of tokens: read as ``(N, L, C)`` by the collector, as ``(N, C, L)`` by the BatchNorm."""
     net = nn.Sequential(nn.Conv1d(3, 6, 3), nn.GELU(), nn.BatchNorm1d(6)).eval()
     x = images()[..., 0]
     stored = net[:2](x).detach().double().numpy()
-    drift = surveyed(net, x).tally.drifts()[0]
+    drift = collected(net, x).totals.drifts()[0]
     np.testing.assert_allclose(drift.shift * np.sqrt(1 + net[2].eps), stored.mean((0, 2)), rtol=1e-6)
 
 
@@ -458,28 +460,28 @@ def test_a_pass_that_raises_half_way_is_not_counted_at_all() -> None:
     net, x = seeded(Fails), images()
     bad = x.clone()
     bad[0, 0, 0, 0] = torch.nan
-    with StatisticsCollector(net) as survey, torch.no_grad():
+    with StatisticsCollector(net) as collector, torch.no_grad():
         net(x[:2])
-        survey.name_images(names(6))
+        collector.name_images(names(6))
         with pytest.raises(ValueError, match="as asked"):
             net(bad)
         net(x[2:])
-    assert survey.tally.images == 6 and hooks_on(net) == 0
-    assert [one.items for one in survey.tally.statistics()] == [6, 6] and survey.tally.statistics()[0].nan == 0
-    with pytest.raises(ValueError, match="as asked"), StatisticsCollector(net) as survey, torch.no_grad():
+    assert collector.totals.images == 6 and hooks_on(net) == 0
+    assert [one.items for one in collector.totals.statistics()] == [6, 6] and collector.totals.statistics()[0].nan == 0
+    with pytest.raises(ValueError, match="as asked"), StatisticsCollector(net) as collector, torch.no_grad():
         [net(one) for one in (x, bad)]
-    assert survey.tally.images == 6 and hooks_on(net) == 0
+    assert collector.totals.images == 6 and hooks_on(net) == 0
 
 
 def test_the_same_survey_entered_twice_goes_on() -> None:
     net, x = seeded(Block), images()
-    survey = StatisticsCollector(net, rank=True)
+    collector = StatisticsCollector(net, rank=True)
     for part in (slice(0, 4), slice(4, 6)):
-        with survey, torch.no_grad():
-            survey.name_images(names(6)[part])
+        with collector, torch.no_grad():
+            collector.name_images(names(6)[part])
             net(x[part])
         assert hooks_on(net) == 0
-    same(survey.tally, surveyed(net, x, rank=True).tally)
+    same(collector.totals, collected(net, x, rank=True).totals)
 
 
 def test_a_layer_that_does_not_exist_leaves_no_hook() -> None:
@@ -497,7 +499,7 @@ def test_the_model_never_knows(mode: Any, train: bool) -> None:
     with mode():
         expected = plain(x)
     random, threads = torch.get_rng_state(), torch.get_num_threads()
-    with mode(), StatisticsCollector(watched, rank=True, **ALL) as survey:
+    with mode(), StatisticsCollector(watched, rank=True, **ALL) as collector:
         found = watched(x)
     assert torch.equal(found, expected) and found.requires_grad == expected.requires_grad
     assert torch.equal(torch.get_rng_state(), random) and torch.get_num_threads() == threads
@@ -509,15 +511,15 @@ def test_the_model_never_knows(mode: Any, train: bool) -> None:
         found.sum().backward()
         for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
             assert torch.equal(one.grad, other.grad)
-    assert len(survey.tally.statistics()) == 7 and hooks_on(watched) == 0
+    assert len(collector.totals.statistics()) == 7 and hooks_on(watched) == 0
 
 
 def test_autocast_around_the_model_is_for_the_model() -> None:
     net, x = seeded(Block), images()
     with torch.autocast("cpu", torch.bfloat16):
-        survey = surveyed(net, x, rank=True)
-        stored = kept(net, x, survey)
-    for found in survey.tally.statistics():
+        collector = collected(net, x, rank=True)
+        stored = kept(net, x, collector)
+    for found in collector.totals.statistics():
         judged(found, stored[found.key])
         covariance = np.cov(stored[found.key].swapaxes(0, 1).reshape(6, -1), bias=True)
         shares = np.linalg.eigvalsh(covariance).clip(min=1e-300) / covariance.trace()
@@ -527,16 +529,16 @@ def test_autocast_around_the_model_is_for_the_model() -> None:
 def test_the_whole_of_resnet() -> None:
     net = seeded(lambda: torchvision.models.resnet18(weights=None))
     x = images(2, 3, 64)
-    survey = surveyed(net, x)
-    stored = kept(net, x, survey)
-    assert len(stored) == 37 and len(survey.tally.drifts()) == 20
-    for found in survey.tally.statistics():
+    collector = collected(net, x)
+    stored = kept(net, x, collector)
+    assert len(stored) == 37 and len(collector.totals.drifts()) == 20
+    for found in collector.totals.statistics():
         judged(found, stored[found.key])
 
 
 def test_a_convolution_that_never_runs_and_one_of_another_kind_are_no_error() -> None:
     idle = nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), nn.Identity())
     idle[2].layer = nn.Conv2d(3, 4, 3)
-    with StatisticsCollector(idle) as survey, torch.no_grad():
+    with StatisticsCollector(idle) as collector, torch.no_grad():
         idle(torch.rand(2, 3, 9))
-    assert [found.key for found in survey.tally.statistics()] == ["0", "1"]
+    assert [found.key for found in collector.totals.statistics()] == ["0", "1"]

@@ -201,10 +201,10 @@ def planted() -> nn.Sequential:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_planted_faults_are_all_on_the_page(suffix: str) -> None:
     net = planted()
-    with torch.no_grad(), StatisticsCollector(net) as survey:
+    with torch.no_grad(), StatisticsCollector(net) as collector:
         net(torch.randn(20, 3, 9, 9))
-    findings = diagnose(survey.tally)
-    figure = draw_statistics(survey.tally.statistics(), findings, "planted")
+    findings = diagnose(collector.totals)
+    figure = draw_statistics(collector.totals.statistics(), findings, "planted")
     kinds = list(dict.fromkeys(one.finding for one in findings))
     assert {"non-finite", "saturated", "dead-channels"} <= set(kinds)
     assert [line.split(":")[0] for line in words(figure)[1 : 1 + len(kinds)]] == kinds

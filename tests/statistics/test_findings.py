@@ -56,10 +56,10 @@ def untouched(name: str) -> nn.Module:
 
 
 def measured(net: nn.Module, inputs: Tensor | None = None, **options: Any) -> RunningStatistics:
-    with StatisticsCollector(net, **options) as survey, torch.no_grad():
+    with StatisticsCollector(net, **options) as collector, torch.no_grad():
         for batch in (pictures() if inputs is None else inputs).split(16):
             net(batch)
-    return survey.tally
+    return collector.totals
 
 
 def told(found: list[Finding]) -> list[tuple[str, str, tuple[int, ...] | None]]:
@@ -68,9 +68,9 @@ def told(found: list[Finding]) -> list[tuple[str, str, tuple[int, ...] | None]]:
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "convnext_tiny"])
 def test_an_untouched_model_has_no_findings(name: str) -> None:
-    tally = measured(untouched(name))
-    assert len(tally.layers) > 30
-    assert diagnose(tally) == []
+    totals = measured(untouched(name))
+    assert len(totals.layers) > 30
+    assert diagnose(totals) == []
 
 
 WITH_RANK: dict[str, Any] = {"rank": True, "layers": ["features.0.0", "features.2.1", "features.3.*.block.4"]}
@@ -168,8 +168,8 @@ def test_a_planted_fault_is_found_and_nothing_else(
 ) -> None:
     net = copy.deepcopy(untouched(name))
     plant(net)
-    tally = measured(net, **(WITH_RANK if finding == "low-rank" else {}))
-    found = diagnose(tally, StatisticsThresholds(rank=0.06))
+    totals = measured(net, **(WITH_RANK if finding == "low-rank" else {}))
+    found = diagnose(totals, StatisticsThresholds(rank=0.06))
     assert told(found) == [(finding, layer, channels)]
     assert found[0].meaning == CATALOGUE[finding].text()
 
@@ -187,9 +187,9 @@ def test_two_faults_are_two_findings() -> None:
 def test_the_first_nan_is_told_with_its_place() -> None:
     net = copy.deepcopy(untouched("resnet18"))
     spoil_a_weight(net)
-    tally = measured(net)
-    (found,) = diagnose(tally)
-    bad = [layer for layer in tally.statistics() if layer.nan]
+    totals = measured(net)
+    (found,) = diagnose(totals)
+    bad = [layer for layer in totals.statistics() if layer.nan]
     first, place = bad[0], bad[0].nonfinite_at
     assert place is not None
     assert (found.layer, place.channel) == ("layer2.0.conv2", 5)
@@ -268,8 +268,8 @@ def test_a_zeroed_layer_is_the_one_that_is_told() -> None:
 
 def test_the_same_picture_again_and_again_is_one_finding() -> None:
     net = untouched("convnext_tiny")
-    tally = measured(net, pictures()[:1].expand(20, -1, -1, -1), layers=["features.0.0", "features.1.*.block.0"])
-    (found,) = diagnose(tally)
+    totals = measured(net, pictures()[:1].expand(20, -1, -1, -1), layers=["features.0.0", "features.1.*.block.0"])
+    (found,) = diagnose(totals)
     assert (found.finding, found.layer, found.numbers["layers"]) == ("constant-output", "features.0.0", 4)
     assert found.evidence == "the same for all 20 images; 3 calls after it too, up to features.1.2.block.0"
 
@@ -323,11 +323,11 @@ def test_what_is_stuck_at_a_bound_is_saturated_and_not_dead() -> None:
     inputs = some(20, 4, 5, 5).abs() * 100
     inputs[:, 1] = -5.0
     inputs[:, 2:] = inputs[:, 2:] / 1e3
-    tally = measured(net, inputs)
-    (found,) = diagnose(tally, StatisticsThresholds(saturated=0.4))
+    totals = measured(net, inputs)
+    (found,) = diagnose(totals, StatisticsThresholds(saturated=0.4))
     assert (found.finding, found.numbers["stuck"]) == ("saturated", 1)
     assert found.evidence.endswith("of values within 1 % of a bound; 1 of 4 channels never leaves one")
-    assert told(diagnose(tally, StatisticsThresholds(saturated=0.9))) == [("dead-channels", "0", (1,))]
+    assert told(diagnose(totals, StatisticsThresholds(saturated=0.9))) == [("dead-channels", "0", (1,))]
 
 
 def test_nan_is_no_low_rank_and_no_drift() -> None:
@@ -340,9 +340,9 @@ def test_a_rank_that_cannot_be_higher_is_not_low() -> None:
     vectors = plain(nn.Conv2d(3, 8, 1))
     assert diagnose(measured(vectors, some(2, 3, 1, 1), rank=True)) == []
     same = some(20, 1, 1, 1) * torch.ones(1, 3, 1, 1)
-    tally = measured(vectors, same, rank=True)
-    assert [one.finding for one in diagnose(tally)] == ["duplicate-channels", "low-rank"]
-    assert [one.finding for one in diagnose(tally, StatisticsThresholds(rank=0.0))] == ["duplicate-channels"]
+    totals = measured(vectors, same, rank=True)
+    assert [one.finding for one in diagnose(totals)] == ["duplicate-channels", "low-rank"]
+    assert [one.finding for one in diagnose(totals, StatisticsThresholds(rank=0.0))] == ["duplicate-channels"]
 
 
 def test_no_layers_no_findings() -> None:
@@ -390,8 +390,8 @@ def test_the_thresholds_of_drift() -> None:
     net = plain(nn.BatchNorm2d(3))
     norm: Any = net[0]
     norm.running_mean.fill_(1.0)
-    tally = measured(net.eval(), some(20, 3, 9, 9), layers="all", types=["BatchNorm2d"])
-    (drift,) = tally.drifts()
+    totals = measured(net.eval(), some(20, 3, 9, 9), layers="all", types=["BatchNorm2d"])
+    (drift,) = totals.drifts()
     shift = float(torch.tensor(drift.shift).abs().median())
     assert 0.9 < shift < 1.1
     assert find_problems([], [drift], 20, StatisticsThresholds(shift=shift)) == []

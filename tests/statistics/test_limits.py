@@ -17,9 +17,9 @@ from hookscope.statistics.limits import BrokenLimit, Limits, broken_limits, held
 
 
 def measured(net: nn.Module, inputs: Tensor, **options: Any) -> list[LayerStatistics]:
-    with StatisticsCollector(net, **options) as survey, torch.no_grad():
+    with StatisticsCollector(net, **options) as collector, torch.no_grad():
         net(inputs)
-    return survey.tally.statistics()
+    return collector.totals.statistics()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tallies in files: the same when they come back, refused in one line when they are not what was saved."""
+"""Saved statistics: equal when loaded, refused in one line when damaged or foreign."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def measured(first: int, last: int) -> RunningStatistics:
     net = Tiny().eval()
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(parameter.shape)))
-    with StatisticsCollector(net, rank=True) as survey, torch.no_grad():
+    with StatisticsCollector(net, rank=True) as collector, torch.no_grad():
         for at in range(first, last):
-            survey.name_images([f"{at}.jpg"])
+            collector.name_images([f"{at}.jpg"])
             net(images[at : at + 1])
-    return survey.tally
+    return collector.totals
 
 
 def saved(path: Path, first: int = 0, last: int = 9, **source: Any) -> Path:
@@ -82,7 +82,7 @@ def same(one: RunningStatistics, other: RunningStatistics, rel: float = 1e-12, p
 def test_it_comes_back_to_the_last_bit(tmp_path: Path) -> None:
     found = load_statistics(saved(tmp_path / "a.json"))
     assert found.source == SOURCE and found.progress == Progress.after([f"{at}.jpg" for at in range(9)], 9)
-    same(found.tally, measured(0, 9), rel=0)
+    same(found.totals, measured(0, 9), rel=0)
     save_statistics(tmp_path / "b.json", found)
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
@@ -93,7 +93,7 @@ def test_shards_merged_in_any_order_are_the_whole(tmp_path: Path, cuts: tuple[in
     paths = [saved(tmp_path / f"{a}.json", a, b) for a, b in pairwise(edges)]
     for ordered in (paths, paths[::-1]):
         joined = merge_statistics(ordered)
-        same(joined.tally, measured(0, 9), places=ordered is paths)  # a tanh reaches its bounds more than once
+        same(joined.totals, measured(0, 9), places=ordered is paths)  # a tanh reaches its bounds more than once
         assert joined.progress is None and joined.source == SOURCE
     alone = merge_statistics(paths[:1])
     assert alone.progress == Progress.after([f"{at}.jpg" for at in range(9)], edges[1])
@@ -101,13 +101,13 @@ def test_shards_merged_in_any_order_are_the_whole(tmp_path: Path, cuts: tuple[in
 
 def test_one_that_has_counted_nothing_adds_nothing(tmp_path: Path) -> None:
     save_statistics(tmp_path / "empty.json", SavedStatistics(SOURCE, RunningStatistics()))
-    same(merge_statistics([tmp_path / "empty.json", saved(tmp_path / "a.json")]).tally, measured(0, 9))
+    same(merge_statistics([tmp_path / "empty.json", saved(tmp_path / "a.json")]).totals, measured(0, 9))
 
 
 def test_a_run_taken_up_again_ends_as_one_that_was_not_cut_short(tmp_path: Path) -> None:
-    tally = load_statistics(saved(tmp_path / "a.json", 0, 5)).tally
-    tally.merge(measured(5, 9))
-    same(tally, measured(0, 9))
+    totals = load_statistics(saved(tmp_path / "a.json", 0, 5)).totals
+    totals.merge(measured(5, 9))
+    same(totals, measured(0, 9))
 
 
 def test_progress_knows_its_images_by_their_names() -> None:

@@ -50,10 +50,10 @@ def read(folder: Path) -> Any:
 def measured() -> list[LayerStatistics]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 1), nn.Sigmoid())
-    with torch.no_grad(), StatisticsCollector(net, rank=True) as survey:
+    with torch.no_grad(), StatisticsCollector(net, rank=True) as collector:
         net[0].bias[1] = -9
         net(torch.randn(3, 3, 12, 12))
-    return survey.tally.statistics()
+    return collector.totals.statistics()
 
 
 def test_scalars_are_the_statistics(tmp_path: Path) -> None:

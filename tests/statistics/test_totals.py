@@ -1,4 +1,4 @@
-"""Tallies of whole models: joined in any way they are the whole."""
+"""Running statistics of whole models: merged in any order they equal the whole."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def random(*shape: int, seed: int = 3) -> Tensor:
 
 
 def counted(values: Tensor, *keys: str) -> RunningStatistics:
-    """A tally of ``values`` as what each layer put out; ``name#1`` is a second call."""
-    tally = RunningStatistics(len(values))
+    """Running statistics of ``values`` as what each layer put out; ``name#1`` is a second call."""
+    totals = RunningStatistics(len(values))
     for key in keys:
         name, _, number = key.partition("#")
         found = LayerAccumulator(Call(name, "Conv2d", int(number or 0), None), values.shape[1])
         found.update(values, [f"{at}.jpg" for at in range(len(values))])
-        tally.layers[key] = found
+        totals.layers[key] = found
     norm = BatchNormAccumulator(nn.BatchNorm2d(values.shape[1]))
     norm.update(values)
-    tally.batch_norms["bn"] = norm
-    return tally
+    totals.batch_norms["bn"] = norm
+    return totals
 
 
 def test_two_halves_are_the_whole() -> None:
@@ -78,18 +78,18 @@ def test_merging_shares_nothing_that_changes() -> None:
 
 
 def test_other_layers_are_refused_before_anything_is_added() -> None:
-    tally = counted(random(2, 3, 4, 4), "a", "b")
+    totals = counted(random(2, 3, 4, 4), "a", "b")
     wider, norms = counted(random(2, 3, 4, 4), "a"), counted(random(2, 3, 4, 4), "a", "b")
     wider.layers |= counted(random(2, 5, 4, 4), "b").layers
     norms.batch_norms = counted(random(2, 5, 4, 4)).batch_norms
-    with pytest.raises(InputError, match="b has 3 channels of Conv2d and 5 of Conv2d; merge what was counted of one"):
-        tally.merge(wider)
-    with pytest.raises(InputError, match="bn has 3 channels and 5; merge what was counted of one model"):
-        tally.merge(norms)
-    assert tally.images == 2 and [found.items for found in tally.statistics()] == [2, 2]
+    with pytest.raises(InputError, match="b has 3 channels of Conv2d and 5 of Conv2d; merge statistics of one model"):
+        totals.merge(wider)
+    with pytest.raises(InputError, match="bn has 3 channels and 5; merge statistics of one model"):
+        totals.merge(norms)
+    assert totals.images == 2 and [found.items for found in totals.statistics()] == [2, 2]
 
 
-def test_a_state_gives_the_tally_back_and_goes_on() -> None:
+def test_a_state_restores_the_statistics_and_goes_on() -> None:
     values = random(5, 3, 4, 4)
     again = RunningStatistics.from_state(counted(values[:2], "a", "b#1").state_dict())
     again.merge(counted(values[2:], "a", "b#1"))
@@ -101,9 +101,9 @@ def test_a_state_gives_the_tally_back_and_goes_on() -> None:
 def test_the_threshold_of_duplicates() -> None:
     values = random(4, 3, 8, 8)
     values[:, 2] = values[:, 0] + 0.1 * values[:, 1]
-    tally = counted(values, "a")
-    assert tally.statistics()[0].duplicate_channels == ()
-    assert tally.statistics(0.9)[0].duplicate_channels == ((0, 2),)
+    totals = counted(values, "a")
+    assert totals.statistics()[0].duplicate_channels == ()
+    assert totals.statistics(0.9)[0].duplicate_channels == ((0, 2),)
 
 
 def test_nothing_counted() -> None:

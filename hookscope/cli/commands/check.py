@@ -83,7 +83,7 @@ def command(
         check_writable(junit)
         refuse_input(junit, paths)
     saved, lost = measure(MeasureOptions(model, paths, rank="min-rank" in limits.names, allow=allow, **options))
-    layers = held_layers(saved.tally.statistics(), allow)
+    layers = held_layers(saved.totals.statistics(), allow)
     offences = broken_limits(layers, limits)
     if not limits.no_nan:
         _tell_of_nan(layers)
@@ -137,7 +137,7 @@ def _report(
     broken = len({offence.layer for offence in offences})
     verdict = f"{broken} of {len(layers)} calls break a limit" if broken else f"all {len(layers)} calls are within"
     verdict = verdict if layers else "no call is left to hold against a limit"
-    totals = [f"{saved.source.model} on {counted(saved.tally.images, 'image')}: {verdict} ({', '.join(limits.names)})"]
+    totals = [f"{saved.source.model} on {counted(saved.totals.images, 'image')}: {verdict} ({', '.join(limits.names)})"]
     fields = (*FIELDS, "channels") if format in ("json", "ndjson") else FIELDS
     with process.reader_may_leave():  # the status is the result, whoever reads the rows
         output.write_rows(rows, fields, format, process.standard_output(), totals)

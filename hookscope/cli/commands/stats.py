@@ -76,8 +76,8 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
         paths = image_list(images, options["files0_from"], options["limit"])
         _check_targets(options, paths)
         saved, lost = measure(_job(model, paths, options))
-    layers = saved.tally.statistics(thresholds.correlation)
-    findings = find_problems(layers, saved.tally.drifts(), saved.tally.images, thresholds)
+    layers = saved.totals.statistics(thresholds.correlation)
+    findings = find_problems(layers, saved.totals.drifts(), saved.totals.images, thresholds)
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(_report, saved, layers, findings, chosen_format(options["format"]), options["per_channel"])
         _draw(options["plot"], saved, layers, findings)
@@ -191,7 +191,7 @@ def _tell_the_rest(findings: Sequence[Finding], keys: Iterable[str]) -> None:
 
 
 def _totals(saved: SavedStatistics, layers: Sequence[LayerStatistics]) -> list[str]:
-    images, values = counted(saved.tally.images, "image"), sum(layer.values for layer in layers)
+    images, values = counted(saved.totals.images, "image"), sum(layer.values for layer in layers)
     return [
         f"{saved.source.model} on {images}, weights {saved.source.weights}",
         f"{counted(len(layers), 'call')}, {counted(values, 'value')}; zeros and saturated are shares, dead and"
@@ -211,7 +211,7 @@ def _draw(
     from hookscope.statistics import draw_statistics
     from hookscope.system import write_atomically
 
-    about = f"{saved.source.model}, {counted(saved.tally.images, 'image')}, weights {saved.source.weights}"
+    about = f"{saved.source.model}, {counted(saved.totals.images, 'image')}, weights {saved.source.weights}"
     figure = draw_statistics(layers, findings, about)
     write_atomically(path, figure_bytes(figure, plot_suffix(path)))
 

@@ -1,0 +1,230 @@
+"""Statistics of many images in one run, which saves its progress and can be resumed after an interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from hookscope.errors import HookscopeError, InputError, UsageError
+from hookscope.hooks import Layers, Selection
+from hookscope.models import (
+    Batch,
+    LoadedModel,
+    OnLost,
+    OnNote,
+    load_batches,
+    model_errors_as_input_errors,
+    raise_lost,
+    warn_of_image,
+)
+from hookscope.statistics.collector import StatisticsCollector
+from hookscope.statistics.storage import (
+    Progress,
+    SavedStatistics,
+    Source,
+    check_same_source,
+    fingerprint_of,
+    load_statistics,
+    save_statistics,
+)
+from hookscope.statistics.totals import RunningStatistics
+from hookscope.system import StrPath, signals_held
+
+_SAVE_EVERY = 10.0  # seconds of work that a killed run may lose
+_SAVE_SHARE = 20.0  # save at most this share of the time: the covariance of every layer is large
+
+
+def measure_images(
+    loaded: LoadedModel,
+    paths: Sequence[str],
+    layers: Layers | None = None,
+    types: Iterable[str] | None = None,
+    *,
+    rank: bool = False,
+    batch_size: int = 16,
+    workers: int = 0,
+    save: StrPath | None = None,
+    resume: bool = False,
+    on_start: Callable[[int], None] = lambda done: None,
+    on_progress: Callable[[int], None] = lambda count: None,
+    on_lost: OnLost = raise_lost,
+    on_note: OnNote = warn_of_image,
+    on_interrupt: Callable[[int], None] = lambda done: None,
+) -> SavedStatistics:
+    """Measure every image with a `StatisticsCollector`; images that cannot be used are counted and left out.
+
+    With ``save`` the file is written about every ten seconds and whenever the run ends, also by an exception or a
+    signal. A later run with ``resume`` measures only the images that are missing in the file.
+
+    Args:
+        loaded: The model, see `load_model`.
+        paths: Image files in a fixed order, see `find_pictures`.
+        layers: A selection, as `capture` takes it; None for every convolution and every activation function.
+        types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
+        rank: Whether to measure the effective rank of the channels.
+        batch_size: Largest number of images in a forward pass.
+        workers: Processes that read images; 0 reads them in this process.
+        save: File of the statistics; None keeps them in memory.
+        resume: Whether to continue the run that wrote ``save``, if that file exists.
+        on_start: Called once before the first image with the number of images already done.
+        on_progress: Called with the number of images after each batch and each lost image.
+        on_lost: Called with position, name and error of an image that cannot be used; raises the error by default.
+        on_note: Called with the name of an image and a note on it; warns by default.
+        on_interrupt: Called with the number of images in ``save`` when an exception ends the run.
+
+    Returns:
+        The statistics, their source, and the progress, which counts the lost images.
+
+    Raises:
+        InputError: No image could be used, or ``save`` holds statistics of another model or of other images.
+        UsageError: ``save`` was merged from several runs.
+        LayerError: ``layers`` or ``types`` name a layer that the model does not have.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> from hookscope.models import load_model
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> paths = [f"{folder.name}/{grey}.png" for grey in (10, 20, 30)]
+        >>> for path in paths:
+        ...     Image.effect_noise((64, 64), 50).save(path)
+        >>> model, file = load_model("shapes"), f"{folder.name}/statistics.json"
+        >>> measure_images(model, paths[:2], save=file).totals.images
+        2
+        >>> saved = measure_images(model, paths, save=file, resume=True, on_start=print)
+        2
+        >>> saved.totals.images, saved.progress.lost
+        (3, 0)
+        >>> folder.cleanup()
+    """
+    chosen = "every convolution and activation function" if layers is None else _words(layers)
+    source = Source(
+        loaded.name,
+        loaded.weights,
+        "" if save is None else fingerprint_of(loaded.model),
+        loaded.preprocess.describe(),
+        chosen + (f" of {_words(types)}" if types else ""),
+        rank,
+    )
+    collector = StatisticsCollector(loaded.model, layers, types, rank=rank)
+    run = _Run(loaded, paths, collector, source, save, on_lost, on_progress)
+    if resume:
+        run.resume()
+    on_start(run.done)
+    try:
+        run.measure(batch_size, workers, on_note)
+    except BaseException:
+        run.save()
+        if save is not None and run.totals.images:
+            on_interrupt(run.done)
+        raise
+    run.save()
+    if not run.totals.images:
+        raise InputError("no image could be used", f"{len(run.lost)} were tried", "see the errors above")
+    return run.state()
+
+
+def _words(selection: Any) -> str:
+    return str(selection) if isinstance(selection, str | int | Selection) else ", ".join(map(str, selection))
+
+
+class _Run:
+    """One run over the images: what is measured, done and lost so far."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        paths: Sequence[str],
+        collector: StatisticsCollector,
+        source: Source,
+        file: StrPath | None,
+        on_lost: OnLost,
+        on_progress: Callable[[int], None],
+    ) -> None:
+        self.loaded = loaded
+        self.paths = paths
+        self.collector = collector
+        self.source = source
+        self.file = file
+        self.on_lost = on_lost
+        self.on_progress = on_progress
+        self.totals = RunningStatistics()
+        self.done = 0
+        self.lost: list[int] = []
+        self._next_save = time.monotonic() + _SAVE_EVERY
+
+    def resume(self) -> None:
+        """Load what an interrupted run has saved, if there is a file."""
+        if self.file is None or not os.path.exists(self.file):
+            return
+        name, saved = os.fspath(self.file), load_statistics(self.file)
+        check_same_source(saved.source, self.source, str(name), "this run")
+        progress = saved.progress
+        if progress is None:
+            raise UsageError(f"'{name}' was merged from several runs", do="measure the rest and merge again")
+        if Progress.after(self.paths, progress.done, progress.lost) != progress:
+            raise InputError(
+                f"'{name}' was measured on other images",
+                f"its first {progress.done} are not those of this run",
+                "name the same images in the same order",
+            )
+        self.totals, self.done = saved.totals, progress.done
+        self.lost = [-1] * progress.lost  # their positions are unknown, but below done
+
+    def measure(self, batch_size: int, workers: int, on_note: OnNote) -> None:
+        """Measure the images that are not done yet."""
+        first = self.done
+
+        def lost(position: int, name: str, error: HookscopeError) -> None:
+            self._lose(first + position, name, error)
+            self.on_progress(1)
+
+        batches = load_batches(self.loaded, self.paths[first:], batch_size, workers, lost, on_note)
+        # the hooks stay on for all passes
+        with contextlib.closing(batches), torch.no_grad(), self.collector:
+            for batch in batches:
+                self._pass(batch, [first + position for position in batch.positions])
+                self.on_progress(batch.count)
+                if time.monotonic() > self._next_save:
+                    self.save()
+        self.done = len(self.paths)
+
+    def _pass(self, batch: Batch, positions: Sequence[int]) -> None:
+        self.collector.totals = RunningStatistics()
+        self.collector.name_images(batch.names)
+        try:
+            with model_errors_as_input_errors(self.loaded.name, batch.inputs):
+                self.loaded.model(*batch.inputs)
+            with signals_held():  # totals merged in part, or merged and not marked as done, would count images twice
+                self.totals.merge(self.collector.totals)
+                self.done = positions[-1] + 1
+        except InputError as error:
+            one_size = self.loaded.preprocess.mode != "none" and self.loaded.family != "detection"
+            if not self.totals.images and one_size:
+                raise  # the model will refuse all other images too
+            for position, name in zip(positions, batch.names, strict=True):
+                self._lose(position, name, InputError(f"{name}: {error.asked}", error.exists, error.do))
+            self.done = positions[-1] + 1
+
+    def _lose(self, position: int, name: str, error: HookscopeError) -> None:
+        self.on_lost(position, name, error)
+        self.lost.append(position)
+
+    def state(self) -> SavedStatistics:
+        # a resumed run meets the images again that were lost ahead of the last batch
+        lost = sum(position < self.done for position in self.lost)
+        return SavedStatistics(self.source, self.totals, Progress.after(self.paths, self.done, lost))
+
+    def save(self) -> None:
+        """Write the file; a run that measured nothing does not overwrite that of an earlier run."""
+        if self.file is None or not self.totals.images:
+            return
+        began = time.monotonic()
+        save_statistics(self.file, self.state())
+        now = time.monotonic()
+        self._next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))

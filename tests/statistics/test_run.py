@@ -1,0 +1,222 @@
+"""Runs over many images: measured and lost images, resumed runs, and what a signal or a refusal leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from hookscope.errors import HookscopeError, InputError
+from hookscope.models import load_model
+from hookscope.statistics import run
+from hookscope.statistics.run import measure_images
+from hookscope.statistics.storage import SavedStatistics, load_statistics, save_statistics
+from hookscope.statistics.totals import RunningStatistics
+
+NETS = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 7, stride=3), nn.ReLU())
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(NETS)
+    for number in range(7):
+        Image.effect_noise((24, 20), 60 + 9 * number).convert("RGB").save(tmp_path / f"{number}.png")
+    (tmp_path / "bad.png").write_text("no picture")
+    Image.new("RGB", (5, 5)).save(tmp_path / "tiny.png")
+    return tmp_path
+
+
+PATHS = [f"{number}.png" for number in range(7)]
+
+
+def measure(*paths: str, preprocess: str = "none", input_size: Any = None, **options: Any) -> SavedStatistics:
+    """Measure with batches of 2; lost images are left out unless ``on_lost`` says otherwise."""
+    model = load_model("nets.py:net", preprocess=preprocess, input_size=input_size)
+    options = {"batch_size": 2, "on_lost": lambda position, name, error: None, **options}
+    return measure_images(model, list(paths) or PATHS, **options)
+
+
+def lost_of(saved: SavedStatistics) -> int:
+    assert saved.progress is not None
+    return saved.progress.lost
+
+
+def counts(saved: SavedStatistics) -> list[tuple[int, float | None, float | None]]:
+    return [(found.items, found.min, found.max) for found in saved.totals.statistics()]
+
+
+def test_every_image_is_counted() -> None:
+    saved = measure()
+    assert (saved.totals.images, lost_of(saved)) == (7, 0)
+    assert saved.source.model == "nets.py:net"
+    assert saved.source.fingerprint == ""  # computing it takes time, and only saved files need it
+
+
+def test_a_file_that_cannot_be_read_is_counted_and_named() -> None:
+    lost: list[tuple[int, str]] = []
+    steps: list[int] = []
+    saved = measure(
+        *("0.png", "bad.png", "1.png", "missing.png"),
+        on_lost=lambda position, name, error: lost.append((position, name)),
+        on_progress=steps.append,
+    )
+    assert (saved.totals.images, lost_of(saved), sum(steps)) == (2, 2, 4)
+    assert lost == [(1, "bad.png"), (3, "missing.png")]
+
+
+def test_a_lost_image_raises_by_default() -> None:
+    with pytest.raises(HookscopeError, match="bad\\.png"):
+        measure_images(load_model("nets.py:net", preprocess="none"), ["0.png", "bad.png", "missing.png"])
+
+
+def test_nothing_readable() -> None:
+    with pytest.raises(InputError, match="no image could be used; 2 were tried"):
+        measure("bad.png", "bad.png", save="s.json")
+    assert not os.path.exists("s.json")
+
+
+@pytest.mark.parametrize("paths", [["tiny.png", "0.png", "1.png"], ["0.png", "tiny.png", "1.png"]])
+def test_an_image_that_the_model_refuses_is_lost_alone(paths: list[str]) -> None:
+    errors: list[str] = []
+    saved = measure(*paths, batch_size=16, on_lost=lambda position, name, error: errors.append(str(error)))
+    assert (saved.totals.images, lost_of(saved)) == (2, 1)
+    assert errors[0].startswith("tiny.png: nets.py:net refuses a picture of 1x3x5x5: ")
+    assert counts(saved) == counts(measure("0.png", "1.png"))
+
+
+def test_what_refuses_the_first_of_one_size_refuses_all() -> None:
+    with pytest.raises(InputError, match="refuses a picture of 2x3x5x5"):
+        measure(preprocess="stretch", input_size=(5, 5), on_lost=lambda *lost: pytest.fail(f"{lost}"))
+
+
+def lost_in(path: str) -> tuple[int, int, int]:
+    saved = load_statistics(path)
+    assert saved.progress is not None
+    return saved.totals.images, saved.progress.done, saved.progress.lost
+
+
+def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let the pass after so many be cut short."""
+    passes = iter(range(after))
+    forward = torch.nn.ReLU.forward
+
+    def stop(self: torch.nn.ReLU, inputs: torch.Tensor) -> torch.Tensor:
+        if next(passes, None) is None:
+            raise KeyboardInterrupt
+        return forward(self, inputs)
+
+    monkeypatch.setattr(torch.nn.ReLU, "forward", stop)
+
+
+@pytest.mark.parametrize(("after", "images", "done"), [(1, 2, 3), (2, 4, 5)])
+def test_an_interrupted_run_is_resumed(monkeypatch: pytest.MonkeyPatch, after: int, images: int, done: int) -> None:
+    paths = ["0.png", "bad.png", "1.png", "2.png", "3.png", "bad.png", "4.png", "5.png"]
+    whole = measure(*paths)
+    interrupted: list[int] = []
+    started: list[int] = []
+    with monkeypatch.context() as patch:
+        stopping(patch, after)
+        with pytest.raises(KeyboardInterrupt):
+            measure(*paths, save="s.json", on_interrupt=interrupted.append)
+    assert lost_in("s.json") == (images, done, 1)
+    resumed = measure(*paths, save="s.json", resume=True, on_start=started.append)
+    assert interrupted == started == [done]
+    assert lost_of(whole) == lost_of(resumed) == 2
+    assert counts(resumed) == counts(whole)
+
+
+def test_losses_ahead_of_what_was_counted_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes in a batch: both passes come after the loss between them."""
+    Image.effect_noise((30, 30), 80).convert("RGB").save("large.png")
+    paths = ["0.png", "bad.png", "large.png", "1.png"]
+    with monkeypatch.context() as patch:
+        stopping(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            measure(*paths, save="s.json", batch_size=16)
+    assert lost_in("s.json") == (1, 1, 0)
+    assert lost_of(measure(*paths, save="s.json", resume=True)) == 1
+    assert lost_in("s.json") == (3, 4, 1)
+
+
+def test_a_run_that_counted_nothing_leaves_what_an_earlier_one_has_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure(save="s.json")
+    before = Path("s.json").read_bytes()
+    with monkeypatch.context() as patch:
+        stopping(patch, 0)
+        with pytest.raises(KeyboardInterrupt):
+            measure(save="s.json")
+    assert Path("s.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_finished_run_has_nothing_to_add(workers: int) -> None:
+    whole = measure(save="s.json", workers=workers)
+    before = Path("s.json").read_bytes()
+    again = measure(save="s.json", resume=True, workers=workers)
+    assert (counts(again), lost_of(again)) == (counts(whole), 0)
+    assert Path("s.json").read_bytes() == before
+
+
+def test_a_longer_list_is_gone_on_with() -> None:
+    measure(*PATHS[:3], save="s.json")
+    saved = measure(save="s.json", resume=True)
+    assert counts(saved) == counts(measure())
+
+
+def test_the_file_is_written_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(run, "_SAVE_EVERY", -1.0)
+    monkeypatch.setattr(run, "_SAVE_SHARE", 0.0)
+
+    def save(path: str, saved: SavedStatistics) -> None:
+        written.append(saved.totals.images)
+        save_statistics(path, saved)
+
+    monkeypatch.setattr(run, "save_statistics", save)
+    measure(save="s.json")
+    assert written == [2, 4, 6, 7, 7]
+
+
+@pytest.fixture
+def mine() -> Iterator[None]:
+    """Handlers that raise, as the program has them."""
+    old = signal.signal(signal.SIGTERM, lambda number, frame: (_ for _ in ()).throw(SystemExit(143)))
+    yield
+    signal.signal(signal.SIGTERM, old)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_while_a_batch_is_added_up_waits(
+    monkeypatch: pytest.MonkeyPatch, number: int, error: type[BaseException]
+) -> None:
+    """Or some layers would have counted the batch that a resumed run counts again."""
+    merge, times = RunningStatistics.merge, iter(range(99))
+
+    def interrupted(self: RunningStatistics, other: RunningStatistics) -> None:
+        if other.images and self.images == 2 and next(times) == 0:
+            signal.raise_signal(number)
+        merge(self, other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningStatistics, "merge", interrupted)
+        with pytest.raises(error):
+            measure(save="s.json")
+    assert lost_in("s.json") == (4, 4, 0)
+    saved = measure(save="s.json", resume=True)
+    assert counts(saved) == counts(measure())
