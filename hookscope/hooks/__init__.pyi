@@ -15,7 +15,6 @@ from .layer_types import (
     class_names as class_names,
     is_leaf as is_leaf,
     layers_with_weights as layers_with_weights,
-    no_such_type as no_such_type,
     types_in as types_in,
 )
 from .maps import (
@@ -65,12 +64,16 @@ from .selection import (
     Shape as Shape,
     call_key as call_key,
     matches_type as matches_type,
+    no_such_type as no_such_type,
     select_types as select_types,
     usual_types as usual_types,
 )
 from .tensors import (
+    joined_inputs as joined_inputs,
     map_tensors as map_tensors,
+    named_inputs as named_inputs,
     shape_of as shape_of,
+    split_inputs as split_inputs,
     storage_key as storage_key,
     tensors_in as tensors_in,
 )

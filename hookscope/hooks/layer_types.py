@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from torch import nn
 
-from hookscope.errors import LayerError, near_misses
 from hookscope.hooks.selection import Selection
 
 
@@ -26,12 +24,6 @@ def types_in(model: nn.Module) -> Counter[str]:
     return Counter(type(module).__name__ for module in model.modules())
 
 
-def describe_types(counts: Counter[str], most: int = 12) -> str:
-    """``Conv2d (36), ReLU (17)``: what a model has, for an error that says so."""
-    shown = [f"{name} ({count})" for name, count in counts.most_common(most)]
-    return ", ".join(shown) + (", ..." if len(counts) > most else "")
-
-
 def layers_with_weights(model: nn.Module) -> Selection:
     """The layers with a matrix or a filter bank, by name; every leaf where there is no such layer."""
     weighted = [name for name, module in model.named_modules() if _has_weight(module)]
@@ -43,11 +35,3 @@ def _has_weight(module: nn.Module) -> bool:
     if not is_leaf(module) and set(module._modules) != {"parametrizations"}:
         return False
     return any(parameter.dim() >= 2 for parameter in module.parameters())
-
-
-def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
-    """The error for a model without a layer of the types asked for: it says which there are and how many."""
-    asked = "/".join(types)
-    near = ", ".join(f"perhaps {name}" for kind in types for name in near_misses(kind, have, 1) if name != kind)
-    exists, do = f"the model has {describe_types(have)}", near or "choose by --type"
-    return LayerError(f"no layer of type {asked}", exists, do, kind="type", name=asked)

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from hookscope.errors import LayerError
-from hookscope.hooks.layer_types import class_names, is_leaf, no_such_type, types_in
+from hookscope.hooks.layer_types import class_names, is_leaf, types_in
 from hookscope.hooks.registration import HookHandles, StopForward, check_hookable
-from hookscope.hooks.selection import Call, Layers, Selection, matches_type, select_types
+from hookscope.hooks.selection import Call, Layers, Selection, matches_type, no_such_type, select_types
 
 OnCall = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any], Any], Any]
 OnBefore = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any]], Any]

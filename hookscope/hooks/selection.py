@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope.errors import LayerError, SelectionError, nearest
+from hookscope.errors import LayerError, SelectionError, near_misses, nearest
 
 # fmt: off
 ACTIVATION_FUNCTIONS = (
@@ -111,6 +112,20 @@ def select_types(types: Iterable[Any]) -> tuple[str, ...]:
     if not names:
         raise SelectionError("no layer type given", do="name one, such as Conv2d, or `all`")
     return names
+
+
+def describe_types(counts: Counter[str], most: int = 12) -> str:
+    """``Conv2d (36), ReLU (17), ...``, the most frequent first."""
+    shown = [f"{name} ({count})" for name, count in counts.most_common(most)]
+    return ", ".join(shown) + (", ..." if len(counts) > most else "")
+
+
+def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
+    """The error for a model without a layer of ``types``; ``have`` counts the layers of each class."""
+    asked = "/".join(types)
+    near = ", ".join(f"perhaps {name}" for kind in types for name in near_misses(kind, have, 1) if name != kind)
+    exists, do = f"the model has {describe_types(have)}", near or "choose by --type"
+    return LayerError(f"no layer of type {asked}", exists, do, kind="type", name=asked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,48 @@ def _rebuilt_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
         return parts
 
 
+def joined_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The inputs of a call as one value, as `Activations.inputs` holds them.
+
+    Returns:
+        The only positional input, the tuple of several, the dictionary where there are keywords only, else
+        ``(args, kwargs)``.
+    """
+    if kwargs:
+        return (args, kwargs) if args else kwargs
+    return args[0] if len(args) == 1 else args
+
+
+def split_inputs(inputs: Any, count: int, keywords: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The reverse of `joined_inputs`.
+
+    Args:
+        inputs: What `joined_inputs` returned.
+        count: How many positional inputs the call had.
+        keywords: Whether it had keyword inputs.
+
+    Example:
+        >>> split_inputs(joined_inputs((1,), {"scale": 2}), 1, True), split_inputs(7, 1, False)
+        (((1,), {'scale': 2}), ((7,), {}))
+    """
+    if keywords:
+        return inputs if count else ((), inputs)
+    return ((inputs,) if count == 1 else inputs), {}
+
+
+def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The inputs of a call that hold tensors, by position or keyword; an only input stands by itself.
+
+    Example:
+        >>> import torch
+        >>> shape_of(named_inputs((torch.zeros(2), 3), {"mask": torch.zeros(4)})), shape_of(named_inputs((torch.ones(1),), {}))
+        ({'0': (2,), 'mask': (4,)}, (1,))
+    """  # noqa: E501
+    named: dict[str, Any] = {str(position): value for position, value in enumerate(args)} | kwargs
+    named = {name: value for name, value in named.items() if tensors_in(value)}
+    return next(iter(named.values())) if len(named) == 1 else named
+
+
 def shape_of(value: Any) -> Shape:
     """The shape of a tensor, ``{part: shape}`` for a container of several, None where there is no tensor."""
     found = {name: tuple(int(n) for n in tensor.shape) for name, tensor in tensors_in(value).items()}

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from hookscope.errors import LayerError, ModelError, SelectionError, UsageError, nearest
 from hookscope.findings import listed
-from hookscope.hooks import Call, Observer, Selection, channel_axis, is_recomputing, map_tensors, tensors_in
+from hookscope.hooks import (
+    Call,
+    Observer,
+    Selection,
+    channel_axis,
+    is_recomputing,
+    joined_inputs,
+    map_tensors,
+    split_inputs,
+    tensors_in,
+)
 from hookscope.interventions.base import Change, Intervention, checked
 from hookscope.interventions.changes import AnyChange, Changes, pairs_of
 from hookscope.interventions.parameters import Freeze, Prune, parameter_changed
@@ -174,9 +184,8 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             return None if on_input else self._changed(change, call, module, output)
 
         def on_before(call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values | None:
-            given = _as_one(args, kwargs)
-            changed = self._changed(change, call, module, given, of_input=True)
-            return None if changed is None else _as_arguments(changed, args, kwargs)
+            changed = self._changed(change, call, module, joined_inputs(args, kwargs), of_input=True)
+            return None if changed is None else split_inputs(changed, len(args), bool(kwargs))
 
         if where.from_the_end:
             asked = f"index {where} counts from the end, which is not known while a pass runs"
@@ -251,17 +260,3 @@ def _check_reached(observers: Iterable[Observer], reached: Container[str]) -> No
         for name in observer.selection.plain_names:
             if observer.first_names.get(name, name) not in reached:
                 raise LayerError(f"'{name}' did not run: nothing was changed there", do="see list-layers --type all")
-
-
-def _as_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a layer is given, as `capture` keeps it with ``inputs=True``."""
-    if len(args) == 1 and not kwargs:
-        return args[0]
-    return ((args, kwargs) if args else kwargs) if kwargs else args
-
-
-def _as_arguments(value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
-    """What `_as_one` made one as arguments again."""
-    if len(args) == 1 and not kwargs:
-        return (value,), kwargs
-    return (value if args else ((), value)) if kwargs else (value, kwargs)

@@ -23,6 +23,7 @@ from hookscope.hooks import (
     facts_of,
     keep_and_hand_on,
     leaves_of,
+    named_inputs,
     passed_on,
     tensors_in,
 )
@@ -236,7 +237,7 @@ class _Recorder:
 
     def _on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # the values as they are now: a layer that works in place leaves others
-        return next(self._clock), facts_of(_given(args, kwargs), self._values)
+        return next(self._clock), facts_of(named_inputs(args, kwargs), self._values)
 
     def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         began, taken = self.observer.input
@@ -279,13 +280,6 @@ class _Recorder:
                 seen.call, depths[seen.began], seen.input, seen.output, reached, seen.began, seen.returned,
                 seen.differentiated,
             )  # fmt: skip
-
-
-def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a call was given, by position and keyword; of only one thing with tensors in it, just that."""
-    named: dict[str, Any] = {str(place): value for place, value in enumerate(args)} | kwargs
-    named = {name: value for name, value in named.items() if tensors_in(value)}
-    return next(iter(named.values())) if len(named) == 1 else named
 
 
 def _depths(chosen: Iterable[_Seen]) -> dict[int, int]:

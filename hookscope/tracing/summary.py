@@ -3,71 +3,71 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookscope.errors import InputError, ModelError
 from hookscope.hooks import (
     HookHandles,
     LayerCall,
+    Shape,
+    buffers_kept,
     check_hookable,
     class_names,
     is_leaf,
+    named_inputs,
     other_hooks_set_aside,
+    random_states_kept,
+    shape_of,
     tensors_in,
 )
 from hookscope.models import example_inputs, meta_forward
 from hookscope.tracing.facts import Trace, TracedCall, TracedLayer, rows_of_type
-from hookscope.tracing.recorder import Recorder
 
 
 @contextmanager
 def _everything_as_before(model: nn.Module) -> Iterator[None]:
-    """Eval mode, random state forked, no hooks of others on the model; afterwards modes, attributes and buffers are put
-    back.
+    """Run the block in eval mode and without other hooks, then put back modes, attributes, buffers and random states.
 
     A detector keeps the anchors it computed as an attribute, and those of a pass on the meta device would spoil every
-    later one. Containers among the attributes are put back too, but not what lies deeper in them.
+    later pass. Containers among the attributes are put back too, but not what lies deeper in them.
     """
     attributes = [(module, dict(vars(module))) for module in model.modules()]
-    containers = [(value, copy.copy(value)) for _, kept in attributes for value in kept.values() if _is_plain(value)]
-    values = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
+    plain = (dict, OrderedDict, list, set)
+    values = [value for _, own in attributes for value in own.values() if type(value) in plain]
+    contents = [(container, copy.copy(container)) for container in values]
     with (
         torch.inference_mode(False),  # inside it no tensor tells how often it was written
         torch.no_grad(),
-        torch.random.fork_rng(devices=[]),
+        random_states_kept(),
         other_hooks_set_aside(model),
+        buffers_kept(model),
     ):
         try:
             model.eval()
             yield
         finally:
-            for module, kept in attributes:
+            for module, own in attributes:
                 vars(module).clear()
-                vars(module).update(kept)
-            for container, content in containers:
+                vars(module).update(own)
+            for container, content in contents:
                 container.clear()
                 (container.extend if isinstance(container, list) else container.update)(content)
-            for buffer, value in values:
-                if not torch.equal(buffer, value):  # a write that changes nothing still spoils a pending backward
-                    buffer.copy_(value)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in (dict, OrderedDict, list, set)
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace:
     """Run ``model(*args)`` without arithmetic, or with it where the model needs values, and record every call.
 
-    The model is as before afterwards: modes, hooks, buffers, random state. Its hooks do not fire meanwhile; a model
-    that needs one of them to take the input is refused.
+    Modes, hooks, buffers and random states of the model are as before afterwards. Its own hooks do not fire meanwhile;
+    a model that needs one of them to take the input is refused.
 
     Args:
         model: Any eager module.
@@ -80,73 +80,53 @@ def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace
 
     Example:
         >>> import torch
-        >>> found = trace(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)), (torch.zeros(1, 3, 9, 9),))
-        >>> [call.output_shape for call in found.calls], found.macs
+        >>> summary = trace(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)), (torch.zeros(1, 3, 9, 9),))
+        >>> [call.output_shape for call in summary.calls], summary.macs
         ([(1, 8, 7, 7), (1, 8, 7, 7)], 10976)
     """
     check_hookable(model)
-    named = list(model.named_modules())
-    _check_has_shapes(model)
-    recorder, real = _record(model, named, args, dry)
-    calls = tuple(
-        TracedCall(c.layer, c.input_shape, c.output_shape, c.macs, recorder.overwritten.get(at))
-        for at, c in enumerate(recorder.calls)
-    )
-    layers = tuple(_traced_layers(model, named))
-    total = sum(call.macs for call in calls if layers[call.layer].leaf)
-    return Trace(layers, calls, sum(p.numel() for p in model.parameters()), total, real)
-
-
-def _check_has_shapes(model: nn.Module) -> None:
-    """Refuse lazy layers: their first pass makes them other layers, and cannot be undone."""
     lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
-    if lazy is not None:
+    if lazy is not None:  # the first pass makes lazy layers other layers, and cannot be undone
         raise ModelError(f"'{lazy}' has no shape yet: the model is lazy", do="run it once on a real input first")
+    recorder, real = _record(model, args, dry)
+    layers = tuple(_traced_layers(model))
+    total = sum(call.macs for call in recorder.calls if layers[call.layer].leaf)
+    params = sum(parameter.numel() for parameter in model.parameters())
+    return Trace(layers, tuple(recorder.traced_calls()), params, total, real)
 
 
-def _record(
-    model: nn.Module, named: list[tuple[str, nn.Module]], args: tuple[Any, ...], dry: bool
-) -> tuple[Recorder, bool]:
-    """What a dry pass shows, or a real one where the model wants values."""
+def _record(model: nn.Module, args: tuple[Any, ...], dry: bool) -> tuple[_Recorder, bool]:
+    """What a pass without arithmetic shows, or a real one where the model wants values; and whether it was real."""
     refusal: Exception | None = None
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     for real in [False] * dry + [True] * (not on_meta or not dry):
-        with _everything_as_before(model):
+        recorder = _Recorder(model)
+        with _everything_as_before(model), HookHandles() as handles:
+            for module in model.modules():
+                handles.forward_pre(module, recorder.before)
+                handles.forward(module, recorder.after)
             try:
-                return _record_pass(model, named, args, dry=not real), real
+                _ = model(*args) if real else meta_forward(model, args)
+                return recorder, real
             except Exception as error:
                 refusal = error
     assert refusal is not None
-    raise _refusal(model, args, refusal) from refusal
-
-
-def _refusal(model: nn.Module, args: tuple[Any, ...], error: Exception) -> InputError:
     shapes = " and ".join("x".join(map(str, tensor.shape)) for tensor in tensors_in(args).values())
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return InputError(f"{type(model).__name__} refuses an input of {shapes}: {lines[0][:200]}")
+    lines = str(refusal).strip().splitlines() or [type(refusal).__name__]
+    raise InputError(f"{type(model).__name__} refuses an input of {shapes}: {lines[0][:200]}") from refusal
 
 
-def _record_pass(model: nn.Module, named: list[tuple[str, nn.Module]], args: tuple[Any, ...], dry: bool) -> Recorder:
-    recorder = Recorder({id(m): at for at, (_, m) in enumerate(named)}, [name for name, _ in named])
-    with HookHandles() as door:
-        for _, module in named:
-            door.forward_pre(module, recorder.before)
-            door.forward(module, recorder.after)
-        _ = meta_forward(model, args) if dry else model(*args)
-    return recorder
-
-
-def _traced_layers(model: nn.Module, named: list[tuple[str, nn.Module]]) -> Iterator[TracedLayer]:
-    """The layers with whom they share themselves (one module, two names) or a parameter (tied weights)."""
+def _traced_layers(model: nn.Module) -> Iterator[TracedLayer]:
+    """The layers, each with its other names and with the layers that share a parameter with it (tied weights)."""
     aliases: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         aliases.setdefault(id(module), []).append(name)
     owners: dict[int, list[str]] = {}
-    for name, module in named:
+    for name, module in model.named_modules():
         for parameter in module._parameters.values():
             if parameter is not None:
                 owners.setdefault(id(parameter), []).append(name)
-    for name, module in named:
+    for name, module in model.named_modules():
         others = aliases[id(module)][1:]
         tied = [owners[id(p)] for p in module._parameters.values() if p is not None]
         others += [other for group in tied for other in group if other != name]
@@ -182,3 +162,96 @@ def list_layers(
         ('0', (1, 8, 7, 7), 10976)
     """
     return rows_of_type(trace(model, example_inputs(model, input_size) if inputs is None else inputs), types)
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    """A call that has begun; ``macs`` are those of the children that ran in it."""
+
+    layer: int
+    input_shape: Shape
+    macs: int = 0
+
+
+@dataclass(slots=True)
+class _WatchedOutput:
+    """An output of a call: an alias with the same version counter, and the version when it was returned."""
+
+    call: int
+    alias: Tensor
+    version: int
+
+
+class _Recorder:
+    """The two hooks of every module, `before` and `after`, and the calls in the order in which they returned."""
+
+    def __init__(self, model: nn.Module) -> None:
+        named = list(model.named_modules())
+        self._positions = {id(module): position for position, (_, module) in enumerate(named)}
+        self._names = [name for name, _ in named]
+        self._open: list[_OpenCall] = []
+        self._watched: list[_WatchedOutput] = []
+        self._overwritten: dict[int, str] = {}
+        self.calls: list[TracedCall] = []
+
+    def traced_calls(self) -> Iterator[TracedCall]:
+        """The calls, each with the layer that overwrote its output."""
+        for position, call in enumerate(self.calls):
+            yield replace(call, overwritten_by=self._overwritten.get(position))
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record the shapes of the inputs; a forward pre-hook."""
+        self._look_for_writes()
+        self._open.append(_OpenCall(self._positions[id(module)], shape_of(named_inputs(args, kwargs))))
+
+    def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Record the shapes of the outputs and the cost; a forward hook."""
+        self._look_for_writes()
+        opened = self._open.pop()
+        while opened.layer != self._positions[id(module)]:  # a call that failed, and whose failure the model caught
+            opened = self._open.pop()
+        shape = shape_of(output)
+        macs = count_macs(module, shape) if is_leaf(module) else opened.macs
+        if self._open:
+            self._open[-1].macs += macs
+        for tensor in tensors_in(output).values():
+            alias = tensor.detach()
+            self._watched.append(_WatchedOutput(len(self.calls), alias, alias._version))
+        self.calls.append(TracedCall(opened.layer, opened.input_shape, shape, macs, None))
+
+    def _look_for_writes(self) -> None:
+        """Blame the layer that is running now for every output written to since the last look."""
+        written = [output for output in self._watched if output.alias._version != output.version]
+        if written:
+            running = self._names[self._open[-1].layer] if self._open else ""
+            self._overwritten.update({output.call: running or "the model" for output in written})
+            self._watched = [output for output in self._watched if output.alias._version == output.version]
+
+
+def count_macs(module: nn.Module, output_shape: Shape) -> int:
+    """Multiply-accumulates of one call of a leaf, by torchinfo's rule and equal to its integers.
+
+    A convolution costs its parameters times the batch and the positions of its output, any other layer its
+    ``weight`` and ``bias`` times the batch, a recurrent one its weights times batch and steps.
+
+    Args:
+        module: A layer without children.
+        output_shape: ``(N, C, H, W)`` or what the layer returned; the first part of several counts.
+
+    Example:
+        >>> import torch
+        >>> count_macs(torch.nn.Conv2d(3, 64, 7, bias=False), (1, 64, 112, 112))
+        118013952
+    """
+    shape = next(iter(output_shape.values()), ()) if isinstance(output_shape, dict) else output_shape or ()
+    macs = 0
+    for name, parameter in module.named_parameters():
+        mask = getattr(module, f"{name[:-5]}_mask", None) if name.endswith("_orig") else None
+        # a pruned parameter counts under the name it had, with the elements that its mask leaves
+        name, count = (name, parameter.numel()) if mask is None else (name[:-5], int(mask.sum()))
+        if name in ("weight", "bias"):
+            spread = math.prod(shape[:1] + shape[2:]) if "Conv" in type(module).__name__ else shape[0] if shape else 0
+            macs += count * int(spread)
+        elif "weight" in name or "bias" in name:
+            macs += count * math.prod(shape[:2])
+    return macs

@@ -20,6 +20,7 @@ from hookscope.hooks import (
     capture,
     map_tensors,
     random_states_kept,
+    split_inputs,
     tensors_in,
 )
 from hookscope.models import LoadedModel
@@ -73,10 +74,7 @@ class CallSignature:
 
     def given(self, recorded: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(args, kwargs)`` of what `Activations.inputs` holds of the call."""
-        if self.keywords:
-            args, kwargs = recorded if self.args else ((), recorded)
-            return args, kwargs
-        return ((recorded,) if self.args == 1 else recorded), {}
+        return split_inputs(recorded, self.args, self.keywords)
 
     def copied(self, recorded: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same in memory of its own: a layer may work in place."""

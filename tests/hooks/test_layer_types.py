@@ -10,12 +10,11 @@ from torch import nn
 from hookscope.errors import LayerError
 from hookscope.hooks.layer_types import (
     class_names,
-    describe_types,
     is_leaf,
     layers_with_weights,
-    no_such_type,
     types_in,
 )
+from hookscope.hooks.selection import describe_types, no_such_type
 
 
 def small() -> nn.Sequential:

@@ -17,7 +17,7 @@ from hookscope.models.sources import model_names
 from hookscope.system import cache
 from hookscope.tracing import cached_summary as listing
 from hookscope.tracing.cached_summary import cached_listing, listing as listed
-from hookscope.tracing.summary import rows_of_type
+from hookscope.tracing.facts import rows_of_type
 
 ROOT = Path(__file__).parents[2]
 NAME = "squeezenet1_1"

@@ -20,8 +20,8 @@ from hookscope.models.inputs import example_inputs
 from hookscope.models.load import load_model
 from hookscope.models.names import torchvision_names
 from hookscope.models.torchvision_builders import build_skeleton
-from hookscope.tracing.recorder import count_macs
-from hookscope.tracing.summary import Trace, list_layers, rows_of_type, trace
+from hookscope.tracing.facts import Trace, rows_of_type
+from hookscope.tracing.summary import count_macs, list_layers, trace
 
 SMALL = {
     "alexnet": 63,
