@@ -4,6 +4,7 @@ from .atomic_files import (
     check_folder as check_folder,
     check_writable as check_writable,
     make_folder as make_folder,
+    replacement as replacement,
     write_atomically as write_atomically,
 )
 from .import_hook import after_import as after_import

@@ -1,4 +1,4 @@
-"""Write a file whole or not at all, and find out beforehand whether it can be written."""
+"""Write a file whole or not at all, and check beforehand whether it can be written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import shlex
 import stat
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from hookscope.errors import WriteError
 
@@ -29,13 +30,12 @@ _CURES = {
 
 
 def write_atomically(path: StrPath, data: bytes) -> None:
-    """Write ``data`` to ``path`` so that a reader sees the old file or the whole new one, and never a part.
+    """Write ``data`` to ``path`` so that a reader sees the old file or the whole new one, never a part.
 
-    A symbolic link is followed and stays. What exists and is no regular file (a device, a FIFO, ``/dev/stdout``) is
-    written straight. A new file gets its mode from the umask, an old one keeps its mode.
+    See `replacement` for links, devices and modes.
 
     Raises:
-        WriteError: it cannot be written; what was there before is untouched and nothing is left lying about.
+        WriteError: it cannot be written; the old file is intact and no temporary file is left.
 
     Example:
         >>> import tempfile, pathlib
@@ -45,19 +45,54 @@ def write_atomically(path: StrPath, data: bytes) -> None:
         ...     path.read_bytes()
         b'whole'
     """
-    with _write_errors(path):
-        number = _descriptor(path)
-        old = None if number is not None else _stat(path)
-        if number is not None:
-            _write_straight(os.dup(number), data)
-        elif old is not None and not stat.S_ISREG(old.st_mode):
-            _write_straight(os.open(path, os.O_WRONLY | os.O_CLOEXEC), data)
-        else:
-            _replace(_target(path), data, old)
+    with _write_errors(path), replacement(path) as stream:
+        stream.write(data)
+
+
+@contextlib.contextmanager
+def replacement(path: StrPath) -> Iterator[BinaryIO]:
+    """A stream whose content replaces the file ``path`` at the end of the block, unless the block raises.
+
+    A symbolic link is followed and stays. A path that exists and is not a regular file (a device, a FIFO,
+    ``/dev/stdout``) is written directly. A new file gets its mode from the umask, an old one keeps its mode.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    number = _descriptor(path)
+    old = None if number is not None else _stat(path)
+    if number is not None:
+        direct = os.dup(number)
+    elif old is not None and not stat.S_ISREG(old.st_mode):
+        direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    else:
+        direct = None
+    if direct is not None:
+        with open(direct, "wb") as stream:
+            yield stream
+        return
+    target = _target(path)
+    if old is not None:
+        os.close(os.open(target, os.O_WRONLY | os.O_CLOEXEC))  # rename would replace a write-protected file
+    # A name of fixed length: one derived from a name of 250 characters would be too long.
+    temporary = os.path.join(os.path.dirname(target), f".hookscope-{os.urandom(8).hex()}.tmp")
+    try:
+        # Not tempfile.mkstemp: its files have mode 0600 whatever the umask, which cannot be read without setting it.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "wb") as stream:
+            if old is not None:
+                with contextlib.suppress(PermissionError):  # a file of another user that its group may write
+                    os.fchown(descriptor, old.st_uid, old.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+            yield stream
+        os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(OSError):  # already renamed, or never created
+            os.unlink(temporary)
 
 
 def check_writable(path: StrPath) -> None:
-    """Find out before any work whether ``write_atomically(path, ...)`` can succeed; nothing is written.
+    """Check whether ``write_atomically(path, ...)`` can succeed; writes nothing.
 
     Raises:
         WriteError: ``path`` is a folder or write-protected, or its folder is missing or not writable.
@@ -83,10 +118,10 @@ def check_writable(path: StrPath) -> None:
 
 
 def check_folder(path: StrPath) -> None:
-    """Find out before any work whether files can be written to the folder ``path``, which may yet have to be made.
+    """Check whether files can be written to the folder ``path``, which need not exist yet.
 
     Raises:
-        WriteError: it is no folder, or neither it nor the nearest folder above it can be written to.
+        WriteError: it is not a folder, or neither it nor its nearest existing parent is writable.
 
     Example:
         >>> import tempfile
@@ -101,7 +136,7 @@ def check_folder(path: StrPath) -> None:
 
 
 def make_folder(path: StrPath) -> None:
-    """Make the folder ``path`` and those above it where they are missing.
+    """Make the folder ``path`` and its parents if they are missing.
 
     Raises:
         WriteError: it cannot be made.
@@ -117,60 +152,35 @@ def make_folder(path: StrPath) -> None:
         os.makedirs(path, exist_ok=True)
 
 
-def _replace(target: str, data: bytes, old: os.stat_result | None) -> None:
-    if old is not None:
-        os.close(os.open(target, os.O_WRONLY | os.O_CLOEXEC))  # a write-protected file could be renamed over; refuse it
-    # A name of its own length: one derived from a name of 250 characters would be too long.
-    temporary = os.path.join(os.path.dirname(target), f".hookscope-{os.urandom(8).hex()}.tmp")
-    try:
-        # Not mkstemp, which makes files only their owner can read whatever the umask says.
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with open(descriptor, "wb") as stream:
-            if old is not None:
-                with contextlib.suppress(PermissionError):  # a file of somebody else's that its group may write
-                    os.fchown(descriptor, old.st_uid, old.st_gid)
-                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
-            stream.write(data)
-        os.replace(temporary, target)
-    finally:
-        with contextlib.suppress(OSError):  # gone by the rename, or never made: the first error is the one to tell
-            os.unlink(temporary)
-
-
-def _write_straight(descriptor: int, data: bytes) -> None:
-    with open(descriptor, "wb") as stream:
-        stream.write(data)
-
-
 def _descriptor(path: StrPath) -> int | None:
-    """The number behind ``/dev/stdout`` and its like.
+    """The file descriptor behind ``/dev/stdout`` and similar names.
 
-    Replacing what it points to would pull a file from under the shell that has it open and perhaps appends to it.
+    Replacing its file would detach it from the shell, which has it open and may append to it.
     """
-    found = _DESCRIPTOR.fullmatch(os.fspath(path))
-    if found is None:
+    match = _DESCRIPTOR.fullmatch(os.fspath(path))
+    if match is None:
         return None
-    return int(found["number"]) if found["number"] else {"stdout": 1, "stderr": 2}[found["name"]]
+    return int(match["number"]) if match["number"] else {"stdout": 1, "stderr": 2}[match["name"]]
 
 
 def _target(path: StrPath) -> str:
-    # Not realpath alone: a relative name works below folders that this user may not enter, an absolute one does not.
+    # Not always realpath: a relative name works in folders whose parents the user may not enter.
     return os.path.realpath(path) if os.path.islink(path) else os.fspath(path)
 
 
 def _stat(path: StrPath) -> os.stat_result | None:
-    """What is at ``path``, links followed; None where nothing is. A folder is an error."""
+    """The status of ``path``, links followed; None if nothing is there. A folder is an error."""
     if not os.fspath(path):
         raise WriteError("cannot write to an empty name", do="name a file")
     if not os.path.basename(path):  # "folder/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    return found
+    return status
 
 
 def _require(path: StrPath, access: int) -> None:
@@ -193,7 +203,7 @@ def _write_errors(path: StrPath) -> Iterator[None]:
         yield
     except OSError as error:
         raise _write_error(os.fspath(path), error) from error
-    except ValueError as error:  # a NUL or a character the file system's encoding does not have
+    except ValueError as error:  # a NUL, or a character outside the file system's encoding
         raise WriteError(f"cannot write {os.fspath(path)}: {error}") from error
 
 

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,15 +75,8 @@ def test_the_file_says_what_it_is(place: Path) -> None:
     cache.store("a kind/../x", KEY, [1])
     path = only_file(place)
     assert path.name.startswith("a-kind-..-x-model-resnet34-torch-2.15.0-cu132-")
-    content = {"format": cache.FORMAT, "kind": "a kind/../x", "key": KEY, "check": zlib.crc32(b"[1]"), "value": [1]}
-    assert json.loads(path.read_text()) == content
-
-
-def test_a_changed_digit_is_no_fact(place: Path) -> None:
-    cache.store("k", KEY, {"macs": 118013952})
-    path = only_file(place)
-    path.write_text(path.read_text().replace("118013952", "118013953"))
-    assert cache.load("k", KEY) is None
+    header = {"format": cache.FORMAT, "kind": "a kind/../x", "key": KEY}
+    assert json.loads(path.read_text()) == {"header": header, "value": [1]}
 
 
 def test_names_stay_short(place: Path) -> None:
@@ -94,7 +86,13 @@ def test_names_stay_short(place: Path) -> None:
 
 
 def changed(**entries: Any) -> Callable[[bytes], bytes]:
-    return lambda content: json.dumps({**json.loads(content), **entries}).encode()
+    """Another header with an entry that is not what was stored."""
+
+    def change(content: bytes) -> bytes:
+        stored = json.loads(content)
+        return json.dumps({**stored, "header": {**stored["header"], **entries}}).encode()
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -122,12 +120,6 @@ def test_a_damaged_file_is_none_and_is_replaced(place: Path, damage: Callable[[b
     assert cache.load("kind", KEY) is None
     cache.store("kind", KEY, {"answer": 43})
     assert cache.load("kind", KEY) == {"answer": 43}
-
-
-def test_a_file_too_large_is_not_read(place: Path) -> None:
-    cache.store("kind", KEY, 1)
-    os.truncate(only_file(place), 10 << 30)  # sparse: takes no space
-    assert cache.load("kind", KEY) is None
 
 
 def test_a_folder_or_a_pipe_in_its_place_is_none(place: Path) -> None:

@@ -90,7 +90,7 @@ def _change(entry: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> d
         lambda text: text.replace('"size"', '"sise"'),
         lambda text: json.dumps({**json.loads(text), "value": None}),
         lambda text: json.dumps({**json.loads(text), "value": [1, 2]}),
-        lambda text: json.dumps({**json.loads(text), "format": 0}),
+        lambda text: json.dumps({**json.loads(text), "header": {}}),
         lambda text: json.dumps(_change(json.loads(text), lambda value: value.update(calls=[[1, 2]]))),
         lambda text: json.dumps(_change(json.loads(text), lambda value: value.update(layers=[]))),
         lambda text: json.dumps(_change(json.loads(text), lambda value: value.update(layers=3))),
