@@ -99,6 +99,17 @@ class InstallationError(HookscopeError):
     """A missing or broken package that hookscope needs."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the memory is full: ``MemoryError``, torch's class on a GPU, or its RuntimeError on the CPU.
+
+    Example:
+        >>> is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+        True
+    """
+    torchs = type(error).__name__ == "OutOfMemoryError"  # torch need not be imported
+    return isinstance(error, MemoryError) or torchs or "can't allocate memory" in str(error)
+
+
 def printable(text: str) -> str:
     """``text`` with control, format and undecodable characters written as escapes, safe to show on a terminal.
 

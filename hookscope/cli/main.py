@@ -24,7 +24,7 @@ from hookscope.cli.process import (
     streams_as_now,
     warnings_as_notes,
 )
-from hookscope.errors import HookscopeError, WriteError, near_misses
+from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses
 from hookscope.models import broken_pair, missing_package, package_versions
 
 # Each module holds a click command named `command`; it is imported when it is run or its help is shown.
@@ -174,7 +174,7 @@ def _told(error: BaseException, run: _Run) -> HookscopeError:
     if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRNOS:
         drop_output()
         return WriteError(f"cannot write standard output: {error.strerror}")
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return HookscopeError("out of memory", do="try a smaller picture, model or number of layers")
     return _unexpected(error, run)
 
@@ -186,12 +186,6 @@ def _unexpected(error: BaseException, run: _Run) -> HookscopeError:
     kind = type(error).__name__
     what = f"unexpected {kind}: {text}" if text else f"unexpected {kind}"
     return HookscopeError(what, do="report it" if run.traceback else "run again with --traceback and report it")
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """MemoryError, and what torch raises in its place: a class of that name on a GPU, a RuntimeError on the CPU."""
-    named = type(error).__name__ == "OutOfMemoryError"
-    return isinstance(error, MemoryError) or named or "can't allocate memory" in str(error)
 
 
 def _system_exit(error: SystemExit) -> int:

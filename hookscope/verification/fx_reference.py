@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx, nn
 from torchvision.models import feature_extraction
 
-from hookscope.errors import ModelError
+from hookscope.errors import ModelError, is_out_of_memory
 from hookscope.hooks import call_key, is_leaf, tensors_in
 
 
@@ -71,11 +70,6 @@ def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[
     run = _NodeByNode(_step("fx cannot trace it", lambda: _traced(graph)), on_output)
     _step("its graph does not run", lambda: run.run(*inputs))
     return Edges(tuple(run.edges), run.overwritten)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the machine is too small, which says nothing about the model."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _step(refusal: str, action: Callable[[], Any]) -> Any:

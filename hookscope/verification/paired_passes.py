@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, InputError
 from hookscope.hooks import (
     Activations,
     Call,
@@ -23,8 +22,8 @@ from hookscope.hooks import (
     split_inputs,
     tensors_in,
 )
-from hookscope.models import LoadedModel
-from hookscope.verification.fx_reference import Edges, is_out_of_memory
+from hookscope.models import LoadedModel, model_errors_as_input_errors
+from hookscope.verification.fx_reference import Edges
 
 
 def noise_pictures(net: LoadedModel, seed: int = 0) -> list[Tensor]:
@@ -155,17 +154,8 @@ class PairedPasses:
 
     def run(self) -> Any:
         """One pass; an InputError when the model refuses the pictures."""
-        inputs = self.inputs()
-        try:
-            return self.model(*inputs)
-        except HookscopeError:
-            raise
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            size = "x".join(map(str, self.pictures[0].shape))
-            text = " ".join(str(error).split())[:200] or type(error).__name__
-            raise InputError(f"{self.net.name} refuses a picture of {size}: {text}") from error
+        with model_errors_as_input_errors(self.net.name, self.pictures):
+            return self.model(*self.inputs())
 
     def _capture(self) -> None:
         calls: dict[Call, CallSignature] = {}

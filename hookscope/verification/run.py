@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, LayerError, ModelError
+from hookscope.errors import HookscopeError, LayerError, ModelError, is_out_of_memory
 from hookscope.hooks import (
     Call,
     Layers,
@@ -30,7 +30,7 @@ from hookscope.hooks import (
 from hookscope.models import LoadedModel
 from hookscope.tracing import Trace, TracedCall, rows_of_type, trace
 from hookscope.verification.checks import Check, Comparison
-from hookscope.verification.fx_reference import is_out_of_memory, run_fx_graph
+from hookscope.verification.fx_reference import run_fx_graph
 from hookscope.verification.paired_passes import PairedPasses
 
 TOLERANCE = 1e-5
