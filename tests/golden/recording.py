@@ -56,7 +56,7 @@ def record(command_lines: str) -> dict[str, Any]:
         _fill(folder)
         inputs = _names(folder)
         steps = []
-        with _surroundings(folder):
+        with surroundings(folder):
             for line in command_lines.strip().splitlines():
                 steps.append(_run(line, folder))
         names = _names(folder) - inputs
@@ -82,7 +82,7 @@ def _fill(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _surroundings(folder: Path) -> Iterator[None]:
+def surroundings(folder: Path) -> Iterator[None]:
     """An environment that depends on nothing outside: an empty cache, a known width, no network, Python's warnings."""
     before = dict(os.environ)
     os.environ["MPLCONFIGDIR"] = os.path.join(before.get("XDG_CACHE_HOME", tempfile.gettempdir()), "matplotlib")
@@ -126,7 +126,7 @@ def _run(line: str, folder: Path) -> dict[str, Any]:
         done = subprocess.run(program, input=stdin, capture_output=True, check=False)
         status, stdout, stderr = done.returncode, done.stdout, done.stderr
     else:
-        status, stdout, stderr = _run_here(words, stdin, terminal="TERMINAL" in kinds)
+        status, stdout, stderr = run_here(words, stdin, terminal="TERMINAL" in kinds)
     facts: dict[str, Any] = {"command": line.strip(), "status": status}
     texts: dict[str, Any] = {}
     if stdout:
@@ -136,7 +136,7 @@ def _run(line: str, folder: Path) -> dict[str, Any]:
     return {"facts": facts, "texts": texts}
 
 
-def _run_here(words: list[str], stdin: bytes, terminal: bool) -> tuple[int, bytes, bytes]:
+def run_here(words: list[str], stdin: bytes, terminal: bool) -> tuple[int, bytes, bytes]:
     out, err = io.BytesIO(), io.BytesIO()
     stdout = (_Terminal if terminal else io.TextIOWrapper)(out, encoding="utf-8", write_through=True)
     stderr = io.TextIOWrapper(err, encoding="utf-8", write_through=True)

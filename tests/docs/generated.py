@@ -1,0 +1,286 @@
+"""The generated sections of the pages: help texts, fields of rows, findings, the Python interface."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import hookscope.interventions
+from hookscope.cli.main import COMMANDS, cli
+from hookscope.findings import CATALOGUE, GRAVITY
+from tests.docs.running import run_line
+
+_FIELDS = {
+    "list-layers": "commands.list_layers:FIELDS",
+    "visualize": "commands.visualize:FIELDS",
+    "stats": "output.stats_rows:FIELDS",
+    "stats --per-channel": "output.stats_rows:CHANNEL_FIELDS",
+    "predict": "commands.predict:FIELDS",
+    "cam": "commands.cam:FIELDS",
+    "saliency": "commands.saliency:FIELDS",
+    "gradients": "output.gradient_rows:FIELDS",
+    "gradients --parameters": "output.gradient_rows:PARAMETER_FIELDS",
+    "intervene": "output.effect_rows:FIELDS",
+    "intervene --classes": "output.effect_rows:CLASS_FIELDS",
+    "intervene --ablate-each": "output.effect_rows:CHANNEL_FIELDS",
+    "check": "commands.check:FIELDS",
+    "weights": "commands.weights:FIELDS",
+    "trace": "output.trace_rows:FIELDS",
+    "trace --events": "output.trace_rows:EVENT_FIELDS",
+    "watch --show": "commands.watch_show:FIELDS",
+    "verify": "commands.verify:FIELDS",
+    "list-models": "commands.list_models:FIELDS",
+}
+_QUESTIONS = {
+    "activations": "activations: `stats`",
+    "gradients": "gradients: `gradients`",
+    "weights": "weights: `weights`",
+    "training": "a training run: `watch --show`",
+}
+_SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples):$")
+
+
+def generate(words: str) -> str:
+    """The section called NAME or NAME ARGUMENT."""
+    name, _, argument = words.partition(" ")
+    return _SECTIONS[name](argument)
+
+
+def _help(command: str) -> str:
+    text = run_line(f"hookscope {command} --help".replace("  ", " "))
+    return f"```text\n{text}```"
+
+
+def _commands(_: str) -> str:
+    """Each command as in ``hookscope --help``, with a link into the reference."""
+    context = cli.make_context("hookscope", ["completion"])
+    lines = ["| command | what it does |", "| --- | --- |"]
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        lines.append(f"| [`{name}`](cli-reference.md#hookscope-{name}) | {command.get_short_help_str(200)} |")
+    return "\n".join(lines)
+
+
+def _reference(_: str) -> str:
+    """The help text of every command."""
+    sections = ["## hookscope\n\n" + _help("")]
+    sections += [f"## hookscope {name}\n\n{_help(name)}" for name in COMMANDS]
+    return "\n\n".join(sections)
+
+
+def _fields(_: str) -> str:
+    lines = ["| command | fields |", "| --- | --- |"]
+    for command, place in _FIELDS.items():
+        module, name = place.split(":")
+        lines.append(f"| `{command}` | `{' '.join(getattr(import_module(f'hookscope.cli.{module}'), name))}` |")
+    return "\n".join(lines)
+
+
+def _api(module: str) -> str:
+    """Every public name of a module: its signature and its docstring."""
+    package = import_module(module)
+    names = [name for name in sorted(package.__all__, key=str.lower) if name not in ("__version__", "interventions")]
+    return "\n\n".join(_object(name, getattr(package, name)) for name in names)
+
+
+def _object(name: str, thing: Any) -> str:
+    parts = [f"### {name}"]
+    if callable(thing):
+        parts.append(f"```text\n{_signature(name, thing)}\n```")
+    parts.append(_markdown(inspect.getdoc(thing) or ""))
+    if inspect.isclass(thing):
+        described = set(re.findall(r"^    (\w+): ", inspect.getdoc(thing) or "", re.MULTILINE))
+        members = [_member(thing, member) for member in _members(thing) if member not in described]
+        if members:
+            parts.append("\n".join(members))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _members(thing: type) -> list[str]:
+    """Public methods and properties with a docstring, those of base classes in hookscope too."""
+    names: dict[str, None] = {}
+    for owner in reversed(thing.__mro__):
+        if owner.__module__.startswith("hookscope"):
+            for name, value in vars(owner).items():
+                is_member = inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
+                if is_member and not name.startswith("_") and inspect.getdoc(getattr(thing, name)):
+                    names[name] = None
+    return list(names)
+
+
+def _member(owner: type, name: str) -> str:
+    value = inspect.getattr_static(owner, name)
+    text = inspect.getdoc(value) or inspect.getdoc(getattr(owner, name)) or ""
+    summary = " ".join(text.split("\n\n")[0].split())
+    title = name if isinstance(value, property) else f"{name}({', '.join(_parameter_names(getattr(owner, name)))})"
+    return f"- `.{title}`: {summary}"
+
+
+def _parameter_names(function: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+class _Plain(str):
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _signature(name: str, thing: Callable[..., Any]) -> str:
+    signature = inspect.signature(thing)
+    parameters = [
+        value.replace(annotation=_Plain(value.annotation)) if isinstance(value.annotation, str) else value
+        for value in signature.parameters.values()
+        if value.name != "self"
+    ]
+    returns = signature.return_annotation
+    if inspect.isclass(thing):
+        returns = inspect.Signature.empty
+    if isinstance(returns, str):
+        returns = _Plain(returns)
+    text = str(signature.replace(parameters=parameters, return_annotation=returns))
+    if len(name + text) <= 100:
+        return _short_names(name + text)
+    lines = [f"    {parameter}," for parameter in _with_markers(parameters)]
+    end = "" if returns is inspect.Signature.empty else f" -> {inspect.formatannotation(returns)}"
+    return _short_names("\n".join([f"{name}(", *lines, f"){end}"]))
+
+
+def _with_markers(parameters: list[inspect.Parameter]) -> list[str]:
+    words, keyword_only = [], False
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
+            words.append("*")
+            keyword_only = True
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            keyword_only = True
+        words.append(str(parameter))
+    return words
+
+
+def _short_names(text: str) -> str:
+    """Class names without the modules that hold them; defaults without addresses."""
+    text = re.sub(r"<(?:function|class|built-in function) '?([\w.]+)'?.*?>", r"\1", text)
+    return re.sub(r"\b(?:hookscope|collections|torch|pathlib|typing|PIL|numpy)(?:\.[a-z_]\w*)*\.(?=[A-Za-z])", "", text)
+
+
+def _markdown(docstring: str) -> str:
+    """A docstring in Google's form as Markdown: arguments as lists, examples as fenced blocks."""
+    text, section, lines = [], "", docstring.splitlines()
+    blocks: list[tuple[str, list[str]]] = [("", [])]
+    for line in lines:
+        heading = _SECTION.match(line)
+        if heading:
+            section = heading[1]
+            blocks.append((section, []))
+        elif section and line and not line.startswith(" "):
+            section = ""
+            blocks.append(("", [line]))
+        else:
+            blocks[-1][1].append(line)
+    for section, content in blocks:
+        body = inspect.cleandoc("\n".join(content)) if section else "\n".join(content).strip("\n")
+        if not body.strip():
+            continue
+        if section.startswith("Example"):
+            text.append(_example(body))
+        elif section in ("Args", "Attributes", "Raises"):
+            text.append(f"{ {'Args': 'Arguments'}.get(section, section) }:\n\n{_list(body)}")
+        elif section:
+            text.append(f"{section}: {' '.join(body.split())}")
+        else:
+            text.append(_prose(body))
+    return "\n\n".join(text)
+
+
+def _prose(body: str) -> str:
+    """Paragraphs; an indented one, and what follows ``::``, is a block of code."""
+    paragraphs = []
+    for paragraph in re.split(r"\n\s*\n", body):
+        if paragraph.startswith("    "):
+            paragraphs.append(f"```text\n{inspect.cleandoc(paragraph)}\n```")
+        else:
+            paragraphs.append(re.sub(r"::$", ":", paragraph))
+    return "\n\n".join(paragraphs)
+
+
+def _example(body: str) -> str:
+    return f"```pycon\n{body}\n```" if ">>>" in body else _prose(body)
+
+
+def _list(body: str) -> str:
+    entries = re.split(r"\n(?=\S)", body)
+    lines = []
+    for entry in entries:
+        name, _, meaning = " ".join(entry.split()).partition(": ")
+        lines.append(f"- `{name}`: {meaning}" if meaning else f"- {name}")
+    return "\n".join(lines)
+
+
+def _interventions(_: str) -> str:
+    """Each word of ``--at`` with its class, its own parameters and the first sentence of its docstring."""
+    lines = ["| word | class | parameters | what it does |", "| --- | --- | --- | --- |"]
+    common = {field.name for field in dataclasses.fields(hookscope.interventions.Zero)}
+    for word, kind in hookscope.interventions.WORDS.items():
+        parameters = [
+            "from" if field.name in ("source", "direction") else _parameter(field)
+            for field in dataclasses.fields(kind)
+            if field.name not in common
+        ]
+        link = f"[`{kind.__name__}`](../python-api.md#{kind.__name__.lower()})"
+        lines.append(f"| `{word}` | {link} | {_codes(parameters)} | {_first_sentence(kind)} |")
+    return "\n".join(lines)
+
+
+def _parameter(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING or field.default is None:
+        return field.name
+    return f"{field.name}={field.default}".replace("False", "false").replace("True", "true")
+
+
+def _codes(words: list[str]) -> str:
+    return " ".join(f"`{word}`" for word in words) or "–"
+
+
+def _first_sentence(thing: Any) -> str:
+    return re.split(r"(?<!al\.)(?<=\.)\s", " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split()))[0]
+
+
+def _questions() -> Iterator[str]:
+    for question, names in GRAVITY.items():
+        links = ", ".join(f"[`{name}`](#{name})" for name in names)
+        yield f"| {_QUESTIONS[question]} | {links} |"
+
+
+def _findings(_: str) -> str:
+    """Every kind of finding with its meaning, its advice, and its thresholds."""
+    sections = ["\n".join(["| findings of | in order of gravity |", "| --- | --- |", *_questions()])]
+    for kind in CATALOGUE.values():
+        parts = [f"### {kind.name}", f"{kind.meaning} {kind.advice}"]
+        cases = [f"- {case}: {' '.join(texts)}" for case, texts in kind.cases.items()]
+        parts += ["\n".join(cases)] if cases else []
+        thresholds = [
+            f"| {_codes([threshold.option] if threshold.option else [])} | `{threshold.name}` | {threshold.default:g} "
+            f"| {threshold.source} |"
+            for threshold in kind.thresholds
+        ]
+        if thresholds:
+            head = ["| option | field | default | source |", "| --- | --- | --- | --- |"]
+            parts.append("\n".join([*head, *thresholds]))
+        sections.append("\n\n".join(parts))
+    return "\n\n".join(sections)
+
+
+_SECTIONS: dict[str, Callable[[str], str]] = {
+    "help": _help,
+    "reference": _reference,
+    "commands": _commands,
+    "fields": _fields,
+    "api": _api,
+    "interventions": _interventions,
+    "findings": _findings,
+}

@@ -1,0 +1,91 @@
+"""The pages against the program: examples run, what they print and draw is shown, and nothing is left out."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+import hookscope
+import hookscope.interventions
+from hookscope.cli.main import COMMANDS, cli
+from tests.docs.pages import PAGES, ROOT, anchors, commands, examples, links
+from tests.docs.renew import renew, same_picture, shown_pictures
+
+TEXTS = {name: path.read_text() for name, path in PAGES.items()}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_shows_what_the_program_prints_and_draws(name, tmp_path):
+    assert renew(name, tmp_path) == TEXTS[name], f"run: python -m tests.docs {name}"
+    for stored in shown_pictures(name):
+        drawn = tmp_path / stored.name
+        assert not drawn.exists() or same_picture(stored, drawn), f"run: python -m tests.docs {name}"
+
+
+def test_every_picture_is_drawn_by_an_example_of_a_page_that_shows_it():
+    drawn = {path.name for path in ROOT.glob("docs/images/*")}
+    code = "".join(example.code for text in TEXTS.values() for _, example in examples(text))
+    assert {name for name in drawn if name not in code} == set()
+    assert drawn == {path.name for name in PAGES for path in shown_pictures(name)}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    for link in links(TEXTS[name]):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (PAGES[name].parent / path).resolve() if path else PAGES[name]
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+def test_every_page_is_in_the_index():
+    linked = {(ROOT / "docs" / link.split("#")[0]).resolve() for link in links(TEXTS["docs/index.md"])}
+    assert {path for name, path in PAGES.items() if "README" not in name} - linked == {ROOT / "docs" / "index.md"}
+
+
+def test_every_command_is_run_by_an_example_outside_the_reference():
+    text = "".join(TEXTS[name] for name in TEXTS if name != "docs/cli-reference.md")
+    lines = [
+        line for _, example in examples(text) if example.language in ("sh", "console") for line in commands(example)
+    ]
+    run = set(re.findall(r"hookscope ([a-z-]+)", "\n".join(lines)))
+    assert set(COMMANDS) <= run
+
+
+def test_every_option_is_somewhere():
+    text = "".join(TEXTS.values())
+    context = cli.make_context("hookscope", ["completion"])
+    for name in COMMANDS:
+        for parameter in cli.get_command(context, name).params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                assert parameter.opts[-1] in text, (name, parameter.name)
+
+
+def test_every_public_name_is_in_the_python_reference():
+    headings = set(re.findall(r"^### (\S+)$", TEXTS["docs/python-api.md"], re.MULTILINE))
+    names = {*hookscope.__all__, *hookscope.interventions.__all__} - {"__version__", "interventions"}
+    assert names == headings
+
+
+def test_the_readme_is_short_and_has_the_two_commands():
+    for name in ("README.md", "docs/zh-CN/README.md"):
+        assert TEXTS[name].count("\n") <= 150
+        assert {example.mark for _, example in examples(TEXTS[name])} >= {"install command", "test command"}
+
+
+def test_both_readmes_show_the_same_commands():
+    english, chinese = (
+        [line for _, example in examples(TEXTS[name]) if example.language != "text" for line in commands(example)]
+        for name in ("README.md", "docs/zh-CN/README.md")
+    )
+    assert english == chinese
+
+
+def test_pictures_are_small_and_kept_once():
+    files = list(Path(ROOT / "docs").rglob("*.png"))
+    assert sum(path.stat().st_size for path in files) < 1_500_000
+    assert len({hashlib.sha256(path.read_bytes()).digest() for path in files}) == len(files)
