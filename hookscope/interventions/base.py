@@ -1,13 +1,14 @@
-"""What an intervention is: a rule that makes another tensor of an activation, on all of it or on a part."""
+"""The base of interventions: a rule that computes a new tensor from an activation, from all of it or from a part."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,26 +16,67 @@ from torch import Tensor, nn
 from hookscope.errors import LayerError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import Call, channel_axis
-from hookscope.interventions.ranges import Ranges, a_type, parse_positions, parse_ranges
+from hookscope.interventions.ranges import Ranges, parse_positions, parse_ranges, type_with_article
 
 _LARGEST = (2 - 2.0**-23) * 2.0**127  # of single precision, in which most models calculate
 
 SIDES = ("output", "input")
 
-Change = Callable[[Call, "Tensor"], "Tensor | None"]
-"""An intervention, or a person's own function; None returned is no change."""
+WORDS: dict[str, type[Spelled]] = {}
+"""Every class that `--at` can name, by its word. A class with a ``word`` enters when it is defined."""
+
+
+class Spelled:
+    """A dataclass that the command line can spell ``word:parameter=value,...``.
+
+    Attributes:
+        word: Its name on the command line; a subclass without one of its own is not in `WORDS`.
+        summary: What it does, in a line of the help.
+        one_pass: Parameters that have another default where a model in eval mode runs once.
+        changes_forward: Whether its effect shows in a forward pass.
+    """
+
+    word: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    one_pass: ClassVar[Mapping[str, Any]] = {}
+    changes_forward: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "word" in vars(cls):
+            WORDS[cls.word] = cls
+
+    def check_one_image(self) -> None:
+        """Refuse parameters that have no effect on a batch of one image.
+
+        Raises:
+            UsageError: for such parameters.
+        """
+
+
+def parameter(default: Any = dataclasses.MISSING, example: str = "", from_file: str = "", **options: Any) -> Any:
+    """A field of an intervention, with what the command line needs to know of it.
+
+    Args:
+        default: The default value; without one the parameter must be given.
+        example: A value for help and errors, where the default is not one.
+        from_file: What ``from=`` names where the value comes from a file: ``tensor``, ``image``, or ``images`` for a
+            folder.
+        options: Of `dataclasses.field`.
+    """
+    return dataclasses.field(default=default, metadata={"example": example, "from_file": from_file}, **options)
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a tensor stands in the pass.
+    """The place of a tensor in the pass.
 
     Attributes:
-        call: The call that it belongs to.
-        part: Its place in a container, as `tensors_in` names it; empty for a bare tensor.
-        shape: That of the whole tensor.
-        axis: Which of its axes has the channels; 0 where there is no axis of images.
-        where: What of it is changed, an index into it; None for all.
+        call: The call of the layer.
+        part: The tensor's place in a container, as `tensors_in` names it; empty for a bare tensor.
+        shape: Shape of the whole tensor.
+        axis: The channel axis; 0 means the tensor has no batch axis.
+        where: Index of the changed part; None for the whole tensor.
     """
 
     call: Call
@@ -45,25 +87,25 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Intervention:
-    """What all interventions have in common: which part of which tensor they change.
+class Intervention(Spelled):
+    """Changes an activation, or the part of it that ``channels`` and ``positions`` choose.
 
-    A subclass says in `change` what becomes of that part. The tensor it gets is never written to; what has no floating
-    point is passed over.
+    A subclass computes the new values in `change`. The tensor itself is never written to. Tensors that are not
+    floating point pass unchanged.
 
     Args:
-        channels: Which channels, such as ``"0-31,40"`` (both ends are meant), ``3``, ``[0, 5]``; None for all. Of a
-            parameter they are those of its first axis.
-        positions: Where in the map, one range for each of its axes: ``"0-9x5-14"`` are rows 0 to 9 and columns 5 to
-            14, ``"1-196"`` tokens; None for everywhere.
-        on: ``output``, or ``input`` for what goes into the layer.
+        channels: Channels, such as ``"0-31,40"`` (both ends included), ``3`` or ``[0, 5]``; None for all. For a
+            parameter they count its first axis.
+        positions: Positions in the map, one range per axis: ``"0-9x5-14"`` means rows 0 to 9 and columns 5 to 14,
+            ``"1-196"`` tokens 1 to 196; None for all.
+        on: ``output`` or ``input`` of the layer.
 
     Raises:
-        UsageError: for what cannot be read.
+        UsageError: for a value that cannot be read.
     """
 
-    channels: Any = None
-    positions: Any = None
+    channels: Any = parameter(None, example="0-31")
+    positions: Any = parameter(None, example="0-9x5-14")
     on: str = "output"
 
     def __post_init__(self) -> None:
@@ -75,18 +117,18 @@ class Intervention:
     def __call__(
         self, call: Call, tensor: Tensor, module: nn.Module | None = None, part: str = "", axis: int | None = None
     ) -> Tensor:
-        """``tensor``, or what it becomes at ``call``.
+        """Compute the changed tensor; ``tensor`` itself where nothing changes.
 
         Args:
             call: The call that it belongs to.
-            tensor: What the layer put out, or was given.
-            module: The layer, which tells where the channels are.
-            part: Its place in a container.
-            axis: Which axis has the channels, where that is known; 0 says that there is none of images.
+            tensor: An output or input of the layer.
+            module: The layer, whose class tells the channel axis.
+            part: The tensor's place in a container.
+            axis: The channel axis, where it is known; 0 means the tensor has no batch axis.
 
         Raises:
-            LayerError: for channels or positions it does not have.
-            UsageError: for a tensor that this cannot be done to.
+            LayerError: for channels or positions that the tensor does not have.
+            UsageError: for a tensor that cannot be changed so.
         """
         if self.changes_nothing:
             return tensor
@@ -95,59 +137,93 @@ class Intervention:
             return torch.quantize_per_tensor(changed, tensor.q_scale(), tensor.q_zero_point(), tensor.dtype)
         axis = channel_axis(tensor, module) if axis is None else axis
         site = Site(call, part, tuple(tensor.shape), axis, self._where(call, tensor, axis))
-        part_meant = tensor if site.where is None else tensor[site.where]
-        made = self.change(site, part_meant)
-        _check_like(made, part_meant, call.key)
+        chosen = tensor if site.where is None else tensor[site.where]
+        values = self.change(site, chosen)
+        _check_like(values, chosen, call.key)
         if site.where is None:
-            return made
+            return values
         changed = tensor.clone()
-        changed[site.where] = made
+        changed[site.where] = values
         return changed
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether every tensor stays as it is, to the bit."""
+        """Whether every tensor stays the same, to the bit."""
         return False
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """What becomes of ``part``, a tensor of the same shape; its axes are those of the whole."""
+        """Compute new values for ``part``, of its shape; its axes are those of the whole tensor."""
         raise NotImplementedError
 
     def is_active(self, module: nn.Module) -> bool:
-        """Whether it acts on ``module`` now."""
+        """Whether it changes the output of ``module`` now."""
         return True
 
     def at(self, step: int) -> Self:
-        """Itself as it is in the training step ``step``, for rates on a schedule."""
+        """The intervention in the training step ``step``, for rates on a schedule."""
         return self
 
     def _where(self, call: Call, tensor: Tensor, axis: int) -> tuple[Any, ...] | None:
-        """The index of what is meant, None for all of it."""
+        """The index of the changed part, None for the whole tensor."""
         if self.channels is None and self.positions is None:
             return None
         where: list[Any] = [slice(None)] * tensor.dim()
         if self.positions is not None:
-            places = [at for at in range(0 if axis == 0 else 1, tensor.dim()) if at != axis]
-            if len(places) != len(self.positions):
-                raise _no_such_axes(call, tensor, len(self.positions), len(places))
-            for at, span in zip(places, self.positions, strict=True):
-                where[at] = _span(call, span, tensor.shape[at])
+            axes = position_axes(tensor.dim(), axis)
+            if len(axes) != len(self.positions):
+                raise _wrong_positions(call, tensor, len(self.positions), len(axes))
+            for at, (first, last) in zip(axes, self.positions, strict=True):
+                if last >= (count := tensor.shape[at]):
+                    raise LayerError(f"no position {last} at '{call.key}'", f"there are {count}: 0 to {count - 1}")
+                where[at] = slice(first, last + 1)
         if self.channels is not None:
-            where[axis] = _within(call, self.channels, tensor.shape[axis])
+            where[axis] = list(self.channels)
+            if self.channels and self.channels[-1] >= (count := tensor.shape[axis]):
+                asked = f"no channel {self.channels[-1]} at '{call.key}'"
+                raise LayerError(asked, f"there are {count}: 0 to {count - 1}")
         return tuple(where)
 
     def __str__(self) -> str:
-        """As the command line spells it, in short: the class and the fields that are not at their default."""
+        """The class, and the fields that differ from their default as the command line spells them."""
         shown = [
-            f"{field.name}={_spelt(getattr(self, field.name))}"
+            f"{field.name}={_spelled(getattr(self, field.name))}"
             for field in dataclasses.fields(self)
             if field.repr and not _is_default(getattr(self, field.name), field.default)
         ]
         return type(self).__name__ + (f"({', '.join(shown)})" if shown else "")
 
 
+class ParameterIntervention(Spelled):
+    """Changes a parameter in another way than by new values."""
+
+    def takes(self, parameter: Tensor) -> bool:
+        """Whether a parameter of a chosen layer is meant."""
+        return True
+
+    def applied(self, name: str, parameter: nn.Parameter) -> AbstractContextManager[None]:
+        """A context in which the parameter is changed.
+
+        Args:
+            name: Name of the parameter in the model.
+            parameter: The parameter, with values.
+
+        Raises:
+            UsageError: for a parameter that cannot be changed so.
+        """
+        raise NotImplementedError
+
+
+Change = Callable[[Call, "Tensor"], "Tensor | None"]
+"""An intervention or a function of the user; None means no change."""
+
+
+def position_axes(dimensions: int, channel: int) -> list[int]:
+    """The axes of positions of a tensor with the channel axis ``channel``, 0 meaning no batch axis."""
+    return [axis for axis in range(0 if channel == 0 else 1, dimensions) if axis != channel]
+
+
 def replaced(part: Tensor, source: Tensor) -> Tensor:
-    """``source`` in the place of ``part``, in its graph: the gradient that comes back to ``part`` is 0."""
+    """``source`` in the place of ``part`` and in its graph, so that the gradient of ``part`` is 0."""
     source = source.to(part)
     if source.stride() != part.stride():
         source = laid_out_like(part, source)
@@ -155,7 +231,7 @@ def replaced(part: Tensor, source: Tensor) -> Tensor:
 
 
 def checked(changed: Any, tensor: Tensor, key: str) -> Tensor:
-    """What a person's function returned, in memory of its own; None is no change.
+    """The result of a user's function, in memory of its own; None means no change.
 
     Raises:
         UsageError: for anything but a tensor of the same shape, type and device; it names the layer.
@@ -163,7 +239,7 @@ def checked(changed: Any, tensor: Tensor, key: str) -> Tensor:
     if changed is None:
         return tensor
     _check_like(changed, tensor, key)
-    # the next layer may work in place, and the function may keep what it returned
+    # the next layer may work in place, and the function may keep its result
     own: Tensor = changed.clone()
     return own
 
@@ -171,43 +247,49 @@ def checked(changed: Any, tensor: Tensor, key: str) -> Tensor:
 def _check_like(changed: Any, tensor: Tensor, key: str) -> None:
     asked = f"the intervention at '{key}' returns"
     if not isinstance(changed, torch.Tensor):
-        raise UsageError(f"{asked} {a_type(changed)}", "a tensor was given", "return one like it")
+        raise UsageError(f"{asked} {type_with_article(changed)}", "it got a tensor", "return one like it")
     for what in ("shape", "dtype", "device"):
-        made, given = getattr(changed, what), getattr(tensor, what)
-        if made != given:
-            raise UsageError(f"{asked} {what} {_told(made)}", f"{_told(given)} was given", "return a tensor like it")
+        new, old = (_attribute_text(getattr(value, what)) for value in (changed, tensor))
+        if new != old:
+            raise UsageError(f"{asked} {what} {new}", f"it got {old}", "return a tensor like it")
 
 
-def _told(value: Any) -> str:
+def _attribute_text(value: Any) -> str:
     return ("x".join(map(str, value)) or "()") if isinstance(value, tuple) else str(value).removeprefix("torch.")
 
 
 def check_number(name: str, value: Any) -> None:
-    """Refuse what is no number, and a finite one that single precision does not reach, as the parameter ``name``."""
+    """Refuse values of the parameter ``name`` that are not numbers or exceed single precision."""
     try:
         number = None if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         number = None
     if number is None:
-        raise UsageError(f"{name}={value!r} is no number", do="give a finite number")
+        raise UsageError(f"{name}={value!r} is not a number", do="give a finite number")
     if math.isnan(number):
         raise UsageError(f"{name}=nan", do="give a finite number")
     if math.isfinite(number) and abs(number) > _LARGEST:
-        raise UsageError(f"{name}={number:g} is out of single precision's range", do="give up to 3.4e38")
+        raise UsageError(f"{name}={number:g} exceeds single precision", do="give at most 3.4e38")
 
 
 def check_finite(name: str, value: Any) -> None:
-    """Refuse all but finite numbers that single precision reaches, as the parameter ``name``."""
+    """Refuse values of the parameter ``name`` that are not finite numbers in single precision."""
     check_number(name, value)
     if not math.isfinite(value):
         raise UsageError(f"{name}={value:g}", do="give a finite number")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a value of the parameter ``name`` that is not one of ``choices``."""
+    if value not in choices:
+        raise UsageError(f"no {name} '{value}'", f"choices: {', '.join(choices)}")
 
 
 def check_takes(function: Any, what: str, *names: str) -> None:
     """Refuse a function, called ``what`` in the error, that cannot be called with arguments such as ``names``."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of what is written in C nothing is known
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return
     try:
         signature.bind(*names)
@@ -217,35 +299,24 @@ def check_takes(function: Any, what: str, *names: str) -> None:
 
 
 def laid_out_like(part: Tensor, values: Tensor) -> Tensor:
-    """``values`` in memory of their own, in the order of ``part``: what follows calculates as it does with that."""
+    """``values`` in memory of their own with the strides of ``part``, so that later layers calculate to the bit."""
     return torch.empty_like(part).copy_(values)
 
 
-def _no_such_axes(call: Call, tensor: Tensor, given: int, there: int) -> LayerError:
-    ranges, shape = counted(given, "range"), "x".join(map(str, tensor.shape))
-    axes = ("1 axis" if there == 1 else f"{there} axes") if there else "no axis"
-    do = "give one range for each, such as 0-9x5-14" if there else "leave positions out"
-    return LayerError(f"{ranges} of positions for '{call.key}', whose {shape} has {axes} of positions", do=do)
-
-
-def _within(call: Call, channels: Ranges, count: int) -> list[int]:
-    found = list(channels)
-    if found and found[-1] >= count:
-        raise LayerError(f"no channel {found[-1]} at '{call.key}'", f"there are {count}: 0 to {count - 1}")
-    return found
-
-
-def _span(call: Call, span: tuple[int, int], count: int) -> slice:
-    if span[1] >= count:
-        raise LayerError(f"no position {span[1]} at '{call.key}'", f"there are {count}: 0 to {count - 1}")
-    return slice(span[0], span[1] + 1)
+def _wrong_positions(call: Call, tensor: Tensor, ranges: int, axes: int) -> LayerError:
+    shape = "x".join(map(str, tensor.shape))
+    asked = f"{counted(ranges, 'range')} of positions for '{call.key}', whose shape {shape} has"
+    if not axes:
+        return LayerError(f"{asked} no position axis", do="leave positions out")
+    asked += f" {axes} position {'axis' if axes == 1 else 'axes'}"
+    return LayerError(asked, do="give one range for each, such as 0-9x5-14")
 
 
 def _is_default(value: Any, default: Any) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
-def _spelt(value: Any) -> str:
+def _spelled(value: Any) -> str:
     if isinstance(value, Ranges):
         return str(value)
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Interventions that drop a random part of an activation: regularisers, plugged in from outside."""
+"""Interventions that drop a random part of an activation, such as regularisers added from outside."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from torch.nn import functional
 from torchvision.ops import drop_block2d, drop_block3d
 
 from hookscope.errors import UsageError
-from hookscope.interventions.base import Intervention, Site, check_takes
-
-_TIMES = ("train", "always")
+from hookscope.interventions.base import Intervention, Site, check_choice, check_takes
 
 
 @dataclass(frozen=True, slots=True)
 class LinearSchedule:
-    """A rate on its way from ``start`` to ``end`` in ``steps`` steps, where it stays; DropBlock's paper raises it so.
+    """A rate that goes from ``start`` to ``end`` in ``steps`` steps and stays there, as in the paper of DropBlock.
 
-    Any function of the step will do in its place.
+    Any function of the step can take its place.
 
     Example:
         >>> rate = LinearSchedule(0.0, 0.1, steps=1000)
@@ -48,20 +46,21 @@ class LinearSchedule:
 
 @dataclass(frozen=True)
 class _Dropping(Intervention):
-    """Active while the layer is in train mode, unless ``when`` says ``always``.
+    """Active while the layer is in train mode, or always with ``when="always"``.
 
     Args:
         p: The share that is dropped, 0 to 1; or a function of the training step such as `LinearSchedule`.
-        when: ``train``, or ``always``.
+        when: ``train`` or ``always``.
     """
 
     p: float | Callable[[int], float] = 0.1
     when: str = dataclasses.field(default="train", kw_only=True)
 
+    one_pass = {"when": "always"}  # noqa: RUF012
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.when not in _TIMES:
-            raise UsageError(f"no time '{self.when}'", f"there are {' and '.join(_TIMES)}")
+        check_choice("when", self.when, ("train", "always"))
         if callable(self.p):
             check_takes(self.p, f"the schedule of {type(self).__name__}", "step")
         else:
@@ -74,35 +73,35 @@ class _Dropping(Intervention):
 
     @property
     def rate(self) -> float:
-        """The share that is dropped, where it is no schedule; `at` makes it one number."""
+        """The share that is dropped; `at` turns a schedule into a number."""
         if callable(self.p):
-            raise UsageError(f"{type(self).__name__} has a schedule", do="ask for `.at(step)`")
+            raise UsageError(f"{type(self).__name__} has a schedule", do="call `.at(step)` first")
         return float(self.p)
 
     def is_active(self, module: nn.Module) -> bool:
-        """Whether the layer is in train mode, or that does not count."""
+        """Whether the layer is in train mode, or ``when`` is ``always``."""
         return self.when == "always" or module.training
 
     def at(self, step: int) -> Self:
-        """Itself with the rate of the training step ``step``."""
+        """The intervention with the rate of the training step ``step``."""
         return dataclasses.replace(self, p=_check_rate(self.p(step))) if callable(self.p) else self
 
 
 def _check_rate(p: float) -> float:
     if not isinstance(p, int | float):
-        raise UsageError(f"p={p!r} is no number", do="give one from 0 to 1")
+        raise UsageError(f"p={p!r} is not a number", do="give a number from 0 to 1")
     if not 0 <= p <= 1:
-        raise UsageError(f"p={p} is no share", do="give a number from 0 to 1")
+        raise UsageError(f"p={p} is not a share", do="give a number from 0 to 1")
     return p
 
 
 @dataclass(frozen=True)
 class DropBlock(_Dropping):
-    """Drop whole blocks of a map, each channel by itself, and scale the rest so that the sum is kept on average.
+    """Drop whole blocks of each map, and scale the rest so that the expected sum stays the same.
 
-    As `torchvision.ops.drop_block2d` and `drop_block3d`, with the same random numbers (Ghiasi, Lin and Le 2018,
-    arXiv:1810.12890). A block wider than the map is cut to its odd width, where torchvision refuses an even one. In
-    half precision it is counted what was dropped in single precision, where torchvision's count overflows.
+    Uses `torchvision.ops.drop_block2d` and `drop_block3d` with the same random numbers (Ghiasi, Lin and Le 2018,
+    arXiv:1810.12890). A block wider than the map is cut to the map's odd width, where torchvision refuses an even one.
+    In half precision the dropped values are counted in single precision, because torchvision's count overflows.
 
     Args:
         p: The share of values that is dropped, 0 to 1; or a function of the training step.
@@ -118,6 +117,9 @@ class DropBlock(_Dropping):
     """
 
     block_size: int = 7
+
+    word = "dropblock"
+    summary = "drop square blocks of the map, a share p of its values; block_size is odd"
     _dimensions: ClassVar[tuple[int, ...]] = (4, 5)
 
     def __post_init__(self) -> None:
@@ -126,18 +128,18 @@ class DropBlock(_Dropping):
             raise UsageError(f"block_size={self.block_size}", do="give an odd number: a block has a middle")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """``part`` with blocks at 0."""
+        """``part`` with blocks set to 0."""
         if part.dim() not in self._dimensions or site.axis == 0:
             wanted = " or ".join("(N, C, H, W)" if axes == 4 else "(N, C, T, H, W)" for axes in self._dimensions)
             shape = "x".join(map(str, part.shape))
-            raise UsageError(f"{type(self).__name__} at '{site.call.key}' takes {wanted}", f"its tensor is {shape}")
+            raise UsageError(f"{type(self).__name__} at '{site.call.key}' needs a tensor {wanted}", f"got {shape}")
         if not part.numel():
             return part
         maps = part.movedim(site.axis, 1)
         size = min(self.block_size, *maps.shape[2:])
         size -= 1 - size % 2
         drop: Callable[..., Tensor] = drop_block2d if part.dim() == 4 else drop_block3d
-        if part.dtype in (torch.float16, torch.bfloat16):  # which cannot count the values of a map
+        if part.dtype in (torch.float16, torch.bfloat16):  # they cannot count the values of a map
             dropped = maps * drop(torch.ones_like(maps, dtype=torch.float32), self.rate, size).to(part.dtype)
         else:
             dropped = drop(maps, self.rate, size)
@@ -146,25 +148,29 @@ class DropBlock(_Dropping):
 
 @dataclass(frozen=True)
 class DropBlock2d(DropBlock):
-    """`DropBlock` for maps ``(N, C, H, W)`` alone.
+    """`DropBlock` for maps ``(N, C, H, W)`` only.
 
     Example:
         >>> DropBlock2d(p=0.1, block_size=7).p
         0.1
     """
 
+    word = "dropblock2d"
+    summary = "dropblock for maps (N, C, H, W) only"
     _dimensions: ClassVar[tuple[int, ...]] = (4,)
 
 
 @dataclass(frozen=True)
 class DropBlock3d(DropBlock):
-    """`DropBlock` for clips ``(N, C, T, H, W)`` alone.
+    """`DropBlock` for clips ``(N, C, T, H, W)`` only.
 
     Example:
         >>> DropBlock3d(p=0.1, block_size=3).block_size
         3
     """
 
+    word = "dropblock3d"
+    summary = "dropblock for clips (N, C, T, H, W) only"
     _dimensions: ClassVar[tuple[int, ...]] = (5,)
 
 
@@ -172,19 +178,21 @@ class DropBlock3d(DropBlock):
 class Dropout(_Dropping):
     """Drop single values and scale the rest by ``1 / (1 - p)``, as `torch.nn.functional.dropout` does.
 
-    Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov 2014 (JMLR 15); the first words of it are
-    arXiv:1207.0580.
+    Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov 2014 (JMLR 15); first described in arXiv:1207.0580.
 
     Example:
         >>> import torch
         >>> from hookscope.hooks import Call
-        >>> kept = Dropout(0.5, when="always")(Call("fc", "Linear", 0, None), torch.ones(1, 1000))
-        >>> sorted(set(kept.flatten().tolist()))
+        >>> dropped = Dropout(0.5, when="always")(Call("fc", "Linear", 0, None), torch.ones(1, 1000))
+        >>> sorted(set(dropped.flatten().tolist()))
         [0.0, 2.0]
     """
 
+    word = "dropout"
+    summary = "drop single values"
+
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """``part`` with values at 0."""
+        """``part`` with values set to 0."""
         return functional.dropout(part, self.rate, training=True)
 
 
@@ -195,13 +203,16 @@ class Dropout2d(_Dropping):
     Example:
         >>> import torch
         >>> from hookscope.hooks import Call
-        >>> kept = Dropout2d(0.5, when="always")(Call("conv", "Conv2d", 0, 0), torch.ones(1, 100, 2, 2))
-        >>> all(len(set(channel.flatten().tolist())) == 1 for channel in kept[0])
+        >>> dropped = Dropout2d(0.5, when="always")(Call("conv", "Conv2d", 0, 0), torch.ones(1, 100, 2, 2))
+        >>> all(len(set(channel.flatten().tolist())) == 1 for channel in dropped[0])
         True
     """
 
+    word = "dropout2d"
+    summary = "drop whole channels"
+
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """``part`` with channels at 0."""
+        """``part`` with channels set to 0."""
         batch = part.movedim(site.axis, 1) if site.axis else part[None]
         dropped = torch.feature_dropout(batch, self.rate, True)
         return dropped.movedim(1, site.axis) if site.axis else dropped[0]

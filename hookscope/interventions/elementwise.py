@@ -1,4 +1,4 @@
-"""Interventions that change each value by what stands there: zero, scale, clamp, noise, quantize, permute."""
+"""Interventions computed from the values themselves: zero, scale, clamp, noise, quantize, permute."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import UsageError
-from hookscope.interventions.base import Intervention, Site, check_finite, check_number, laid_out_like, replaced
+from hookscope.interventions.base import (
+    Intervention,
+    Site,
+    check_choice,
+    check_finite,
+    check_number,
+    laid_out_like,
+    parameter,
+    replaced,
+)
 
 
 @dataclass(frozen=True)
 class Zero(Intervention):
-    """0 in the place of every value: ablation. NaN goes too; the gradient that comes back is 0.
+    """Set every value to 0, NaN included: ablation. The gradient of the activation is 0.
 
     Example:
         >>> import torch
@@ -23,6 +32,9 @@ class Zero(Intervention):
         [[1.0, 0.0, 1.0]]
     """
 
+    word = "zero"
+    summary = "set values to 0: ablation"
+
     def change(self, site: Site, part: Tensor) -> Tensor:
         """0 everywhere."""
         return replaced(part, torch.zeros_like(part))
@@ -30,7 +42,7 @@ class Zero(Intervention):
 
 @dataclass(frozen=True)
 class Scale(Intervention):
-    """Every value times ``factor``.
+    """Multiply every value by ``factor``.
 
     Example:
         >>> import torch
@@ -39,7 +51,10 @@ class Scale(Intervention):
         [[2.0, -6.0]]
     """
 
-    factor: float
+    factor: float = parameter(example="0.5")
+
+    word = "scale"
+    summary = "multiply values by factor"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +72,7 @@ class Scale(Intervention):
 
 @dataclass(frozen=True)
 class Clamp(Intervention):
-    """Every value into ``[min, max]``; None for an end that is open.
+    """Clamp every value to ``[min, max]``; None for no bound.
 
     Example:
         >>> import torch
@@ -66,20 +81,23 @@ class Clamp(Intervention):
         [[0.0, 3.0, 6.0]]
     """
 
-    min: float | None = None
-    max: float | None = None
+    min: float | None = parameter(None, example="0")
+    max: float | None = parameter(None, example="6")
+
+    word = "clamp"
+    summary = "clamp values to min and max; either may be left out"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min is None and self.max is None:
-            raise UsageError("a clamp without ends", do="give min, max or both")
+            raise UsageError("clamp needs a bound", do="give min, max or both")
         low, high = (-math.inf if self.min is None else self.min), (math.inf if self.max is None else self.max)
         check_number("min", low)
         check_number("max", high)
         if low > high:
-            raise UsageError(f"a clamp from {low:g} to {high:g}", do="give a min that is not above max")
+            raise UsageError(f"a clamp from {low:g} to {high:g}", do="give a min of at most max")
         if math.inf in (low, -high):
-            raise UsageError(f"a clamp from {low:g} to {high:g}", do="give finite ends")
+            raise UsageError(f"a clamp from {low:g} to {high:g}", do="give finite bounds")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         """The clamped values."""
@@ -88,11 +106,11 @@ class Clamp(Intervention):
 
 @dataclass(frozen=True)
 class Noise(Intervention):
-    """Gaussian noise with mean 0 added to every value.
+    """Add Gaussian noise with mean 0 to every value.
 
     Args:
-        std: Its standard deviation.
-        relative: Whether ``std`` is told in standard deviations of what is changed.
+        std: Standard deviation of the noise.
+        relative: Whether ``std`` is a multiple of the standard deviation of the changed values.
 
     Example:
         >>> import torch
@@ -105,6 +123,9 @@ class Noise(Intervention):
     std: float = 0.1
     relative: bool = False
 
+    word = "noise"
+    summary = "add Gaussian noise; relative: std in standard deviations of the values"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_finite("std", self.std)
@@ -113,7 +134,7 @@ class Noise(Intervention):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether it is noise of 0, which would still turn -0 into 0."""
+        """Whether the noise is 0; adding it would turn -0 into 0."""
         return self.std == 0
 
     def change(self, site: Site, part: Tensor) -> Tensor:
@@ -124,15 +145,14 @@ class Noise(Intervention):
 
 @dataclass(frozen=True)
 class Quantize(Intervention):
-    """Values rounded to ``2 ** bits`` levels between the lowest and the highest: fake quantisation.
+    """Round values to ``2 ** bits`` levels between the lowest and the highest: fake quantisation.
 
-    As post-training quantisation of the activation would round them (Jacob et al. 2017, arXiv:1712.05877), 0 among the
-    levels; the values stay floating point and gradients pass straight through. NaN and Inf have no level: an
-    activation with them is refused.
+    Rounds as post-training quantisation would (Jacob et al. 2017, arXiv:1712.05877), with 0 among the levels. The
+    values stay floating point, and gradients pass straight through. Activations with NaN or Inf are refused.
 
     Args:
         bits: 1 to 16.
-        symmetric: Whether the levels lie evenly about 0.
+        symmetric: Whether the levels are symmetric about 0.
         per_channel: Whether each channel has its own levels.
 
     Example:
@@ -146,6 +166,9 @@ class Quantize(Intervention):
     symmetric: bool = False
     per_channel: bool = False
 
+    word = "quantize"
+    summary = "round values to 2 to the power of bits levels (1 to 16)"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.bits, int) or not 1 + self.symmetric <= self.bits <= 16:
@@ -157,7 +180,7 @@ class Quantize(Intervention):
             return part
         values = part.detach().float()
         if not bool(values.isfinite().all()):
-            raise UsageError(f"NaN or Inf at '{site.call.key}' has no level", do="clamp it first")
+            raise UsageError(f"cannot quantize NaN or Inf at '{site.call.key}'", do="clamp them first")
         places = [axis for axis in range(part.dim()) if axis != site.axis]
         low, high = values.clamp(max=0), values.clamp(min=0)
         if not self.per_channel:
@@ -175,16 +198,16 @@ class Quantize(Intervention):
         else:
             rounded = torch.fake_quantize_per_tensor_affine(values, scale, zero, least, most)
         rounded = rounded.to(part.dtype)
-        # no value lies outside of the levels, whatever their rounding says: all gradients pass
+        # no value is outside the levels, up to rounding: all gradients pass
         return rounded + (part - part.detach()) if part.requires_grad else rounded
 
 
 @dataclass(frozen=True)
 class Permute(Intervention):
-    """Values in another, random order: what is left is their distribution.
+    """Put values in random order, so that only their distribution stays.
 
     Args:
-        axis: ``positions`` (the same for all channels and images), ``channels``, or ``images`` of the batch.
+        axis: ``positions`` (one order for all channels and images), ``channels``, or ``images`` of the batch.
 
     Example:
         >>> import torch
@@ -196,24 +219,31 @@ class Permute(Intervention):
 
     axis: str = "positions"
 
+    word = "permute"
+    summary = "random order along axis: positions, channels or images"
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.axis not in ("positions", "channels", "images"):
-            raise UsageError(f"no axis '{self.axis}'", "there are positions, channels and images")
+        check_choice("axis", self.axis, ("positions", "channels", "images"))
+
+    def check_one_image(self) -> None:
+        """Refuse a permutation of images."""
+        if self.axis == "images":
+            raise UsageError("one image cannot be permuted", do="use axis=positions or axis=channels")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """``part`` in another order."""
+        """``part`` in random order."""
         if self.axis == "channels":
-            return laid_out_like(part, part.index_select(site.axis, _order(part, part.shape[site.axis])))
+            return laid_out_like(part, part.index_select(site.axis, _random_order(part, part.shape[site.axis])))
         if self.axis == "images":
             if site.axis == 0:
-                raise UsageError(f"no images to permute at '{site.call.key}'", "its tensor has no batch")
-            return laid_out_like(part, part.index_select(0, _order(part, len(part))))
+                raise UsageError(f"no images to permute at '{site.call.key}'", "its tensor has no batch axis")
+            return laid_out_like(part, part.index_select(0, _random_order(part, len(part))))
         batch = part.movedim(site.axis, 1) if site.axis else part[None]
         flat = batch.flatten(2) if batch.dim() > 2 else batch[..., None]
-        mixed = flat.index_select(2, _order(part, flat.shape[2])).reshape(batch.shape)
+        mixed = flat.index_select(2, _random_order(part, flat.shape[2])).reshape(batch.shape)
         return laid_out_like(part, mixed.movedim(1, site.axis) if site.axis else mixed[0])
 
 
-def _order(part: Tensor, count: int) -> Tensor:
+def _random_order(part: Tensor, count: int) -> Tensor:
     return torch.randperm(count, device=part.device)

@@ -1,4 +1,4 @@
-"""Interventions on parameters, all of them put back: prune, freeze, and what changes an activation's values."""
+"""Interventions on parameters, undone when the context is left: prune, freeze, or new values."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torch.nn.utils import prune
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import Call, HookHandles
-from hookscope.interventions.base import Change, Intervention, check_number, checked
+from hookscope.interventions.base import Change, Intervention, ParameterIntervention, check_number, checked, parameter as field
 
 
 @dataclass(frozen=True)
-class Prune:
-    """The smallest weights set to 0, by `torch.nn.utils.prune`; they stay 0 in training.
+class Prune(ParameterIntervention):
+    """Set the smallest weights to 0, by `torch.nn.utils.prune`; they stay 0 in training.
 
-    Magnitude pruning (Han et al. 2015, arXiv:1506.02626); of whole filters Li et al. 2016, arXiv:1608.08710.
+    Magnitude pruning (Han et al. 2015, arXiv:1506.02626); for whole filters Li et al. 2016, arXiv:1608.08710.
 
     Args:
-        amount: The share that goes, 0 to 1.
+        amount: The pruned share, 0 to 1.
         dim: None for single values by magnitude; else whole slices along this axis by their norm, 0 for the filters
             of a convolution.
-        norm: Which norm orders slices, above 0; inf for the largest value.
+        norm: Order of the norm of slices, above 0; inf for the largest value.
 
     Raises:
-        UsageError: for a share or a norm that is none.
+        UsageError: for a share outside 0 to 1, or a norm of 0 or less.
 
     Example:
         >>> import torch
@@ -44,22 +44,25 @@ class Prune:
     """
 
     amount: float = 0.5
-    dim: int | None = None
+    dim: int | None = field(None, example="0")
     norm: float = 2
+
+    word = "prune"
+    summary = "set the smallest weights to 0; dim=0: whole filters, by their norm"
 
     def __post_init__(self) -> None:
         check_number("amount", self.amount)
         if not 0 <= self.amount <= 1:
-            raise UsageError(f"amount={self.amount:g} is no share", do="give a number from 0 to 1")
+            raise UsageError(f"amount={self.amount:g} is not a share", do="give a number from 0 to 1")
         check_number("norm", self.norm)
         if self.norm <= 0:
             raise UsageError(f"norm={self.norm:g}", do="give a number above 0, such as 1 or 2")
 
     def mask(self, name: str, weight: Tensor) -> Tensor:
-        """1 for what stays, 0 for what goes, in the shape of ``weight``.
+        """1 for the weights that stay, 0 for the pruned ones, in the shape of ``weight``.
 
         Raises:
-            UsageError: for a ``dim`` it does not have.
+            UsageError: for a ``dim`` that the weight does not have.
         """
         everything, method = torch.ones_like(weight), prune.L1Unstructured(float(self.amount))
         if self.dim is None:
@@ -73,10 +76,31 @@ class Prune:
         slices: Tensor = prune.LnStructured(float(self.amount), self.norm, self.dim).compute_mask(weight, everything)
         return slices
 
+    def takes(self, parameter: Tensor) -> bool:
+        """Whether the parameter has two or more dimensions."""
+        return parameter.dim() > 1
+
+    @contextmanager
+    def applied(self, name: str, parameter: nn.Parameter) -> Iterator[None]:
+        """Run the block with the smallest weights at 0."""
+        _check_values(name, parameter)
+        mask = self.mask(name, parameter.detach())
+        pruned = mask == 0
+
+        def prune_again(*_: object) -> None:  # the momentum of steps before the block would move a weight
+            parameter.data.masked_fill_(pruned.to(parameter.device), 0)
+
+        with HookHandles() as handles:
+            if parameter.requires_grad:
+                handles.tensor(parameter, lambda gradient: gradient * mask)
+            handles.every_step_post(prune_again)
+            with _swapped(parameter, parameter.detach() * mask):
+                yield
+
 
 @dataclass(frozen=True)
-class Freeze:
-    """No training: the parameter needs no gradient. Of a layer, all that is in it.
+class Freeze(ParameterIntervention):
+    """Stop training of the parameter, or of every parameter of a layer: it needs no gradient.
 
     Example:
         >>> import torch
@@ -86,42 +110,45 @@ class Freeze:
         False
     """
 
+    word = "freeze"
+    summary = "no gradient in training; has no effect on a single pass"
+    changes_forward = False
+
+    @contextmanager
+    def applied(self, name: str, parameter: nn.Parameter) -> Iterator[None]:
+        """Run the block with a parameter that needs no gradient."""
+        required = parameter.requires_grad
+        parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            parameter.requires_grad_(required)
+
 
 @contextmanager
-def parameter_changed(name: str, parameter: nn.Parameter, change: Change | Prune | Freeze) -> Iterator[None]:
+def parameter_changed(name: str, parameter: nn.Parameter, change: Change | ParameterIntervention) -> Iterator[None]:
     """Run the block with ``parameter`` changed; its own values, in its own memory, come back afterwards.
 
-    What a training loop inside the block adds to the changed values is added to the old ones; where a value was
-    pruned, it is as before.
+    What a training loop inside the block adds to the changed values is added to the old ones. Pruned values come back
+    as they were.
 
     Args:
-        name: What the parameter is called.
-        parameter: Any with values of its own.
+        name: Name of the parameter in the model.
+        parameter: Any parameter with values.
         change: An intervention, whose ``channels`` are the first axis here, a function ``(call, tensor) -> tensor``,
             `Prune` or `Freeze`.
 
     Raises:
-        UsageError: for what this cannot be done to.
+        UsageError: for a change that this parameter cannot take.
         ModelError: for a parameter that has no values yet.
     """
-    if isinstance(change, Freeze):
-        with _frozen(parameter):
+    if isinstance(change, ParameterIntervention):
+        with change.applied(name, parameter):
             yield
         return
     _check_values(name, parameter)
-    with HookHandles() as door:
-        if isinstance(change, Prune):
-            mask = change.mask(name, parameter.detach())
-            changed = parameter.detach() * mask
-            if parameter.requires_grad:
-                door.tensor(parameter, lambda gradient: gradient * mask)
-            # an optimizer has its own reasons to move a weight: the momentum of steps before the block
-            gone = mask == 0
-            door.every_step_post(lambda *_: _to_zero(parameter, gone))
-        else:
-            changed = _of_parameter(name, parameter, change)
-        with _swapped(parameter, changed):
-            yield
+    with _swapped(parameter, _of_parameter(name, parameter, change)):
+        yield
 
 
 def _check_values(name: str, parameter: Tensor) -> None:
@@ -132,27 +159,16 @@ def _check_values(name: str, parameter: Tensor) -> None:
 
 
 def _of_parameter(name: str, parameter: Tensor, change: Change) -> Tensor:
-    """New values for a parameter, in memory of their own."""
     whole = parameter.detach()
     call = Call(name, "Parameter", 0, None)
     with torch.no_grad():
         if not isinstance(change, Intervention):
             changed = checked(change(call, whole.clone()), whole, name)
         elif change.on != "output":
-            raise UsageError(f"'{name}' is a parameter: it has no {change.on}", do="leave `on` out, or name a layer")
+            raise UsageError(f"parameter '{name}' has no {change.on}", do="leave `on` out, or name a layer")
         else:
             changed = change(call, whole if whole.dim() else whole[None], axis=0).reshape(whole.shape)
     return changed.clone()
-
-
-@contextmanager
-def _frozen(parameter: nn.Parameter) -> Iterator[None]:
-    kept = parameter.requires_grad
-    parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        parameter.requires_grad_(kept)
 
 
 @contextmanager
@@ -165,7 +181,7 @@ def _swapped(parameter: nn.Parameter, changed: Tensor) -> Iterator[None]:
             yield
     finally:
         trained = parameter.data
-        # where the model was moved inside the block they go along
+        # the model may have been moved inside the block
         own, begun = own.to(trained), begun.to(trained)
         _set(parameter, own)
         if not _same(trained, begun):
@@ -176,10 +192,7 @@ def _swapped(parameter: nn.Parameter, changed: Tensor) -> Iterator[None]:
 
 @contextmanager
 def _another_version(parameter: nn.Parameter) -> Iterator[None]:
-    """Run the block with another version of ``parameter``: a graph from inside it refuses to run back outside of it.
-
-    Without that it would, with the values of the other side.
-    """
+    """Bump the version counter, so that backward outside the block raises instead of using the swapped values."""
     if parameter.is_inference():
         yield
         return
@@ -190,11 +203,7 @@ def _another_version(parameter: nn.Parameter) -> Iterator[None]:
 
 def _set(parameter: nn.Parameter, values: Tensor) -> None:
     parameter.data = values
-    torch.clear_autocast_cache()  # which holds copies of parameters in half precision
-
-
-def _to_zero(parameter: nn.Parameter, gone: Tensor) -> None:
-    parameter.data.masked_fill_(gone.to(parameter.device), 0)
+    torch.clear_autocast_cache()  # it holds copies of parameters in half precision
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -202,5 +211,5 @@ def _same(one: Tensor, other: Tensor) -> bool:
         one.shape == other.shape
         and one.device == other.device
         and torch.equal(one.isnan(), other.isnan())
-        and (torch.equal(one.nan_to_num(), other.nan_to_num()))
+        and torch.equal(one.nan_to_num(), other.nan_to_num())
     )

@@ -1,4 +1,4 @@
-"""Which channels and positions an intervention changes, as texts and in Python. Needs no torch."""
+"""Channels and positions of an intervention, parsed from text or Python values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 from hookscope.errors import UsageError
 
 _MOST = 10_000_000
+_EXAMPLE = {"positions": "write 0-9x5-14, a range for each axis", "channels": "write 0-31 or 0-31,40"}
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 
 
 class Ranges(tuple[int, ...]):
-    """Whole numbers in order, each once; shown as ranges.
+    """Sorted distinct integers; ``str`` shows them as ranges.
 
     Example:
         >>> str(Ranges([5, 0, 1, 2]))
@@ -24,7 +25,6 @@ class Ranges(tuple[int, ...]):
     __slots__ = ()
 
     def __new__(cls, numbers: Iterable[int]) -> Ranges:
-        """The numbers, sorted."""
         return super().__new__(cls, sorted(set(numbers)))
 
     def __str__(self) -> str:
@@ -38,11 +38,11 @@ class Ranges(tuple[int, ...]):
 
 
 def parse_ranges(what: str, value: Any) -> Ranges | None:
-    """``"0-31,40"``, a number, or several of either, as numbers; None stays None.
+    """Parse ``"0-31,40"``, a number, or several of either; None stays None.
 
     Args:
-        what: What the numbers are, for the error.
-        value: As a person gives it.
+        what: Name of the numbers in errors.
+        value: The text, number or iterable.
 
     Raises:
         UsageError: for anything else.
@@ -56,24 +56,24 @@ def parse_ranges(what: str, value: Any) -> Ranges | None:
     if isinstance(value, str):
         spans = [_span(what, value, part) for part in value.split(",")]
         if sum(last - first for first, last in spans) > _MOST:
-            raise UsageError(f"{what} '{value}' are more than a tensor has")
+            raise UsageError(f"{what} '{value}' are too many for a tensor")
         return Ranges(number for first, last in spans for number in range(first, last + 1))
     try:
-        number = as_index(value)  # before it is asked for parts: a tensor of one number has none
+        number = as_index(value)  # first: a tensor of one number cannot be iterated
     except TypeError:
         if isinstance(value, Iterable) and getattr(value, "ndim", None) != 0:
             return Ranges(number for item in value for number in parse_ranges(what, item) or ())
-        raise UsageError(f"no {what} are meant by {a_type(value)}", do=_cure(what)) from None
+        raise UsageError(f"{what} cannot be {type_with_article(value)}", do=_EXAMPLE[what]) from None
     if number < 0:
-        raise UsageError(f"bad {what} {number}", do=f"{what} are counted from 0")
+        raise UsageError(f"bad {what} {number}", do=f"{what} count from 0")
     return Ranges([number])
 
 
 def parse_positions(value: Any) -> tuple[tuple[int, int], ...] | None:
-    """``"0-9x5-14"`` as the first and last place on each axis; several such pairs stay as they are.
+    """Parse ``"0-9x5-14"`` into first and last position of each axis; pairs of numbers are checked.
 
     Raises:
-        UsageError: for what cannot be read.
+        UsageError: for anything else.
 
     Example:
         >>> parse_positions("0-9x5"), parse_positions(((0, 9), (5, 5)))
@@ -86,16 +86,16 @@ def parse_positions(value: Any) -> tuple[tuple[int, int], ...] | None:
     try:
         spans = [(as_index(first), as_index(last)) for first, last in value]
     except (TypeError, ValueError):
-        asked = f"no positions are meant by {a_type(value)}"
+        asked = f"positions cannot be {type_with_article(value)}"
         raise UsageError(asked, do="give (first, last) for each axis, or a text such as 0-9x5-14") from None
     return tuple(_span("positions", str(value), f"{first}-{last}") for first, last in spans)
 
 
-def a_type(value: Any) -> str:
-    """The class of ``value`` with its article, for an error.
+def type_with_article(value: Any) -> str:
+    """The class name of ``value`` with its article, for an error.
 
     Example:
-        >>> a_type(5)
+        >>> type_with_article(5)
         'an int'
     """
     name = type(value).__name__
@@ -103,11 +103,7 @@ def a_type(value: Any) -> str:
 
 
 def _span(what: str, whole: str, part: str) -> tuple[int, int]:
-    found = _RANGE.fullmatch(part)
-    if found is None or int(found[2] or found[1]) < int(found[1]):
-        raise UsageError(f"bad {what} '{whole}'", do=_cure(what))
-    return int(found[1]), int(found[2] or found[1])
-
-
-def _cure(what: str) -> str:
-    return "write 0-9x5-14, a range for each axis" if what == "positions" else "write 0-31 or 0-31,40"
+    match = _RANGE.fullmatch(part)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise UsageError(f"bad {what} '{whole}'", do=_EXAMPLE[what])
+    return int(match[1]), int(match[2] or match[1])

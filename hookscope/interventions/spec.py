@@ -1,180 +1,192 @@
-"""Interventions as a shell spells them: ``dropblock:p=0.1,block_size=7``. Needs no torch."""
+"""Interventions as the command line spells them: ``dropblock:p=0.1,block_size=7``."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
+# the classes of these files enter WORDS
+import hookscope.interventions.dropout
+import hookscope.interventions.elementwise
+import hookscope.interventions.parameters
+import hookscope.interventions.replacement  # noqa: F401
 from hookscope.errors import UsageError, nearest
-from hookscope.interventions.base import Intervention
-from hookscope.interventions.dropout import DropBlock, DropBlock2d, DropBlock3d, Dropout, Dropout2d
-from hookscope.interventions.elementwise import Clamp, Noise, Permute, Quantize, Scale, Zero
-from hookscope.interventions.parameters import Freeze, Prune
-from hookscope.interventions.replacement import Mean, Patch, Steer
+from hookscope.interventions.base import WORDS, Intervention, Spelled
 
-WORDS: Mapping[str, type[Intervention] | type[Prune] | type[Freeze]] = {
-    "dropblock": DropBlock,
-    "dropblock2d": DropBlock2d,
-    "dropblock3d": DropBlock3d,
-    "dropout": Dropout,
-    "dropout2d": Dropout2d,
-    "zero": Zero,
-    "scale": Scale,
-    "clamp": Clamp,
-    "noise": Noise,
-    "mean": Mean,
-    "permute": Permute,
-    "patch": Patch,
-    "steer": Steer,
-    "quantize": Quantize,
-    "prune": Prune,
-    "freeze": Freeze,
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_CONVERTERS: dict[type, tuple[Callable[[str], Any], str]] = {  # the first that the annotation allows
+    bool: (lambda text: _BOOLEANS[text.lower()], "true or false"),
+    float: (float, "a number"),
+    int: (int, "a whole number"),
 }
-"""The interventions by the words that stand for them."""
 
-_FILES = {"source": "from", "direction": "from"}
-_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """A parameter of an intervention on the command line.
+
+    Attributes:
+        name: Its name there; a value from a file is called ``from``.
+        field: The field of the class.
+        types: The types that its annotation allows.
+    """
+
+    name: str
+    field: dataclasses.Field[Any]
+    types: tuple[Any, ...]
+
+    @property
+    def from_file(self) -> str:
+        """What a file gives, empty for a value in the text."""
+        return str(self.field.metadata.get("from_file", ""))
+
+    @property
+    def is_required(self) -> bool:
+        return self.field.default is dataclasses.MISSING
+
+    @property
+    def example(self) -> str:
+        """A valid value: that of the field, else its default."""
+        return str(self.field.metadata.get("example") or _text(self.field.default))
+
+    def convert(self, word: str, text: str) -> Any:
+        """Turn ``text`` into a value of the annotated type."""
+        if text.lower() == "none" and NoneType in self.types:
+            return None
+        convert, wanted = next((_CONVERTERS[kind] for kind in _CONVERTERS if kind in self.types), (str, "a text"))
+        try:
+            return convert(text)
+        except (ValueError, KeyError):
+            raise UsageError(f"{self.name}='{text}' of {word} is not {wanted}") from None
+
+
+def _text(value: Any) -> str:
+    return f"{value}".lower() if isinstance(value, bool | NoneType) else f"{value}"
+
+
+def _parameters(kind: type[Spelled]) -> dict[str, _Parameter]:
+    """The parameters of a class by their names on the command line."""
+    hints = typing.get_type_hints(kind)
+    parameters = [
+        _Parameter("from" if field.metadata.get("from_file") else field.name, field, _types(hints[field.name]))
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+    ]
+    return {parameter.name: parameter for parameter in parameters}
+
+
+def _types(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) or (hint,)
 
 
 @dataclass(frozen=True, slots=True)
 class InterventionSpec:
-    """One intervention as it was asked for.
+    """An intervention parsed from text; values from a file are still missing.
 
     Attributes:
-        text: The whole of it.
-        name: One of `WORDS`.
-        given: Its parameters as values; what comes from a file is missing.
-        source: What ``from=`` names, None without it.
+        text: The text.
+        word: One of `WORDS`.
+        values: The given parameters as values, those from a file excepted.
+        source: The file of ``from=``, None without it.
 
     Example:
-        >>> word = InterventionSpec.parse("zero:channels=0-2,7,on=input")
-        >>> word.name, str(word.build())
+        >>> spec = InterventionSpec.parse("zero:channels=0-2,7,on=input")
+        >>> spec.word, str(spec.build())
         ('zero', 'Zero(channels=0-2,7, on=input)')
     """
 
     text: str
-    name: str
-    given: Mapping[str, Any]
+    word: str
+    values: Mapping[str, Any]
     source: str | None
 
     @classmethod
-    def parse(cls, text: str) -> InterventionSpec:
-        """``NAME`` or ``NAME:PARAMETER=VALUE,...``; a part without ``=`` belongs to the value before it.
+    def parse(cls, text: str, one_image: bool = False) -> InterventionSpec:
+        """Parse ``WORD`` or ``WORD:PARAMETER=VALUE,...``; a part without ``=`` belongs to the value before it.
+
+        Args:
+            text: The text.
+            one_image: Whether the intervention will act on a batch of one image.
 
         Raises:
-            UsageError: for an intervention or a parameter that does not exist, or a value that cannot be read; it
-                says which there are.
+            UsageError: for an unknown intervention or parameter, a missing or bad value, and for an intervention that
+                has no effect on one image.
         """
-        name, _, rest = text.partition(":")
-        name = name.strip()
-        if name not in WORDS:
-            exists = nearest(name, list(WORDS)) or f"there are {', '.join(WORDS)}"
-            raise UsageError(f"no intervention '{name}'", exists)
-        parameters = _parameters(WORDS[name])
-        given, source = {}, None
-        for key, value in _split(text, rest, parameters).items():
-            if key == "from":
-                source = value
-            else:
-                given[key] = _converted(name, key, value, parameters[key])
-        word = cls(text, name, given, source)
-        word._check()
-        return word
+        word, _, rest = text.partition(":")
+        word = word.strip()
+        if word not in WORDS:
+            raise UsageError(f"no intervention '{word}'", nearest(word, list(WORDS)) or f"there are {_words()}")
+        parameters = _parameters(WORDS[word])
+        texts = _split(text, word, rest, parameters)
+        source = texts.pop("from", None)
+        spec = cls(text, word, {name: parameters[name].convert(word, texts[name]) for name in texts}, source)
+        for name, parameter in parameters.items():
+            value = source if parameter.from_file else texts.get(name)
+            if (value is None and parameter.is_required) or (value == "" and parameter.from_file):
+                what = "from=FILE" if parameter.from_file else f"{name}="
+                raise UsageError(f"{word} needs {what}", do=f"such as {word}:{name}={parameter.example}")
+        built = spec.build(... if source is not None else None)  # checks ranges of values
+        if one_image:
+            built.check_one_image()
+        return spec
 
     @property
-    def needs_source(self) -> bool:
-        """Whether it cannot be without something from a file."""
-        fields = dataclasses.fields(WORDS[self.name])
-        return any(field.name in _FILES and field.default is dataclasses.MISSING for field in fields)
+    def kind(self) -> type[Spelled]:
+        """The class of the intervention."""
+        return WORDS[self.word]
 
-    def build(self, source: Any = None, **defaults: Any) -> Any:
+    @property
+    def from_file(self) -> str:
+        """What the file of ``from=`` gives: ``tensor``, ``image`` or ``images``; empty where none is read."""
+        parameter = _parameters(self.kind).get("from")
+        return parameter.from_file if parameter is not None and self.source is not None else ""
+
+    def build(self, source: Any = None, one_pass: bool = False) -> Any:
         """The intervention.
 
         Args:
-            source: What stands for ``from=``: activations for ``patch`` and ``mean``, a tensor for ``steer``.
-            defaults: Other defaults of parameters, for those that it has.
+            source: The content of the file of ``from=``: activations, or a tensor.
+            one_pass: Whether a model in eval mode runs once: dropout then acts although the layer does not train.
         """
-        kind = WORDS[self.name]
-        names = {field.name for field in dataclasses.fields(kind)}
-        values = {name: value for name, value in defaults.items() if name in names} | dict(self.given)
+        values = {**(self.kind.one_pass if one_pass else {}), **self.values}
         if source is not None:
-            values[next(name for name in _FILES if name in names)] = source
-        return kind(**values)
-
-    def _check(self) -> None:
-        if self.source == "" or (self.needs_source and self.source is None):
-            raise UsageError(f"{self.name} needs from=FILE", do=f"such as {_EXAMPLES[self.name]}")
-        for field in dataclasses.fields(WORDS[self.name]):
-            if field.default is dataclasses.MISSING and field.name not in {*_FILES, *self.given}:
-                raise UsageError(f"{self.name} needs {field.name}=", do=f"such as {_EXAMPLES[self.name]}")
-        self.build(source=... if self.source is not None else None)  # values out of range are told now
+            values[_parameters(self.kind)["from"].field.name] = source
+        return self.kind(**values)
 
 
-_EXAMPLES = {
-    "mean": "mean:from=folder",
-    "patch": "patch:from=other.jpg",
-    "scale": "scale:factor=0.5",
-    "steer": "steer:from=direction.npy,scale=2",
-}
-
-_VALUES = {
-    "channels": "0-31",
-    "dim": "0",
-    "factor": "0.5",
-    "from": "FILE",
-    "max": "6",
-    "min": "0",
-    "positions": "0-9x5-14",
-}
+def help_rows() -> Iterator[tuple[str, str]]:
+    """Every intervention with its own parameters, and what it does; those of parameters last."""
+    shared = {field.name for field in dataclasses.fields(Intervention)}
+    for word, kind in sorted(WORDS.items(), key=lambda item: (not issubclass(item[1], Intervention), item[0])):
+        own = [p for p in _parameters(kind).values() if p.name not in shared and p.name not in kind.one_pass]
+        shown = [p.name if p.is_required or p.from_file else f"{p.name}={_text(p.field.default)}" for p in own]
+        yield " ".join([word, *shown]), kind.summary
 
 
-def _parameters(kind: type) -> dict[str, str]:
-    """The parameters by name and what they take, as they are annotated; what holds tensors is ``from``, a file."""
-    return {_FILES.get(field.name, field.name): str(field.type) for field in dataclasses.fields(kind)}
+def _words() -> str:
+    return ", ".join(sorted(WORDS))
 
 
-def _split(text: str, rest: str, parameters: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _split(text: str, word: str, rest: str, parameters: Mapping[str, _Parameter]) -> dict[str, str]:
+    values: dict[str, str] = {}
     last = None
     for part in rest.split(",") if rest.strip() else []:
         key, equals, value = part.partition("=")
-        if equals and key.strip() in parameters:
-            last = key.strip()
-            if last in found:
-                raise UsageError(f"'{last}' stands twice in '{text}'")
-            found[last] = value.strip()
-        elif not equals and key.strip() in parameters and last != "from":
-            raise UsageError(f"{key.strip()} needs a value: {_such(text, key.strip())}")
+        key = key.strip()
+        if equals and key in parameters:
+            if key in values:
+                raise UsageError(f"'{key}' appears twice in '{text}'")
+            last, values[key] = key, value.strip()
+        elif not equals and key in parameters and last != "from":
+            raise UsageError(f"{key} needs a value: {key}={parameters[key].example}")
         elif last is not None and not equals:
-            found[last] += f",{part.rstrip()}"  # a file may be called `a, b.jpg`
+            values[last] += f",{part.rstrip()}"  # a file may be called `a, b.jpg`
         else:
-            name = text.partition(":")[0].strip()
-            exists = f"{name} has {', '.join(parameters) or 'none'}"
+            has = f"{word} has {', '.join(parameters) or 'none'}"
             if not equals:
-                raise UsageError(f"'{part.strip()}' is no PARAMETER=VALUE", exists)
-            asked = f"no parameter '{key.strip()}' of {name}"
-            raise UsageError(asked, exists, nearest(key.strip(), [*parameters]))
-    return found
-
-
-def _such(text: str, parameter: str) -> str:
-    """``parameter`` with a value that it takes: its default where that can be written, else one for example."""
-    fields = dataclasses.fields(WORDS[text.partition(":")[0].strip()])
-    default = next((field.default for field in fields if field.name == parameter), None)
-    usual = f"{default}".lower() if isinstance(default, bool | int | float | str) else ""
-    return f"{parameter}={_VALUES.get(parameter, usual)}"
-
-
-def _converted(word: str, name: str, text: str, annotation: str) -> Any:
-    """``text`` as the type of the parameter, told by the first word of its annotation."""
-    kind = annotation.split("|")[0].split("[")[0].strip()
-    converters: dict[str, Callable[[str], Any]] = {"float": float, "int": int, "bool": lambda t: _TRUTHS[t.lower()]}
-    if text.lower() == "none" and "None" in annotation:
-        return None
-    try:
-        return converters.get(kind, str)(text)
-    except (ValueError, KeyError):
-        wanted = {"float": "a number", "int": "a whole number", "bool": "true or false"}[kind]
-        raise UsageError(f"{name}='{text}' of {word} is not {wanted}") from None
+                raise UsageError(f"'{part.strip()}' is not PARAMETER=VALUE", has)
+            raise UsageError(f"no parameter '{key}' of {word}", has, nearest(key, [*parameters]))
+    return values
