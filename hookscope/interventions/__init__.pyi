@@ -1,5 +1,5 @@
 from .ablation import Ablation as Ablation, ChannelWorth as ChannelWorth, ablate_each as ablate_each
-from .base import Intervention as Intervention
+from .base import Intervention as Intervention, ParameterIntervention as ParameterIntervention
 from .context import intervene as intervene
 from .dropout import (
     DropBlock as DropBlock,
@@ -26,5 +26,5 @@ from .elementwise import (
 )
 from .parameters import Freeze as Freeze, Prune as Prune
 from .replacement import Mean as Mean, Patch as Patch, Steer as Steer
-from .sources import activations_at as activations_at, mean_at as mean_at, read_direction as read_direction
-from .spec import WORDS as WORDS, InterventionSpec as InterventionSpec
+from .sources import read_source as read_source
+from .spec import WORDS as WORDS, InterventionSpec as InterventionSpec, help_rows as help_rows

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookscope.errors import LayerError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import Call, channel_axis
-from hookscope.interventions.ranges import Ranges, parse_positions, parse_ranges, type_with_article
+from hookscope.interventions.ranges import Ranges, parse_channels, parse_positions, type_with_article
 
 _LARGEST = (2 - 2.0**-23) * 2.0**127  # of single precision, in which most models calculate
 
@@ -28,6 +28,9 @@ WORDS: dict[str, type[Spelled]] = {}
 
 class Spelled:
     """A dataclass that the command line can spell ``word:parameter=value,...``.
+
+    The metadata of a field may hold an ``example`` for help and errors, where the default is not a value, and
+    ``from_file`` for a value that ``from=`` reads from a file: ``tensor``, ``image``, or ``images`` of a folder.
 
     Attributes:
         word: Its name on the command line; a subclass without one of its own is not in `WORDS`.
@@ -52,19 +55,6 @@ class Spelled:
         Raises:
             UsageError: for such parameters.
         """
-
-
-def parameter(default: Any = dataclasses.MISSING, example: str = "", from_file: str = "", **options: Any) -> Any:
-    """A field of an intervention, with what the command line needs to know of it.
-
-    Args:
-        default: The default value; without one the parameter must be given.
-        example: A value for help and errors, where the default is not one.
-        from_file: What ``from=`` names where the value comes from a file: ``tensor``, ``image``, or ``images`` for a
-            folder.
-        options: Of `dataclasses.field`.
-    """
-    return dataclasses.field(default=default, metadata={"example": example, "from_file": from_file}, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +94,12 @@ class Intervention(Spelled):
         UsageError: for a value that cannot be read.
     """
 
-    channels: Any = parameter(None, example="0-31")
-    positions: Any = parameter(None, example="0-9x5-14")
+    channels: Any = dataclasses.field(default=None, metadata={"example": "0-31"})
+    positions: Any = dataclasses.field(default=None, metadata={"example": "0-9x5-14"})
     on: str = "output"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "channels", parse_ranges("channels", self.channels))
+        object.__setattr__(self, "channels", parse_channels(self.channels))
         object.__setattr__(self, "positions", parse_positions(self.positions))
         if self.on not in SIDES:
             raise UsageError(f"no side '{self.on}' of a layer", f"there are {' and '.join(SIDES)}")

@@ -1,9 +1,9 @@
-"""The `with` block that changes what flows through a model, and puts everything back."""
+"""The `with` block that changes what flows through a model, and restores the model afterwards."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -23,41 +23,74 @@ from hookscope.hooks import (
     split_inputs,
     tensors_in,
 )
-from hookscope.interventions.base import Change, Intervention, checked
-from hookscope.interventions.changes import AnyChange, Changes, pairs_of
-from hookscope.interventions.parameters import Freeze, Prune, parameter_changed
+from hookscope.interventions.base import Change, Intervention, ParameterIntervention, check_takes, checked
+from hookscope.interventions.parameters import parameter_changed
+from hookscope.interventions.ranges import type_with_article
 
-Values = tuple[tuple[Any, ...], dict[str, Any]]
+AnyChange = Change | ParameterIntervention
+Changes = Mapping[Any, AnyChange | Iterable[AnyChange]] | Iterable[tuple[Any, AnyChange]]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def pairs_of(changes: Changes) -> Iterator[tuple[str | Selection, AnyChange]]:
+    """Check ``changes`` and yield each selection with one change, in order.
+
+    Raises:
+        UsageError: for an object that is not an intervention, and for a layer that is not a name or an index.
+    """
+    if not isinstance(changes, Iterable):
+        do = "give a dictionary such as {'layer3': Zero()}, or pairs"
+        raise UsageError(f"changes must be a mapping or pairs, not {type_with_article(changes)}", do=do)
+    for pair in changes.items() if isinstance(changes, Mapping) else changes:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise _not_an_intervention(pair)
+        where, several = pair
+        if not isinstance(where, str | Selection) and not hasattr(where, "__index__"):
+            asked = f"a layer must be a name or an index, not {type_with_article(where)}"
+            raise UsageError(asked, do="give a text such as 'layer3'; model.named_modules() lists names")
+        for change in several if isinstance(several, Iterable) and not callable(several) else [several]:
+            # a class is callable too: somebody forgot its brackets
+            if isinstance(change, type) or not (callable(change) or isinstance(change, ParameterIntervention)):
+                raise _not_an_intervention(change)
+            if callable(change) and not isinstance(change, Intervention):
+                check_takes(change, f"the function for '{where}'", "call", "tensor")
+            yield where if isinstance(where, Selection) else str(where), change
+
+
+def _not_an_intervention(change: Any) -> UsageError:
+    if isinstance(change, type):
+        return UsageError(f"'{change.__name__}' is a class", do=f"give an instance, `{change.__name__}(...)`")
+    asked = f"an intervention cannot be {type_with_article(change)}"
+    return UsageError(asked, do="give one of hookscope.interventions, or a function (call, tensor) -> tensor")
 
 
 class intervene:  # a `with` word, named as one reads it  # noqa: N801
     """Change what flows through ``model`` while the ``with`` block runs.
 
-    Several interventions act in the order given, each on what the one before left. Around a training loop gradients
-    flow through them as through layers. Nothing is written into the model but the values of changed parameters: what
-    is saved inside the block is as without. Hooks are gone and parameters as before when the block is left, whatever
-    is raised; so run the backward pass inside the block, too.
+    Several interventions at one layer act in the given order. Around a training loop gradients flow through them as
+    through layers. Only the values of changed parameters are written into the model; a state dict saved inside the
+    block has no other difference. Leaving the block removes the hooks and restores the parameters, also after an
+    exception. Run the backward pass inside the block.
 
     Args:
         model: Any eager module.
-        changes: From a layer selection (``"layer3"``, ``"features.*"``, ``"head.conv#1"``, an index) or a parameter's
+        changes: Maps a layer selection (``"layer3"``, ``"features.*"``, ``"head.conv#1"``, an index) or a parameter's
             name (``"conv1.weight"``, ``"layer4*.weight"``) to an intervention, several, or a function
-            ``(call, tensor) -> tensor`` (None for no change); or pairs of these, for several in a certain order. The
-            tensor a function is given is its own. To prune and to freeze, a layer has its parameters in it, and a
-            number is the name of one.
+            ``(call, tensor) -> tensor`` (None for no change), which gets a tensor of its own. Pairs of these will do
+            too. For `Prune` and `Freeze` a layer's name selects all its parameters; numbers are names, not indices.
         types: Class names that indices count.
 
     Attributes:
-        step: The training step, which rates on a schedule go by: passes in train mode so far. It may be set. What
-            checkpointing computes again has the rate it had.
-        changed: How often each call was changed, by its key; and parameters, by their name.
+        step: The training step for rates on a schedule: passes in train mode so far. It may be set. Checkpointing
+            recomputes with the rate of the first computation.
+        changed: How often each call was changed, by its key, and each parameter, by its name.
 
     Raises:
         LayerError: on entry, for a name that is neither a layer nor a parameter; on leaving, for an index, a call or
-            a layer named outright that no pass reached, where one came to its end.
-        SelectionError: for an index from the end, which is not known while a pass runs.
-        UsageError: for what is no intervention, for a function that takes other arguments, for a block that is entered
-            twice; inside a pass for an intervention that gives another shape, type or device; it names the layer.
+            an exact layer name that no complete pass reached.
+        SelectionError: for an index from the end, which is unknown while a pass runs.
+        UsageError: for an object that is not an intervention, a function with other arguments, a block that is
+            entered twice; inside a pass, naming the layer, for a result of another shape, type or device.
 
     Example:
         >>> import torch
@@ -84,7 +117,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
 
     def __enter__(self) -> Self:
         if self._stack is not None:
-            raise UsageError("this block of interventions is entered already", do="make another with `intervene(...)`")
+            raise UsageError("this block of interventions is already entered", do="make another with `intervene(...)`")
         self.changed.clear()
         self._step_of.clear()
         self._observers, self._passes = [], 0
@@ -103,14 +136,18 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         stack.__exit__(kind, error, trace)
         observers, self._observers = self._observers, []
         if error is None and self._passes:
-            _check_reached(observers, self._step_of)
+            for observer in observers:  # a block without effect must not go unnoticed
+                for name in observer.selection.plain_names:
+                    if observer.first_names.get(name, name) not in self._step_of:
+                        asked = f"'{name}' did not run: nothing was changed there"
+                        raise LayerError(asked, do="see list-layers --type all")
 
     def __repr__(self) -> str:
         changes = ", ".join(f"{where!r}: {getattr(change, '__name__', change)}" for where, change in self._changes)
         return f"intervene({type(self._model).__name__}, {{{changes}}})"
 
     def _count_passes(self, stack: ExitStack) -> None:
-        """Count until ``stack`` is closed; what came last to a model has its hooks behind those of all others."""
+        """Count passes until ``stack`` is closed, with hooks behind those of all interventions."""
 
         def on_end() -> None:
             self._passes += 1
@@ -122,7 +159,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             stack.push(counter.__enter__())
 
     def _put_on(self, stack: ExitStack, where: Selection, change: AnyChange) -> None:
-        """Let ``change`` act on what ``where`` names until ``stack`` is closed."""
+        """Let ``change`` act on the layers or parameters at ``where`` until ``stack`` is closed."""
         layers = self._layers_named(where)
         parameters = self._parameters_named(where, change, layers)
         for name, parameter in parameters.items():
@@ -130,51 +167,50 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             self.changed[name] += 1
         if parameters:
             return
-        if isinstance(change, Prune | Freeze):
-            asked = f"no parameter to {type(change).__name__.lower()} at '{where}'"
+        if isinstance(change, ParameterIntervention):
+            asked = f"no parameter to {change.word} at '{where}'"
             if layers:
                 raise LayerError(asked, self._some_with_parameters(change), "list them with weights")
-            self._refuse(str(where), asked)
-        else:
-            stack.push(self._observer(where, change))
+            raise self._unknown(str(where), asked)
+        stack.push(self._observer(where, change))
 
     def _layers_named(self, where: Selection) -> dict[str, nn.Module]:
-        """The layers called so; where a number stands it may be a name too."""
-        walked = dict(self._model.named_modules(remove_duplicate=False))
-        if str(where) in walked:
-            return {str(where): walked[str(where)]}
-        return {name: module for name, module in walked.items() if where.calls_by_name([name])}
+        """The layers with these names; a number may be a name too."""
+        modules = dict(self._model.named_modules(remove_duplicate=False))
+        if str(where) in modules:
+            return {str(where): modules[str(where)]}
+        return {name: module for name, module in modules.items() if where.calls_by_name([name])}
 
     def _parameters_named(
         self, where: Selection, change: AnyChange, layers: Mapping[str, nn.Module]
     ) -> dict[str, nn.Parameter]:
-        """The parameters that are meant: named so, or, to prune and to freeze, those in the layers named so."""
+        """The parameters with these names, or, for a `ParameterIntervention`, those in the layers."""
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         wanted: list[str] = []
         if not layers:
             wanted = [name for name in parameters if name == str(where) or where.calls_by_name([name])]
-            if wanted and str(where) not in wanted:  # of several terms one may be misspelt
+            if wanted and str(where) not in wanted:  # another term may be misspelt
                 self._check_names(where, wanted)
-        elif isinstance(change, Prune | Freeze):
+        elif isinstance(change, ParameterIntervention):
             if str(where) not in layers:
                 self._check_names(where, layers)
             within = [name for layer, module in layers.items() for name, _ in module.named_parameters(layer)]
-            wanted = [name for name in within if isinstance(change, Freeze) or parameters[name].dim() > 1]
+            wanted = [name for name in within if change.takes(parameters[name])]
         # a parameter under two names is changed once
-        once = {id(parameters[name]): name for name in reversed(wanted)}
-        return {name: parameters[name] for name in wanted if once[id(parameters[name])] == name}
+        first = {id(parameters[name]): name for name in reversed(wanted)}
+        return {name: parameters[name] for name in wanted if first[id(parameters[name])] == name}
 
     def _check_names(self, where: Selection, named: Iterable[str]) -> None:
         """Refuse ``where`` if not each of its terms is one of those ``named``."""
         try:
             where.check_names(self._names())
         except LayerError as error:
-            self._refuse(error.name, f"no layer or parameter '{error.name}' in the model")
+            raise self._unknown(error.name, f"no layer or parameter '{error.name}' in the model") from None
         try:
             where.check_names([*named])
         except LayerError:
-            asked = f"'{where}' names layers and parameters at once"
-            raise LayerError(asked, do="give layers and parameters each by themselves") from None
+            asked = f"'{where}' names both layers and parameters"
+            raise LayerError(asked, do="give layers and parameters separately") from None
 
     def _observer(self, where: Selection, change: Change) -> Observer:
         """The observer, entered, that lets ``change`` act on each selected call."""
@@ -183,80 +219,65 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             return None if on_input else self._changed(change, call, module, output)
 
-        def on_before(call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values | None:
+        def on_before(call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
             changed = self._changed(change, call, module, joined_inputs(args, kwargs), of_input=True)
             return None if changed is None else split_inputs(changed, len(args), bool(kwargs))
 
         if where.from_the_end:
-            asked = f"index {where} counts from the end, which is not known while a pass runs"
+            asked = f"index {where} counts from the end, which is unknown while a pass runs"
             raise SelectionError(asked, do="choose the layer by its name, or by its index from the start")
-        observer = Observer(
-            self._model,
-            where,
-            self._types,
-            on_call,
-            on_before=on_before if on_input else None,
-            again=True,
-        )
+        before = on_before if on_input else None
+        observer = Observer(self._model, where, self._types, on_call, on_before=before, again=True)
         try:
             observer.__enter__()
         except LayerError as error:
             if error.kind == "layer":
-                self._refuse(str(where), f"no layer or parameter '{where}'")
+                raise self._unknown(str(where), f"no layer or parameter '{where}'") from None
             raise
         self._observers.append(observer)
         return observer
 
-    def _some_with_parameters(self, change: Prune | Freeze) -> str:
-        """Some layers with parameters that can be pruned or frozen, in words."""
+    def _some_with_parameters(self, change: ParameterIntervention) -> str:
         parameters = self._model.named_parameters(remove_duplicate=False)
-        wanted = [name for name, parameter in parameters if isinstance(change, Freeze) or parameter.dim() > 1]
-        layers = [*dict.fromkeys(layer for name in wanted if (layer := name.rpartition(".")[0]))]
-        return f"layers with some are {listed(layers, 3)}" if layers else "none of its layers has any"
+        names = [name.rpartition(".")[0] for name, parameter in parameters if change.takes(parameter)]
+        layers = [*dict.fromkeys(filter(None, names))]
+        return f"layers with such parameters: {listed(layers, 3)}" if layers else "no layer has such a parameter"
 
-    def _refuse(self, where: str, asked: str) -> None:
+    def _unknown(self, where: str, asked: str) -> LayerError:
         do = "list layers with list-layers --type all, parameters with weights"
-        raise LayerError(asked, nearest(where, self._names()), do)
+        return LayerError(asked, nearest(where, self._names()), do)
 
     def _names(self) -> list[str]:
-        """What layers and parameters are called."""
+        """The names of layers and parameters."""
         layers = [name for name, _ in self._model.named_modules(remove_duplicate=False)]
         return layers + [name for name, _ in self._model.named_parameters(remove_duplicate=False)]
 
     def _changed(self, change: Change, call: Call, module: nn.Module, value: Any, of_input: bool = False) -> Any:
-        """What ``value`` becomes; None where nothing of it changes."""
+        """The changed output or input; None where nothing changes."""
         again = is_recomputing()
         if not again:
             self._step_of[call.name] = self.step
         if isinstance(change, Intervention):
             if not change.is_active(module):
                 return None
-            # what is computed again must be what was computed, and a pass has ended since
+            # checkpointing recomputes after the pass has ended, and must get the same result
             change = change.at(self._step_of.get(call.name, self.step))
         parts = {id(tensor): part for part, tensor in tensors_in(value).items()}
-        made: dict[int, Tensor] = {}  # a tensor that is there twice is one tensor afterwards too
+        results: dict[int, Tensor] = {}  # a tensor that appears twice stays one tensor
 
-        def one(tensor: Tensor) -> Tensor:
+        def change_tensor(tensor: Tensor) -> Tensor:
             if not (tensor.is_floating_point() or tensor.is_quantized):
                 return tensor
-            if id(tensor) not in made:
+            if id(tensor) not in results:
                 if isinstance(change, Intervention):
                     axis = channel_axis(tensor, module, of_input=of_input)
-                    made[id(tensor)] = change(call, tensor, module, parts[id(tensor)], axis)
+                    results[id(tensor)] = change(call, tensor, module, parts[id(tensor)], axis)
                 else:
-                    made[id(tensor)] = checked(change(call, tensor.clone()), tensor, call.key)
-            return made[id(tensor)]
+                    results[id(tensor)] = checked(change(call, tensor.clone()), tensor, call.key)
+            return results[id(tensor)]
 
-        changed = map_tensors(value, one)
-        if all(id(tensor) == at for at, tensor in made.items()):
+        changed = map_tensors(value, change_tensor)
+        if all(id(tensor) == before for before, tensor in results.items()):
             return None
         self.changed[call.key] += not again
         return changed
-
-
-def _check_reached(observers: Iterable[Observer], reached: Container[str]) -> None:
-    """Refuse a layer that was named outright and did not run: a block without effect would pass for one."""
-    for observer in observers:
-        for name in observer.selection.plain_names:
-            if observer.first_names.get(name, name) not in reached:
-                raise LayerError(f"'{name}' did not run: nothing was changed there", do="see list-layers --type all")

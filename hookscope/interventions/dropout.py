@@ -41,7 +41,7 @@ class LinearSchedule:
         return self.start + (self.end - self.start) * min(1.0, max(0, step) / self.steps)
 
     def __str__(self) -> str:
-        return f"Linear({self.start:g}, {self.end:g}, steps={self.steps})"
+        return f"LinearSchedule({self.start:g}, {self.end:g}, steps={self.steps})"
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class DropBlock(_Dropping):
     block_size: int = 7
 
     word = "dropblock"
-    summary = "drop square blocks of the map, a share p of its values; block_size is odd"
+    summary = "drop square blocks of the map, of odd size"
     _dimensions: ClassVar[tuple[int, ...]] = (4, 5)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -115,16 +115,23 @@ def intervention_effect(
     keep = None if keep is None else Selection.of(keep)
     wanted = [layers_with_weights(model), *_layers_among(model, pairs)] if layers is None else [Selection.of(layers)]
     chosen = Selection(wanted if keep is None else [*wanted, keep])
-    with torch.no_grad(), random_states_kept(), capture(model, chosen, types) as before:
+    with torch.no_grad(), random_states_kept(), ExitStack() as stack:
+        before = stack.enter_context(capture(model, chosen, types))
+        if keep is not None:
+            calls: list[Call] = []
+            kept = stack.enter_context(Observer(model, keep, types, lambda call, *_: calls.append(call)))
         output = _run(model, inputs, seed)
-    comparison = _Comparison(model, before, keep)
+    # an index from the end is known only after a pass
+    drawn = set() if keep is None else {call.key for call in calls if kept.wanted(call)}
+    comparison = _Comparison(model, before, drawn)
     with torch.no_grad(), random_states_kept(), ExitStack() as stack:
         comparison.block = stack.enter_context(intervene(model, pairs, types))
-        # its hooks come later, so that they see what was changed
-        stack.enter_context(Observer(model, chosen, types, comparison.on_call))
+        # the hooks of the comparison come later, so that they see changed values
+        observer = stack.enter_context(Observer(model, chosen, types, comparison.on_call))
         changed_output = _run(model, inputs, seed)
     changed = dict(comparison.block.changed)
-    return Effect(output, changed_output, tuple(comparison.moved), changed, comparison.missing())
+    missing = comparison.missing(observer.wanted)
+    return Effect(output, changed_output, tuple(comparison.moved), changed, missing)
 
 
 def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:
@@ -175,11 +182,11 @@ def _layers_among(model: nn.Module, pairs: Iterable[tuple[str | Selection, Any]]
 class _Comparison:
     """The calls of the second pass beside those of the first, from the first that an intervention acted on."""
 
-    def __init__(self, model: nn.Module, before: Activations, keep: Selection | None) -> None:
+    def __init__(self, model: nn.Module, before: Activations, drawn: Container[str]) -> None:
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._before, self._keep = before, keep
+        self._before, self._drawn = before, drawn
         self._order = list(before)
-        self._new: list[str] = []
+        self._new: list[Call] = []
         self._has_begun = False
         self.moved: list[MovedLayer] = []
         self.block: intervene
@@ -188,12 +195,11 @@ class _Comparison:
         if not self.block.changed:
             return
         if call.key not in self._before:
-            self._new.append(call.key)
+            self._new.append(call)
             return
-        kept = self._keep is not None and self._keep.wants(call.name, call.call, call.index)
         changed = call.key in self.block.changed or self._owns_changed(module)
-        moved = _moved(call, self._before[call.key], output, changed, kept)
-        # a parameter is changed from the start on, and what runs before its layer has nothing to do with it
+        moved = _moved(call, self._before[call.key], output, changed, call.key in self._drawn)
+        # a parameter is changed before the pass: layers before its own are not affected
         self._has_begun |= (
             changed or moved.relative_l2 != 0 or any(k not in self._parameters for k in self.block.changed)
         )
@@ -201,15 +207,16 @@ class _Comparison:
             self.moved.append(moved)
 
     def _owns_changed(self, module: nn.Module) -> bool:
-        """Whether a parameter of the layer's own was changed."""
+        """Whether a direct parameter of the layer was changed."""
         changed = {id(self._parameters[key]) for key in self.block.changed if key in self._parameters}
         return any(id(parameter) in changed for parameter in module.parameters(recurse=False))
 
-    def missing(self) -> tuple[str, ...]:
-        """The calls that only one of the passes made."""
+    def missing(self, wanted: Callable[[Call], bool]) -> tuple[str, ...]:
+        """The calls that only one of the passes made; ``wanted`` decides on calls of the second."""
         ran = {layer.call.key for layer in self.moved}
         first = self._order.index(self.moved[0].call.key) if self.moved else len(self._order)
-        return (*(key for key in self._order[first:] if key not in ran), *self._new)
+        new = (call.key for call in self._new if wanted(call))
+        return (*(key for key in self._order[first:] if key not in ran), *new)
 
 
 def _moved(call: Call, before: Any, after: Any, changed: bool, kept: bool) -> MovedLayer:

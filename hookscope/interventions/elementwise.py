@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from hookscope.interventions.base import (
     check_finite,
     check_number,
     laid_out_like,
-    parameter,
     replaced,
 )
 
@@ -51,7 +50,7 @@ class Scale(Intervention):
         [[2.0, -6.0]]
     """
 
-    factor: float = parameter(example="0.5")
+    factor: float = field(metadata={"example": "0.5"})
 
     word = "scale"
     summary = "multiply values by factor"
@@ -81,11 +80,11 @@ class Clamp(Intervention):
         [[0.0, 3.0, 6.0]]
     """
 
-    min: float | None = parameter(None, example="0")
-    max: float | None = parameter(None, example="6")
+    min: float | None = field(default=None, metadata={"example": "0"})
+    max: float | None = field(default=None, metadata={"example": "6"})
 
     word = "clamp"
-    summary = "clamp values to min and max; either may be left out"
+    summary = "clamp values; min or max may be left out"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,7 +123,7 @@ class Noise(Intervention):
     relative: bool = False
 
     word = "noise"
-    summary = "add Gaussian noise; relative: std in standard deviations of the values"
+    summary = "add Gaussian noise; relative: std in multiples of the values' own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,7 +166,7 @@ class Quantize(Intervention):
     per_channel: bool = False
 
     word = "quantize"
-    summary = "round values to 2 to the power of bits levels (1 to 16)"
+    summary = "round values to 2**bits levels"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -220,7 +219,7 @@ class Permute(Intervention):
     axis: str = "positions"
 
     word = "permute"
-    summary = "random order along axis: positions, channels or images"
+    summary = "put positions, channels or images in random order"
 
     def __post_init__(self) -> None:
         super().__post_init__()

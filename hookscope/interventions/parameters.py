@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,13 @@ from torch.nn.utils import prune
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import Call, HookHandles
-from hookscope.interventions.base import Change, Intervention, ParameterIntervention, check_number, checked, parameter as field
+from hookscope.interventions.base import (
+    Change,
+    Intervention,
+    ParameterIntervention,
+    check_number,
+    checked,
+)
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,11 @@ class Prune(ParameterIntervention):
     """
 
     amount: float = 0.5
-    dim: int | None = field(None, example="0")
+    dim: int | None = field(default=None, metadata={"example": "0"})
     norm: float = 2
 
     word = "prune"
-    summary = "set the smallest weights to 0; dim=0: whole filters, by their norm"
+    summary = "set the smallest weights to 0; dim=0: whole filters by norm"
 
     def __post_init__(self) -> None:
         check_number("amount", self.amount)

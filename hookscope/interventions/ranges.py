@@ -37,35 +37,31 @@ class Ranges(tuple[int, ...]):
         return ",".join(f"{first}-{last}" if first != last else f"{first}" for first, last in runs)
 
 
-def parse_ranges(what: str, value: Any) -> Ranges | None:
+def parse_channels(value: Any) -> Ranges | None:
     """Parse ``"0-31,40"``, a number, or several of either; None stays None.
-
-    Args:
-        what: Name of the numbers in errors.
-        value: The text, number or iterable.
 
     Raises:
         UsageError: for anything else.
 
     Example:
-        >>> parse_ranges("channels", "0-3,8"), parse_ranges("channels", 7)
+        >>> parse_channels("0-3,8"), parse_channels(7)
         ((0, 1, 2, 3, 8), (7,))
     """
     if value is None:
         return None
     if isinstance(value, str):
-        spans = [_span(what, value, part) for part in value.split(",")]
+        spans = [_span("channels", value, part) for part in value.split(",")]
         if sum(last - first for first, last in spans) > _MOST:
-            raise UsageError(f"{what} '{value}' are too many for a tensor")
+            raise UsageError(f"channels '{value}' are too many for a tensor")
         return Ranges(number for first, last in spans for number in range(first, last + 1))
     try:
         number = as_index(value)  # first: a tensor of one number cannot be iterated
     except TypeError:
         if isinstance(value, Iterable) and getattr(value, "ndim", None) != 0:
-            return Ranges(number for item in value for number in parse_ranges(what, item) or ())
-        raise UsageError(f"{what} cannot be {type_with_article(value)}", do=_EXAMPLE[what]) from None
+            return Ranges(number for item in value for number in parse_channels(item) or ())
+        raise UsageError(f"channels cannot be {type_with_article(value)}", do=_EXAMPLE["channels"]) from None
     if number < 0:
-        raise UsageError(f"bad {what} {number}", do=f"{what} count from 0")
+        raise UsageError(f"bad channels {number}", do="channels count from 0")
     return Ranges([number])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from hookscope.interventions.base import (
     check_choice,
     check_finite,
     laid_out_like,
-    parameter,
     position_axes,
     replaced,
 )
@@ -45,10 +44,10 @@ class Patch(Intervention):
         [[5.0, 0.0]]
     """
 
-    source: Any = parameter(example="other.jpg", from_file="image", repr=False)
+    source: Any = field(repr=False, metadata={"example": "other.jpg", "from_file": "image"})
 
     word = "patch"
-    summary = "replace by the activation of another image, from=IMAGE"
+    summary = "replace by the activation of another image"
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         """The same part of the other activation."""
@@ -74,11 +73,11 @@ class Mean(Intervention):
         [[2.0], [2.0]]
     """
 
-    source: Any = parameter(None, example="folder", from_file="images", repr=False)
+    source: Any = field(default=None, repr=False, metadata={"example": "folder", "from_file": "images"})
     over: str = "images"
 
     word = "mean"
-    summary = "replace by the mean over the images of from=FOLDER, or over positions of the map"
+    summary = "replace by the mean over images of a folder, or over positions of the map"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,11 +128,11 @@ class Steer(Intervention):
         [[4.0, 1.0]]
     """
 
-    direction: Any = parameter(example="direction.npy", from_file="tensor", repr=False)
+    direction: Any = field(repr=False, metadata={"example": "direction.npy", "from_file": "tensor"})
     scale: float = 1.0
 
     word = "steer"
-    summary = "add scale times the direction in from=FILE (.npy, .pt, .safetensors) at every position"
+    summary = "add a direction (.npy, .pt, .safetensors) at every position"
 
     def __post_init__(self) -> None:
         super().__post_init__()

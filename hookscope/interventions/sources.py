@@ -1,9 +1,9 @@
-"""What interventions bring in from files: another picture's activations, a mean over pictures, a direction."""
+"""Values of interventions from files: another image's activations, a mean over images, a direction."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,65 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, UsageError, WeightsError
-from hookscope.hooks import capture, map_tensors, tensors_in
-from hookscope.models import load_content
+from hookscope.hooks import Layers, capture, map_tensors, tensors_in
+from hookscope.images import InputImage, find_pictures, read_picture
+from hookscope.interventions.spec import InterventionSpec
+from hookscope.models import LoadedModel, load_content, model_errors_as_input_errors
 
 Inputs = tuple[Any, ...]
 _SUFFIXES = (".pt", ".pth", ".safetensors")
 
 
-def activations_at(
-    model: nn.Module, inputs: Inputs, where: str, types: Iterable[Any] = ("Conv2d",), on: str = "output"
-) -> dict[str, Any]:
-    """What the calls that ``where`` selects put out, or were given, in a pass on ``inputs``; by key.
+def read_source(
+    net: LoadedModel,
+    where: str,
+    spec: InterventionSpec,
+    types: Iterable[Any] = ("Conv2d",),
+    on_image: Callable[[InputImage], None] = lambda image: None,
+) -> Any:
+    """Read the file or folder that ``from=`` names; None without it.
 
     Args:
-        model: In the mode in which it shall run.
-        inputs: Its positional inputs.
+        net: The model, which runs on the images.
+        where: The layers of the intervention.
+        spec: The intervention.
+        types: Class names that indices count.
+        on_image: Called with each image that was read, such as to report its notes.
+
+    Raises:
+        ImageError: for an image that cannot be read.
+        WeightsError: for a tensor that cannot be read.
+        UsageError: for the activation of a parameter.
+    """
+
+    def activations(paths: Iterable[str]) -> Iterator[dict[str, Any]]:
+        if where in dict(net.model.named_parameters(remove_duplicate=False)):
+            asked = f"{spec.word} needs a layer, and {where} is a parameter"
+            raise UsageError(asked, do=f"name its layer: {where.rpartition('.')[0]}")
+        for path in paths:
+            image = read_picture(path, frames=net.preprocess.frames)
+            on_image(image)
+            tensor = net.prepare(image)
+            with model_errors_as_input_errors(net.name, tensor):
+                yield activations_at(net.model, net.inputs(tensor), where, types, spec.values.get("on", "output"))
+
+    if spec.source is None:
+        return None
+    if spec.from_file == "tensor":
+        return read_direction(spec.source)
+    if spec.from_file == "image":
+        return next(activations([spec.source]))
+    return mean_at(activations(find_pictures([spec.source])))
+
+
+def activations_at(
+    model: nn.Module, inputs: Inputs, where: Layers, types: Iterable[Any] = ("Conv2d",), on: str = "output"
+) -> dict[str, Any]:
+    """Capture the outputs, or the inputs, of the calls at ``where`` in a pass on ``inputs``, by key.
+
+    Args:
+        model: The model in its current mode.
+        inputs: Positional inputs of the model.
         where: A layer selection.
         types: Class names that indices count.
         on: ``output`` or ``input``.
@@ -36,20 +80,20 @@ def activations_at(
         >>> list(activations_at(net, (torch.ones(1, 1, 2, 2),), "0"))
         ['0']
     """
-    with torch.no_grad(), capture(model, where, types, inputs=on == "input") as kept:
+    with torch.no_grad(), capture(model, where, types, inputs=on == "input") as activations:
         model(*map_tensors(inputs, lambda tensor: tensor.clone()))
-    found = kept.inputs if on == "input" else kept
-    return {key: found[key] for key in found}
+    values = activations.inputs if on == "input" else activations
+    return {key: values[key] for key in values}
 
 
-def mean_at(found: Iterable[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """The mean of the activations of several passes, each over its own images; by key and part.
+def mean_at(activations: Iterable[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
+    """Average the activations of several passes over all their images, by key and part.
 
     Args:
-        found: What `activations_at` gave for each; only sums are kept.
+        activations: Results of `activations_at`; only sums are kept.
 
     Raises:
-        UsageError: for calls or shapes that differ, of pictures of different sizes.
+        UsageError: for shapes that differ, of images of different sizes.
 
     Example:
         >>> import torch
@@ -58,26 +102,25 @@ def mean_at(found: Iterable[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
     """
     sums: dict[str, dict[str, Tensor]] = {}
     images: dict[tuple[str, str], int] = {}
-    for one in found:
-        for key, value in one.items():
+    for of_pass in activations:
+        for key, value in of_pass.items():
             for part, tensor in tensors_in(value).items():
                 values = (tensor.dequantize() if tensor.is_quantized else tensor).double().sum(0, keepdim=True)
                 before = sums.setdefault(key, {}).get(part)
                 if before is not None and before.shape != values.shape:
                     shapes = " and ".join("x".join(map(str, shape[1:])) for shape in (before.shape, values.shape))
-                    raise UsageError(
-                        f"no mean at '{key}': its activations are {shapes}", do="take pictures of one size"
-                    )
+                    asked = f"no mean at '{key}': its activations are {shapes}"
+                    raise UsageError(asked, do="use images of one size")
                 sums[key][part] = values if before is None else before + values
                 images[key, part] = images.get((key, part), 0) + len(tensor)
     return {key: {part: total / images[key, part] for part, total in parts.items()} for key, parts in sums.items()}
 
 
 def read_direction(path: str) -> Tensor:
-    """The one tensor in a ``.npy``, ``.pt``, ``.pth`` or ``.safetensors`` file.
+    """Read the only tensor in a ``.npy``, ``.pt``, ``.pth`` or ``.safetensors`` file.
 
     Raises:
-        WeightsError: for a file that cannot be read, and one that holds more or something else.
+        WeightsError: for a file that cannot be read, or does not hold exactly one finite tensor.
 
     Example:
         >>> import numpy as np, tempfile

@@ -65,7 +65,10 @@ class _Parameter:
 
 
 def _text(value: Any) -> str:
-    return f"{value}".lower() if isinstance(value, bool | NoneType) else f"{value}"
+    """A default value as text, empty for None and where there is none."""
+    if value is None or value is dataclasses.MISSING:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else f"{value}".lower()
 
 
 def _parameters(kind: type[Spelled]) -> dict[str, _Parameter]:
@@ -118,7 +121,8 @@ class InterventionSpec:
         word, _, rest = text.partition(":")
         word = word.strip()
         if word not in WORDS:
-            raise UsageError(f"no intervention '{word}'", nearest(word, list(WORDS)) or f"there are {_words()}")
+            exists = nearest(word, list(WORDS)) or f"there are {', '.join(sorted(WORDS))}"
+            raise UsageError(f"no intervention '{word}'", exists)
         parameters = _parameters(WORDS[word])
         texts = _split(text, word, rest, parameters)
         source = texts.pop("from", None)
@@ -162,12 +166,9 @@ def help_rows() -> Iterator[tuple[str, str]]:
     shared = {field.name for field in dataclasses.fields(Intervention)}
     for word, kind in sorted(WORDS.items(), key=lambda item: (not issubclass(item[1], Intervention), item[0])):
         own = [p for p in _parameters(kind).values() if p.name not in shared and p.name not in kind.one_pass]
-        shown = [p.name if p.is_required or p.from_file else f"{p.name}={_text(p.field.default)}" for p in own]
-        yield " ".join([word, *shown]), kind.summary
-
-
-def _words() -> str:
-    return ", ".join(sorted(WORDS))
+        defaults = {p.name: "FILE" if p.from_file else _text(p.field.default) for p in own}
+        shown = " ".join(f"{name}={value}" if value else name for name, value in defaults.items())
+        yield word, kind.summary + (f"  [{shown}]" if shown else "")
 
 
 def _split(text: str, word: str, rest: str, parameters: Mapping[str, _Parameter]) -> dict[str, str]:

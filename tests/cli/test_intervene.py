@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 
 import hookscope
 from hookscope.cli import process
-from hookscope.cli.commands.intervene import CHANNEL_FIELDS, CLASS_FIELDS, FIELDS
+from hookscope.cli.commands.intervene import command
 from hookscope.cli.main import COMMANDS, main
+from hookscope.cli.output.effect_rows import CHANNEL_FIELDS, CLASS_FIELDS, FIELDS
 from hookscope.drawing.png import read_provenance
 from hookscope.interventions import WORDS
 
@@ -162,7 +165,7 @@ def test_a_mean_is_that_of_the_pictures_in_a_folder(run: Run, net: hookscope.Loa
     expected = (scores(net, "others/a.png") + scores(net, "others/b.png")) / 2
     for row in told["classes"]:
         assert row["score_after"] == pytest.approx(float(expected[row["index"]]), abs=1e-6)
-    assert "the mean over one image is itself; give mean:from=FOLDER" in error(run, "--at", "fc", "mean")
+    assert "the mean over one image is the image itself; give mean:from=FOLDER" in error(run, "--at", "fc", "mean")
     assert as_json(run, "--at", "conv1", "mean:over=positions")["layers"][0]["changed"]
 
 
@@ -186,7 +189,7 @@ def test_parameters_are_changed_too(run: Run) -> None:
     assert [(row["name"], row["changed"], row["relative_l2"]) for row in told["layers"]] == [("fc", True, 1)]
     pruned = as_json(run, "--at", "conv*", "prune:amount=1,dim=0")
     assert pruned["changed"] == {"conv1.weight": 1, "conv2.weight": 1}
-    told = "patch takes an activation, and fc.weight is a parameter; name its layer: fc"
+    told = "patch needs a layer, and fc.weight is a parameter; name its layer: fc"
     assert error(run, "--at", "fc.weight", "patch:from=cat.png") == told
 
 
@@ -207,8 +210,8 @@ def test_what_did_nothing_is_told(run: Run) -> None:
     words = ["--at", "conv1", "clamp:min=-1e9", "--at", "conv1", "freeze", "--format", "tsv"]
     status, _, errors = run(*words)
     assert status == 0 and errors.splitlines() == [
-        "Note: conv1 put out the same as before",
-        "Note: freeze changes no forward pass: it is for training, and `gradients --freeze` shows it",
+        "Note: unchanged output: conv1",
+        "Note: freeze has no effect on a forward pass: it acts in training",
     ]
 
 
@@ -237,6 +240,9 @@ def test_chosen_layers_are_compared(run: Run) -> None:
 
 def test_an_index_from_the_end(run: Run) -> None:
     assert as_json(run, "--at", "-1", "zero")["changed"] == {"conv2": 1}
+    status, out, errors = run("--at", "conv1", "zero", "--layer", "-1:", "--grid", "grid.png", "--format", "tsv")
+    assert (status, errors) == (0, "") and [line.split("\t")[1] for line in out.splitlines()[1:]] == ["conv2"]
+    assert [band["layer"] for band in read_provenance("grid.png")["bands"]] == ["conv2"]
 
 
 def test_a_model_without_classes_has_layers(run: Run) -> None:
@@ -287,18 +293,18 @@ def test_a_grid_is_drawn_with_where_it_comes_from(run: Run, here: Path) -> None:
         assert page.size[0] > 300
     assert run(*words, "--grid", "again.png", "--layer", "conv1,conv2")[0] == 0
     assert error(run, *words, "--grid", "none/effect.png", status=1) and not os.path.exists("none")
-    assert "is no name of a file" in error(run, *words, "--grid", "-")
+    assert "is not a file name" in error(run, *words, "--grid", "-")
     assert "cat.png" in error(run, *words, "--grid", "cat.png", status=1)
 
 
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        ([], 2, "nothing to do: no --at and no --ablate-each; such as --at layer3 zero:channels=0-31"),
+        ([], 2, "intervene needs --at or --ablate-each; such as --at layer3 zero:channels=0-31"),
         (["--at", "conv1", "zeros"], 2, "no intervention 'zeros'; nearest: zero"),
         (["--at", "conv1", "dropblock:q=1"], 2, "no parameter 'q' of dropblock; dropblock has channels, positions, on"),
         (["--at", "conv1", "dropblock:p=x"], 2, "p='x' of dropblock is not a number"),
-        (["--at", "conv1", "dropblock:p=2"], 2, "p=2.0 is no share; give a number from 0 to 1"),
+        (["--at", "conv1", "dropblock:p=2"], 2, "p=2.0 is not a share; give a number from 0 to 1"),
         (["--at", "conv1", "zero:channels=6"], 1, "no channel 6 at 'conv1'; there are 6: 0 to 5"),
         (["--at", "conv1", "patch"], 2, "patch needs from=FILE; such as patch:from=other.jpg"),
         (["--at", "conv1", "patch:from=gone.jpg"], 1, "gone.jpg"),
@@ -306,11 +312,11 @@ def test_a_grid_is_drawn_with_where_it_comes_from(run: Run, here: Path) -> None:
         (["--at", "9", "zero"], 1, "no index 9; there are 2 Conv2d calls: 0 to 1"),
         (["--at", "conv1#1", "zero"], 1, "no call 'conv1#1'; the layer ran once"),
         (["--at", "re:[", "zero"], 2, "bad regular expression"),
-        (["--ablate-each", "conv1", "--grid", "a.png"], 2, "--ablate-each prints channels alone"),
-        (["--ablate-each", "conv1", "--target", "top:3"], 2, "--ablate-each ranks by one class"),
-        (["--at", "conv1", "zero", "--top", "3"], 2, "--top is of --ablate-each; there is none; leave it out"),
-        (["--at", "zero", "conv1"], 2, "no intervention 'conv1'; where comes first: --at conv1 zero"),
-        (["--at", "conv1", "permute:axis=images"], 2, "one image has no order"),
+        (["--ablate-each", "conv1", "--grid", "a.png"], 2, "--ablate-each prints only channels"),
+        (["--ablate-each", "conv1", "--target", "top:3"], 2, "--ablate-each needs one class"),
+        (["--at", "conv1", "zero", "--top", "3"], 2, "--top needs --ablate-each"),
+        (["--at", "zero", "conv1"], 2, "no intervention 'conv1'; the layer comes first: --at conv1 zero"),
+        (["--at", "conv1", "permute:axis=images"], 2, "one image cannot be permuted"),
         (["--ablate-each", "conv7"], 1, "no layer 'conv7'"),
         (["--at", "conv1", "zero", "--target", "99"], 1, "no class 99; the model has 7 classes: 0 to 6"),
     ],
@@ -320,6 +326,6 @@ def test_bad_input_is_told_in_one_line(run: Run, words: list[str], status: int, 
 
 
 def test_the_manual_names_every_intervention() -> None:
-    manual = main.__globals__["cli"].get_command(None, "intervene").help
-    assert [word for word in WORDS if word not in manual] == []
+    manual = CliRunner().invoke(command, ["--help"]).output
+    assert [word for word in WORDS if not re.search(rf"^    {word} +\S", manual, re.MULTILINE)] == []
     assert "intervene" in COMMANDS

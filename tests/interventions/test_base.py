@@ -90,12 +90,12 @@ def test_no_channels_is_no_change() -> None:
         (
             Zero(positions="0"),
             (1, 6, 2, 2),
-            "1 range of positions for 'layer', whose 1x6x2x2 has 2 axes of positions; give one range for each, such as",
+            "1 range of positions for 'layer', whose shape 1x6x2x2 has 2 position axes; give one range for each",
         ),
         (
             Zero(positions="0x0"),
             (1, 6),
-            "2 ranges of positions for 'layer', whose 1x6 has no axis of positions; leave positions out",
+            "2 ranges of positions for 'layer', whose shape 1x6 has no position axis; leave positions out",
         ),
     ],
 )
@@ -126,14 +126,14 @@ def test_what_a_function_may_return() -> None:
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        (torch.ones(3, 2), "the intervention at 'fc#1' returns shape 3x2; 2x3 was given; return a tensor like it"),
-        (torch.ones(()), "the intervention at 'fc#1' returns shape (); 2x3 was given"),
-        (torch.ones(2, 3).double(), "the intervention at 'fc#1' returns dtype float64; float32 was given"),
-        (torch.ones(2, 3).int(), "the intervention at 'fc#1' returns dtype int32; float32 was given"),
-        (torch.ones(2, 3, device="meta"), "the intervention at 'fc#1' returns device meta; cpu was given"),
-        (5, "the intervention at 'fc#1' returns an int; a tensor was given; return one like it"),
-        ((torch.ones(2, 3),), "the intervention at 'fc#1' returns a tuple; a tensor was given"),
-        (torch.ones(2, 3).numpy(), "the intervention at 'fc#1' returns a ndarray; a tensor was given"),
+        (torch.ones(3, 2), "the intervention at 'fc#1' returns shape 3x2; it got 2x3; return a tensor like it"),
+        (torch.ones(()), "the intervention at 'fc#1' returns shape (); it got 2x3"),
+        (torch.ones(2, 3).double(), "the intervention at 'fc#1' returns dtype float64; it got float32"),
+        (torch.ones(2, 3).int(), "the intervention at 'fc#1' returns dtype int32; it got float32"),
+        (torch.ones(2, 3, device="meta"), "the intervention at 'fc#1' returns device meta; it got cpu"),
+        (5, "the intervention at 'fc#1' returns an int; it got a tensor; return one like it"),
+        ((torch.ones(2, 3),), "the intervention at 'fc#1' returns a tuple; it got a tensor"),
+        (torch.ones(2, 3).numpy(), "the intervention at 'fc#1' returns a ndarray; it got a tensor"),
     ],
 )
 def test_what_a_function_may_not_return(returned: Any, says: str) -> None:
@@ -155,7 +155,7 @@ class Halved(Intervention):
 def test_an_intervention_of_ones_own() -> None:
     assert Halved(channels=0)(CALL, torch.ones(2, 2)).tolist() == [[0.5, 1], [0.5, 1]]
     for channels, shape in ((None, "2x2"), (0, "2x1")):
-        with pytest.raises(UsageError, match=f"at 'layer' returns shape 1x.; {shape} was given"):
+        with pytest.raises(UsageError, match=f"at 'layer' returns shape 1x.; it got {shape}"):
             Halved(channels=channels, wrongly=True)(CALL, torch.ones(2, 2))
 
 

@@ -148,10 +148,10 @@ def test_a_part_is_dropped_as_the_part_alone() -> None:
 @pytest.mark.parametrize(
     ("kind", "shape", "wanted"),
     [
-        (DropBlock, (2, 5), "takes (N, C, H, W) or (N, C, T, H, W); its tensor is 2x5"),
-        (DropBlock, (5, 4, 4), "takes (N, C, H, W) or (N, C, T, H, W); its tensor is 5x4x4"),
-        (DropBlock2d, (1, 2, 3, 4, 4), "takes (N, C, H, W); its tensor is 1x2x3x4x4"),
-        (DropBlock3d, (1, 2, 4, 4), "takes (N, C, T, H, W); its tensor is 1x2x4x4"),
+        (DropBlock, (2, 5), "needs a tensor (N, C, H, W) or (N, C, T, H, W); got 2x5"),
+        (DropBlock, (5, 4, 4), "needs a tensor (N, C, H, W) or (N, C, T, H, W); got 5x4x4"),
+        (DropBlock2d, (1, 2, 3, 4, 4), "needs a tensor (N, C, H, W); got 1x2x3x4x4"),
+        (DropBlock3d, (1, 2, 4, 4), "needs a tensor (N, C, T, H, W); got 1x2x4x4"),
     ],
 )
 def test_what_has_no_blocks_is_refused(kind: Any, shape: tuple[int, ...], wanted: str) -> None:
@@ -211,7 +211,7 @@ def test_a_linear_rate() -> None:
     falling = DropBlock(LinearSchedule(0.5, 0.1, 2), block_size=3)
     assert [falling.at(step).rate for step in (0, 1, 2)] == pytest.approx([0.5, 0.3, 0.1])
     assert falling.at(1).block_size == 3
-    with pytest.raises(UsageError, match=r"DropBlock has a schedule; ask for `\.at\(step\)`"):
+    with pytest.raises(UsageError, match=r"DropBlock has a schedule; call `\.at\(step\)` first"):
         falling(CALL, torch.ones(1, 1, 3, 3))
     with pytest.raises(UsageError, match="a schedule of 0 steps; give 1 or more"):
         LinearSchedule(0, 1, 0)
@@ -220,16 +220,16 @@ def test_a_linear_rate() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: DropBlock(-0.1), "p=-0.1 is no share; give a number from 0 to 1"),
-        (lambda: Dropout(1.01), "p=1.01 is no share"),
-        (lambda: Dropout(float("nan")), "p=nan is no share"),
-        (lambda: Dropout("0.1"), "p='0.1' is no number"),
-        (lambda: Dropout(LinearSchedule(0, 2, 1)).at(1), "p=2.0 is no share"),
+        (lambda: DropBlock(-0.1), "p=-0.1 is not a share; give a number from 0 to 1"),
+        (lambda: Dropout(1.01), "p=1.01 is not a share"),
+        (lambda: Dropout(float("nan")), "p=nan is not a share"),
+        (lambda: Dropout("0.1"), "p='0.1' is not a number"),
+        (lambda: Dropout(LinearSchedule(0, 2, 1)).at(1), "p=2.0 is not a share"),
         (lambda: DropBlock(0.1, 4), "block_size=4; give an odd number: a block has a middle"),
         (lambda: DropBlock(0.1, 0), "block_size=0"),
         (lambda: DropBlock(0.1, -3), "block_size=-3"),
         (lambda: DropBlock(0.1, 3.0), "block_size=3.0"),
-        (lambda: Dropout(when="eval"), "no time 'eval'; there are train and always"),
+        (lambda: Dropout(when="eval"), "no when 'eval'; choices: train, always"),
     ],
 )
 def test_bad_values(make: Any, says: str) -> None:

@@ -58,6 +58,13 @@ def by_hand(net: Net, x: torch.Tensor, factor: float) -> dict[str, np.ndarray]:
     return {name: value.double().numpy().ravel() for name, value in found.items()}
 
 
+def test_an_index_from_the_end_compares_and_keeps_the_same_calls_in_both_passes() -> None:
+    net = nn.Sequential(*(nn.Conv2d(1, 1, 1) for _ in range(4)))
+    found = intervention_effect(net, (torch.ones(1, 1, 2, 2),), {"0": Scale(2.0)}, layers="-3:", keep="-2")
+    assert [layer.call.name for layer in found.layers] == ["1", "2", "3"] and found.missing == ()
+    assert [layer.call.name for layer in found.layers if layer.after is not None] == ["2"]
+
+
 def test_distances_are_those_of_a_forward_pass_written_by_hand(net: Net, picture: torch.Tensor) -> None:
     before, after = by_hand(net, picture, 1), by_hand(net, picture, 3)
     found = intervention_effect(net, (picture,), {"first": Scale(3.0)})

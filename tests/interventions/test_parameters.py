@@ -301,10 +301,15 @@ def test_an_exception_puts_everything_back(kind: type[BaseException]) -> None:
         ("re:^3$", Prune(dim=5), UsageError, "no slices along dim=5 of '3.weight'; it is 4x6x3x3"),
         ("3.bias", Prune(dim=0), UsageError, "no slices along dim=0 of '3.bias'; it is 4"),
         ("3.weight", Zero(channels=4), LayerError, "no channel 4 at '3.weight'; there are 4: 0 to 3"),
-        ("3.weight", Zero(on="input"), UsageError, "'3.weight' is a parameter: it has no input; leave `on` out"),
-        ("3.weight", lambda c, w: w[0], UsageError, "the intervention at '3.weight' returns shape 6x3x3; 4x6x3x3 was"),
+        ("3.weight", Zero(on="input"), UsageError, "parameter '3.weight' has no input; leave `on` out"),
+        (
+            "3.weight",
+            lambda c, w: w[0],
+            UsageError,
+            "the intervention at '3.weight' returns shape 6x3x3; it got",
+        ),
         ("3.weight", Patch(torch.ones(2)), UsageError, "the patch for '3.weight' is 2; its activation is 4x6x3x3"),
-        ("3.weight", Dropout(LinearSchedule(0, 1, 5)), UsageError, "Dropout has a schedule; ask for `.at(step)`"),
+        ("3.weight", Dropout(LinearSchedule(0, 1, 5)), UsageError, "Dropout has a schedule; call `.at(step)` first"),
     ],
 )
 def test_what_cannot_be_done(where: str, change: Any, error: type[Exception], says: str) -> None:
@@ -332,20 +337,20 @@ def test_parameters_without_values_or_fractions() -> None:
 
 
 def test_a_share_out_of_range() -> None:
-    with pytest.raises(UsageError, match=r"amount=1\.5 is no share; give a number from 0 to 1"):
+    with pytest.raises(UsageError, match=r"amount=1\.5 is not a share; give a number from 0 to 1"):
         Prune(1.5)
 
 
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"norm": "nuc"}, "norm='nuc' is no number; give a finite number"),
-        ({"norm": None}, "norm=None is no number"),
+        ({"norm": "nuc"}, "norm='nuc' is not a number; give a finite number"),
+        ({"norm": None}, "norm=None is not a number"),
         ({"norm": float("nan")}, "norm=nan; give a finite number"),
         ({"norm": 0}, "norm=0; give a number above 0, such as 1 or 2"),
         ({"norm": float("-inf")}, "norm=-inf; give a number above 0"),
         ({"amount": float("nan")}, "amount=nan; give a finite number"),
-        ({"amount": "0.5"}, "amount='0.5' is no number"),
+        ({"amount": "0.5"}, "amount='0.5' is not a number"),
     ],
 )
 def test_shares_and_norms_that_are_none(values: dict[str, Any], says: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.interventions.ranges import Ranges, parse_positions, parse_ranges
+from hookscope.interventions.ranges import Ranges, parse_channels, parse_positions
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from hookscope.interventions.ranges import Ranges, parse_positions, parse_ranges
     ],
 )
 def test_numbers(value: Any, numbers: tuple[int, ...] | None) -> None:
-    assert parse_ranges("channels", value) == numbers
+    assert parse_channels(value) == numbers
 
 
 @pytest.mark.parametrize(
@@ -45,25 +45,25 @@ def test_numbers(value: Any, numbers: tuple[int, ...] | None) -> None:
         ("-1", "bad channels '-1'"),
         ("1,,2", "bad channels '1,,2'"),
         ("a", "bad channels 'a'"),
-        (-1, "bad channels -1; channels are counted from 0"),
+        (-1, "bad channels -1; channels count from 0"),
         ([0, -2], "bad channels -2"),
-        (1.5, "no channels are meant by a float"),
-        ([0.5], "no channels are meant by a float"),
-        (torch.tensor([0.5]), "no channels are meant by a Tensor"),
-        (object(), "no channels are meant by an object"),
-        ("0-999999999", "channels '0-999999999' are more than a tensor has"),
+        (1.5, "channels cannot be a float"),
+        ([0.5], "channels cannot be a float"),
+        (torch.tensor([0.5]), "channels cannot be a Tensor"),
+        (object(), "channels cannot be an object"),
+        ("0-999999999", "channels '0-999999999' are too many for a tensor"),
     ],
 )
 def test_no_numbers(value: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse_ranges("channels", value)
+        parse_channels(value)
     assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize("numbers", [(), (0,), (0, 1, 2), (0, 2, 3, 9), tuple(range(1, 40, 2))])
 def test_what_is_shown_is_read_as_the_same(numbers: tuple[int, ...]) -> None:
     shown = str(Ranges(numbers))
-    assert (parse_ranges("channels", shown) if shown else ()) == numbers
+    assert (parse_channels(shown) if shown else ()) == numbers
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,6 @@ def test_positions(value: Any, spans: tuple[tuple[int, int], ...] | None) -> Non
     "value", ["", "0-9x", "9-0", "-1", 5, (0, 9), [(0,)], [(0, 1, 2)], [(3, 1)], [(-1, 2)], [("0", 1)]]
 )
 def test_no_positions(value: Any) -> None:
-    with pytest.raises(UsageError, match=r"^(bad positions|no positions are meant by an? )") as caught:
+    with pytest.raises(UsageError, match=r"^(bad positions|positions cannot be an? )") as caught:
         parse_positions(value)
     assert "0-9x5-14" in str(caught.value) and "\n" not in str(caught.value)

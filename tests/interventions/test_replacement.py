@@ -124,7 +124,7 @@ def test_no_gradient_goes_back_through_a_patch_and_all_of_it_beside() -> None:
         (
             torch.ones(1, 3, 2, 2),
             (1, 3, 4, 4),
-            "the patch for 'layer' is 1x3x2x2; its activation is 1x3x4x4; take one of",
+            "the patch for 'layer' is 1x3x2x2; its activation is 1x3x4x4; use one of",
         ),
         (torch.ones(2, 3), (3, 3), "the patch for 'layer' is 2x3; its activation is 3x3"),
         (torch.ones(()), (3, 3), "the patch for 'layer' is a single number; its activation is 3x3"),
@@ -166,11 +166,11 @@ def test_the_mean_of_each_map(shape: tuple[int, ...], module: nn.Module | None, 
 
 
 def test_a_mean_that_is_none() -> None:
-    with pytest.raises(UsageError, match="no images to average at 'layer'; its tensor has no batch"):
+    with pytest.raises(UsageError, match="no images to average at 'layer'; its tensor has no batch axis"):
         Mean()(CALL, torch.ones(3, 4, 5), nn.Conv2d(1, 1, 1))
     with pytest.raises(UsageError, match="the mean for 'layer' is 1x3x2x2; its activation is 2x3x4x4"):
         Mean(torch.ones(5, 3, 2, 2))(CALL, torch.ones(2, 3, 4, 4))
-    with pytest.raises(LayerError, match="no activation of 'layer' to take the mean of; there is conv1, conv2"):
+    with pytest.raises(LayerError, match="no activation of 'layer' to average; there is conv1, conv2"):
         Mean({"conv1": torch.ones(1), "conv2": torch.ones(1)})(CALL, torch.ones(1, 2))
 
 
@@ -225,10 +225,10 @@ def test_the_memory_format_is_kept(change: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Mean(over="time"), "no mean over 'time'; there are images and positions"),
+        (lambda: Mean(over="time"), "no over 'time'; choices: images, positions"),
         (
             lambda: Mean(torch.ones(1), over="positions"),
-            "a mean over positions is of the image itself; leave the source out",
+            "a mean over positions takes no source; leave the source out",
         ),
         (lambda: Steer(torch.ones(1), float("nan")), "scale=nan; give a finite number"),
     ],

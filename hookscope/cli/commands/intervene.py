@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -35,6 +35,7 @@ from hookscope.cli.shared.options import (
     type_option,
     was_given,
 )
+from hookscope.cli.shared.registries import CommandWithTable
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
@@ -43,7 +44,13 @@ if TYPE_CHECKING:
     from hookscope.models import LoadedModel
 
 
-@click.command("intervene")
+def _interventions() -> Iterator[tuple[str, str]]:
+    from hookscope.interventions import help_rows
+
+    return help_rows()
+
+
+@click.command("intervene", cls=CommandWithTable, table=_interventions)
 @model_argument()
 @click.argument("images", metavar="IMAGE", nargs=-1, required=True, type=click.Path())
 @at_option
@@ -53,7 +60,7 @@ if TYPE_CHECKING:
     metavar="SEL",
     multiple=True,
     shell_complete=complete_layers,
-    help="Set the channels of these calls to 0 one by one, and rank them by the score they are worth.",
+    help="Set each channel of these calls to 0 in turn, and rank the channels by the score that is lost.",
 )
 @click.option(
     "--top",
@@ -61,17 +68,17 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=20,
     show_default=True,
-    help="How many channels --ablate-each shows.",
+    help="Number of channels that --ablate-each shows.",
 )
-@target_option(help="Whose score is followed")
+@target_option(help="Whose score is shown")
 @categories_option
 @layer_option(
-    "Which calls are compared, and drawn by --grid: 30, 0:10, 'layer4.*', fc, all.  [default: every layer with a weight"
-    " of two or more dimensions, and what was changed, from the first change on]"
+    "Which calls are compared, and drawn by --grid: 30, 0:10, 'layer4.*', fc, all.  [default: changed layers and every"
+    " layer with a weight of two or more dimensions, from the first change on]"
 )
 @type_option
 @click.option("--grid", metavar="FILE", type=click.Path(), help="Draw before, after and difference: a PNG file.")
-@click.option("--classes", "classes", is_flag=True, help="In a table, tsv and csv, classes alone instead of layers.")
+@click.option("--classes", "classes", is_flag=True, help="Print only classes, not layers, in a table, tsv and csv.")
 @click.option(
     "--batch-size",
     metavar="N",
@@ -81,39 +88,28 @@ if TYPE_CHECKING:
 @net_options
 @format_option
 def command(model: str, images: tuple[str, ...], **options: Any) -> None:
-    """Change what flows through MODEL on IMAGE, and see what that does.
+    """Change what flows through MODEL on IMAGE, and show the effect.
 
-    IMAGE is one file, or - for standard input; optical flow takes two. Runs the model without and with the
-    interventions of --at, and prints the five best classes of both with their scores, and for each later layer how far
-    its activation moved: relative_l2 is the norm of the difference over the norm before, cosine that of the angle
-    between the two. index counts as in list-layers. Nothing of the model is changed on disk.
+    IMAGE is a file, or - for standard input; optical flow takes two. Runs the model without and with the interventions
+    of --at. Prints the five best classes of both passes with their scores, and how far the activation of each later
+    layer moved: relative_l2 is the norm of the difference divided by the norm before, cosine the cosine of the angle
+    between both activations. index counts as in list-layers. Nothing is changed on disk.
 
-    An intervention is WORD or WORD:PARAMETER=VALUE,...; SEL is a layer selection, or the name of a parameter:
+    An intervention is WORD or WORD:PARAMETER=VALUE,...; SEL is a layer selection or the name of a parameter. WORD with
+    its own parameters and their defaults:
 
     \b
-      dropblock  p=0.1 block_size=7 (odd)  blocks of a map, p of its values; also dropblock2d, dropblock3d
-      dropout    p=0.1                     single values; dropout2d whole channels
-      zero                                 ablation
-      scale      factor
-      clamp      min max                   either may be left out
-      noise      std=0.1 relative=false    Gaussian; relative: std in standard deviations of what is there
-      mean       from over=images          over the pictures of from=FOLDER, or over=positions of a map
-      permute    axis=positions            positions, channels or images in random order
-      patch      from                      the activation that another picture, from=IMAGE, has there
-      steer      from scale=1              a direction (.npy, .pt, .safetensors) added at every position
-      quantize   bits=8 (1 to 16) symmetric=false per_channel=false
-      prune      amount=0.5 dim=none norm=2  the smallest weights to 0; dim=0: filters, by their norm
-      freeze                               no gradient, which one pass does not show
+      {table}
 
-    The last two are of weights: SEL is a parameter, or a layer for all that is in it. The others change activations,
-    or the values of a parameter that SEL names. They take channels=0-31,40 (of a parameter, filters),
-    positions=0-9x5-14 (rows, columns) and on=output or input; those that drop act here although the model is in eval
-    mode, for they have when=always, not train. Several are done in the order given. --seed is that of random weights
-    and of what interventions draw.
+    freeze and prune act on parameters: SEL names a parameter, or a layer for all its parameters. The others act on
+    activations, or on the values of a parameter that SEL names. They also take channels=0-31,40 (filters of a
+    parameter), positions=0-9x5-14 (rows, columns) and on=output or input. dropout and dropblock act although the model
+    is in eval mode: when is always, not train. Interventions are applied in the given order. --seed seeds random
+    weights and the random numbers of interventions.
 
-    A table shows classes and layers, or with --classes classes alone; json has both whole; tsv and csv the layers, or
-    with --classes the classes; ndjson says by "row" which. With --ablate-each the rows are channels: worth is the
-    score before minus the score without the channel.
+    A table shows classes and layers, or with --classes only classes; json has both. tsv and csv hold the layers, or
+    with --classes the classes; the field "row" of ndjson says which. With --ablate-each each row is a channel: worth
+    is the score before minus the score without the channel.
 
     \b
     Examples:
@@ -140,7 +136,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 
 
 def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[InterventionOptions]:
-    """Whatever can be known to fail is told before a model is loaded."""
+    """Check all options before a model is loaded."""
     from hookscope.hooks import Selection
     from hookscope.scores import Target
 
@@ -150,17 +146,17 @@ def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[Intervent
             Selection(options[name])
     several = Target(options["target"]).count > 1
     if not wishes and not options["ablate"]:
-        asked = "nothing to do: no --at and no --ablate-each"
+        asked = "intervene needs --at or --ablate-each"
         raise UsageError(asked, do="such as --at layer3 zero:channels=0-31; --help lists the interventions")
     if options["ablate"] and (options["grid"] or options["layers"] or options["classes"]):
-        raise UsageError("--ablate-each prints channels alone", do="leave --grid, --layer and --classes out")
+        raise UsageError("--ablate-each prints only channels", do="leave --grid, --layer and --classes out")
     for name, option in (("top", "--top"), ("batch_size", "--batch-size")):
         if not options["ablate"] and was_given(name):
-            raise UsageError(f"{option} is of --ablate-each", "there is none", "leave it out")
+            raise UsageError(f"{option} needs --ablate-each")
     if options["ablate"] and several:
-        raise UsageError(f"--ablate-each ranks by one class, and --target is {options['target']}", do="give one")
+        raise UsageError(f"--ablate-each needs one class, got --target {options['target']}")
     if len(images) > 2:
-        raise UsageError("intervene takes one image, or two for optical flow", f"there are {len(images)}")
+        raise UsageError(f"expected one image, or two for optical flow, got {len(images)}")
     if options["grid"] is not None:
         _check_grid(options["grid"], images)
     return wishes
@@ -171,7 +167,7 @@ def _check_grid(path: str, images: Sequence[str]) -> None:
 
     where = OutputPath.parse(path, images)
     if where.kind != "file":
-        raise UsageError(f"--grid {path} is no name of a file", do="give one that ends in .png")
+        raise UsageError(f"--grid {path} is not a file name", do="give a name that ends in .png")
     refuse_input(path, images)
 
 
@@ -183,7 +179,7 @@ def _types(net: LoadedModel, options: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _asks_for_classes(options: Mapping[str, Any]) -> bool:
-    """Whether something was said about classes: that a model has none is then an error."""
+    """Whether classes were asked for; a model without classes is then an error."""
     return was_given("target") or options["classes"]
 
 
@@ -193,7 +189,7 @@ def _compare(
     changes: list[tuple[str, Any]],
     options: Mapping[str, Any],
 ) -> None:
-    """Both passes, what moved between them, and where it is written."""
+    """Run both passes, and report and draw the difference."""
     from hookscope.interventions import intervention_effect
     from hookscope.models import model_errors_as_input_errors
 
@@ -212,21 +208,20 @@ def _compare(
     classes = _class_rows(one, effect, options, asked)
     _note_idle(wishes, effect)
     if effect.missing:
-        output.note(f"Note: {counted(len(effect.missing), 'call')} of one pass alone: {listed(effect.missing, 3)}")
+        output.note(f"Note: {counted(len(effect.missing), 'call')} ran in only one pass: {listed(effect.missing, 3)}")
     if options["grid"] is not None:
         _draw(one, wishes, effect, options)
     _report(one, wishes, effect, classes, options)
 
 
 def _note_idle(wishes: Sequence[InterventionOptions], effect: Effect) -> None:
-    """Say which interventions did nothing: nobody should take the same numbers for a result."""
     if not effect.changed:
         output.note("Note: nothing was changed")
     idle = [layer.call.key for layer in effect.layers if layer.changed and layer.relative_l2 == 0]
     if idle:
-        output.note(f"Note: {listed(idle, 6)} put out the same as before")
-    if any(wish.word.name == "freeze" for wish in wishes):
-        output.note("Note: freeze changes no forward pass: it is for training, and `gradients --freeze` shows it")
+        output.note(f"Note: unchanged output: {listed(idle, 6)}")
+    for word in sorted({wish.spec.word for wish in wishes if not wish.spec.kind.changes_forward}):
+        output.note(f"Note: {word} has no effect on a forward pass: it acts in training")
 
 
 def _kept(one: ModelAndImages, wishes: Sequence[InterventionOptions], options: Mapping[str, Any]) -> list[str]:
@@ -263,7 +258,7 @@ def _draw(
         return
     net, picture = one.net, one.read[0]
     origin = Origin(net.name, net.weights, picture.name, picture.sha256, net.preprocess.describe())
-    cause = Cause([f"{wish.where} {wish.word.text}" for wish in wishes], options["seed"])
+    cause = Cause([f"{wish.where} {wish.spec.text}" for wish in wishes], options["seed"])
     page, about = draw_effect(effect.layers, origin, cause, net.model, seen_by(one.pictures[0]))
     write_png(page, options["grid"], about)
 
@@ -280,7 +275,7 @@ def _report(
     if format == "table":
         _report_tables(effect, classes, [] if options["classes"] else layers, stream)
     elif format == "json":
-        done = [{"at": wish.where, "word": wish.word.text} for wish in wishes]
+        done = [{"at": wish.where, "word": wish.spec.text} for wish in wishes]
         about = {"model": one.net.name, "weights": one.net.weights, "seed": options["seed"]}
         about |= {"image": [picture.name for picture in one.read], "interventions": done, "changed": effect.changed}
         stream.write(json_object({**about, "classes": classes, "layers": layers}))

@@ -1,8 +1,8 @@
-"""``--at SEL WORD``: from what was asked for to interventions, with what they bring in from files."""
+"""``--at SEL WORD``: interventions from the command line, with the images and tensors they read from files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,12 @@ if TYPE_CHECKING:
     from hookscope.interventions import InterventionSpec
     from hookscope.models import LoadedModel
 
-# What an activation is dropped by is silent in eval mode, the mode of every command: here it always acts.
-_DEFAULTS = {"when": "always"}
-
 
 def _complete_at(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of layers, and the words for interventions: click does not tell which of the two is being typed."""
+    """Names of layers and words of interventions: click does not say which of the two is being typed."""
     from hookscope.interventions import WORDS
 
-    words = [CompletionItem(word) for word in WORDS if word.startswith(incomplete)]
+    words = [CompletionItem(word) for word in sorted(WORDS) if word.startswith(incomplete)]
     return complete_layers(ctx, param, incomplete) + words
 
 
@@ -40,19 +37,19 @@ at_option = click.option(
     nargs=2,
     multiple=True,
     shell_complete=_complete_at,
-    help="Where (a layer selection, or a parameter's name) and what; repeatable, and done in the order given.",
+    help="Where (a layer selection or a parameter's name) and what; repeatable, applied in the given order.",
 )
 
 
 @dataclass(frozen=True)
 class ModelAndImages:
-    """What is run, and on what.
+    """A model and the images it runs on.
 
     Attributes:
         net: The model.
-        read: The pictures as they were read.
-        pictures: As they were prepared.
-        inputs: As the model takes them.
+        read: The images as read.
+        pictures: The images as prepared tensors.
+        inputs: The inputs of the model.
         types: Class names that indices count.
     """
 
@@ -65,77 +62,41 @@ class ModelAndImages:
 
 @dataclass(frozen=True)
 class InterventionOptions:
-    """One ``--at``, judged before a model is loaded."""
+    """One ``--at``, checked before a model is loaded."""
 
     where: str
-    word: InterventionSpec
+    spec: InterventionSpec
 
     @classmethod
     def parse(cls, where: str, text: str) -> InterventionOptions:
-        """Judge both halves.
+        """Parse both values.
 
         Raises:
-            UsageError: for a word that is none, or one that lacks something.
+            UsageError: for an unknown or incomplete intervention.
             SelectionError: for a selection that cannot be read.
         """
         from hookscope.interventions import WORDS, InterventionSpec
 
         if where.partition(":")[0] in WORDS and text.partition(":")[0] not in WORDS:
-            raise UsageError(f"no intervention '{text}'", do=f"where comes first: --at {text} {where}")
+            raise UsageError(f"no intervention '{text}'", do=f"the layer comes first: --at {text} {where}")
         Selection(where)
-        word = InterventionSpec.parse(text)
-        if word.name == "mean" and word.source is None and word.given.get("over") != "positions":
-            raise UsageError("the mean over one image is itself", do="give mean:from=FOLDER, or mean:over=positions")
-        if word.name == "permute" and word.given.get("axis") == "images":
-            raise UsageError("one image has no order", do="permute axis=positions or axis=channels")
-        return cls(where, word)
+        return cls(where, InterventionSpec.parse(text, one_image=True))
 
 
 def interventions_of(
     net: LoadedModel, wishes: Sequence[InterventionOptions], types: Sequence[str]
 ) -> list[tuple[str, Any]]:
-    """The interventions, with the pictures and directions they take from files.
+    """Build the interventions, with what they read from files.
 
     Raises:
-        ImageError: for a picture that cannot be read.
-        WeightsError: for a direction that cannot be read.
+        ImageError: for an image that cannot be read.
+        WeightsError: for a tensor that cannot be read.
     """
-    return [(wish.where, wish.word.build(_source(net, wish, types), **_DEFAULTS)) for wish in wishes]
+    from hookscope.interventions import read_source
 
+    def note(image: InputImage) -> None:
+        for text in image.notes:
+            output.note(f"Note: {image.name}: {text}")
 
-def _source(net: LoadedModel, wish: InterventionOptions, types: Sequence[str]) -> Any:
-    from hookscope.interventions import mean_at, read_direction
-
-    readers: dict[str, Callable[[str], Any]] = {
-        "steer": read_direction,
-        "patch": lambda path: next(_activations(net, wish, [path], types)),
-        "mean": lambda path: mean_at(_activations(net, wish, _pictures(path), types)),
-    }
-    return None if wish.word.source is None else readers[wish.word.name](wish.word.source)
-
-
-def _pictures(path: str) -> list[str]:
-    from hookscope.images import find_pictures
-
-    return find_pictures([path])
-
-
-def _activations(
-    net: LoadedModel, wish: InterventionOptions, paths: Sequence[str], types: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """What the calls in question put out for each of some pictures."""
-    from hookscope.images import read_picture
-    from hookscope.interventions import activations_at
-    from hookscope.models import model_errors_as_input_errors
-
-    names = [name for name, _ in net.model.named_parameters(remove_duplicate=False)]
-    if wish.where in names:
-        asked = f"{wish.word.name} takes an activation, and {wish.where} is a parameter"
-        raise UsageError(asked, do=f"name its layer: {wish.where.rpartition('.')[0]}")
-    for path in paths:
-        picture = read_picture(path, frames=net.preprocess.frames)
-        for text in picture.notes:
-            output.note(f"Note: {picture.name}: {text}")
-        tensor = net.prepare(picture)
-        with model_errors_as_input_errors(net.name, tensor):
-            yield activations_at(net.model, net.inputs(tensor), wish.where, types, wish.word.given.get("on", "output"))
+    sources = (read_source(net, wish.where, wish.spec, types, note) for wish in wishes)
+    return [(wish.where, wish.spec.build(source, one_pass=True)) for wish, source in zip(wishes, sources, strict=True)]
