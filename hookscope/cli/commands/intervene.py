@@ -108,8 +108,8 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     weights and the random numbers of interventions.
 
     A table shows classes and layers, or with --classes only classes; json has both. tsv and csv hold the layers, or
-    with --classes the classes; the field "row" of ndjson says which. Rows of --ablate-each are channels: worth is the
-    score before minus the score without the channel.
+    with --classes the classes; the field "row" of ndjson says which. --ablate-each prints channels: worth is the score
+    before minus the score without the channel.
 
     \b
     Examples:
