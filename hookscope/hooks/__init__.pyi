@@ -4,13 +4,6 @@ from .activations import (
     capture as capture,
     keep_and_hand_on as keep_and_hand_on,
 )
-from .grad_mode import (
-    buffers_kept as buffers_kept,
-    differentiable as differentiable,
-    leaf_tensors as leaf_tensors,
-    leaves_of as leaves_of,
-    passed_on as passed_on,
-)
 from .layer_types import (
     class_names as class_names,
     is_leaf as is_leaf,
@@ -45,6 +38,11 @@ from .measure import (
 from .model_state import (
     ModelSnapshot as ModelSnapshot,
     StateChange as StateChange,
+    buffers_kept as buffers_kept,
+    differentiable as differentiable,
+    leaf_tensors as leaf_tensors,
+    leaves_of as leaves_of,
+    passed_on as passed_on,
     random_states as random_states,
     random_states_kept as random_states_kept,
 )

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.captured import CallMapping
-from hookscope.hooks.captured_gradients import Gradients
+from hookscope.hooks.captured import CallMapping, Gradients
 from hookscope.hooks.observer import Observer, PassProgress
 from hookscope.hooks.selection import Call, Layers
 from hookscope.hooks.tensors import map_tensors, shares_storage, storage_keys, tensors_in

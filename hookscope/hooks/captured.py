@@ -1,14 +1,21 @@
-"""Values by call: what a pass left of each layer call, found by name, by call or by index."""
+"""What a pass left of each layer call, found by name, by call or by index: values, and gradients once they come."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import index as as_index
 from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
 
 from hookscope.errors import LayerError, nearest
+from hookscope.findings import counted
 from hookscope.hooks.observer import PassProgress
+from hookscope.hooks.registration import hook_tensor
 from hookscope.hooks.selection import Call
+from hookscope.hooks.tensors import map_tensors, tensors_in
 
 
 class CallMapping(Mapping[str, Any]):
@@ -22,7 +29,7 @@ class CallMapping(Mapping[str, Any]):
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The calls that are kept, in order of execution."""
+        """The kept calls, in order of execution."""
         return tuple(self._calls.values())
 
     def __getitem__(self, key: str | int) -> Any:
@@ -62,7 +69,7 @@ class CallMapping(Mapping[str, Any]):
         return exact
 
     def _exact(self, key: str) -> str:
-        """``key`` as values are kept: under the first name of the layer, without a number for its first call."""
+        """``key`` with the first name of the layer, and without a number for its first call."""
         name, _, call = key.partition("#")
         name = self._names.get(name, name)
         return f"{name}#{call}" if call not in ("", "0") else name
@@ -75,8 +82,130 @@ class CallMapping(Mapping[str, Any]):
         raise LayerError(f"nothing kept at index {index}", self._what_is())
 
     def _what_is(self) -> str:
-        indices = [call.index for call in self._calls.values() if call.index is not None]
         if not self._values:
             return "nothing was kept: no forward pass reached a wanted layer"
-        span = f" (indices {min(indices)} to {max(indices)})" if indices else ""
-        return f"kept are {len(self._values)} calls{span}: {', '.join(list(self._values)[:3])}, ..."
+        return f"kept: {_outline(self._calls)}"
+
+
+def _outline(calls: Mapping[str, Call]) -> str:
+    """``3 calls (indices 0 to 2): conv1, conv2, fc, ...``."""
+    indices = [call.index for call in calls.values() if call.index is not None]
+    span = f" (indices {min(indices)} to {max(indices)})" if indices else ""
+    return f"{counted(len(calls), 'call')}{span}: {', '.join(list(calls)[:3])}, ..."
+
+
+class Gradients(CallMapping):
+    """Gradients by call, once a backward pass has brought them; in order of execution of the forward pass."""
+
+    def __init__(self, progress: PassProgress) -> None:
+        super().__init__(progress)
+        self._expected: dict[str, Call] = {}
+        self._without_graph: set[str] = set()
+
+    def _wait_for(self, call: Call, output: Any, device: torch.device | str | None = None) -> None:
+        """Keep the gradient of each tensor of ``output`` on ``device`` when it comes."""
+        key = call.key
+        self._expected[key] = call
+        slots = {id(tensor): part for part, tensor in tensors_in(output).items() if tensor.requires_grad}
+        if not slots:
+            self._without_graph.add(key)
+            return
+        container, arrived = _Container(output, slots), _Arrived()
+        # weak, or the tensors of a pass, their hooks and this object would hold each other for ever
+        mapping = ref(self)
+
+        def on_gradient(part: str) -> Callable[[Tensor], None]:
+            def hook(gradient: Tensor) -> None:
+                gradients = mapping()
+                if gradients is not None and gradients._expected.get(key) is call:
+                    # a copy: autograd may make a parameter's .grad of it, which optimizers write to
+                    arrived.add(part, gradient.detach().to(device, copy=True))
+                    gradients._add(call, container.filled(arrived.parts))
+
+            return hook
+
+        for tensor in tensors_in(output).values():
+            part = slots.pop(id(tensor), None)  # the same tensor may be in two places
+            if part is not None:
+                hook_tensor(tensor, on_gradient(part))
+
+    def __iter__(self) -> Iterator[str]:
+        # values come in the order of the backward pass
+        return (key for key in self._expected if key in self._values)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls whose gradients have come, in order of execution."""
+        return tuple(self._calls[key] for key in self)
+
+    def _drop(self, key: str) -> None:
+        super()._drop(key)
+        self._expected.pop(key, None)
+        self._without_graph.discard(key)
+
+    def _forget(self) -> None:
+        for key in list(self._expected):
+            self._drop(key)
+
+    def _find_name(self, key: str) -> str:
+        exact = key if key in self._expected else self._exact(key)
+        if exact in self._values:
+            return exact
+        if exact in self._expected:
+            raise LayerError(f"no gradient of '{key}'", self._why_not(exact))
+        raise LayerError(f"no gradient of '{key}'", nearest(key, list(self._expected)) or self._what_is())
+
+    def _find_index(self, index: int) -> str:
+        wanted = index + self._progress.total if index < 0 else index
+        for key, call in self._expected.items():
+            if call.index == wanted:
+                return self._find_name(key)
+        raise LayerError(f"no gradient at index {index}", self._what_is())
+
+    def _why_not(self, key: str) -> str:
+        if key in self._without_graph:
+            return "its output is in no autograd graph: under no_grad, or nothing before it requires a gradient"
+        return "no backward pass has run yet, or the loss does not depend on this layer"
+
+    def _what_is(self) -> str:
+        if not self._expected:
+            return "no gradient is expected: capture with gradients=True, and run a forward pass that reaches a layer"
+        return f"expected: {_outline(self._expected)}"
+
+
+class _Container:
+    """An output without its tensors: in each place a mark that stands for the part that belongs there."""
+
+    def __init__(self, output: Any, parts: Mapping[int, str]) -> None:
+        self._parts: dict[int, str | None] = {}
+
+        def marked(tensor: Tensor) -> Tensor:
+            mark = torch.empty(0, device="cpu")
+            self._parts[id(mark)] = parts.get(id(tensor))
+            return mark
+
+        self._marks = map_tensors(output, marked)
+
+    def filled(self, arrived: Mapping[str, Tensor]) -> Any:
+        """The container with the gradients that have arrived, and None in the other places."""
+
+        def gradient(mark: Tensor) -> Tensor | None:
+            part = self._parts[id(mark)]
+            return None if part is None else arrived.get(part)
+
+        return map_tensors(self._marks, gradient)
+
+
+class _Arrived:
+    """The gradients that one backward pass has brought to the parts of an output."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Tensor] = {}
+        self._backward = -1
+
+    def add(self, part: str, gradient: Tensor) -> None:
+        """Keep a gradient; drop those of an earlier backward pass."""
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self.parts, self._backward = {}, backward
+        self.parts[part] = gradient

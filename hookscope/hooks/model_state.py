@@ -1,4 +1,4 @@
-"""What a look into a model must leave as it was: hooks, modes, flags, gradients, buffers, random states."""
+"""The state of a model and of random numbers: compared, put back, and made ready for gradients."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from hookscope.errors import ModelError
 from hookscope.hooks.measure import largest_difference
+from hookscope.hooks.registration import check_hookable
+from hookscope.hooks.tensors import map_tensors, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """One thing that is not as before.
+    """One part of the state that changed.
 
     Attributes:
-        layer: Whose it is, empty for the random state.
-        what: What it is, such as ``buffer 'running_mean'``.
-        difference: How far the values of a buffer moved, None for what has no distance.
+        layer: The layer, empty for a random state.
+        what: The part, such as ``buffer 'running_mean'``.
+        difference: The largest difference of a buffer's values, None for any other part.
     """
 
     layer: str
@@ -31,25 +36,25 @@ class StateChange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """A tensor that must be the same object, and not be written to."""
+class _Identity:
+    """Equal for the same tensor object that nothing has written to."""
 
     tensor: Tensor | None
     version: int | None
     checksum: int | None = None
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Held) or other.tensor is not self.tensor:
+        if not isinstance(other, _Identity) or other.tensor is not self.tensor:
             return False
         return (other.version, other.checksum) == (self.version, self.checksum)
 
 
 class ModelSnapshot:
-    """Everything about ``model``, and about random numbers, that a pass with hooks must leave as it was.
+    """The state of ``model`` and of random numbers that a pass with hooks must leave as it was.
 
-    That is, for each layer: its hooks, its train or eval mode, of each parameter the object, the number of writes to
-    it and a checksum of its values, ``requires_grad`` and ``.grad``, and the values of each buffer; and the random states of torch, its devices,
-    Python and numpy.
+    For each layer: hooks, train or eval mode, values of buffers; for each parameter the object, the number of writes,
+    a checksum of the values, ``requires_grad`` and ``.grad``. The random states are those of torch, of its devices, of
+    Python and of numpy.
 
     Example:
         >>> import torch
@@ -65,29 +70,31 @@ class ModelSnapshot:
         self._facts = dict(_facts(model))
 
     def __len__(self) -> int:
-        """How many facts there are."""
+        """How many parts are compared."""
         return len(self._facts)
 
     def changes(self) -> list[StateChange]:
-        """What is different now."""
+        """The parts that changed since the snapshot."""
         now = dict(_facts(self._model))
-        found = [_change(*key, value, now.get(key)) for key, value in self._facts.items()]
+        changes = [_change(*key, value, now.get(key)) for key, value in self._facts.items()]
         new = [
             StateChange(layer, f"{what} that was not there") for layer, what in now if (layer, what) not in self._facts
         ]
-        return [change for change in found if change is not None] + new
+        return [change for change in changes if change is not None] + new
 
 
 def _facts(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
     for name, module in model.named_modules():
-        tables = {table: tuple(hooks) for table, hooks in vars(module).items() if _is_hook_table(table, hooks)}
+        tables = {
+            name: tuple(hooks) for name, hooks in vars(module).items() if "hook" in name and isinstance(hooks, dict)
+        }
         yield (name, "hooks"), tables
         yield (name, "train/eval mode"), module.training
         for own, parameter in module._parameters.items():
             if parameter is not None:
-                yield (name, f"parameter '{own}'"), _Held(parameter, _version(parameter), _checksum(parameter))
+                yield (name, f"parameter '{own}'"), _Identity(parameter, _version(parameter), _checksum(parameter))
                 yield (name, f"requires_grad of '{own}'"), parameter.requires_grad
-                yield (name, f".grad of '{own}'"), _Held(parameter.grad, _version(parameter.grad))
+                yield (name, f".grad of '{own}'"), _Identity(parameter.grad, _version(parameter.grad))
         for own, buffer in module._buffers.items():
             if buffer is not None:
                 yield (name, f"buffer '{own}'"), buffer.detach().clone()
@@ -95,16 +102,12 @@ def _facts(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
         yield ("", f"random state of {source}"), state
 
 
-def _is_hook_table(name: str, value: Any) -> bool:
-    return "hook" in name and isinstance(value, dict)
-
-
 def _version(tensor: Tensor | None) -> int | None:
     return None if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _checksum(tensor: Tensor) -> int | None:
-    """The sum of all bits: a write through ``.data`` leaves no version."""
+    """The sum of all bits, because a write through ``.data`` raises no version."""
     if tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
         return None
     whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}.get(tensor.element_size(), torch.uint8)
@@ -119,7 +122,7 @@ def _change(layer: str, what: str, before: Any, now: Any) -> StateChange | None:
 
 
 def random_states() -> dict[str, Any]:
-    """The random states of torch on each device, of Python and of numpy; equal when no number was drawn between."""
+    """The random states of torch on each device, of Python and of numpy; equal unless a number was drawn between."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     states: dict[str, Any] = {"torch": torch.get_rng_state().numpy().tobytes(), "Python": random.getstate()}
     if torch.cuda.is_initialized():
@@ -131,7 +134,7 @@ def random_states() -> dict[str, Any]:
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Put back every random state when the block is left, so that nobody sees that numbers were drawn in it."""
+    """Put back the random states when the block is left, as if no number had been drawn in it."""
     python, numpys = random.getstate(), np.random.get_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     metal = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
@@ -146,3 +149,84 @@ def random_states_kept() -> Iterator[None]:
             torch.cuda.set_rng_state_all(devices)
         if metal is not None:
             torch.mps.set_rng_state(metal)
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Run the block with gradients on and ``model`` in eval mode; afterwards modes, buffers and chance are as before.
+
+    ``no_grad`` and ``inference_mode`` around the block have no effect in it, and parameters may be frozen: ask for the
+    gradients of inputs and outputs with `torch.autograd.grad`, which writes no ``.grad``.
+
+    Raises:
+        ModelError: for weights made inside ``inference_mode``, which no gradient can pass.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Dropout()
+        >>> with torch.inference_mode(), differentiable(net):
+        ...     net.training, torch.is_grad_enabled()
+        (False, True)
+        >>> net.training
+        True
+    """
+    check_hookable(model)
+    state = chain(model.named_parameters(), model.named_buffers())
+    fixed = next((name for name, tensor in state if not is_lazy(tensor) and tensor.is_inference()), None)
+    if fixed is not None:
+        asked = f"'{fixed}' was made inside torch.inference_mode: no gradient can pass it"
+        raise ModelError(asked, do="build and load the model outside")
+    modes = [(module, module.training) for module in model.modules()]
+    with torch.inference_mode(False), torch.enable_grad(), random_states_kept(), buffers_kept(model):
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put back the buffers of ``model``, both the tensors and their values, when the block is left."""
+    kept = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [
+        (buffer, buffer.detach().clone())
+        for _, buffers in kept
+        for buffer in buffers.values()
+        # of a tensor without values to compare, such as a sparse one, only the object is put back
+        if buffer is not None and not is_lazy(buffer) and buffer.layout == torch.strided and not buffer.is_meta
+    ]
+    try:
+        yield
+    finally:
+        for module, buffers in kept:
+            for name in module._buffers.keys() - buffers.keys():
+                del module._buffers[name]
+            module._buffers.update(buffers)
+        with torch.no_grad():
+            for buffer, value in values:
+                if buffer.shape != value.shape:
+                    buffer.data = value
+                elif not torch.equal(buffer, value):  # a write that changes nothing still spoils a pending backward
+                    buffer.copy_(value)
+
+
+def leaves_of(inputs: Any) -> Any:
+    """``inputs`` with copies of its tensors that take gradients; call it inside `differentiable`."""
+
+    def leaf(tensor: Tensor) -> Tensor:
+        copied = tensor.detach().clone()
+        return copied.requires_grad_() if copied.is_floating_point() or copied.is_complex() else copied
+
+    return map_tensors(inputs, leaf)
+
+
+def passed_on(leaves: Any) -> Any:
+    """``leaves`` as the model gets them: copies in the graph, because a layer may work in place."""
+    return map_tensors(leaves, lambda tensor: tensor.clone())
+
+
+def leaf_tensors(leaves: Any) -> list[Tensor]:
+    """The tensors of ``leaves`` that take gradients."""
+    return [tensor for tensor in tensors_in(leaves).values() if tensor.requires_grad]

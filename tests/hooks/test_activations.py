@@ -110,11 +110,11 @@ def test_single_calls_by_another_name_of_the_layer(layers: str, keys: list[str],
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        (7, r"nothing kept at index 7; kept are 6 calls \(indices 0 to 5\): stem, head.conv, stem#1"),
+        (7, r"nothing kept at index 7; kept: 6 calls \(indices 0 to 5\): stem, head.conv, stem#1"),
         (-7, "nothing kept at index -7"),
         ("head.conv#3", r"nothing kept of 'head.conv#3'; nearest: head.conv#"),
         ("idle", "nothing kept of 'idle'"),
-        ("zzzzzzzzz", r"nothing kept of 'zzzzzzzzz'; kept are 6 calls"),
+        ("zzzzzzzzz", r"nothing kept of 'zzzzzzzzz'; kept: 6 calls"),
     ],
 )
 def test_what_is_not_kept_is_an_error_that_tells_what_is(key: Any, says: str) -> None:

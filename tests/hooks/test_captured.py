@@ -420,7 +420,7 @@ def test_without_a_graph(around: Any) -> None:
     with around(), hookscope.capture(net, gradients=True) as activations:
         net(X)
     assert len(activations) == 3 and len(activations.grad) == 0
-    told = "; it is not part of an autograd graph: under no_grad, or nothing before it requires a gradient"
+    told = "; its output is in no autograd graph: under no_grad, or nothing before it requires a gradient"
     assert said(activations, "2") == f"no gradient of '2'{told}"
     assert said(activations, 1) == f"no gradient of '2'{told}"
 
@@ -445,7 +445,7 @@ def test_before_backward_and_without_a_way_to_the_loss() -> None:
     net = chain()
     with hookscope.capture(net, gradients=True) as activations:
         net(X)
-    why = "call backward() first; if it was, the loss does not depend on this layer"
+    why = "no backward pass has run yet, or the loss does not depend on this layer"
     assert said(activations, "4") == f"no gradient of '4'; {why}"
     activations["2"].sum().backward()
     assert said(activations, -1) == f"no gradient of '4'; {why}"
@@ -457,14 +457,14 @@ def test_names_that_are_none() -> None:
     with hookscope.capture(net, "features.0", gradients=True) as activations:
         net(torch.rand(1, 3, 32, 32)).sum().backward()
     assert said(activations, "feature.0") == "no gradient of 'feature.0'; nearest: features.0"
-    assert said(activations, 7) == "no gradient at index 7; waited for are 1 calls (indices 0 to 0): features.0, ..."
+    assert said(activations, 7) == "no gradient at index 7; expected: 1 call (indices 0 to 0): features.0, ..."
 
 
 def test_without_gradients_asked_for() -> None:
     net = chain()
     with hookscope.capture(net) as activations:
         net(X).sum().backward()
-    assert "capture(..., gradients=True) does" in said(activations, "2")
+    assert "capture with gradients=True" in said(activations, "2")
     assert dict(activations.grad) == {}
 
 

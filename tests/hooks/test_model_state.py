@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import ModelError
-from hookscope.hooks.grad_mode import differentiable, leaf_tensors, leaves_of, passed_on
+from hookscope.hooks import differentiable, leaf_tensors, leaves_of, passed_on
 from hookscope.hooks.model_state import ModelSnapshot
 
 
