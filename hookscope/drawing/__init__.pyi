@@ -1,5 +1,5 @@
 from . import colours as colours
-from .colours import colour_map_names as colour_map_names, font as font, palette as palette
+from .colours import colour_map_names as colour_map_names, palette as palette
 from .forward import (
     PassResult as PassResult,
     run_and_reduce as run_and_reduce,
@@ -17,7 +17,6 @@ from .grid import (
     lay_out as lay_out,
     to_image as to_image,
 )
-from .line_widths import fitting as fitting, inches as inches, wrapped_lines as wrapped_lines
 from .overlay import Heat as Heat, Panel as Panel, draw_page as draw_page
 from .page import LEAST_WIDTH as LEAST_WIDTH, MARGIN as MARGIN, Page as Page, colour_bar as colour_bar
 from .plot import (
@@ -50,7 +49,15 @@ from .sheet import (
     placed as placed,
     shape_text as shape_text,
 )
-from .text import Pixels as Pixels, stamp as stamp, text_pixels as text_pixels, wrapped as wrapped
+from .text import (
+    Pixels as Pixels,
+    fitting as fitting,
+    font as font,
+    inches as inches,
+    stamp as stamp,
+    text_pixels as text_pixels,
+    wrapped_lines as wrapped_lines,
+)
 from .tiles import (
     ChannelChoice as ChannelChoice,
     Tiles as Tiles,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 
 import matplotlib
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from numpy.typing import NDArray
-from PIL import ImageFont
 
 from hookscope.drawing.scale import LEVELS
 from hookscope.errors import UsageError, nearest
@@ -59,13 +57,3 @@ def palette(cmap: str) -> NDArray[np.uint8]:
     for at, colour in _FIXED.items():
         colours[at] = colour
     return colours
-
-
-@cache
-def font(size: int, bold: bool = False) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
-    """DejaVu Sans, which matplotlib brings along: it has the letters that layer and file names may hold."""
-    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    try:
-        return ImageFont.truetype(os.path.join(matplotlib.get_data_path(), "fonts", "ttf", name), size)
-    except (OSError, ImportError):
-        return ImageFont.load_default()

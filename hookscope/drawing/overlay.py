@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.drawing import colours
-from hookscope.drawing.text import wrapped
+from hookscope.drawing.text import font, wrapped
 from hookscope.errors import UsageError, printable
 
 Box = tuple[float, float, float, float]
@@ -150,6 +151,10 @@ class _Plan:
         """Between a picture, its bar and its words."""
         return round(4 * self.zoom)
 
+    def font(self, size: int, bold: bool = False) -> Any:
+        """The font of a size at this zoom."""
+        return font(round(size * self.zoom), bold)
+
     def line(self, size: int) -> int:
         """The height of a line of text."""
         return round(size * self.zoom * 1.4)
@@ -163,7 +168,7 @@ class _Plan:
         found = []
         for at, line in enumerate(lines):
             size = first if at == 0 else _TEXT
-            found.append((wrapped(printable(line), width, round(size * self.zoom), at == 0), size, at == 0))
+            found.append((wrapped(printable(line), width, self.font(size, at == 0).getlength), size, at == 0))
         return found
 
     def warning_height(self, text: str, width: int) -> int:
@@ -172,7 +177,7 @@ class _Plan:
 
     def warning_lines(self, text: str, width: int) -> list[str]:
         """A warning broken to ``width``, nothing for none."""
-        return wrapped(printable(text), width, round(_TEXT * self.zoom)) if text else []
+        return wrapped(printable(text), width, self.font(_TEXT).getlength) if text else []
 
     def under_height(self, panel: Panel) -> int:
         """The height of what stands under a panel."""
@@ -188,7 +193,7 @@ def _write(pen: ImageDraw.ImageDraw, plan: _Plan, x: int, y: int, lines: Sequenc
     """Write lines, the first bold; returns the y below them."""
     for parts, size, bold in plan.broken(lines, width, first):
         for part in parts:
-            pen.text((x, y), part, fill=_INK if bold else _FAINT, font=colours.font(round(size * plan.zoom), bold))
+            pen.text((x, y), part, fill=_INK if bold else _FAINT, font=plan.font(size, bold))
             y += plan.line(size)
     return y
 
@@ -207,7 +212,7 @@ def _under(
 def _warn(pen: ImageDraw.ImageDraw, plan: _Plan, x: int, y: int, text: str, width: int) -> int:
     """Write a warning; returns the y below it."""
     for part in plan.warning_lines(text, width):
-        pen.text((x, y), part, fill=_ALARM, font=colours.font(round(_TEXT * plan.zoom)))
+        pen.text((x, y), part, fill=_ALARM, font=plan.font(_TEXT))
         y += plan.line(_TEXT)
     return y
 
@@ -217,7 +222,7 @@ def _bar(
 ) -> int:
     """``0 ▒▒▓▓██ 0.0254 what it counts``, in the colours as they look over middle grey."""
     assert panel.heat is not None
-    letters, space = colours.font(round(_TEXT * plan.zoom)), plan.space
+    letters, space = plan.font(_TEXT), plan.space
     high = f"{panel.heat.top:.3g}  {panel.scale}"
     begin = round(letters.getlength("0 ")) + space
     left = plan.panel[0] - begin - round(letters.getlength(high)) - 3 * space

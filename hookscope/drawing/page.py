@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hookscope.drawing import colours
-from hookscope.drawing.text import Pixels, stamp, text_pixels, wrapped
+from hookscope.drawing.text import Pixels, font, stamp, text_pixels, wrapped
 from hookscope.errors import printable
 
 MARGIN = 14
@@ -40,7 +40,7 @@ class Page:
 
     def add_text(self, text: str, width: int, space: int = 0, size: int = TEXT_SIZE, bold: bool = False) -> None:
         """Put ``text`` below, in lines of at most ``width`` pixels."""
-        for line in wrapped(printable(text), width, size, bold):
+        for line in wrapped(printable(text), width, font(size, bold).getlength):
             self.add(text_pixels(line, size, bold), space)
             space = 0
 

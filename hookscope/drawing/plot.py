@@ -15,7 +15,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hookscope.drawing import colours
+from hookscope.drawing.text import fitting, font
 from hookscope.errors import UsageError, printable
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -161,7 +161,7 @@ def page_of_rows(
         rows = min(_ROW * max(len(labels), 1), _TALLEST)
         width = left + sum(widths) + _GAP * (len(widths) - 1) + tail
         width = max(width, 2 * _MARGIN + _inches(printable(heading), TITLE) * 1.12)
-        lines = [_fitting(printable(line), width - 2 * _MARGIN) for line in lines]
+        lines = [fitting(printable(line), width - 2 * _MARGIN, BODY) for line in lines]
         height = head + rows + 0.5
         figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
         _head(figure, heading, lines, alarms)
@@ -230,11 +230,4 @@ def _short(label: str) -> str:
 
 def _inches(text: str, points: float) -> float:
     """How wide a line is, in bold, the widest it can be."""
-    return float(colours.font(100, True).getlength(text)) * points / 100 / 72
-
-
-def _fitting(line: str, width: float) -> str:
-    """``line``, cut off where the page ends."""
-    while len(line) > 1 and _inches(line, BODY) * 0.9 > width:
-        line = line[: min(len(line) - 2, int(len(line) * width / _inches(line, BODY)) + 2)] + "…"
-    return line
+    return float(font(100, True).getlength(text)) * points / 100 / 72

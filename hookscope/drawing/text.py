@@ -1,66 +1,116 @@
-"""Text as palette indices: drawn, broken into lines, stamped into a picture."""
+"""Text in pictures: its font and width, how it wraps, and its pixels as palette indices."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+import os
+from collections.abc import Callable
+from functools import cache, lru_cache
 
+import matplotlib
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from hookscope.drawing import colours
 
 Pixels = NDArray[np.uint8]
 
-
 LABEL_HEIGHT = 14
-_TEXT_SIZE = 11
+_LABEL_SIZE = 11
+_HINTED = 1.06  # matplotlib draws small letters at whole pixels: lines are up to 5 % wider than their outlines
 
 
-@lru_cache(maxsize=512)
-def text_pixels(text: str, size: int = _TEXT_SIZE, bold: bool = False) -> Pixels:
-    """``text`` as palette indices, dark on background, antialiased in four steps."""
-    letters = colours.font(size, bold)
-    mask = Image.new("L", (max(1, round(letters.getlength(text))), round(size * 1.35)), 0)
-    ImageDraw.Draw(mask).text((0, 0), text, fill=255, font=letters)
-    steps = np.array(
-        [colours.BACKGROUND, colours.TEXT_FAINT, colours.TEXT_HALF, colours.TEXT_STRONG, colours.TEXT], np.uint8
-    )
-    shown: Pixels = steps[(np.asarray(mask).astype(np.uint16) * 4 + 127) // 255]
-    return shown
+@cache
+def font(size: int, bold: bool = False) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
+    """DejaVu Sans, a part of matplotlib: it has the letters that names of layers and files contain."""
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    try:
+        return ImageFont.truetype(os.path.join(matplotlib.get_data_path(), "fonts", "ttf", name), size)
+    except (OSError, ImportError):
+        return ImageFont.load_default()
 
 
-def stamp(pixels: Pixels, text: Pixels, x: int, y: int) -> None:
-    """Write ``text`` into ``pixels`` at ``x``, ``y``; what does not fit is cut off."""
-    target = pixels[y : y + text.shape[0], x : x + text.shape[1]]
-    target[:] = text[: target.shape[0], : target.shape[1]]
+def inches(text: str, points: float, bold: bool = False) -> float:
+    """The largest width of a line as matplotlib draws it."""
+    return float(font(100, bold).getlength(text)) * points / 100 / 72 * _HINTED
 
 
-def number_pixels(text: str, bold: bool = False) -> Pixels:
-    """A label put together from its letters, each drawn once."""
-    return np.concatenate([text_pixels(letter, bold=bold)[:LABEL_HEIGHT] for letter in text], axis=1)
+def wrapped(text: str, width: float, measure: Callable[[str], float], indent: str = "") -> list[str]:
+    """Break ``text`` between words into lines of at most ``width``; a word longer than a line is broken too.
 
-
-def wrapped(text: str, width: int, size: int = _TEXT_SIZE, bold: bool = False) -> list[str]:
-    """``text`` in lines of at most ``width`` pixels, broken between words, and within one that is longer than a line.
+    Args:
+        text: One paragraph.
+        width: Of a line, in the unit of ``measure``.
+        measure: The width of a text.
+        indent: The beginning of the second and later lines.
 
     Example:
-        >>> wrapped("one two", 30)
-        ['one', 'two']
+        >>> wrapped("one two", 5, len), wrapped("abcdef", 4, len)
+        (['one', 'two'], ['abcd', 'ef'])
     """
-    length = colours.font(size, bold).getlength
-    if length(text) <= width:  # the usual case, told by one measurement
+    if measure(text) <= width:
         return [text.rstrip()]
     lines: list[str] = []
     line = ""
     for word in text.split(" "):
         joined = f"{line} {word}" if line else word
-        if line and length(joined) > width:
+        if line and measure(joined) > width:
             lines.append(line.rstrip())
-            joined = word
+            joined = indent + word
         line = joined
-        while len(line) > 1 and length(line) > width:
-            fitting = next(at for at in range(len(line) - 1, 0, -1) if at == 1 or length(line[:at]) <= width)
-            lines.append(line[:fitting])
-            line = line[fitting:]
+        while len(line) > 1 and measure(line) > width:
+            end = next(end for end in range(len(line) - 1, 0, -1) if end == 1 or measure(line[:end]) <= width)
+            lines.append(line[:end])
+            line = line[end:]
     return [*lines, line.rstrip()] if line.strip() or not lines else lines
+
+
+def wrapped_lines(text: str, width: float, points: float, most: int, indent: str = "") -> list[str]:
+    """As `wrapped`, in inches of a plot and at most ``most`` lines: the last line is cut off.
+
+    Example:
+        >>> wrapped_lines("one two three", 0.6, 8.5, 2)
+        ['one two', 'three']
+    """
+    lines = wrapped(text, width, lambda line: inches(line, points), indent)
+    if len(lines) > most:
+        lines[most - 1 :] = [fitting(" ".join(lines[most - 1 :]), width, points)]
+    return lines
+
+
+def fitting(line: str, width: float, points: float, bold: bool = False) -> str:
+    """Cut ``line`` off at ``width`` inches.
+
+    Example:
+        >>> fitting("conv1", 9, 8.5), fitting("a" * 300, 0.5, 8.5)
+        ('conv1', 'aaaa…')
+    """
+    if inches(line, points, bold) <= width:
+        return line
+    while len(line) > 1 and inches(f"{line}…", points, bold) > width:
+        line = line[: min(len(line) - 1, int(len(line) * width / inches(line, points, bold)))]
+    return f"{line}…"
+
+
+@lru_cache(maxsize=512)
+def text_pixels(text: str, size: int = _LABEL_SIZE, bold: bool = False) -> Pixels:
+    """``text`` as palette indices, dark on background, antialiased in four steps."""
+    letters = font(size, bold)
+    mask = Image.new("L", (max(1, round(letters.getlength(text))), round(size * 1.35)), 0)
+    ImageDraw.Draw(mask).text((0, 0), text, fill=255, font=letters)
+    steps = np.array(
+        [colours.BACKGROUND, colours.TEXT_FAINT, colours.TEXT_HALF, colours.TEXT_STRONG, colours.TEXT], np.uint8
+    )
+    pixels: Pixels = steps[(np.asarray(mask).astype(np.uint16) * 4 + 127) // 255]
+    return pixels
+
+
+def number_pixels(text: str, bold: bool = False) -> Pixels:
+    """A label composed of its letters, which are drawn once each."""
+    return np.concatenate([text_pixels(letter, bold=bold)[:LABEL_HEIGHT] for letter in text], axis=1)
+
+
+def stamp(pixels: Pixels, text: Pixels, x: int, y: int) -> None:
+    """Copy ``text`` into ``pixels`` at ``x``, ``y``, cut off at the edges."""
+    target = pixels[y : y + text.shape[0], x : x + text.shape[1]]
+    target[:] = text[: target.shape[0], : target.shape[1]]

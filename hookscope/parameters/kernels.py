@@ -19,19 +19,19 @@ from hookscope.drawing import (
     MOST_PIXELS,
     ChannelChoice,
     Grid,
-    Pixels,
+    Page,
     Style,
     SymmetricScale,
     Tiles,
+    colour_bar,
     colours,
     draw_grid,
     lay_out,
+    placed,
     reduce_maps,
-    text_pixels,
     to_image,
-    wrapped,
 )
-from hookscope.errors import LayerError, printable
+from hookscope.errors import LayerError
 from hookscope.hooks import Layers, one_thread
 from hookscope.models import package_versions
 from hookscope.parameters.filters import filter_norms, filters_of, is_convolution, layer_weight
@@ -116,7 +116,7 @@ def draw_kernels(
         if section.grid.left_out:
             left_out.append(f"{section.grid.left_out} filters of {layer}: choose with --channels")
     heading = f"{name or type(model).__name__}   filters of convolutions   weights: {weights or 'as given'}"
-    image, kernels = _page(heading, sections, left_out, style)
+    image, kernels = _draw_page(heading, sections, left_out, style)
     provenance: dict[str, Any] = {**package_versions(), "model": name, "weights": weights, "cmap": style.cmap}
     provenance |= {"levels": colours.LEVELS, "size": list(image.size), "kernels": kernels}
     return KernelSheet(image, provenance, tuple(left_out))
@@ -254,50 +254,28 @@ def _rule(grid: Grid) -> None:
             grid.pixels[top : top + layout.map_height, gap] = colours.TEXT_HALF
 
 
-def _page(
+def _draw_page(
     heading: str, sections: Sequence[_Section], left_out: Sequence[str], style: Style
 ) -> tuple[Image.Image, list[dict[str, Any]]]:
-    """The sections below one another under the heading, and where the maps of each lie."""
+    """Draw the sections below each other; returns the image, and where the maps of each section lie."""
     width = max([_WIDTH, *(section.grid.layout.width for section in sections)])
-    blocks = _lines(heading, width, 15, bold=True) + _lines("".join(f"left out: {one}" for one in left_out), width)
-    tops = []
+    page, places = Page(), []
+    page.add_text(heading, width, size=15, bold=True)
+    if left_out:
+        page.add_text(f"left out: {'; '.join(left_out)}", width)
     for section in sections:
-        blocks += [_space(12), *_lines(section.title, width, 13, bold=True), *_lines(section.words, width)]
+        page.add_text(section.title, width, 12, 13, bold=True)
+        page.add_text(section.words, width)
         if section.rgb is None:
-            blocks += [_colour_bar(section.grid.tiles)]
-        blocks += [_space(6), section.grid.pixels]
-        tops.append(sum(len(block) for block in blocks[:-1]))
-    image = to_image(_stacked(blocks), style.cmap)
-    kernels = [_place(section, MARGIN, MARGIN + top) for section, top in zip(sections, tops, strict=True)]
+            tiles = section.grid.tiles
+            page.add(colour_bar("scale: symmetric about 0, one for the layer", tiles.low[0], tiles.high[0]))
+        places.append(_place(section, MARGIN, MARGIN + page.add(section.grid.pixels, 6)))
+    image = to_image(page.pixels(MARGIN), style.cmap)
     if any(section.rgb is not None for section in sections):
         image = image.convert("RGB")
-        for section, place in zip(sections, kernels, strict=True):
+        for section, place in zip(sections, places, strict=True):
             _paint(image, section, place)
-    return image, kernels
-
-
-def _lines(text: str, width: int, size: int = 12, bold: bool = False) -> list[Pixels]:
-    return [text_pixels(line, size, bold) for line in wrapped(printable(text), width, size, bold)] if text else []
-
-
-def _space(height: int) -> Pixels:
-    return np.full((height, 1), colours.BACKGROUND, np.uint8)
-
-
-def _stacked(blocks: Sequence[Pixels]) -> Pixels:
-    width = max(block.shape[1] for block in blocks)
-    whole = [np.pad(b, ((0, 0), (0, width - b.shape[1])), constant_values=colours.BACKGROUND) for b in blocks]
-    return np.pad(np.concatenate(whole), MARGIN, constant_values=colours.BACKGROUND)
-
-
-def _colour_bar(tiles: Tiles) -> Pixels:
-    """The scale of a layer: its colours, the value at either end, 0 in the middle."""
-    low, high = (text_pixels(f"{value:.4g}", 12) for value in (tiles.low[0], tiles.high[0]))
-    name = text_pixels("scale: symmetric about 0, one for the layer", 12)
-    gap = np.full((len(low), 8), colours.BACKGROUND, np.uint8)
-    bar = np.repeat(np.arange(colours.LEVELS, dtype=np.uint8)[None], len(low), axis=0)
-    bar[-3:] = colours.BACKGROUND
-    return np.concatenate([name, gap, low, gap, bar, gap, high], axis=1)
+    return image, places
 
 
 def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None:
@@ -316,22 +294,8 @@ def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None
 
 
 def _place(section: _Section, x: int, y: int) -> dict[str, Any]:
-    """Where the maps lie and what their colours mean, so that a program finds the weights again."""
-    layout, tiles = section.grid.layout, section.grid.tiles
-    count = len(tiles.channels) - section.grid.left_out
-    return {
-        **section.about,
-        "x": x,
-        "y": y + layout.label,
-        "columns": layout.columns,
-        "step_x": layout.step_x,
-        "step_y": layout.step_y,
-        "zoom": layout.zoom,
-        "height": tiles.levels.shape[1],
-        "width": tiles.levels.shape[2],
-        "frames": layout.frames,
-        "scale": tiles.scale,
-        "channels": tiles.channels[:count],
-        "low": tiles.low[:count].tolist(),
-        "high": tiles.high[:count].tolist(),
-    }
+    """Where the maps lie and which values their colours mean."""
+    place = placed("", "", section.grid, x, y)
+    keys = ["x", "y", "columns", "step_x", "step_y", "zoom", "height", "width", "frames"]
+    keys += ["scale", "channels", "low", "high"]
+    return {**section.about, **{key: place[key] for key in keys}}

@@ -13,7 +13,7 @@ import pytest
 
 import hookscope
 from hookscope.drawing import colours
-from hookscope.drawing.colours import LEVELS, colour_map_names, font, palette
+from hookscope.drawing.colours import LEVELS, colour_map_names, palette
 from hookscope.errors import UsageError
 
 ROOT = Path(hookscope.__file__).parents[1]
@@ -46,12 +46,6 @@ def test_every_name_of_matplotlib_is_known() -> None:
 def test_an_unknown_name_has_near_misses() -> None:
     with pytest.raises(UsageError, match="no colour map 'virids'; nearest: viridis"):
         palette("virids")
-
-
-def test_the_font_has_the_letters_of_file_names() -> None:
-    letters = font(12)
-    assert letters.getlength("é") > 0
-    assert font(12, bold=True).getlength("a" * 20) > letters.getlength("a" * 20)
 
 
 def sheet(folder: Path, name: str, **environment: str) -> bytes:

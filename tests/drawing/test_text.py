@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hookscope.drawing import colours
-from hookscope.drawing.text import LABEL_HEIGHT, number_pixels, stamp, text_pixels, wrapped
+from hookscope.drawing.text import LABEL_HEIGHT, font, inches, number_pixels, stamp, text_pixels, wrapped, wrapped_lines
 
 
 def test_text_has_ink_and_only_the_colours_of_text() -> None:
@@ -34,12 +34,23 @@ def test_a_stamp_is_cut_at_the_edge() -> None:
 @pytest.mark.parametrize("text", ["a b c", "one   two three", "x" * 300, "word " + "y" * 100 + " end", "", "é猫 " * 30])
 @pytest.mark.parametrize("width", [1, 40, 200])
 def test_lines_fit_and_lose_nothing(text: str, width: int) -> None:
-    lines = wrapped(text, width, 12, False)
+    lines = wrapped(text, width, font(12).getlength)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    length = colours.font(12).getlength
-    assert all(len(line) <= 1 or length(line) <= width for line in lines)
+    assert all(len(line) <= 1 or font(12).getlength(line) <= width for line in lines)
 
 
 def test_lines_break_between_words_where_they_can() -> None:
-    assert wrapped("one   two", 1000) == ["one   two"]
-    assert wrapped("first second", 40) == ["first", "second"]
+    assert wrapped("one   two", 1000, len) == ["one   two"]
+    assert wrapped("first second", 6, len) == ["first", "second"]
+
+
+def test_lines_beyond_the_last_are_cut_off() -> None:
+    assert wrapped("1. one two three", 9, len, "   ") == ["1. one", "   two", "   three"]
+    first, second = wrapped_lines("1. " + "word " * 60, 2.0, 8.5, 2, "   ")
+    assert first.startswith("1. word word") and second.startswith("   word word") and second.endswith("…")
+    assert max(inches(first, 8.5), inches(second, 8.5)) <= 2.0
+
+
+def test_the_font_has_the_letters_of_file_names() -> None:
+    assert font(12).getlength("é") > 0
+    assert font(12, bold=True).getlength("a" * 20) > font(12).getlength("a" * 20)

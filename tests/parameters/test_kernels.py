@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import colours
+from hookscope.drawing import colours, page
 from hookscope.drawing.png import encode_png, read_provenance
 from hookscope.drawing.sheet import Style
 from hookscope.drawing.text import text_pixels
@@ -174,14 +174,20 @@ def test_zero_and_all_nan_filters() -> None:
     assert read_provenance(encode_png(draw(model).image, draw(model).provenance))["kernels"]
 
 
-def test_words_and_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every line of text that is drawn."""
+    drawn: list[str] = []
 
     def record(text: str, *rest: Any, **more: Any) -> Any:
-        lines.append(text)
+        drawn.append(text)
         return text_pixels(text, *rest, **more)
 
-    monkeypatch.setattr(kernels, "text_pixels", record)
+    monkeypatch.setattr(page, "text_pixels", record)
+    return drawn
+
+
+def test_words_and_provenance(lines: list[str]) -> None:
     sheet = draw(net())
     assert lines[0] == "a net   filters of convolutions   weights: random (seed 0)"
     assert "0   Conv2d   8 filters of 3x5x5" in lines
@@ -199,6 +205,13 @@ def test_deep_models_are_cut_with_a_word() -> None:
     assert len(sheet.provenance["kernels"]) == 24
     assert sheet.left_out == ("6 further convolutions: choose with --layer",)
     assert len(draw(model, "*").provenance["kernels"]) == 30
+
+
+def test_what_is_left_out_is_listed(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "MOST_PIXELS", 24 * 40_000)
+    wide = [nn.Conv2d(4, 300, 3) for _ in range(2)]
+    first, second = draw(nn.Sequential(*wide), "*").left_out
+    assert f"left out: {first}; {second}" in lines
 
 
 def test_huge_layers_are_cut_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
