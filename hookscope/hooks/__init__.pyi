@@ -28,6 +28,7 @@ from .measure import (
     finite_values as finite_values,
     largest_difference as largest_difference,
     largest_value as largest_value,
+    merge_moments as merge_moments,
     norm_and_nonfinite as norm_and_nonfinite,
     one_thread as one_thread,
     same_bits as same_bits,

@@ -260,13 +260,37 @@ def _moments(flat: Tensor, largest: float) -> tuple[float, float, float]:
         part = part[torch.isfinite(part)] / unit
         if not len(part):
             continue
-        new, here = count + len(part), float(part.mean())
         squares += float(part.square().sum())
-        # Chan, Golub and LeVeque (1979): no difference of large sums
-        about_mean += float((part - here).square().sum()) + (here - mean) ** 2 * count * len(part) / new
-        mean += (here - mean) * len(part) / new
-        count = new
+        part_mean = float(part.mean())
+        moments = (len(part), part_mean, float((part - part_mean).square().sum()))
+        count, mean, about_mean = merge_moments((count, mean, about_mean), moments)
     return mean * unit, math.sqrt(about_mean / count) * unit, math.sqrt(squares) * unit
+
+
+Moments = tuple[Any, Any, Any]
+
+
+def merge_moments(one: Moments, two: Moments, outer: bool = False) -> Moments:
+    """Count, mean and squared distances from the mean of two sets of values together (Chan, Golub, LeVeque 1979).
+
+    ``M2 = M2a + M2b + d² na nb / n`` with ``d`` the difference of the means: no difference of large sums is taken, so
+    the variance stays exact where the mean is large.
+
+    Args:
+        one: Count, mean and summed squares of one set: numbers, NumPy arrays or tensors.
+        two: Those of the other set.
+        outer: Whether the squares are products of every two channels, ``(C, C)`` for a mean ``(C,)``.
+
+    Example:
+        >>> merge_moments((2, 1.0, 2.0), (1, 4.0, 0.0))
+        (3, 2.0, 8.0)
+    """
+    (count, mean, squares), (other_count, other_mean, other_squares) = one, two
+    total = count + other_count
+    share = other_count / (total + (total == 0))
+    apart = other_mean - mean
+    weighted = apart * (count * share)
+    return total, mean + apart * share, squares + other_squares + (apart[:, None] if outer else apart) * weighted
 
 
 def largest_difference(value: Any, other: Any) -> float:

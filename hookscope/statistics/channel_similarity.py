@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.hooks import merge_moments
 from hookscope.statistics.moments import ChannelMoments
 
 Floats = NDArray[np.float64]
@@ -157,8 +158,8 @@ def _joined(chosen: NDArray[np.intp], pairs: NDArray[np.intp]) -> list[tuple[int
 class ChannelCovariance:
     """The covariance of C channels over all images and positions, ``(C, C)``, from batches in any split.
 
-    Batches are centred on their own mean and joined by the formula of Chan, Golub, LeVeque 1979 for products. Products
-    of float32 are taken in float32: covariances are exact to six digits of the largest. NaN and Inf count as 0.
+    Batches are centred on their own mean and joined by `merge_moments`. Products of float32 are taken in float32:
+    covariances are exact to six digits of the largest. NaN and Inf count as 0.
     """
 
     def __init__(self, channels: int) -> None:
@@ -182,14 +183,10 @@ class ChannelCovariance:
         self._add(flat.shape[1], (mean / scale).cpu().numpy(), (products / scale / scale).cpu().numpy())
 
     def _add(self, count: int, mean: Floats, products: Floats) -> None:
-        both = self.count + count
-        if not both:
-            return
-        apart = mean - self.mean
         with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
-            self.products += products + apart[:, None] * (apart * (self.count * count / both))
-        self.mean += apart * (count / both)
-        self.count = both
+            self.count, self.mean, self.products = merge_moments(
+                (self.count, self.mean, self.products), (count, mean, products), outer=True
+            )
 
     def merge(self, other: ChannelCovariance) -> None:
         """Add what ``other`` has seen."""

@@ -113,7 +113,7 @@ class Measured:
 Rule = Callable[[Measured], Iterable[Finding]]
 LayerRule = Callable[["LayerStatistics", StatisticsThresholds], Finding | None]
 
-# Ranks below it are 1: rounding in float32 adds up to 4e-6 (measured), a second direction with 0.3 % of the spread 1e-4.
+# Ranks below it are 1: float32 rounding adds up to 4e-6 (measured), a second direction of 0.3 % of the spread 1e-4.
 _ONE_DIRECTION = 1.0 + 1e-4
 _SAME = default("constant-output", "same")
 

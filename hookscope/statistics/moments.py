@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.hooks import merge_moments
+
 Floats = NDArray[np.float64]
 
 Counts = NDArray[np.int64]
@@ -129,10 +131,8 @@ def _zeros(values: Tensor) -> Tensor:
 class ChannelMoments:
     """Count, mean, variance, extremes, zeros, NaN and Inf of each of C channels, from batches in any split.
 
-    Each batch is reduced to float64 sums; batches, and accumulators made apart, are joined by the pairwise formula of
-    Chan, Golub, LeVeque 1979 (Welford's for blocks): ``M2 = M2a + M2b + d² na nb / n`` with ``d`` the difference of
-    the means, which stays exact where the mean is large and the variance small: means and standard deviations agree
-    with those of all values at once to nine digits.
+    Each batch is reduced to float64 sums, which `merge_moments` joins: means and standard deviations agree with those
+    of all values at once to nine digits, whatever the split.
 
     Attributes:
         count: ``(C,)`` finite values seen.
@@ -203,13 +203,10 @@ class ChannelMoments:
 
     def merge(self, other: ChannelMoments) -> None:
         """Add what ``other`` has seen."""
-        count = self.count + other.count
-        share = other.count / count.clip(min=1)
         with np.errstate(over="ignore", invalid="ignore"):
-            apart = other.mean - self.mean
-            self.m2 = self.m2 + other.m2 + apart * (apart * (self.count * share))
-            self.mean = self.mean + apart * share
-        self.count = count
+            self.count, self.mean, self.m2 = merge_moments(
+                (self.count, self.mean, self.m2), (other.count, other.mean, other.m2)
+            )
         self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
         self.zeros, self.nan, self.inf = self.zeros + other.zeros, self.nan + other.nan, self.inf + other.inf
 

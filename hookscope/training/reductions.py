@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks import as_float, channel_axis, tensors_in
+from hookscope.hooks import as_float, channel_axis, merge_moments, tensors_in
 
 
 class DeferredScalars:
@@ -173,12 +173,8 @@ class BatchMoments:
         mean = values.mean(axes)
         shape = [1, channels] + [1] * (values.dim() - 2)
         squares = torch.linalg.vector_norm(values - mean.view(shape), dim=axes).square()
-        if self.count:  # Chan's merge
-            total = self.count + count
-            apart = mean - self.mean
-            squares = self.squares + squares + apart.square() * (self.count * count / total)
-            mean = self.mean + apart * (count / total)
-            count = total
+        if self.count:
+            count, mean, squares = merge_moments((self.count, self.mean, self.squares), (count, mean, squares))
         self.count, self.mean, self.squares = count, mean, squares
 
     def drift(self) -> tuple[Tensor, Tensor]:
