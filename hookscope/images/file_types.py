@@ -1,10 +1,14 @@
-"""What a file that is no picture holds, told from its first bytes; a name's ending is never trusted."""
+"""What a file holds, from its first bytes: one of the picture formats that are read, or something else."""
 
 from __future__ import annotations
 
 import codecs
 import re
 
+from PIL import Image
+
+# Not EPS (starts Ghostscript), PSD (frames are layers), formats without a signature (TGA, DIB), text (XPM, XBM).
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "TIFF", "BMP", "PPM", "JPEG2000", "ICO", "DDS", "PCX", "SGI", "QOI")
 _FOREIGN = (
     (rb"%PDF", "a PDF document"),
     (rb"%!PS|\xc5\xd0\xd3\xc6", "PostScript (EPS)"),
@@ -27,12 +31,24 @@ _FOREIGN = (
     (rb"version https://git-lfs", "a Git LFS pointer, which `git lfs pull` replaces by the file"),
     (rb"(?i)(\xef\xbb\xbf)?\s*<(svg|[?!][^\0]*<svg)", "SVG"),
     (rb"(?i)(\xef\xbb\xbf)?\s*<(html|!doctype html)", "a web page (HTML)"),
-    (rb"\0+\Z", "zeros: it was never filled"),
+    (rb"\0+\Z", "zeros only"),
 )
 
 
+def picture_format(head: bytes) -> str:
+    """The first of `FORMATS` that Pillow expects after these bytes; empty if there is none."""
+    Image.init()
+    accepts = ((name, Image.OPEN.get(name, (None, None))[1]) for name in FORMATS)
+    return next((name for name, accept in accepts if accept is not None and accept(head[:16]) is True), "")
+
+
+def is_picture_suffix(suffix: str) -> bool:
+    """Whether Pillow uses the suffix for one of `FORMATS`; case does not matter."""
+    return Image.registered_extensions().get(suffix.lower()) in (*FORMATS, "MPO")
+
+
 def foreign_kind(head: bytes) -> str:
-    """What the first bytes say the file holds, in words; empty where it may be a picture."""
+    """What a file with these first bytes holds, in words; empty if it may be a picture."""
     for pattern, words in _FOREIGN:
         if re.match(pattern, head, re.DOTALL):
             return words

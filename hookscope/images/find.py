@@ -1,4 +1,4 @@
-"""Which pictures a run is about: named files, the pictures of folders in a stable order, lists of names."""
+"""The pictures of a run: named files, pictures in folders in a stable order, lists of names."""
 
 from __future__ import annotations
 
@@ -10,50 +10,26 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.images.file_types import foreign_kind
+from hookscope.images.file_types import foreign_kind, is_picture_suffix, picture_format
 from hookscope.images.reader import read_picture
 
-# What Pillow calls its own for the formats that images.py reads; a test compares them.
-_SUFFIX = re.compile(
-    r"\.(jpe?g|jpe|jfif|mpo|a?png|gif|webp|avifs?|tiff?|bmp|p[bgnp]m|pfm|jp2|j2k|jpc|jpf|jpx|j2c|ico|dds|pcx|bw|rgba?"
-    r"|sgi|qoi)",
-    re.IGNORECASE,
-)
-# Longer than Pillow's own marks where two bytes would take a text for a picture ("BMW", "P1 is ...").
-_BEGINNINGS = re.compile(
-    rb"\xff\xd8\xff"
-    rb"|\x89PNG\r\n\x1a\n"
-    rb"|GIF8[79]a"
-    rb"|RIFF.{4}WEBP"
-    rb"|.{4}ftyp(avi[fs]|(mif1|msf1).{4,48}?avi[fs])"
-    rb"|II[*+]\0|MM\0[*+]|MM\*\0|II\0\*"
-    rb"|BM.{12}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\0\0\0"
-    rb"|P[1-6]\s+[#\d]|P[fF]\s+\d|P0CMYK\s|Py(P|RGBA|CMYK)\s"
-    rb"|\xffO\xffQ|\0\0\0\x0cjP  \r\n\x87\n"
-    rb"|\0\0\x01\0[^\0]"
-    rb"|DDS "
-    rb"|\n[\0\x02\x03\x05]\x01[\x01\x02\x04\x08]"
-    rb"|\x01\xda[\0\x01][\x01\x02]"
-    rb"|qoif",
-    re.DOTALL,
-)
-_HEAD = 64
-_READ = "JPEG, PNG or the like"
+_PLAIN_PNM = re.compile(rb"P[1-3]\s+[#\d]")
+_HEAD_BYTES = 64
 
 
 def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
     """The pictures that ``paths`` name, in order: files as they are, folders walked.
 
-    A folder is walked by name, the folders inside it in their place. A file in it counts when its ending or its first
-    bytes are those of a format that is read. Hidden names, linked folders, pipes, sockets and devices are passed over.
+    A folder is walked in order of names, folders in it at their place. A file in it counts if its suffix or its first
+    bytes belong to a format that is read. Hidden files, linked folders, pipes, sockets and devices are skipped.
 
     Args:
-        paths: Files, folders, ``-`` for standard input; what is named stays, whatever it is.
-        limit: How many to return at most; no folder is walked beyond them.
+        paths: Files, folders, ``-`` for standard input. A named file is kept, whatever it is.
+        limit: Maximum number of paths to return; no folder is walked further.
 
     Raises:
         UsageError: ``paths`` is empty.
-        ImageError: None of the named files exists, or a folder holds no picture or cannot be read.
+        ImageError: no named file exists, or a folder has no pictures or cannot be read.
 
     Example:
         >>> import pathlib, tempfile
@@ -67,21 +43,21 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
         raise UsageError("no picture was given", do="name files or folders, or - for standard input")
     if not any(path == "-" or os.path.exists(path) for path in paths):
         _refuse_missing(paths)
-    found = chain.from_iterable(_walk(path) if os.path.isdir(path) else (path,) for path in paths)
-    return list(islice(found, limit))
+    pictures = chain.from_iterable(_walk(path) if os.path.isdir(path) else (path,) for path in paths)
+    return list(islice(pictures, limit))
 
 
 def read_names(data: bytes, source: str) -> list[str]:
-    """The file names in ``data``, each ended by a NUL as ``find -print0`` writes them; the last NUL may be missing.
+    """The file names in ``data``, each followed by NUL as ``find -print0`` writes them; the last NUL is optional.
 
-    Names that cannot be decoded come back to the same bytes through ``os.fsencode``.
+    ``os.fsencode`` turns names that are not UTF-8 back into the same bytes.
 
     Args:
-        data: What the list holds.
-        source: What to call the list in errors.
+        data: Content of the list.
+        source: Name of the list, for errors.
 
     Raises:
-        ImageError: The list is empty, is one of lines, or has an empty name in it.
+        ImageError: the list is empty, consists of lines, or has an empty name.
 
     Example:
         >>> read_names(b"a.jpg\\0new\\nline.png\\0", "names")
@@ -99,7 +75,7 @@ def read_names(data: bytes, source: str) -> list[str]:
 
 
 def _refuse_missing(paths: Sequence[str]) -> None:
-    """Raise what is wrong with the only name, or with the first of several that are all missing."""
+    """Raise the error of the only path, or of the first of several that are all missing."""
     try:
         read_picture(paths[0])
     except ImageError as error:
@@ -110,11 +86,15 @@ def _refuse_missing(paths: Sequence[str]) -> None:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """The pictures in ``folder`` and below; an error instead of the end when there were none."""
+    """The pictures in ``folder`` and below.
+
+    Raises:
+        ImageError: there are none.
+    """
     others: Counter[str] = Counter()
     first = ""
     opened = [_entries(folder)]  # not recursion: folders may be nested deeper than Python's stack
-    found = 0
+    count = 0
     while opened:
         entry = next(opened[-1], None)
         if entry is None:
@@ -124,12 +104,12 @@ def _walk(folder: str) -> Iterator[str]:
         if kind == "folder":
             opened.append(_entries(entry.path))
         elif kind == "picture":
-            found += 1
+            count += 1
             yield entry.path
         else:
             others[kind] += 1
             first = first or (entry.path if kind == "file" else "")
-    if not found:
+    if not count:
         raise _without_pictures(folder, others, first)
 
 
@@ -139,26 +119,34 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
             return iter(sorted(entries, key=lambda entry: entry.name))
     except OSError as error:
         asked = f"folder '{folder}' cannot be read: {error.strerror or error}"
-        raise ImageError(asked, do="change its permissions or name its neighbours one by one") from error
+        raise ImageError(asked, do="change its permissions, or name its files one by one") from error
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
-    """``folder`` to be walked, ``picture``, or in words what else a name in a folder is."""
+    """``folder``, ``picture``, or the words for anything else."""
     if entry.name.startswith("."):
         return "hidden name"
     mode = _mode(entry)
     if stat.S_ISDIR(mode):
         return "linked folder" if entry.is_symlink() else "folder"
-    named = _SUFFIX.fullmatch(os.path.splitext(entry.name)[1])
-    if not mode:  # a broken link: one that says it is a picture is told as lost, not dropped in silence
+    named = is_picture_suffix(os.path.splitext(entry.name)[1])
+    if not mode:  # a broken link with the suffix of a picture is kept: the run then reports it as lost
         return "picture" if named else "broken link"
     if not stat.S_ISREG(mode):
         return "pipe, socket or device"
-    return "picture" if named or _BEGINNINGS.match(_head(entry.path)) else "file"
+    return "picture" if named or _begins_like_picture(_head(entry.path)) else "file"
+
+
+def _begins_like_picture(head: bytes) -> bool:
+    """Pillow expects BMP and PNM after two bytes, AVIF after a brand that HEIC shares: text and HEIC are excluded."""
+    if not picture_format(head):
+        return False
+    kind = foreign_kind(head)
+    return b"avi" in head if kind.startswith("HEIC") else kind != "text" or bool(_PLAIN_PNM.match(head))
 
 
 def _mode(entry: os.DirEntry[str]) -> int:
-    """The type of file behind ``entry``, links followed; 0 where there is none. No system call for plain files."""
+    """The file type of ``entry``, links followed; 0 if it does not exist. No system call for plain files."""
     try:
         if entry.is_file(follow_symlinks=False):
             return stat.S_IFREG
@@ -170,11 +158,11 @@ def _mode(entry: os.DirEntry[str]) -> int:
 
 
 def _head(path: str) -> bytes:
-    """The first bytes of a file, none where it cannot be read; never waits, should it have become a pipe."""
+    """The first bytes of a file, none if it cannot be read; O_NONBLOCK in case it has become a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         try:
-            return os.read(descriptor, _HEAD)
+            return os.read(descriptor, _HEAD_BYTES)
         finally:
             os.close(descriptor)
     except OSError:
@@ -187,7 +175,9 @@ def _without_pictures(folder: str, others: Counter[str], first: str) -> ImageErr
     counted = ", ".join(f"{count} {kind if count == 1 else _plural(kind)}" for kind, count in others.items())
     kind = foreign_kind(_head(first)) if first else ""
     example = f", such as {kind} in '{os.path.basename(first)}'" if kind else ""
-    return ImageError(f"no pictures in '{folder}'", f"it has {counted}{example}", f"name a folder with {_READ}")
+    return ImageError(
+        f"no pictures in '{folder}'", f"it has {counted}{example}", "name a folder with JPEG, PNG or the like"
+    )
 
 
 def _plural(kind: str) -> str:

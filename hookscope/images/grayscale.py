@@ -1,4 +1,4 @@
-"""Grey of 16 or 32 bits or floating point to 8 bits: by the range of its type, or by its own, which a note says."""
+"""Grey of 16 or 32 bits or floating point to 8 bits, scaled by the range of its type or by its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_SAMPLE_FORMAT = 258, 262, 339
 
 
 def grayscale_to_rgb(image: Image.Image, name: str, notes: list[str]) -> Image.Image:
-    """Grey of 16 or 32 bits or floating point, which Pillow would clip at 255."""
+    """An RGB image of grey that Pillow would clip at 255; notes say how it was scaled."""
     tags = getattr(image, "tag_v2", {})
     values = np.asarray(image)
     if image.mode == "I" and tags.get(_TIFF_BITS) == (32,) and tags.get(_TIFF_SAMPLE_FORMAT, (1,)) == (1,):
@@ -30,7 +30,7 @@ def grayscale_to_rgb(image: Image.Image, name: str, notes: list[str]) -> Image.I
 
 
 def _integer_range(values: NDArray[Any], tags: Any, notes: list[str]) -> tuple[float, float]:
-    """The values of black and white: the type's range of 12 or 16 bits; beyond it, the picture's own."""
+    """The values of black and white: the range of 12 or 16 bits, or the picture's own range beyond it."""
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 65535:
         notes.append(f"32-bit grey scaled by its own range, {low}..{high}")
@@ -44,17 +44,17 @@ def _integer_range(values: NDArray[Any], tags: Any, notes: list[str]) -> tuple[f
 
 
 def note_dark(high: int, notes: list[str]) -> None:
-    """Say so where 16-bit samples end far below white: it is the data, not the scaling."""
+    """Add a note if 16-bit samples end far below white."""
     if 0 < high < 4096:
         bits = 12 if high > 255 else 8
-        notes.append(f"dark: its values end near {high} of 65535, as of {bits}-bit data in a 16-bit file")
+        notes.append(f"dark: its values end near {high} of 65535, like {bits}-bit data in a 16-bit file")
 
 
 def _float_range(values: NDArray[Any], name: str, notes: list[str]) -> tuple[float, float]:
     wrong = values.size - int(np.isfinite(values).sum())
     if wrong:
         limit = f"{wrong:,} of {values.size:,} values are NaN or infinite"
-        raise ImageError(f"'{name}' holds what is no brightness", limit, "replace them first")
+        raise ImageError(f"'{name}' has values that are not numbers", limit, "replace them first")
     low, high = float(values.min()), float(values.max())
     if low >= 0 and high <= 1:
         notes.append("floating-point grey scaled from 0..1")
@@ -64,7 +64,7 @@ def _float_range(values: NDArray[Any], name: str, notes: list[str]) -> tuple[flo
 
 
 def _scaled(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
-    """``low..high`` to 0..255, rounded; black where all values are one."""
+    """``low..high`` to 0..255, rounded; black if all values are equal."""
     if low == high:
         return np.zeros(values.shape, np.uint8)
     shifted: NDArray[Any] = values.astype(np.float32 if values.dtype.itemsize == 2 else np.float64)

@@ -1,4 +1,4 @@
-"""Photograph -> upright RGB; the only reader of image files."""
+"""Photograph to upright RGB: the only reader of image files."""
 
 from __future__ import annotations
 
@@ -14,47 +14,34 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
 
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from hookscope.errors import ImageError, UsageError, nearest, printable
-from hookscope.images.file_types import foreign_kind
+from hookscope.images.file_types import FORMATS, foreign_kind, picture_format
 from hookscope.images.grayscale import grayscale_to_rgb, note_dark
 
 MAX_BYTES = 1 << 30
-"""A file, pipe or stream longer than this is refused."""
+"""The longest file, pipe or stream that is read."""
 MAX_PIXELS = 100_000_000
-"""The pixels of all frames kept of one file may not be more than this."""
+"""The most pixels of all frames taken from one file."""
 MAX_SIDE_RATIO = 100
-"""A side may be this many times the other: resizing the shorter one to 256 then stays below 7 megapixels."""
-
-# No EPS (starts Ghostscript), no PSD (frames are layers), nothing without a signature (TGA, DIB), no text (XPM, XBM).
-_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "TIFF", "BMP", "PPM", "JPEG2000", "ICO", "DDS", "PCX", "SGI", "QOI")
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_EXIF_ORIENTATION = 274
+"""The largest ratio of the sides: resizing the shorter one to 256 then stays below 7 megapixels."""
 
 
 class ImageWarning(UserWarning):
-    """A picture was read, but there is something the person should know."""
+    """A note about a picture that was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputImage:
-    """A photograph as a person would see it, and where it came from.
+    """A photograph as a person sees it, and its origin.
 
     Attributes:
         image: The first of ``frames``: mode RGB, upright, 0..255.
-        name: The source as it was given (``-`` for standard input), unescaped: use ``printable`` to show it.
+        name: The source (``-`` for standard input), unescaped: use ``printable`` to show it.
         sha256: Hexadecimal SHA-256 of the file's bytes.
-        notes: What was done to the values that a person should know, one line each, such as ``frame 1 of 3``.
-        frames: As many pictures of one size as were asked for.
+        notes: What was done to the values, one line each, such as ``frame 1 of 3``.
+        frames: The frames asked for, all of one size.
     """
 
     image: Image.Image
@@ -67,15 +54,15 @@ class InputImage:
 def read_picture(
     source: str | os.PathLike[str] | bytes | BinaryIO, *, frames: int = 1, name: str | None = None
 ) -> InputImage:
-    """Read a photograph the way a person would see it: turned upright, on white, scaled to 8 bits.
+    """Read a photograph as a person sees it: upright, on white, scaled to 8 bits.
 
     Args:
         source: A path, ``-`` for standard input, the file's bytes, or a binary stream.
-        frames: How many frames to take, evenly spaced from the first to the last; a still is repeated.
-        name: What to call the source in errors and in the result.
+        frames: Number of frames to take, evenly spaced from the first to the last; a still is repeated.
+        name: Name of the source in errors and in the result.
 
     Raises:
-        ImageError: The file is missing, unreadable, no picture, damaged, too large or of an extreme shape.
+        ImageError: the file is missing, unreadable, not a picture, damaged, too large or of an extreme shape.
         UsageError: ``frames`` is below 1.
 
     Example:
@@ -84,22 +71,22 @@ def read_picture(
         ((2, 1), (100, 101, 102), ())
     """
     if frames < 1:
-        raise UsageError(f"{frames} frames of a picture", "the least is 1")
+        raise UsageError(f"frames must be at least 1, not {frames}")
     name = _name(source) if name is None else name
     content = _content(source, name)
-    # Pillow warns where this file raises or notes; what it says must not reach people as Python warnings.
+    # Pillow's warnings become notes; they must not reach users as Python warnings.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        kept, notes = _decode(content, name, frames)
+        decoded, notes = _decode(content, name, frames)
     notes += [printable(f"Pillow: {w.message}") for w in caught if w.category is UserWarning]
-    return InputImage(kept[0], name, hashlib.sha256(content).hexdigest(), tuple(dict.fromkeys(notes)), kept)
+    return InputImage(decoded[0], name, hashlib.sha256(content).hexdigest(), tuple(dict.fromkeys(notes)), decoded)
 
 
 def open_image(source: str | os.PathLike[str] | bytes | BinaryIO) -> Image.Image:
     """The photograph in ``source`` as an upright RGB image; each note about it is an ``ImageWarning``.
 
     Raises:
-        ImageError: As ``read_picture``.
+        ImageError: as in ``read_picture``.
 
     Example:
         >>> open_image(b"P6 2 1 255 abcdef").getpixel((0, 0))
@@ -115,8 +102,8 @@ def _name(source: Any) -> str:
     if isinstance(source, bytes | bytearray | memoryview):
         return "<bytes>"
     if hasattr(source, "read"):
-        given = getattr(source, "name", None)
-        return given if isinstance(given, str) else "<stream>"
+        name = getattr(source, "name", None)
+        return name if isinstance(name, str) else "<stream>"
     return os.fsdecode(source)
 
 
@@ -148,12 +135,12 @@ def _standard_input() -> BinaryIO:
 
 
 def _read_all(stream: BinaryIO, name: str) -> bytes:
-    kept = io.BytesIO()
+    content = io.BytesIO()
     while chunk := stream.read(1 << 20):
-        kept.write(chunk)
-        if kept.tell() > MAX_BYTES:
+        content.write(chunk)
+        if content.tell() > MAX_BYTES:
             raise _too_long(name)
-    return kept.getvalue()
+    return content.getvalue()
 
 
 def _too_long(name: str) -> ImageError:
@@ -161,7 +148,6 @@ def _too_long(name: str) -> ImageError:
 
 
 def _unreadable(source: Any, name: str, error: OSError | ValueError) -> ImageError:
-    """What is wrong with a path that cannot be opened or a stream that cannot be read."""
     if isinstance(error, FileNotFoundError):
         return _missing(os.fsdecode(source), name)
     # Windows refuses to open a folder with PermissionError.
@@ -175,14 +161,14 @@ def _unreadable(source: Any, name: str, error: OSError | ValueError) -> ImageErr
 def _missing(path: str, name: str) -> ImageError:
     asked, folder = f"no picture '{name}'", os.path.dirname(path) or "."
     if os.path.islink(path):
-        return ImageError(asked, f"it is a symbolic link to '{os.readlink(path)}', which is missing", "mend the link")
+        return ImageError(asked, f"it is a symbolic link to '{os.readlink(path)}', which is missing", "repair the link")
     if re.match(r"[a-z]+://", path, re.IGNORECASE):
         return ImageError(asked, "only files are read", "fetch it first: `curl -L ADDRESS | hookscope ... -`")
     try:
-        with os.scandir(folder) as entries:  # a data set may hold a million names; near misses of some are enough
+        with os.scandir(folder) as entries:  # not all names: a data set may have a million
             near = nearest(os.path.basename(path), [entry.name for entry in islice(entries, 2000)])
     except OSError:
-        near = f"there is no folder '{folder}' to look in"
+        near = f"there is no folder '{folder}'"
     return ImageError(asked, near, "check the path")
 
 
@@ -198,7 +184,7 @@ def _decode(content: bytes, name: str, count: int) -> tuple[tuple[Image.Image, .
         raise _bomb(name, error) from error
     except MemoryError as error:
         raise ImageError(f"'{name}' does not fit into memory", do="make it smaller first") from error
-    except Exception as error:  # Pillow's decoders raise whatever their parsers trip over
+    except Exception as error:  # Pillow's decoders raise any kind of exception
         reason = str(error) or type(error).__name__
         exists = f"its {len(content):,} bytes are damaged, cut short or of a rare kind"
         raise ImageError(
@@ -209,37 +195,44 @@ def _decode(content: bytes, name: str, count: int) -> tuple[tuple[Image.Image, .
 def _open(content: bytes, name: str) -> ImageFile.ImageFile:
     Image.init()
     try:
-        return Image.open(io.BytesIO(content), formats=[known for known in _FORMATS if known in Image.OPEN])
+        return Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN])
     except (Image.DecompressionBombError, MemoryError):
         raise
     except Exception as error:
-        kind = foreign_kind(content[:4096])
-        if not kind and not isinstance(error, UnidentifiedImageError):
+        kind, form = foreign_kind(content[:4096]), picture_format(content)
+        if kind:
+            holds = f"it holds {kind}"
+        elif not isinstance(error, UnidentifiedImageError):
             raise
-        holds = f"it holds {kind}" if kind else _damaged_kind(content[:4096])
-        raise ImageError(f"'{name}' is no picture that can be read", holds, "give a JPEG, PNG or the like") from error
+        elif form:
+            holds = f"it begins like {form}, but is damaged, cut short or of a rare kind"
+        else:
+            holds = f"it begins with the bytes {content[:8].hex(' ')}"
+        raise ImageError(
+            f"'{name}' is not a picture that can be read", holds, "give a JPEG, PNG or the like"
+        ) from error
 
 
 def _bomb(name: str, error: Exception) -> ImageError:
-    """Pillow itself refuses beyond 179 megapixels, while opening, and tells only the product of the sides."""
-    found = re.search(r"(\d+) pixels", str(error))
-    size = f"it has {int(found[1]):,} pixels" if found else str(error)
+    """Above 179 megapixels Pillow itself refuses to open a file, and gives only the number of pixels."""
+    match = re.search(r"(\d+) pixels", str(error))
+    size = f"it has {int(match[1]):,} pixels" if match else str(error)
     return ImageError(f"'{name}' is too large", f"{size}; the limit is {MAX_PIXELS:,}", "make it smaller first")
 
 
 def _take_frames(image: ImageFile.ImageFile, name: str, count: int) -> tuple[tuple[Image.Image, ...], list[str]]:
     total = getattr(image, "n_frames", 1)
     positions = _spread(total, count)
-    kept: dict[int, Image.Image] = {}
+    frames: dict[int, Image.Image] = {}
     notes = _frame_notes(total, positions)
     for position in sorted(set(positions)):
         image.seek(position)
         _check_shape(image.size, name, len(set(positions)))  # each page of a TIFF has its own size
-        kept[position] = _upright_rgb(image, name, notes)
-    sizes = dict.fromkeys(f"{frame.width}x{frame.height}" for frame in kept.values())
+        frames[position] = _upright_rgb(image, name, notes)
+    sizes = dict.fromkeys(f"{frame.width}x{frame.height}" for frame in frames.values())
     if len(sizes) > 1:
         raise ImageError(f"'{name}' has frames of different sizes", ", ".join(sizes), "ask for one frame")
-    return tuple(kept[position] for position in positions), notes
+    return tuple(frames[position] for position in positions), notes
 
 
 def _spread(total: int, count: int) -> list[int]:
@@ -263,36 +256,34 @@ def _check_shape(size: tuple[int, int], name: str, count: int = 1) -> None:
         raise ImageError(f"'{name}' is too large", limit, "make it smaller or ask for fewer frames")
     if max(size) > MAX_SIDE_RATIO * min(size):
         limit = f"{shape}; one side may be {MAX_SIDE_RATIO} times the other"
-        raise ImageError(f"'{name}' is too narrow: its shorter side cannot be resized", limit, "cut a part out of it")
+        raise ImageError(f"'{name}' is too narrow: its shorter side cannot be resized", limit, "crop it")
 
 
 def _upright_rgb(image: ImageFile.ImageFile, name: str, notes: list[str]) -> Image.Image:
-    raw_mode = str(image.tile[0][3]) if image.tile else ""  # how the samples lie in the file; gone after load()
+    raw_mode = str(image.tile[0][3]) if image.tile else ""  # how the file stores samples; gone after load()
     image.load()
     rgb = _to_rgb(image, raw_mode, name, notes)
-    turn = _TURNS.get(_orientation(image, notes))
-    rgb = rgb if turn is None else rgb.transpose(turn)
-    rgb.info.clear()  # or the next reader of its EXIF turns it again
-    return rgb
-
-
-def _orientation(image: Image.Image, notes: list[str]) -> int:
-    if image.format == "TIFF":  # turned by Pillow in load()
-        return 1
+    rgb.info.clear()
+    if image.format == "TIFF":  # load() has turned it
+        return rgb
     try:
-        return int(image.getexif().get(_EXIF_ORIENTATION, 1))
-    except Exception:  # whatever a parser trips over
+        orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # Pillow's parser raises any kind of exception
         notes.append("its EXIF data cannot be read: not turned")
-        return 1
+        return rgb
+    # The orientation alone: `exif_transpose` writes all EXIF data anew, which fails on damaged data.
+    rgb.getexif()[ExifTags.Base.Orientation] = orientation
+    ImageOps.exif_transpose(rgb, in_place=True)
+    return rgb
 
 
 def _to_rgb(image: Image.Image, raw_mode: str, name: str, notes: list[str]) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         return grayscale_to_rgb(image, name, notes)
     if image.mode == "CMYK":
-        inverted = "; a JPEG without Adobe's mark may come out negative"
+        inverted = "; a JPEG without an Adobe marker may be inverted"
         unsure = image.format in ("JPEG", "MPO") and "adobe" not in image.info
-        notes.append("CMYK turned to RGB without its colour profile" + (inverted if unsure else ""))
+        notes.append("CMYK converted to RGB without its colour profile" + (inverted if unsure else ""))
     rgb = _on_white(image, raw_mode, notes) if image.has_transparency_data else image.convert("RGB")
     if ";16" in raw_mode:  # Pillow keeps the upper byte
         note_dark(max(high for _, high in rgb.getextrema()) * 257, notes)  # type: ignore[misc]
@@ -312,23 +303,15 @@ def _on_white(image: Image.Image, raw_mode: str, notes: list[str]) -> Image.Imag
 
 
 def _with_scaled_key(image: Image.Image, raw_mode: str) -> Image.Image:
-    """Pillow brings samples of any depth to 8 bits, but not the transparent colour they are compared with."""
+    """The image with its transparent colour scaled to 8 bits: Pillow scales only the samples."""
     key = image.info.get("transparency")
     steps = {"1": 1, "L;2": 3, "L;4": 15}.get(raw_mode, 0)
     if raw_mode == "RGB;16B" and isinstance(key, tuple):
         key = tuple(part >> 8 for part in key)
-    elif isinstance(key, int) and key <= steps:  # a larger one is scaled already
+    elif isinstance(key, int) and key <= steps:  # Pillow has scaled a larger one
         key = key * 255 // max(steps, 1)
     else:
         return image
-    image = image.copy()  # the next frame is read from the same info
+    image = image.copy()  # the next frame reads the same info
     image.info["transparency"] = key
     return image
-
-
-def _damaged_kind(head: bytes) -> str:
-    for known in _FORMATS:
-        _, accepts = Image.OPEN.get(known, (None, None))
-        if accepts is not None and accepts(head[:16]) is True:
-            return f"it begins like {known}, but is damaged, cut short or of a rare kind"
-    return f"it begins with the bytes {head[:8].hex(' ')}"

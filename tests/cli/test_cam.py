@@ -417,7 +417,7 @@ def test_one_of_several_images_is_broken(run: Run, here: Path) -> None:
     assert status == 1
     assert [row["image"] for row in rows(out)] == ["cat.jpg", "dog.png"]
     assert [line.split(";")[0] for line in errors.splitlines()] == [
-        "Error: 'bad.jpg' is no picture that can be read", "Error: no picture 'no.jpg'",
+        "Error: 'bad.jpg' is not a picture that can be read", "Error: no picture 'no.jpg'",
     ]  # fmt: skip
     assert [row["file"] for row in rows(out)] == [name for name in files(here) if name.startswith("out/")]
     with np.load("x.npz") as found:

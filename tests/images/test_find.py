@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, features
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.images import find as folders, reader as images
+from hookscope.images import file_types
 from hookscope.images.find import find_pictures, read_names
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -61,14 +61,16 @@ def test_endings_and_first_bytes_are_both_believed(tmp_path: Path) -> None:
     (tmp_path / "empty.png").touch()
     for name in ("README.txt", "table.csv", "Thumbs.db", "BMW", "P1 is bold"):
         (tmp_path / name).write_text(name)
+    (tmp_path / "heic").write_bytes(b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(40))  # a brand that AVIF shares
+    (tmp_path / "ascii").write_text("P1\n2 1\n0 1\n")
     (tmp_path / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
     picture(tmp_path / ".hidden.png")
     picture(tmp_path / ".cache" / "a.png")
     (tmp_path / "zero").touch()
-    assert within(tmp_path) == ["empty.png", "garbage.JPG", "jpeg.txt", "without_suffix"]
+    assert within(tmp_path) == ["ascii", "empty.png", "garbage.JPG", "jpeg.txt", "without_suffix"]
 
 
-@pytest.mark.parametrize("form", [form for form in images._FORMATS if form != "AVIF" or features.check("avif")])
+@pytest.mark.parametrize("form", [form for form in file_types.FORMATS if form != "AVIF" or features.check("avif")])
 def test_the_first_bytes_of_every_format_that_is_read_are_known(form: str, tmp_path: Path) -> None:
     if form == "QOI":  # this Pillow may not write it
         (tmp_path / "a").write_bytes(b"qoif" + bytes(60))
@@ -79,9 +81,9 @@ def test_the_first_bytes_of_every_format_that_is_read_are_known(form: str, tmp_p
 
 def test_endings_are_those_of_the_formats_that_are_read() -> None:
     Image.init()
-    read = {*images._FORMATS, "MPO"}
+    read = {*file_types.FORMATS, "MPO"}
     for suffix, form in Image.EXTENSION.items():
-        assert bool(folders._SUFFIX.fullmatch(suffix)) == (form in read), suffix
+        assert bool(file_types.is_picture_suffix(suffix)) == (form in read), suffix
 
 
 def test_awkward_names(tmp_path: Path) -> None:
