@@ -1,6 +1,5 @@
 from .log.file import Run as Run, RunLog as RunLog, read_runs as read_runs
 from .log.findings import findings_over_time as findings_over_time
-from .log.summary import summary as summary
-from .log.timed import TimedFinding as TimedFinding, duration_words as duration_words
+from .log.summary import TimedFinding as TimedFinding, duration_words as duration_words, summary as summary
 from .monitor import Monitor as Monitor
 from .plot.page import run_figure as run_figure

@@ -467,7 +467,7 @@ def test_a_run_that_goes_on(tmp_path: Path, shown: Any) -> None:
         stream.write('{"row": "layer", "st')
     os.utime(log, (time.time() - 90, time.time() - 90))
     text = shown(str(log), "--format", "table")
-    assert re.search(r"it goes on still, or was killed; last written to 1 min 3\d s ago\n", text)
+    assert re.search(r"it still runs, or was killed; last written to 1 min 3\d s ago\n", text)
 
 
 def test_the_last_run_is_shown(tmp_path: Path, shown: Any) -> None:

@@ -11,7 +11,7 @@ from hookscope.findings import CATALOGUE, GRAVITY, FindingKind, add_kind, thresh
 from hookscope.gradients import GradientThresholds
 from hookscope.parameters import ParameterThresholds
 from hookscope.statistics import StatisticsThresholds
-from hookscope.training.log.thresholds import TrainingThresholds
+from hookscope.training.log.rules import TrainingThresholds
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

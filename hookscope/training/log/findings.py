@@ -1,4 +1,4 @@
-"""Named findings on a training run, in order of time: what went wrong, in which layer, from which step on."""
+"""Findings on a training run, in order of time: what went wrong, in which layer, from which step on."""
 
 from __future__ import annotations
 
@@ -7,177 +7,218 @@ from typing import Any
 
 import numpy as np
 
-from hookscope.findings import CATALOGUE, counted
+from hookscope.findings import counted
 from hookscope.hooks import call_key
-from hookscope.training.log.consequences import consequences, consequences_words
-from hookscope.training.log.few_samples import few_samples
 from hookscope.training.log.file import Run
-from hookscope.training.log.intervals import FindingInterval, grouped, interval_of
+from hookscope.training.log.intervals import FindingInterval, Judgement, grouped, judge, spacing
 from hookscope.training.log.loss import loss_findings
 from hookscope.training.log.non_finite import nonfinite_findings
-from hookscope.training.log.rules import RULES, LayerContext, Rule
+from hookscope.training.log.rules import RULES, LayerContext, Rule, TrainingThresholds
 from hookscope.training.log.series import LayerSeries, RunSeries, series_of
-from hookscope.training.log.thresholds import TrainingThresholds
-from hookscope.training.log.timed import TimedFinding, when_words
+from hookscope.training.log.summary import TimedFinding, known, summary, timed_finding, when_words
+
+_ENOUGH = 20  # samples that show a trend
+# Findings that may follow from a dead layer before.
+_FOLLOW = ("dead-channels", "constant-output", "vanishing-activations", "saturated", "batchnorm-drift")
+_UNCHANGED = ("no-update", "no-gradient", "frozen")  # each says why a weight does not change
+
+_Intervals = Mapping[str, Sequence[FindingInterval]]
 
 
 def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -> list[TimedFinding]:
-    """What went wrong in a run, in order of the step at which it began; one finding for layers that began together.
+    """Findings on a run, in order of the step at which each began; one for all layers that began together.
 
-    A finding must show in `TrainingThresholds.patience` sampled steps in a row, unless values are not finite. While a
-    model computes NaN or Inf, what begins in it is a consequence and is not told. Where fewer steps were sampled than
-    that, a last finding says so: then no others prove little.
+    A finding must show in `TrainingThresholds.patience` sampled steps in a row, unless values are not finite. Findings
+    that begin in a model while it computes NaN or Inf are consequences, and left out. If fewer steps were sampled, the
+    last finding says so.
 
     Args:
-        run: As `read_runs` reads it; one that goes on still is told as far as it is.
-        thresholds: From where on something is a finding.
+        run: A run of `read_runs`, which may still go on.
+        thresholds: Where findings begin.
 
     Example:
         >>> from types import SimpleNamespace
         >>> row = {"layer": "relu", "type": "ReLU", "zero_share": 1.0, "channels": 8, "dead_channels": 8}
         >>> rows = [{"step": step, "time": step / 10, "non_finite": 0, **row} for step in (0, 50, 100)]
-        >>> [found] = findings_over_time(SimpleNamespace(rows=rows, notes=[]))
-        >>> found.finding, found.layer, found.evidence
+        >>> [finding] = findings_over_time(SimpleNamespace(rows=rows, notes=[]))
+        >>> finding.finding, finding.layer, finding.evidence
         ('dead-layer', 'relu', 'from step 0 (0 s) to the end: all 8 channels are 0 for the whole batch')
     """
     thresholds = thresholds or TrainingThresholds()
     series = series_of(run)
-    spoiled = nonfinite_findings(series, run.notes)
-    with np.errstate(over="ignore"):  # what explodes may be beyond what numbers can hold
-        found = [one for model in _models(series) for one in _of_model(model, series, thresholds)]
-    found = [one for one in found if not any(_within(one, bad) for bad in spoiled)]
-    losses = [one for one in loss_findings(series, thresholds) if not any(_within(one, bad) for bad in spoiled)]
-    everything = [*spoiled, *losses, *found, *_noted(run.notes)]
-    in_order = sorted(everything, key=lambda one: (one.step if one.time is None else one.time, one.step))
-    return [*in_order, *few_samples(run, series, thresholds)]
+    causes = nonfinite_findings(series, run.notes)
+    with np.errstate(over="ignore"):  # exploding values may overflow
+        models = sorted({layer.model for layer in series.layers})
+        findings = [finding for model in models for finding in _of_model(model, series, thresholds)]
+    findings = [*loss_findings(series, thresholds), *findings]
+    findings = [finding for finding in findings if not any(_begins_within(finding, cause) for cause in causes)]
+    findings = [*causes, *findings, *_noted(run.notes)]
+    findings.sort(key=lambda finding: (finding.step if finding.time is None else finding.time, finding.step))
+    return [*findings, *_few_samples(run, series, thresholds)]
 
 
-def _within(one: TimedFinding, spoiled: TimedFinding) -> bool:
+def _begins_within(finding: TimedFinding, cause: TimedFinding) -> bool:
     """Whether it begins while its model computes NaN or Inf."""
-    if None not in (one.model, spoiled.model) and one.model != spoiled.model:
+    if None not in (finding.model, cause.model) and finding.model != cause.model:
         return False
-    if one.optimizer != spoiled.optimizer and None not in (one.time, spoiled.time):
-        return spoiled.lasts and (one.time or 0) >= (spoiled.time or 0)
-    return one.step >= spoiled.step and (spoiled.lasts or one.step <= spoiled.last_step)
-
-
-def _models(run: RunSeries) -> list[int]:
-    return sorted({layer.model for layer in run.layers})
+    if finding.optimizer != cause.optimizer and finding.time is not None and cause.time is not None:
+        return cause.lasts and finding.time >= cause.time
+    return finding.step >= cause.step and (cause.lasts or finding.step <= cause.last_step)
 
 
 def _of_model(model: int, run: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     layers = [layer for layer in run.layers if layer.model == model]
-    judged = {judge.finding: _judged(judge, layers, run, thresholds) for judge in RULES}
-    spells = {name: [one for one in found if isinstance(one, FindingInterval)] for name, found in judged.items()}
-    hidden = consequences(spells, _first_calls(layers), run, thresholds)
-    for judge in RULES:
-        told = [one for one in spells[judge.finding] if one not in hidden.get(judge.finding, ())]
-        could = sum(one is not None for one in judged[judge.finding])
-        for group in grouped(told, thresholds.patience):
-            after = consequences_words(group, hidden, thresholds) if judge.finding == "dead-layer" else ""
-            yield _told(judge, group, could, after)
-
-
-def _judged(
-    judge: Rule, layers: Sequence[LayerSeries], run: RunSeries, thresholds: TrainingThresholds
-) -> list[FindingInterval | bool | None]:
-    judged = _first_calls(layers) if judge.of_parameters else layers
-    return [interval_of(judge, LayerContext(layer, run, thresholds)) for layer in judged]
+    first_calls = _first_calls(layers)
+    judgements: dict[str, list[Judgement]] = {
+        rule.finding: [
+            judge(rule, LayerContext(layer, run, thresholds))
+            for layer in (first_calls if rule.of_parameters else layers)
+        ]
+        for rule in RULES
+    }
+    intervals = {name: [one.interval for one in judged if one.interval] for name, judged in judgements.items()}
+    follow = _consequences(intervals, first_calls, run, thresholds)
+    for rule in RULES:
+        own = [interval for interval in intervals[rule.finding] if interval not in follow.get(rule.finding, ())]
+        judged = sum(judgement.applies for judgement in judgements[rule.finding])
+        for group in grouped(own, thresholds.patience):
+            after = _consequence_words(group, follow, thresholds) if rule.finding == "dead-layer" else ""
+            yield _finding(rule, group, judged, after)
 
 
 def _first_calls(layers: Sequence[LayerSeries]) -> list[LayerSeries]:
-    found: dict[str, LayerSeries] = {}
-    for layer in sorted(layers, key=lambda one: one.call):
-        found.setdefault(layer.name, layer)
-    return sorted(found.values(), key=lambda one: one.index)
+    by_name: dict[str, LayerSeries] = {}
+    for layer in sorted(layers, key=lambda layer: layer.call):
+        by_name.setdefault(layer.name, layer)
+    return sorted(by_name.values(), key=lambda layer: layer.index)
 
 
-def _told(judge: Rule, group: Sequence[FindingInterval], could: int, after: str) -> TimedFinding:
-    worst = (min if judge.lowest else max)(group, key=lambda one: one.figure)
-    one = {"first": group[0], "last": group[-1], "worst": worst}[judge.telling]
-    layer, lasts = one.layer, any(spell.lasts for spell in group)
-    begin, last_step = min(group, key=lambda spell: spell.step), max(spell.last_step for spell in group)
-    time = float(begin.layer.times[begin.first])
-    when = when_words(begin.step, last_step, time, lasts, len(layer.steps))
-    text = f"{when}{_on_and_off(group)}: {_figures(judge, one, begin.step)}"
-    text += f"{_others(judge, group, one, worst, could)}{after}"
-    return TimedFinding(
-        judge.finding,
-        layer.label,
+def _consequences(
+    intervals: _Intervals, layers: Sequence[LayerSeries], run: RunSeries, thresholds: TrainingThresholds
+) -> dict[str, list[FindingInterval]]:
+    """What layers have because a layer before them is dead, by name of the finding; ``layers`` have parameters."""
+    dead = intervals["dead-layer"]
+    follow = {name: [each for each in intervals[name] if _follows(each, dead, thresholds)] for name in _FOLLOW}
+    explained = {each.layer.label for name in _UNCHANGED for each in intervals[name]}
+    follow["no-update"] = [
+        interval
+        for layer in layers
+        if layer.label not in explained and (interval := _unchanged(layer, dead, run)) is not None
+    ]
+    return {name: parts for name, parts in follow.items() if parts}
+
+
+def _follows(interval: FindingInterval, dead: Sequence[FindingInterval], thresholds: TrainingThresholds) -> bool:
+    """Whether the layer is dead itself or comes after a dead one, and its finding begins about when that died."""
+    near = max(thresholds.patience * spacing(interval.layer), thresholds.warm_up)
+    return any(each.layer.index <= interval.layer.index and abs(each.step - interval.step) <= near for each in dead)
+
+
+def _unchanged(layer: LayerSeries, dead: Sequence[FindingInterval], run: RunSeries) -> FindingInterval | None:
+    """When a weight after a dead layer does not change while others do, from when that layer died."""
+    for cause in (each for each in dead if each.layer.index < layer.index):
+        during = (layer.steps >= cause.step) & (layer.steps <= cause.last_step) & (layer.values["frozen"] != 1)
+        if not during.any() or not run.changing(layer, 0.0)[during].any():
+            continue
+        if (layer.values["update_to_weight"][during] == 0).all():
+            at = np.flatnonzero(during).tolist()
+            return FindingInterval(layer, at[0], at[-1], at[0], 0.0, len(at), cause.lasts)
+    return None
+
+
+def _consequence_words(group: Sequence[FindingInterval], follow: _Intervals, thresholds: TrainingThresholds) -> str:
+    """The findings that follow from the dead layers in ``group``, in words."""
+    own = {interval.layer.label for interval in group}
+    parts = []
+    for name, intervals in follow.items():
+        layers = [each.layer for each in intervals if each.layer.label not in own and _follows(each, group, thresholds)]
+        labels = [layer.label for layer in sorted(layers, key=lambda layer: layer.index)]
+        if len(labels) > 2:
+            parts.append(f"{name} in {len(labels)} layers from '{labels[0]}' to '{labels[-1]}'")
+        elif labels:
+            parts.append(f"{name} in " + " and ".join(f"'{label}'" for label in labels))
+    return f"; this explains {', '.join(parts)}" if parts else ""
+
+
+def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: str) -> TimedFinding:
+    """One finding for layers that began together; ``judged`` layers could have had it."""
+    worst = (min if rule.lowest else max)(group, key=lambda interval: interval.value)
+    named = {"first": group[0], "last": group[-1], "worst": worst}[rule.named]
+    first = min(group, key=lambda interval: interval.step)
+    time, lasts = float(first.layer.times[first.first]), any(interval.lasts for interval in group)
+    when = first.step, max(interval.last_step for interval in group), time, lasts
+    text = when_words(*when, len(named.layer.steps))
+    span = named.last - named.first + 1
+    if len(group) == 1 and named.times < span:
+        text += f", in {named.times} of {span} sampled steps"
+    text += f": {_values(rule, named, first.step)}{_other_layers(rule, group, named, worst, judged)}{after}"
+    value = worst.value if abs(worst.value) < float("inf") else None
+    return timed_finding(
+        rule.finding,
         text,
-        CATALOGUE[judge.finding].text(),
-        numbers={
-            "worst": _plain(worst.figure),
-            "worst_step": int(worst.layer.steps[worst.worst]),
-            "layers": len(group),
-        },
-        step=begin.step,
-        last_step=last_step,
-        time=None if time != time else time,
-        lasts=lasts,
-        layers=tuple(spell.layer.label for spell in group),
-        model=layer.model,
-        optimizer=layer.optimizer,
+        *when,
+        layer=named.layer.label,
+        numbers={"worst": value, "worst_step": worst.worst_step, "layers": len(group)},
+        layers=tuple(interval.layer.label for interval in group),
+        model=named.layer.model,
+        optimizer=named.layer.optimizer,
     )
 
 
-def _plain(figure: float) -> float | None:
-    return figure if abs(figure) < float("inf") else None
+def _values(rule: Rule, named: FindingInterval, begin: int) -> str:
+    """The evidence of the layer's first step, and of the worst where that says more."""
+    text, worst = rule.words(named.layer, named.first), rule.words(named.layer, named.worst)
+    text = text if named.step == begin else f"at step {named.step:,} {text}"
+    if named.worst == named.first or text.endswith(worst):
+        return text
+    return f"{text}; at its worst, step {named.worst_step:,}, {worst}"
 
 
-def _on_and_off(group: Sequence[FindingInterval]) -> str:
-    if len(group) > 1:
-        return ""
-    between = group[0].last - group[0].first + 1
-    return f", in {group[0].times} of {between} sampled steps" if group[0].times < between else ""
-
-
-def _figures(judge: Rule, one: FindingInterval, begin: int) -> str:
-    """The figures of the layer's first step, and of the worst where that tells more."""
-    text, worst = judge.words(one.layer, one.first), judge.words(one.layer, one.worst)
-    text = text if one.step == begin else f"at step {one.step:,} {text}"
-    return (
-        text
-        if one.worst == one.first or text.endswith(worst)
-        else f"{text}; at its worst, step {int(one.layer.steps[one.worst]):,}, {worst}"
-    )
-
-
-def _others(
-    judge: Rule, group: Sequence[FindingInterval], one: FindingInterval, worst: FindingInterval, could: int
+def _other_layers(
+    rule: Rule, group: Sequence[FindingInterval], named: FindingInterval, worst: FindingInterval, judged: int
 ) -> str:
     """How many more layers have it, between which, and which is worst."""
     more = len(group) - 1
     if not more:
         return ""
-    if len(group) == could:
+    if len(group) == judged:
         text = f"; all {more} other layers too" if more > 1 else "; the other layer too"
     elif more == 1:
-        other = group[0] if group[1] is one else group[1]
+        other = group[0] if group[1] is named else group[1]
         text = f"; '{other.layer.label}' too"
     else:
         text = f"; {counted(more, 'more layer')} too, from '{group[0].layer.label}' to '{group[-1].layer.label}'"
-    if worst is one or judge.words(worst.layer, worst.worst) == judge.words(one.layer, one.worst):
+    words = rule.words(worst.layer, worst.worst)
+    if worst is named or words == rule.words(named.layer, named.worst):
         return text
-    return f"{text}, worst in '{worst.layer.label}' at step {int(worst.layer.steps[worst.worst]):,}: " + judge.words(
-        worst.layer, worst.worst
-    )
+    return f"{text}, worst in '{worst.layer.label}' at step {worst.worst_step:,}: {words}"
 
 
 def _noted(notes: Sequence[Mapping[str, Any]]) -> Iterator[TimedFinding]:
-    """What the log notes, but for values that are not finite."""
+    """The notes of the log, except those on values that are not finite."""
     for note in notes:
         name = str(note.get("note") or "note")
-        if name == "non-finite":
-            continue
-        step, time = note.get("step"), note.get("time")
-        yield TimedFinding(
-            name,
-            call_key(str(note.get("layer") or ""), note.get("call") or 0),
-            str(note.get("text") or ""),
-            CATALOGUE[name].text() if name in CATALOGUE else "",
-            step=step if isinstance(step, int) else 0,
-            last_step=step if isinstance(step, int) else 0,
-            time=float(time) if isinstance(time, (int, float)) else None,
-            lasts=False,
-        )
+        if name != "non-finite":
+            step = note["step"] if isinstance(note.get("step"), int) else 0
+            layer = call_key(str(note.get("layer") or ""), note.get("call") or 0)
+            text = str(note.get("text") or "")
+            yield timed_finding(name, text, step, step, known(note.get("time")), False, layer=layer)
+
+
+def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
+    """A finding where fewer steps were sampled than a finding needs; none where NaN or Inf stopped the run."""
+    most = max(series.losses, key=lambda loss: len(loss.steps), default=None)
+    if most is None or len(most.steps) >= thresholds.patience or (run.end or {}).get("reason") == "stopped":
+        return
+    sampled, steps, last = len(most.steps), summary(run).steps, int(most.steps[-1])
+    every = max(1, steps // _ENOUGH)
+    text = (
+        f"{counted(sampled, 'sampled step')}{' so far' if run.end is None else f' of {steps:,}'}: too few for a trend"
+    )
+    if run.end is not None and sampled >= steps:
+        text += "; there were no more"
+    elif run.end is not None:
+        text += f"; sample more often, {f'--every {every}' if run.header.get('command') else f'every={every}'}"
+    numbers = {"sampled": sampled, "steps": steps, "every": every}
+    time = float(most.times[-1])
+    yield timed_finding("few-samples", text, last, last, time, True, numbers=numbers, optimizer=most.optimizer)

@@ -1,88 +1,91 @@
-"""From when to when a layer has a finding, and which layers began to have it together."""
+"""From which to which sampled step a layer has a finding, and which layers began to have it together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hookscope.findings import chains
 from hookscope.training.log.rules import LayerContext, Rule
-from hookscope.training.log.series import LayerSeries
+from hookscope.training.log.series import LayerSeries, runs_of_true
 
-_MOST_GROUPS = 3  # of one kind of finding; more of them are one thing to know, not thirty
+_MOST_GROUPS = 3  # of one kind of finding
 
 
 @dataclass(frozen=True, eq=False)
 class FindingInterval:
-    """From when to when a layer has a finding: positions among its sampled steps."""
+    """From when to when a layer has a finding.
+
+    Attributes:
+        layer: The layer.
+        first: Position of the first step that shows it, among the sampled steps of the layer.
+        last: Position of the last.
+        worst: Position of the worst.
+        value: The measured value at the worst.
+        times: How many sampled steps from the first to the last show it.
+        lasts: Whether the last sampled step of the layer shows it.
+    """
 
     layer: LayerSeries
     first: int
     last: int
     worst: int
-    figure: float
+    value: float
     times: int
     lasts: bool
 
     @property
     def step(self) -> int:
-        """The first sampled step that shows it."""
+        """The first step that shows it."""
         return int(self.layer.steps[self.first])
 
     @property
     def last_step(self) -> int:
-        """The last."""
         return int(self.layer.steps[self.last])
 
+    @property
+    def worst_step(self) -> int:
+        return int(self.layer.steps[self.worst])
 
-def interval_of(judge: Rule, case: LayerContext) -> FindingInterval | bool | None:
-    """When a layer has it: from the first sampled step of a row of them that is long enough to the last of such.
 
-    Returns:
-        False if it does not have it, None if it could not: there is nothing to judge.
-    """
-    figures, limit = judge.measure(case), judge.limit(case.thresholds)
-    judged = np.flatnonzero(~np.isnan(figures))
-    bad = figures[judged] < limit if judge.lowest else figures[judged] > limit
-    patience = case.thresholds.patience if judge.patience is None else judge.patience
-    at = judged[_in_a_row(bad, min(patience, case.run.samples(case.layer.optimizer)))]
+class Judgement(NamedTuple):
+    """Whether a rule could be applied to a layer, and when the layer has the finding; None for never."""
+
+    applies: bool
+    interval: FindingInterval | None = None
+
+
+def judge(rule: Rule, context: LayerContext) -> Judgement:
+    """Apply a rule: the finding lasts from the first to the last long enough series of bad sampled steps."""
+    values, limit = rule.measure(context), rule.limit(context.thresholds)
+    known = np.flatnonzero(~np.isnan(values))
+    bad = values[known] < limit if rule.lowest else values[known] > limit
+    patience = context.thresholds.patience if rule.patience is None else rule.patience
+    needed = min(patience, context.run.samples(context.layer.optimizer))
+    at = known[[n for begin, end in runs_of_true(bad) if end - begin >= needed for n in range(begin, end)]]
     if not len(at):
-        return False if len(judged) else None
-    worst = at[np.argmin(figures[at]) if judge.lowest else np.argmax(figures[at])]
+        return Judgement(bool(len(known)))
+    worst = at[np.argmin(values[at]) if rule.lowest else np.argmax(values[at])]
     first, last = int(at[0]), int(at[-1])
-    lasts = last == judged[-1] == len(figures) - 1
-    return FindingInterval(case.layer, first, last, int(worst), float(figures[worst]), len(at), lasts)
+    lasts = last == known[-1] == len(values) - 1
+    interval = FindingInterval(context.layer, first, last, int(worst), float(values[worst]), len(at), lasts)
+    return Judgement(True, interval)
 
 
-def _in_a_row(bad: NDArray[np.bool_], patience: int) -> NDArray[np.bool_]:
-    """``(S,)`` those that are bad together with their neighbours, so many in a row at least.
-
-    Example:
-        >>> import numpy as np
-        >>> _in_a_row(np.array([1, 0, 1, 1, 1, 0], bool), 3).astype(int).tolist()
-        [0, 0, 1, 1, 1, 0]
-    """
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], bad.astype(int), [0]])))
-    found = np.zeros(len(bad), bool)
-    for begin, end in zip(edges[::2], edges[1::2], strict=True):
-        found[begin:end] = end - begin >= patience
-    return found
-
-
-def grouped(spells: Sequence[FindingInterval], patience: int) -> list[list[FindingInterval]]:
-    """Layers that began together, give or take a few sampled steps; the latest groups are one where there are many."""
+def grouped(intervals: Sequence[FindingInterval], patience: int) -> list[list[FindingInterval]]:
+    """Layers that began together, give or take ``patience`` sampled steps; late groups are merged into the third."""
     groups = chains(
-        sorted(spells, key=lambda one: one.step),
-        lambda group, spell: spell.step - group[0].step <= patience * spacing(spell.layer),
+        sorted(intervals, key=lambda interval: interval.step),
+        lambda group, interval: interval.step - group[0].step <= patience * spacing(interval.layer),
     )
     if len(groups) > _MOST_GROUPS:
-        groups[_MOST_GROUPS - 1 :] = [[spell for group in groups[_MOST_GROUPS - 1 :] for spell in group]]
-    return [sorted(group, key=lambda one: one.layer.index) for group in groups]
+        groups[_MOST_GROUPS - 1 :] = [[interval for group in groups[_MOST_GROUPS - 1 :] for interval in group]]
+    return [sorted(group, key=lambda interval: interval.layer.index) for group in groups]
 
 
 def spacing(layer: LayerSeries) -> float:
-    """Steps from one sampled step to the next."""
+    """Mean number of steps between two sampled steps."""
     return (int(layer.steps[-1]) - int(layer.steps[0])) / max(len(layer.steps) - 1, 1)

@@ -1,4 +1,4 @@
-"""What can go wrong with a layer in training: for each finding what is measured, from where on it counts, and words."""
+"""The rules for findings on a layer in training: what is measured, its limit, and the words of the evidence."""
 
 from __future__ import annotations
 
@@ -11,40 +11,83 @@ from numpy.typing import NDArray
 
 from hookscope.findings import default, percent
 from hookscope.training.log.series import LayerSeries, RunSeries
-from hookscope.training.log.thresholds import TrainingThresholds
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+_USUAL_GRADIENT = 1e-4  # of the weight's norm; random weights have 7e-4 or more, see GradientThresholds
 
 
-_USUAL_GRADIENT = 1e-4  # of the weight's norm; that of random weights is 7e-4 and more, see GradientThresholds
+@dataclass(frozen=True, slots=True)
+class TrainingThresholds:
+    """Limits for findings on a training run; the catalogue of findings says where each default comes from.
+
+    Attributes:
+        patience: Sampled steps in a row that must show a finding; in shorter runs, all. NaN, Inf and exploding
+            gradients are reported at once, updates that are too large after two samples.
+        dead: Share of a layer's channels that are 0 for the whole batch, 0 to 1.
+        few_values: Values of a channel in the batch (images times positions) below which `dead_of_few` applies.
+        dead_of_few: Share in place of ``dead`` for channels with few values.
+        vanishing: Gradient norm over weight norm, below which a gradient vanishes.
+        exploding: The same ratio, above which it explodes.
+        too_large: Update norm over weight norm, above which an update is too large.
+        too_small: The same ratio, below which an update is too small.
+        flat: Standard deviation of an activation over its root mean square, below which it is constant.
+        smallest: Root mean square below which an activation vanishes.
+        largest: Root mean square above which it explodes.
+        slope: Mean slope of a sigmoid or tanh over its steepest, below which it is saturated.
+        shift: Distance of the batch mean from the running mean, in running standard deviations.
+        ratio: Factor between the batch variance and the running variance, either way round.
+        warm_up: Steps before running statistics are judged.
+        rising: Rise of the loss over its lowest value, as a share of that and beyond its noise.
+        spike: Loss over the loss of the steps before it.
+    """
+
+    patience: int = int(default("few-samples", "patience"))
+    dead: float = default("dead-channels", "dead_in_batch")
+    few_values: int = int(default("dead-channels", "few_values"))
+    dead_of_few: float = default("dead-channels", "dead_of_few")
+    vanishing: float = default("vanishing-gradient", "vanishing")
+    exploding: float = default("exploding-gradient", "exploding")
+    too_large: float = default("update-too-large", "too_large")
+    too_small: float = default("update-too-small", "too_small")
+    flat: float = default("constant-output", "flat")
+    smallest: float = default("vanishing-activations", "smallest")
+    largest: float = default("exploding-activations", "largest")
+    slope: float = default("saturated", "slope")
+    shift: float = default("batchnorm-drift", "shift")
+    ratio: float = default("batchnorm-drift", "ratio")
+    warm_up: int = int(default("batchnorm-drift", "warm_up"))
+    rising: float = default("loss-rises", "rising")
+    spike: float = default("loss-spike", "spike")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
-    """One layer, and what it is judged by."""
+    """A layer with its run and the thresholds."""
 
     layer: LayerSeries
     run: RunSeries
     thresholds: TrainingThresholds
 
-    def __getitem__(self, figure: str) -> Array:
-        return self.layer.values[figure]
+    def __getitem__(self, metric: str) -> Array:
+        return self.layer.values[metric]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one kind of finding is told.
+    """The rule for one kind of finding.
 
     Attributes:
         finding: Its name.
-        measure: ``(S,)`` the figure at each sampled step, NaN where there is nothing to judge.
-        limit: What the figure must be beyond.
-        words: The figures of one sampled step.
-        lowest: Whether low figures are the bad ones.
-        telling: Which of several layers that begin together is told of: the ``first`` or ``last`` in order of
-            execution, or the one with the ``worst`` figure.
-        of_parameters: Whether it is about the layer's parameters, which are the same in every call.
-        patience: Sampled steps in a row; None for that of the thresholds.
+        measure: ``(S,)`` a value for each sampled step, NaN where it cannot be judged.
+        limit: The value beyond which it is a finding.
+        words: The evidence of one sampled step.
+        lowest: Whether low values are the bad ones.
+        named: Which layer is named of several that begin together: the ``first`` or ``last`` in order of execution,
+            or the one with the ``worst`` value.
+        of_parameters: Whether it concerns the layer's parameters, which all its calls share.
+        patience: Sampled steps in a row, where not that of the thresholds.
     """
 
     finding: str
@@ -52,41 +95,41 @@ class Rule:
     limit: Callable[[TrainingThresholds], float]
     words: Callable[[LayerSeries, int], str]
     lowest: bool = False
-    telling: str = "first"
+    named: str = "first"
     of_parameters: bool = False
     patience: int | None = None
 
 
-def _divided(over: Array, under: Array) -> Array:
-    """NaN where there is nothing to divide by."""
-    divided: Array = np.divide(over, under, out=np.full(len(under), np.nan), where=under > 0)
-    return divided
+def _ratio(over: Array, under: Array) -> Array:
+    """NaN unless the denominator is positive."""
+    ratio: Array = np.divide(over, under, out=np.full(len(under), np.nan), where=under > 0)
+    return ratio
 
 
-def _where(condition: NDArray[np.bool_], figures: Array | float) -> Array:
-    return np.where(condition, figures, np.nan)
+def _where(condition: Mask, values: Array | float) -> Array:
+    return np.where(condition, values, np.nan)
 
 
 def gradient_to_weight(layer: LayerSeries) -> Array:
-    """Norm of the gradient over norm of the weight, ``(S,)``; NaN without a weight, and while it is 0."""
-    return _divided(layer.values["gradient_norm"], layer.values["weight_norm"])
+    """Gradient norm over weight norm, ``(S,)``; NaN where there is no weight or it is 0."""
+    return _ratio(layer.values["gradient_norm"], layer.values["weight_norm"])
 
 
-def _sound(layer: LayerSeries) -> NDArray[np.bool_]:
-    """``(S,)`` where neither activation nor gradient holds NaN or Inf: those are told of as such."""
+def _finite(layer: LayerSeries) -> Mask:
+    """``(S,)`` where neither activation nor gradient has NaN or Inf; these have a finding of their own."""
     return ~((layer.values["non_finite"] > 0) | (layer.values["gradient_non_finite"] > 0))
 
 
 def dead_share(layer: LayerSeries) -> Array:
     """Share of the channels that are 0 for the whole batch, ``(S,)``, 0 to 1; 1 where every value is 0."""
-    counted = _divided(layer.values["dead_channels"], layer.values["channels"])
-    return _where(_sound(layer), np.where(layer.values["zero_share"] == 1, 1.0, counted))
+    share = _ratio(layer.values["dead_channels"], layer.values["channels"])
+    return _where(_finite(layer), np.where(layer.values["zero_share"] == 1, 1.0, share))
 
 
-def _some_dead(case: LayerContext) -> Array:
-    """Nothing of a layer that begins dead as a whole, which has a name of its own; less of what rests on few values."""
-    share, limits = dead_share(case.layer), case.thresholds
-    few = (case["channel_values"] < limits.few_values) & (share <= limits.dead_of_few)
+def _dead_channels(context: LayerContext) -> Array:
+    """Without layers that begin dead, which have a finding of their own, and with `few_values` taken into account."""
+    share, limits = dead_share(context.layer), context.thresholds
+    few = (context["channel_values"] < limits.few_values) & (share <= limits.dead_of_few)
     return _where(~few & ((share < 1) | (share[:1] < 1)), share)
 
 
@@ -94,22 +137,17 @@ def _dead_words(layer: LayerSeries, at: int) -> str:
     dead, channels = layer.values["dead_channels"][at], layer.values["channels"][at]
     if math.isnan(dead) or math.isnan(channels):
         return "every value is 0"
-    some = "all" if dead == channels else f"{dead:.0f} of"
-    return f"{some} {channels:.0f} channels are 0 for the whole batch"
+    return f"{'all' if dead == channels else f'{dead:.0f} of'} {channels:.0f} channels are 0 for the whole batch"
 
 
 def _size(layer: LayerSeries) -> Array:
-    """Root mean square of the activation; where that is exactly 0 the layer is dead, and not judged by it."""
+    """Root mean square of the activation; NaN where it is exactly 0, which is a dead layer."""
     size = np.hypot(layer.values["activation_mean"], layer.values["activation_std"])
-    return _where(_sound(layer) & (size > 0), size)
+    return _where(_finite(layer) & (size > 0), size)
 
 
 def _size_words(layer: LayerSeries, at: int) -> str:
     return f"the root mean square of its activation is {_size(layer)[at]:.2g}"
-
-
-def _spread(case: LayerContext) -> Array:
-    return _divided(case["activation_std"], _size(case.layer))
 
 
 def _spread_words(layer: LayerSeries, at: int) -> str:
@@ -118,7 +156,7 @@ def _spread_words(layer: LayerSeries, at: int) -> str:
 
 
 def _slope(layer: LayerSeries) -> Array:
-    """Mean slope as a share of the steepest: of a sigmoid y it is y (1 - y), of a tanh 1 - y², so moments tell it."""
+    """Mean slope over the steepest slope, from the moments: y (1 - y) for a sigmoid, 1 - y² for a tanh."""
     mean, square = layer.values["activation_mean"], _size(layer) ** 2
     if layer.type in ("Sigmoid", "Hardsigmoid"):
         return 4 * (mean - square)
@@ -130,22 +168,16 @@ def _slope_words(layer: LayerSeries, at: int) -> str:
     return f"so near its bounds that its mean slope is {slope} of the steepest"
 
 
-def _gradient_ratio(case: LayerContext) -> Array:
-    """Of weights: the scale of a normalisation may well get next to no gradient."""
-    ratio = gradient_to_weight(case.layer)
-    return _where(_sound(case.layer) & (ratio > 0) & ("Norm" not in case.layer.type), ratio)
+def _gradient_ratio(context: LayerContext) -> Array:
+    """Without normalisations, whose scale may get almost no gradient."""
+    ratio = gradient_to_weight(context.layer)
+    return _where(_finite(context.layer) & (ratio > 0) & ("Norm" not in context.layer.type), ratio)
 
 
-def _small_gradient_ratio(case: LayerContext) -> Array:
-    """As above, while there is something to learn."""
-    return _where(~case.run.learned(case.layer), _gradient_ratio(case))
-
-
-def _large_gradient_ratio(case: LayerContext) -> Array:
-    """As above; beyond what single precision can hold it is Inf. A weight that grows from 0 is small at first."""
-    finite = case["gradient_non_finite"] == 0
-    overflown = np.isnan(case["gradient_norm"]) & finite & (case["weight_norm"] > 0)
-    return _where(case["weight_norm"][:1] != 0, np.where(overflown, np.inf, _gradient_ratio(case)))
+def _large_gradient_ratio(context: LayerContext) -> Array:
+    """Inf where the norm overflows single precision. NaN for a weight that starts at 0: it is small at first."""
+    overflow = np.isnan(context["gradient_norm"]) & (context["gradient_non_finite"] == 0) & (context["weight_norm"] > 0)
+    return _where(context["weight_norm"][:1] != 0, np.where(overflow, np.inf, _gradient_ratio(context)))
 
 
 def _gradient_words(layer: LayerSeries, at: int) -> str:
@@ -155,63 +187,51 @@ def _gradient_words(layer: LayerSeries, at: int) -> str:
     return f"its gradient has norm {norm:.2g}, {ratio:.2g} of the weight's norm"
 
 
-def _no_gradient(case: LayerContext) -> Array:
+def _no_gradient(context: LayerContext) -> Array:
     """1 where a layer that is not frozen has no gradient, or 0, while others of its model have one."""
-    none = np.isnan(case["gradient_norm"]) & np.isnan(case["gradient_non_finite"])
-    lost = (none | (case["gradient_norm"] == 0)) & ~(case["gradient_non_finite"] > 0)
-    others = np.isin(case.layer.steps, case.run.learning_steps.get((case.layer.model, case.layer.optimizer), ()))
-    return _where((case["frozen"] == 0) & others, lost.astype(float))
+    missing = np.isnan(context["gradient_norm"]) & np.isnan(context["gradient_non_finite"])
+    lost = (missing | (context["gradient_norm"] == 0)) & ~(context["gradient_non_finite"] > 0)
+    key = (context.layer.model, context.layer.optimizer)
+    others_learn = np.isin(context.layer.steps, context.run.learning_steps.get(key, ()))
+    return _where((context["frozen"] == 0) & others_learn, lost.astype(float))
 
 
 def _no_gradient_words(layer: LayerSeries, at: int) -> str:
-    none = math.isnan(layer.values["gradient_norm"][at])
-    return "no gradient arrives" if none else "its gradient is 0 everywhere"
+    return "no gradient arrives" if math.isnan(layer.values["gradient_norm"][at]) else "its gradient is 0 everywhere"
 
 
-def _frozen(case: LayerContext) -> Array:
-    return case["frozen"]
+def _learns(context: LayerContext) -> Mask:
+    """``(S,)`` where the learning rate is at least a hundredth of the highest: warm-up from 0 and decay to 0 are usual.
 
-
-def _frozen_words(layer: LayerSeries, at: int) -> str:
-    return "requires_grad is False"
-
-
-def _taught(case: LayerContext) -> NDArray[np.bool_]:
-    """``(S,)`` where the rate is a hundredth of the run's highest or more: a warm-up from 0 and a fall to 0 are usual.
-
-    Where the rate is not known, it is taken to be usual. A weight that begins at 0 grows by more than its norm.
+    An unknown rate counts as usual. A weight that starts at 0 grows by more than its norm, and is left out.
     """
-    rates = case["learning_rate"]
-    highest = np.nanmax([0.0, *rates])
-    usual: NDArray[np.bool_] = np.isnan(rates) | ((rates > 0) & (rates >= highest / 100))
-    taught: NDArray[np.bool_] = usual & (case["frozen"] != 1) & (case["weight_norm"][:1] != 0) & _sound(case.layer)
-    return taught
+    rates = context["learning_rate"]
+    usual: Mask = np.isnan(rates) | ((rates > 0) & (rates >= np.nanmax([0.0, *rates]) / 100))
+    learns: Mask = usual & (context["frozen"] != 1) & (context["weight_norm"][:1] != 0) & _finite(context.layer)
+    return learns
 
 
-def _update(case: LayerContext) -> Array:
-    return _where(_taught(case), case["update_to_weight"])
+def _others_change(context: LayerContext) -> Mask:
+    """``(S,)`` where the optimizer changes some weight by more than is too small, so its rate is not the cause."""
+    return context.run.changing(context.layer, context.thresholds.too_small)
 
 
-def _changing(case: LayerContext) -> NDArray[np.bool_]:
-    """``(S,)`` where the optimizer changes some weight by more than is too small: the rate is not to blame."""
-    return case.run.changing(case.layer, case.thresholds.too_small)
+def _small_update(context: LayerContext) -> Array:
+    """NaN where the gradient is small or the loss has converged."""
+    update = context["update_to_weight"]
+    can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ~context.run.learned(context.layer)
+    return _where(_learns(context) & can_learn & ((update > 0) | ~_others_change(context)), update)
 
 
-def _small_update(case: LayerContext) -> Array:
-    """While there is something to learn: not of a small gradient, nor once the loss is next to nothing."""
-    update = case["update_to_weight"]
-    wanted = (gradient_to_weight(case.layer) > _USUAL_GRADIENT) & ~case.run.learned(case.layer)
-    return _where(_taught(case) & wanted & ((update > 0) | ~_changing(case)), update)
+def _no_update(context: LayerContext) -> Array:
+    """1 where a weight with a gradient does not change, while others of its optimizer do.
 
-
-def _no_update(case: LayerContext) -> Array:
-    """1 where a weight with a gradient stays as it is, while others of its optimizer change.
-
-    Not of normalisations, nor where the layer is given nothing but 0: a gradient of the bias alone is no wonder there.
+    Without normalisations, and without layers whose input is all 0, where only the bias has a gradient.
     """
-    still = np.nan_to_num(case["update_to_weight"]) == 0
-    wanted = (gradient_to_weight(case.layer) > _USUAL_GRADIENT) & ("Norm" not in case.layer.type)
-    return _where(_taught(case) & wanted & _changing(case) & ~case.run.starved(case.layer), still.astype(float))
+    unchanged = np.nan_to_num(context["update_to_weight"]) == 0
+    can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ("Norm" not in context.layer.type)
+    judged = _learns(context) & can_learn & _others_change(context) & ~context.run.starved(context.layer)
+    return _where(judged, unchanged.astype(float))
 
 
 def _no_update_words(layer: LayerSeries, at: int) -> str:
@@ -225,14 +245,15 @@ def _update_words(layer: LayerSeries, at: int) -> str:
 
 
 def batchnorm_distance(layer: LayerSeries, thresholds: TrainingThresholds) -> Array:
-    """How far a batch is from the running statistics, ``(S,)``; 1 where mean or variance are at their thresholds."""
+    """Distance of a batch from the running statistics, ``(S,)``; 1 where mean or variance is at its threshold."""
     shift, ratio = layer.values["running_mean_shift"], layer.values["running_var_ratio"]
     logarithm = np.abs(np.log(_where(ratio > 0, ratio))) / math.log(thresholds.ratio)
-    return _where(_sound(layer), np.fmax(shift / thresholds.shift, logarithm))
+    return _where(_finite(layer), np.fmax(shift / thresholds.shift, logarithm))
 
 
-def _drift(case: LayerContext) -> Array:
-    return _where(case.layer.steps >= case.thresholds.warm_up, batchnorm_distance(case.layer, case.thresholds))
+def _drift(context: LayerContext) -> Array:
+    warm = context.layer.steps >= context.thresholds.warm_up
+    return _where(warm, batchnorm_distance(context.layer, context.thresholds))
 
 
 def _drift_words(layer: LayerSeries, at: int) -> str:
@@ -242,46 +263,46 @@ def _drift_words(layer: LayerSeries, at: int) -> str:
 
 
 RULES = (
-    Rule("dead-layer", lambda case: dead_share(case.layer), lambda _: default("dead-layer", "dead_layer"), _dead_words),
-    Rule("dead-channels", _some_dead, lambda limits: limits.dead, _dead_words, telling="worst"),
-    Rule("constant-output", _spread, lambda limits: limits.flat, _spread_words, lowest=True),
-    Rule("exploding-activations", lambda case: _size(case.layer), lambda limits: limits.largest, _size_words),
+    Rule("dead-layer", lambda c: dead_share(c.layer), lambda _: default("dead-layer", "dead_layer"), _dead_words),
+    Rule("dead-channels", _dead_channels, lambda limits: limits.dead, _dead_words, named="worst"),
     Rule(
-        "vanishing-activations",
-        lambda case: _size(case.layer),
-        lambda limits: limits.smallest,
-        _size_words,
+        "constant-output",
+        lambda c: _ratio(c["activation_std"], _size(c.layer)),
+        lambda limits: limits.flat,
+        _spread_words,
         lowest=True,
     ),
-    Rule("saturated", lambda case: _slope(case.layer), lambda limits: limits.slope, _slope_words, lowest=True),
+    Rule("exploding-activations", lambda c: _size(c.layer), lambda limits: limits.largest, _size_words),
+    Rule("vanishing-activations", lambda c: _size(c.layer), lambda limits: limits.smallest, _size_words, lowest=True),
+    Rule("saturated", lambda c: _slope(c.layer), lambda limits: limits.slope, _slope_words, lowest=True),
     Rule(
         "exploding-gradient",
         _large_gradient_ratio,
         lambda limits: limits.exploding,
         _gradient_words,
-        telling="last",
+        named="last",
         of_parameters=True,
         patience=1,
     ),
     Rule(
         "vanishing-gradient",
-        _small_gradient_ratio,
+        lambda c: _where(~c.run.learned(c.layer), _gradient_ratio(c)),
         lambda limits: limits.vanishing,
         _gradient_words,
         lowest=True,
-        telling="last",
+        named="last",
         of_parameters=True,
     ),
-    Rule("no-gradient", _no_gradient, lambda _: 0.5, _no_gradient_words, telling="last", of_parameters=True),
+    Rule("no-gradient", _no_gradient, lambda _: 0.5, _no_gradient_words, named="last", of_parameters=True),
     Rule("no-update", _no_update, lambda _: 0.5, _no_update_words, of_parameters=True),
     Rule(
         "update-too-large",
-        _update,
+        lambda c: _where(_learns(c), c["update_to_weight"]),
         lambda limits: limits.too_large,
         _update_words,
-        telling="worst",
+        named="worst",
         of_parameters=True,
-        patience=2,  # where it kills what it changes, there are no more
+        patience=2,  # an update that kills the layer is followed by none
     ),
     Rule(
         "update-too-small",
@@ -289,10 +310,17 @@ RULES = (
         lambda limits: limits.too_small,
         _update_words,
         lowest=True,
-        telling="worst",
+        named="worst",
         of_parameters=True,
     ),
     Rule("batchnorm-drift", _drift, lambda _: 1.0, _drift_words),
-    Rule("frozen", _frozen, lambda _: 0.5, _frozen_words, telling="last", of_parameters=True),
+    Rule(
+        "frozen",
+        lambda c: c["frozen"],
+        lambda _: 0.5,
+        lambda layer, at: "requires_grad is False",
+        named="last",
+        of_parameters=True,
+    ),
 )
-"""All kinds of findings on a layer, the gravest first."""
+"""All rules for findings on a layer, the gravest first."""

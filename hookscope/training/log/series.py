@@ -1,10 +1,10 @@
-"""What a training log says of each layer and of the loss, as arrays over its sampled steps."""
+"""The lines of a training log as arrays over the sampled steps: each layer call, and the loss."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,37 +16,48 @@ from hookscope.training.log.file import Run
 
 Array = NDArray[np.float64]
 
-
-FIGURES = (
+METRICS = (
     "activation_mean", "activation_std", "zero_share", "channels", "channel_values", "dead_channels", "non_finite",
     "gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite", "update_to_weight",
     "running_mean_shift", "running_var_ratio", "frozen", "learning_rate",
 )  # fmt: skip
-"""The fields of a layer's line that are numbers, or true and false, by the names that the log gives them."""
+"""The fields of a layer's line that are numbers or booleans, as the log names them."""
 
-_BEHIND = 1_000_000
+_BEHIND = 1_000_000  # index of a layer that was never seen to run
 _MOST = 2**53
-_LEARNED = 0.05  # of the first loss
+_CONVERGED = 0.05  # of the first loss
 
-_Key = tuple[int, str, int]
-_Steps = dict[int, dict[int, dict[str, Any]]]
+_Key = tuple[int, str, int]  # model, layer, call
+_Row = Mapping[str, Any]
+
+
+def runs_of_true(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where the values of ``(S,)`` are true: begin and end of each run, the end not included.
+
+    Example:
+        >>> import numpy as np
+        >>> runs_of_true(np.array([1, 0, 1, 1, 1, 0], bool))
+        [(0, 1), (2, 5)]
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]]))).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 @dataclass(frozen=True)
 class LayerSeries:
-    """One call of a layer at each sampled step in which it ran.
+    """One call of a layer at the sampled steps in which it ran.
 
     Attributes:
-        label: How people are told of it: ``name`` or ``name#call``, with the number of its model where there are more.
+        label: ``name`` or ``name#call``, with the number of its model if there are several.
         name: The dotted path of the layer.
-        call: Which execution of it.
-        model: The number of its root model.
-        optimizer: The number of the optimizer that changes its parameters, or those around it; the steps are its.
+        call: The number of the call.
+        model: The number of its model.
+        optimizer: The number of the optimizer that changes it or the layers around it.
         type: Class name.
-        index: Its place in order of execution.
+        index: Position in order of execution.
         steps: ``(S,)`` steps of that optimizer, rising.
-        times: ``(S,)`` seconds since the run began, of the whole step.
-        values: ``(S,)`` for each of `FIGURES`; NaN where the log has none.
+        times: ``(S,)`` seconds since the run began.
+        values: ``(S,)`` for each of `METRICS`; NaN where the log has none.
     """
 
     label: str
@@ -69,8 +80,8 @@ class LossSeries:
         optimizer: Its number.
         steps: ``(S,)`` its steps, rising.
         times: ``(S,)`` seconds since the run began.
-        losses: ``(S,)`` NaN where it was not seen.
-        rates: ``(S,)`` learning rates, NaN where not known.
+        losses: ``(S,)`` NaN where unknown.
+        rates: ``(S,)`` learning rates, NaN where unknown.
     """
 
     optimizer: int
@@ -85,9 +96,9 @@ class RunSeries:
     """A run as arrays.
 
     Attributes:
-        layers: Calls in order of execution, one model after the other.
+        layers: Calls in order of execution, model after model.
         losses: One for each optimizer.
-        models: How many root models ran.
+        models: Number of models.
     """
 
     layers: tuple[LayerSeries, ...] = ()
@@ -96,148 +107,134 @@ class RunSeries:
 
     @cached_property
     def learning_steps(self) -> dict[tuple[int, int], list[int]]:
-        """At which steps of an optimizer some layer of a model has a gradient, by model and optimizer."""
-        found: dict[tuple[int, int], set[int]] = {}
+        """The steps in which some layer has a gradient, by model and optimizer."""
+        learning: dict[tuple[int, int], set[int]] = {}
         for layer in self.layers:
-            steps = found.setdefault((layer.model, layer.optimizer), set())
+            steps = learning.setdefault((layer.model, layer.optimizer), set())
             steps.update(layer.steps[layer.values["gradient_norm"] > 0].tolist())
-        return {key: sorted(steps) for key, steps in found.items()}
+        return {key: sorted(steps) for key, steps in learning.items()}
 
     def samples(self, optimizer: int) -> int:
-        """How many steps of an optimizer were sampled."""
-        return sum(len(one.steps) for one in self.losses if one.optimizer == optimizer)
+        """Number of sampled steps of an optimizer."""
+        return sum(len(loss.steps) for loss in self.losses if loss.optimizer == optimizer)
 
     @cached_property
-    def largest_updates(self) -> dict[int, Array]:
-        """By how much of its norm a weight changes at most, ``(S,)`` at the steps of each optimizer."""
-        steps = {one.optimizer: one.steps for one in self.losses}
-        found = {optimizer: np.zeros(len(at)) for optimizer, at in steps.items()}
+    def _largest_updates(self) -> dict[int, tuple[NDArray[np.int64], Array]]:
+        """The steps of each optimizer, and the largest update of a weight over its norm, both ``(S,)``."""
+        updates = {loss.optimizer: (loss.steps, np.zeros(len(loss.steps))) for loss in self.losses}
         for layer in self.layers:
-            at = np.searchsorted(steps[layer.optimizer], layer.steps)
-            found[layer.optimizer][at] = np.fmax(found[layer.optimizer][at], layer.values["update_to_weight"])
-        return found
+            steps, largest = updates[layer.optimizer]
+            at = np.searchsorted(steps, layer.steps)
+            largest[at] = np.fmax(largest[at], layer.values["update_to_weight"])
+        return updates
 
     def changing(self, layer: LayerSeries, least: float) -> NDArray[np.bool_]:
         """``(S,)`` where the optimizer of a layer changes some weight by more than this share of its norm."""
-        [steps] = [one.steps for one in self.losses if one.optimizer == layer.optimizer]
-        found: NDArray[np.bool_] = self.largest_updates[layer.optimizer][np.searchsorted(steps, layer.steps)] > least
-        return found
+        steps, largest = self._largest_updates[layer.optimizer]
+        changing: NDArray[np.bool_] = largest[np.searchsorted(steps, layer.steps)] > least
+        return changing
 
     def starved(self, layer: LayerSeries) -> NDArray[np.bool_]:
-        """``(S,)`` where the call before it puts out nothing but 0."""
-        before = [one for one in self.layers if one.model == layer.model and one.index < layer.index]
+        """``(S,)`` where the output of the call before it is all 0."""
+        before = [other for other in self.layers if other.model == layer.model and other.index < layer.index]
         if not before:
             return np.zeros(len(layer.steps), bool)
-        nothing: NDArray[np.bool_] = np.isin(layer.steps, before[-1].steps[before[-1].values["zero_share"] == 1])
-        return nothing
+        starved: NDArray[np.bool_] = np.isin(layer.steps, before[-1].steps[before[-1].values["zero_share"] == 1])
+        return starved
 
     def learned(self, layer: LayerSeries) -> NDArray[np.bool_]:
-        """``(S,)`` where the loss is next to nothing, beside what it was in the first step it was seen."""
-        of_steps = next((one for one in self.losses if one.optimizer == layer.optimizer), None)
-        seen = np.zeros(0) if of_steps is None else of_steps.losses[np.isfinite(of_steps.losses)]
-        if of_steps is None or not len(seen):
-            return np.zeros(len(layer.steps), bool)
-        small = of_steps.steps[np.abs(of_steps.losses) < _LEARNED * abs(seen[0])]
-        return np.isin(layer.steps, small)
-
-
-@dataclass
-class _Lines:
-    """The lines of one call, by optimizer and step; of two for the same step the later counts."""
-
-    at: dict[int, dict[int, Mapping[str, Any]]] = field(default_factory=dict)
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        self.at.setdefault(_whole(row.get("optimizer")), {})[row["step"]] = row
-
-    def count(self, name: str) -> Counter[int]:
-        """In how many lines of each optimizer a figure is there, and not 0."""
-        return Counter({at: sum(bool(row.get(name)) for row in rows.values()) for at, rows in self.at.items()})
+        """``(S,)`` where the loss has converged: it is small beside the first loss."""
+        for loss in self.losses:
+            first = loss.losses[np.isfinite(loss.losses)][:1]
+            if loss.optimizer == layer.optimizer and len(first):
+                return np.isin(layer.steps, loss.steps[np.abs(loss.losses) < _CONVERGED * abs(first[0])])
+        return np.zeros(len(layer.steps), bool)
 
 
 def series_of(run: Run) -> RunSeries:
-    """The lines of a run as arrays; lines without a layer or a step are passed over.
+    """The lines of a run as arrays; lines without a layer or a step are ignored.
+
+    Of two lines for the same call and step, the later counts.
 
     Example:
         >>> from types import SimpleNamespace
         >>> rows = [{"step": step, "layer": "conv1", "loss": 2.0 - step / 50, "zero_share": None} for step in (0, 50)]
-        >>> found = series_of(SimpleNamespace(rows=rows))
-        >>> found.layers[0].label, found.layers[0].steps.tolist(), found.losses[0].losses.tolist()
+        >>> series = series_of(SimpleNamespace(rows=rows))
+        >>> series.layers[0].label, series.layers[0].steps.tolist(), series.losses[0].losses.tolist()
         ('conv1', [0, 50], [2.0, 1.0])
     """
-    lines: dict[_Key, _Lines] = {}
-    steps: _Steps = {}
+    lines: dict[_Key, dict[int, dict[int, _Row]]] = {}  # by call, optimizer and step
+    steps: dict[int, dict[int, dict[str, Any]]] = {}  # by optimizer and step
     for row in run.rows:
         if not isinstance(row.get("layer"), str) or not _is_whole(row.get("step")):
             continue
-        key = (_whole(row.get("model")), row["layer"], _whole(row.get("call")))
-        seen = steps.setdefault(_whole(row.get("optimizer")), {}).setdefault(row["step"], {"lines": 0})
-        lines.setdefault(key, _Lines()).add({**row, "place": seen["lines"]})
-        seen["lines"] += 1
+        key, optimizer = (_whole(row.get("model")), row["layer"], _whole(row.get("call"))), _whole(row.get("optimizer"))
+        of_step = steps.setdefault(optimizer, {}).setdefault(row["step"], {"lines": 0})
+        lines.setdefault(key, {}).setdefault(optimizer, {})[row["step"]] = {**row, "place": of_step["lines"]}
+        of_step["lines"] += 1
         for name in ("time", "loss", "learning_rate"):
-            seen[name] = row.get(name) if seen.get(name) is None else seen[name]
-    models = {model for model, _, _ in lines}
-    owners = _owners(lines)
-    layers = [_layer(key, some, owners[key[:2]], len(models), steps) for key, some in lines.items()]
-    layers.sort(key=lambda one: (one.model, one.index))
-    return RunSeries(tuple(layers), tuple(_loss(at, steps[at]) for at in sorted(steps)), len(models))
+            of_step[name] = row.get(name) if of_step.get(name) is None else of_step[name]
+    models, owners = {model for model, _, _ in lines}, _owners(lines)
+    layers = [_layer(key, by_optimizer, owners[key[:2]], len(models), steps) for key, by_optimizer in lines.items()]
+    layers.sort(key=lambda layer: (layer.model, layer.index))
+    return RunSeries(tuple(layers), tuple(_loss(number, steps[number]) for number in sorted(steps)), len(models))
 
 
-def _layer(key: _Key, lines: _Lines, owner: int, models: int, seen: _Steps) -> LayerSeries:
+def _layer(
+    key: _Key, lines: Mapping[int, Mapping[int, _Row]], owner: int, models: int, steps: Mapping[int, Mapping[int, _Row]]
+) -> LayerSeries:
     model, name, call = key
-    at = owner if owner in lines.at else min(lines.at)
-    rows = [lines.at[at][step] for step in sorted(lines.at[at])]
+    optimizer = owner if owner in lines else min(lines)
+    rows = [row for _, row in sorted(lines[optimizer].items())]
     label = call_key(name or str(rows[0].get("type") or "(model)"), call)
+    indices = sorted(_whole(row["index"]) for row in rows if _is_whole(row.get("index")))
     return LayerSeries(
         label=f"{label} of model {model}" if models > 1 else label,
         name=name,
         call=call,
         model=model,
-        optimizer=at,
+        optimizer=optimizer,
         type=str(rows[0].get("type") or ""),
-        index=_usual_index(rows),
+        index=indices[len(indices) // 2] if indices else _BEHIND + min(_whole(row["place"]) for row in rows),
         steps=np.array([row["step"] for row in rows], np.int64),
-        times=_numbers([seen[at][row["step"]] for row in rows], "time"),
-        values={figure: _numbers(rows, figure) for figure in FIGURES},
+        times=_numbers([steps[optimizer][row["step"]] for row in rows], "time"),
+        values={metric: _numbers(rows, metric) for metric in METRICS},
     )
 
 
-def _usual_index(rows: Sequence[Mapping[str, Any]]) -> int:
-    """The median over its lines; of a layer that was never seen to run, behind all others as the log has them."""
-    indices = sorted(_whole(row["index"]) for row in rows if _is_whole(row.get("index")))
-    return indices[len(indices) // 2] if indices else _BEHIND + min(_whole(row["place"]) for row in rows)
-
-
-def _owners(lines: Mapping[_Key, _Lines]) -> dict[tuple[int, str], int]:
-    """The optimizer of each layer: that which updates it, else that which sees its gradient, else its model's."""
+def _owners(lines: Mapping[_Key, Mapping[int, Mapping[int, _Row]]]) -> dict[tuple[int, str], int]:
+    """The optimizer of each layer: the one that updates it, else that has its gradient, else that of its model."""
     own: dict[tuple[int, str], Counter[int]] = {}
     of_model: dict[int, Counter[int]] = {}
-    for (model, name, _), some in lines.items():
+    for (model, name, _), by_optimizer in lines.items():
         counts = own.setdefault((model, name), Counter())
-        updated = some.count("update_to_weight")
-        counts.update(updated if updated.total() else some.count("gradient_norm"))
+        updates, gradients = (
+            Counter({n: sum(bool(row.get(metric)) for row in rows.values()) for n, rows in by_optimizer.items()})
+            for metric in ("update_to_weight", "gradient_norm")
+        )
+        counts.update(updates if updates.total() else gradients)
         of_model.setdefault(model, Counter()).update(counts)
-    return {key: _most(counts, _most(of_model[key[0]], 0)) for key, counts in own.items()}
+    return {key: _most_common(counts, _most_common(of_model[key[0]], 0)) for key, counts in own.items()}
 
 
-def _most(counts: Counter[int], otherwise: int) -> int:
-    return min(counts, key=lambda at: (-counts[at], at)) if counts.total() else otherwise
+def _most_common(counts: Counter[int], otherwise: int) -> int:
+    return min(counts, key=lambda number: (-counts[number], number)) if counts.total() else otherwise
 
 
-def _loss(optimizer: int, steps: Mapping[int, Mapping[str, Any]]) -> LossSeries:
-    at = sorted(steps)
-    rows = [steps[step] for step in at]
-    of_figures = (_numbers(rows, name) for name in ("time", "loss", "learning_rate"))
-    return LossSeries(optimizer, np.array(at, np.int64), *of_figures)
+def _loss(optimizer: int, steps: Mapping[int, _Row]) -> LossSeries:
+    numbers = sorted(steps)
+    rows = [steps[step] for step in numbers]
+    arrays = (_numbers(rows, name) for name in ("time", "loss", "learning_rate"))
+    return LossSeries(optimizer, np.array(numbers, np.int64), *arrays)
 
 
-def _numbers(rows: Iterable[Mapping[str, Any]], name: str) -> Array:
-    found = (row.get(name) for row in rows)
-    return np.array([float(value) if isinstance(value, (int, float)) else np.nan for value in found], np.float64)
+def _numbers(rows: Sequence[_Row], name: str) -> Array:
+    values: Iterable[Any] = (row.get(name) for row in rows)
+    return np.array([float(value) if isinstance(value, (int, float)) else np.nan for value in values], np.float64)
 
 
 def _is_whole(value: object) -> bool:
-    """Whether it is a number of steps or the like; what is longer than any run comes from a damaged line."""
+    """Whether it can be the number of a step or the like; larger numbers come from damaged lines."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST
 
 

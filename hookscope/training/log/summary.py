@@ -1,4 +1,4 @@
-"""The totals of a training run: how far it came, how it ended, what became of the loss. Needs no torch."""
+"""The totals of a training run, findings with their steps, and the words for steps and times. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope.findings import counted
+from hookscope.findings import CATALOGUE, Finding, counted
 from hookscope.training.log.file import Run
-from hookscope.training.log.timed import duration_words
 
-_NON_FINITE = ("non_finite", "gradient_non_finite", "weight_non_finite")
+NON_FINITE = ("non_finite", "gradient_non_finite", "weight_non_finite")
 _ENDS = {
     "done": "done",
     "exception": "ended by an exception",
@@ -19,23 +18,139 @@ _ENDS = {
 }
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """What a run comes to.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedFinding(Finding):
+    """A finding on a training run.
 
     Attributes:
-        started: When, as the log writes it; empty where it does not.
-        steps: Optimizer steps that were seen; of several optimizers, of the one that made most.
-        sampled: How many of these were sampled.
-        layers: How many layers were watched, of all models.
-        models: How many root models ran.
-        optimizers: How many optimizers made steps.
-        first_loss: The loss of the first sampled step in which it was seen; None where it never was.
-        last_loss: That of the last; None where it was no finite number any more.
-        lost_at: The sampled step from which on it was NaN or Inf, to the last; None where it was not.
-        duration: Seconds from the start of the run to its last line; None where the log does not tell.
-        stopped_at: The step in which NaN or Inf stopped it; None where they did not.
-        reason: Why it ended, as the log writes it; None where it goes on still, or was killed.
+        step: The first sampled step that shows it.
+        last_step: The last one.
+        time: Seconds from the start of the run to ``step``; None where the log does not say.
+        lasts: Whether the last sampled step shows it.
+        layers: Every call that has it, in order of execution, `layer` among them; empty for the whole run.
+        model: The number of its model; None for the whole run.
+        optimizer: The number of the optimizer whose steps these are.
+
+    Example:
+        >>> finding = TimedFinding("loss-spike", "", "...", "...", step=50, last_step=50, time=1.5, lasts=False)
+        >>> finding.as_row()["step"], finding.as_row()["time"]
+        (50, 1.5)
+    """
+
+    step: int
+    last_step: int
+    time: float | None
+    lasts: bool
+    layers: tuple[str, ...] = ()
+    model: int | None = None
+    optimizer: int = 0
+
+    def as_row(self) -> dict[str, Any]:
+        """The finding as JSON holds it, its steps first."""
+        timed = {"step": self.step, "last_step": self.last_step, "time": self.time, "lasts": self.lasts}
+        # not super(): slots make a second class, and super() looks for the first
+        return timed | Finding.as_row(self) | {"layers": list(self.layers)}
+
+
+def timed_finding(
+    name: str,
+    evidence: str,
+    step: int,
+    last_step: int,
+    time: float | None,
+    lasts: bool,
+    case: str = "",
+    layer: str = "",
+    **more: Any,
+) -> TimedFinding:
+    """A finding with its text from the catalogue; a name that the catalogue lacks has none.
+
+    Args:
+        name: Its name.
+        evidence: What the run shows.
+        step: The first sampled step that shows it.
+        last_step: The last one.
+        time: Seconds to ``step``; None or NaN where they are unknown.
+        lasts: Whether the last sampled step shows it.
+        case: The case in the catalogue.
+        layer: The call that is named.
+        more: Other fields of `TimedFinding`.
+    """
+    text = CATALOGUE[name].text(case) if name in CATALOGUE else ""
+    when = {"step": step, "last_step": last_step, "time": known(time), "lasts": lasts}
+    return TimedFinding(name, layer, evidence, text, **when, **more)
+
+
+def known(time: Any) -> float | None:
+    """A time from the log; None for NaN and what is no number."""
+    return float(time) if isinstance(time, (int, float)) and time == time else None
+
+
+def when_words(step: int, last_step: int, time: float | None, lasts: bool, samples: int = 2) -> str:
+    """From when to when, in words.
+
+    Args:
+        step: The first step.
+        last_step: The last.
+        time: Seconds to the first; None or NaN where unknown.
+        lasts: Whether the last is the last sampled step.
+        samples: Number of sampled steps.
+
+    Example:
+        >>> when_words(400, 900, 75.0, True), when_words(0, 50, None, False)
+        ('from step 400 (1 min 15 s) to the end', 'steps 0 to 50')
+    """
+    begin = step_words(step, time)
+    if samples == 1:
+        return f"at step {begin}, the only one sampled"
+    if lasts:
+        return f"at step {begin}, the last one sampled" if step == last_step else f"from step {begin} to the end"
+    return f"at step {begin}" if step == last_step else f"steps {begin} to {last_step:,}"
+
+
+def step_words(step: int, time: float | None) -> str:
+    """A step and its time.
+
+    Example:
+        >>> step_words(1200, 3.21), step_words(0, None)
+        ('1,200 (3.2 s)', '0')
+    """
+    return f"{step:,}" if known(time) is None else f"{step:,} ({duration_words(time or 0.0)})"
+
+
+def duration_words(seconds: float) -> str:
+    """A time in its two largest units.
+
+    Example:
+        >>> duration_words(3.21), duration_words(75), duration_words(7500)
+        ('3.2 s', '1 min 15 s', '2 h 5 min')
+    """
+    if seconds < 59.95:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The totals of a run.
+
+    Attributes:
+        started: When it started, as the log has it; may be empty.
+        steps: Optimizer steps; with several optimizers, of the one with most.
+        sampled: Sampled steps, of all optimizers.
+        layers: Watched layers, of all models.
+        models: Number of models.
+        optimizers: Number of optimizers that made steps.
+        first_loss: Loss of the first sampled step that has one; None where no step has.
+        last_loss: Loss of the last; None where it was no longer finite.
+        lost_at: The sampled step from which on the loss was NaN or Inf to the end; None where it was not.
+        duration: Seconds from the start to the last line; None where the log does not say.
+        stopped_at: The step at which NaN or Inf stopped the run; None where they did not.
+        reason: Why it ended, as the log has it; None where it still runs, or was killed.
         status: Its exit status, where known.
     """
 
@@ -57,13 +172,12 @@ class RunSummary:
     def ended(self) -> str:
         """How it ended, in words."""
         if self.reason is None:
-            return "no end: it goes on still, or was killed"
+            return "not ended: it still runs, or was killed"
         text = _ENDS.get(self.reason, self.reason)
         text += f" at the first NaN or Inf, in step {self.stopped_at:,}" if self.stopped_at is not None else ""
         return f"{text} with status {self.status}" if self.status else text
 
     def as_row(self) -> dict[str, Any]:
-        """The totals by name, for programs."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def __str__(self) -> str:
@@ -84,9 +198,6 @@ class RunSummary:
 def summary(run: Run) -> RunSummary:
     """The totals of a run.
 
-    Args:
-        run: As `read_runs` reads it.
-
     Example:
         >>> from hookscope.training import Run
         >>> rows = [{"step": step, "time": 0.1 * step, "layer": "fc", "loss": 2 / (1 + step)} for step in (0, 1)]
@@ -95,14 +206,15 @@ def summary(run: Run) -> RunSummary:
     """
     rows = [row for row in run.rows if isinstance(row.get("step"), int)]
     end = run.end or {}
-    marks = [*rows, *run.notes, end]
+    lines = [*rows, *run.notes, end]
     losses = [row["loss"] for row in rows if isinstance(row.get("loss"), (int, float))]
-    times = [mark["time"] for mark in marks if isinstance(mark.get("time"), (int, float))]
+    times = [line["time"] for line in lines if isinstance(line.get("time"), (int, float))]
     lost_at = _lost_at(rows)
-    last = max((mark["step"] for mark in marks if isinstance(mark.get("step"), int)), default=-1)
+    stops = [note.get("step") for note in run.notes if note.get("note") == "non-finite"]
+    stopped_at = stops[0] if stops and end.get("reason") == "stopped" and isinstance(stops[0], int) else None
     return RunSummary(
         started=str(run.header.get("started") or ""),
-        steps=last + 1,
+        steps=1 + max((line["step"] for line in lines if isinstance(line.get("step"), int)), default=-1),
         sampled=len({(row.get("optimizer") or 0, row["step"]) for row in rows}),
         layers=len({(row.get("model") or 0, row.get("layer")) for row in rows}),
         models=len({row.get("model") or 0 for row in rows}),
@@ -111,33 +223,26 @@ def summary(run: Run) -> RunSummary:
         last_loss=losses[-1] if losses and lost_at is None else None,
         lost_at=lost_at,
         duration=max(times, default=None),
-        stopped_at=_stopped_at(run),
+        stopped_at=stopped_at,
         reason=None if run.end is None else str(end.get("reason") or "done"),
         status=end.get("status"),
     )
 
 
 def _lost_at(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """Where the loss is seen no more while there are values that are not finite, up to the last sampled step.
+    """The step from which on, to the end, the loss is missing while other values are not finite.
 
-    The log writes a loss that is NaN or Inf as it writes one that was not seen.
+    In the log, a loss that is NaN or Inf and a loss that was not seen are both null.
     """
     steps: dict[tuple[Any, int], tuple[bool, bool]] = {}
     for row in rows:
-        at = row.get("optimizer") or 0, row["step"]
-        seen, bad = steps.get(at, (False, False))
-        spoiled = any((row.get(name) or 0) > 0 for name in _NON_FINITE)
-        steps[at] = seen or isinstance(row.get("loss"), (int, float)), bad or spoiled
-    found = None
-    for (_, step), (seen, bad) in reversed(steps.items()):
-        if seen or not bad:
+        key = row.get("optimizer") or 0, row["step"]
+        has_loss, has_bad = steps.get(key, (False, False))
+        bad = any((row.get(name) or 0) > 0 for name in NON_FINITE)
+        steps[key] = has_loss or isinstance(row.get("loss"), (int, float)), has_bad or bad
+    lost_at = None
+    for (_, step), (has_loss, has_bad) in reversed(steps.items()):
+        if has_loss or not has_bad:
             break
-        found = step
-    return found if any(seen for seen, _ in steps.values()) else None
-
-
-def _stopped_at(run: Run) -> int | None:
-    if (run.end or {}).get("reason") != "stopped":
-        return None
-    steps = [note.get("step") for note in run.notes if note.get("note") == "non-finite"]
-    return steps[0] if steps and isinstance(steps[0], int) else None
+        lost_at = step
+    return lost_at if any(has_loss for has_loss, _ in steps.values()) else None

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.training.log.rules import batchnorm_distance, dead_share, gradient_to_weight
+from hookscope.training.log.rules import TrainingThresholds, batchnorm_distance, dead_share, gradient_to_weight
 from hookscope.training.log.series import LayerSeries, RunSeries
-from hookscope.training.log.thresholds import TrainingThresholds
-from hookscope.training.log.timed import TimedFinding
+from hookscope.training.log.summary import TimedFinding
 
 Array = NDArray[np.float64]
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from hookscope.drawing import BODY, SMALL, Colour, write
 from hookscope.errors import printable
 from hookscope.training.log.loss import centred
+from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries
-from hookscope.training.log.thresholds import TrainingThresholds
-from hookscope.training.log.timed import TimedFinding
+from hookscope.training.log.summary import TimedFinding
 from hookscope.training.plot.columns import Grid, rows_of
 
 Array = NDArray[np.float64]

@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 from hookscope.drawing import SMALL, Colour, inches, write
 from hookscope.training.log.series import RunSeries
-from hookscope.training.log.timed import TimedFinding
+from hookscope.training.log.summary import TimedFinding
 from hookscope.training.plot.columns import Grid, rows_of
 from hookscope.training.plot.curves import badge
 

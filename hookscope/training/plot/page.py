@@ -14,10 +14,9 @@ from matplotlib.ticker import MaxNLocator
 from hookscope.drawing import BODY, DPI, SMALL, TITLE, Colour, fitting, inches, plain_settings, wrapped_lines, write
 from hookscope.errors import printable
 from hookscope.training.log.file import Run
+from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries, series_of
-from hookscope.training.log.summary import summary
-from hookscope.training.log.thresholds import TrainingThresholds
-from hookscope.training.log.timed import TimedFinding
+from hookscope.training.log.summary import TimedFinding, summary
 from hookscope.training.plot.columns import Grid, columns_of, edges_of, grid_of, rows_of
 from hookscope.training.plot.curves import draw_curves, draw_loss, draw_rates
 from hookscope.training.plot.heatmap import draw_heat, draw_keys

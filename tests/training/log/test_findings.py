@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
-from hookscope.training.log.timed import TimedFinding
+from hookscope.training.log.summary import TimedFinding
 
 
 def norm(tensors: list[torch.Tensor]) -> float | None:
@@ -218,7 +218,7 @@ def test_a_root_of_0_spoils_the_gradient_before_it_and_then_everything() -> None
     assert "its gradient are NaN or Inf; all activations are finite, and so is the gradient of '6' after it" in (
         found.evidence
     )
-    assert found.evidence.endswith("; 11 more layers too; at step 15 all was finite")
+    assert found.evidence.endswith("; 11 more layers too; at step 15 everything was finite")
 
 
 def test_twenty_sigmoids_vanish() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
-from hookscope.training.log.timed import TimedFinding
+from hookscope.training.log.summary import TimedFinding
 
 
 def told(losses: Sequence[float | None], optimizers: int = 1) -> list[TimedFinding]:

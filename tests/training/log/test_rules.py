@@ -9,8 +9,8 @@ import pytest
 
 from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
-from hookscope.training.log.thresholds import TrainingThresholds
-from hookscope.training.log.timed import TimedFinding
+from hookscope.training.log.rules import TrainingThresholds
+from hookscope.training.log.summary import TimedFinding
 
 SOUND = {
     "activation_mean": 0.1,
@@ -211,7 +211,7 @@ def test_what_follows_a_dead_layer_is_not_told() -> None:
 
     [one] = found(dying)
     assert (one.finding, one.layer, one.step) == ("dead-layer", "b", 200)
-    assert one.evidence.endswith("for the whole batch; not told, for it follows from that: dead-channels in 'c'")
+    assert one.evidence.endswith("for the whole batch; this explains dead-channels in 'c'")
 
 
 def test_a_weight_that_stands_still_behind_a_dead_layer_is_told_there_and_one_before_it_is_not() -> None:
@@ -220,7 +220,7 @@ def test_a_weight_that_stands_still_behind_a_dead_layer_is_told_there_and_one_be
         return dead | {"update_to_weight": 1e-3 if layer == "e" else 0.0, "gradient_norm": 1e-5}
 
     [one] = found(dying, layers="abcde")
-    assert one.evidence.endswith("; not told, for it follows from that: no-update in 'c' and 'd'")
+    assert one.evidence.endswith("; this explains no-update in 'c' and 'd'")
     still = found(lambda step, layer: dying(step, layer) | {"update_to_weight": 0.0}, layers="abcde")
     assert "no-update in" not in "".join(one.evidence for one in still)  # nothing at all is changed
 
@@ -273,11 +273,11 @@ def test_of_few_steps_all_must_show_it(steps: list[int]) -> None:
 @pytest.mark.parametrize(
     ("steps", "end", "header", "words"),
     [
-        ([0], {"step": 14}, {"command": ["a.py"]}, "1 sampled step of 15: too few to tell a trend; sample more often,"
+        ([0], {"step": 14}, {"command": ["a.py"]}, "1 sampled step of 15: too few for a trend; sample more often,"
          " --every 1"),
-        ([0, 50], {"step": 99}, {}, "2 sampled steps of 100: too few to tell a trend; sample more often, every=5"),
-        ([0, 1], {"step": 1}, {}, "2 sampled steps of 2: too few to tell a trend; there were no more"),
-        ([0], None, {}, "1 sampled step so far: too few to tell a trend"),
+        ([0, 50], {"step": 99}, {}, "2 sampled steps of 100: too few for a trend; sample more often, every=5"),
+        ([0, 1], {"step": 1}, {}, "2 sampled steps of 2: too few for a trend; there were no more"),
+        ([0], None, {}, "1 sampled step so far: too few for a trend"),
     ],
 )  # fmt: skip
 def test_that_there_are_few_samples_is_told(
@@ -322,7 +322,7 @@ def test_of_values_that_are_not_finite_the_first_place_is_told() -> None:
     assert one.meaning.endswith("To name the operation, run watch --stop-on non-finite.")
     assert one.evidence == (
         "from step 200 (20 s) to the end: 7 values of its activation are NaN or Inf; 2 more layers too; the loss is not"
-        " finite either; at step 150 all was finite"
+        " finite either; at step 150 everything was finite"
     )
 
 

@@ -19,7 +19,7 @@ ROWS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        (None, "no end: it goes on still, or was killed"),
+        (None, "not ended: it still runs, or was killed"),
         ({"reason": "done", "status": 0}, "done"),
         ({"reason": "exception", "status": 1}, "ended by an exception with status 1"),
         ({"reason": "stopped", "status": None}, "stopped"),
@@ -72,4 +72,4 @@ def test_a_run_that_was_stopped_says_at_which_step() -> None:
 
 
 def test_nothing() -> None:
-    assert str(summary(Run({}))) == "0 steps, 0 sampled, of 0 layers; no end: it goes on still, or was killed"
+    assert str(summary(Run({}))) == "0 steps, 0 sampled, of 0 layers; not ended: it still runs, or was killed"

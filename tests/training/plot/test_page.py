@@ -12,7 +12,7 @@ from hookscope.drawing.plot import Colour, figure_bytes
 from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.series import series_of
-from hookscope.training.log.timed import TimedFinding
+from hookscope.training.log.summary import TimedFinding
 from hookscope.training.plot.columns import COLUMNS, MOST_CELLS, grid_of
 from hookscope.training.plot.page import run_figure
 
