@@ -69,13 +69,10 @@ def _begins_within(finding: TimedFinding, cause: TimedFinding) -> bool:
 def _of_model(model: int, run: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     layers = [layer for layer in run.layers if layer.model == model]
     first_calls = _first_calls(layers)
-    judgements: dict[str, list[Judgement]] = {
-        rule.finding: [
-            judge(rule, LayerContext(layer, run, thresholds))
-            for layer in (first_calls if rule.of_parameters else layers)
-        ]
-        for rule in RULES
-    }
+    judgements: dict[str, list[Judgement]] = {}
+    for rule in RULES:
+        contexts = (LayerContext(layer, run, thresholds) for layer in (first_calls if rule.of_parameters else layers))
+        judgements[rule.finding] = [judge(rule, context) for context in contexts]
     intervals = {name: [one.interval for one in judged if one.interval] for name, judged in judgements.items()}
     follow = _consequences(intervals, first_calls, run, thresholds)
     for rule in RULES:
@@ -212,9 +209,8 @@ def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) ->
         return
     sampled, steps, last = len(most.steps), summary(run).steps, int(most.steps[-1])
     every = max(1, steps // _ENOUGH)
-    text = (
-        f"{counted(sampled, 'sampled step')}{' so far' if run.end is None else f' of {steps:,}'}: too few for a trend"
-    )
+    of = " so far" if run.end is None else f" of {steps:,}"
+    text = f"{counted(sampled, 'sampled step')}{of}: too few for a trend"
     if run.end is not None and sampled >= steps:
         text += "; there were no more"
     elif run.end is not None:

@@ -1,4 +1,4 @@
-"""The figures that a page of a training run shows side by side: what each is, how it is scaled, what marks it."""
+"""The metrics that the page of a training run shows side by side, as grids of layers and steps."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from hookscope.training.log.summary import TimedFinding
 
 Array = NDArray[np.float64]
 
+MOST_CELLS = 240  # side by side; more would fall between the pixels of a panel
 
-MOST_CELLS = 240  # side by side: more than the pixels of a panel would fall between them
-
-_SPOILING = ("non_finite", "gradient_non_finite")  # of what is not judged beside either
+_ACTIVATION_AND_GRADIENT = ("non_finite", "gradient_non_finite")
 _OF_PARAMETERS = ("gradient_non_finite", "weight_non_finite")
-_MOST_DECADES = 16.0  # of one scale; what is smaller has the colour of its end
+_MOST_DECADES = 16.0  # on one scale; smaller values have the colour of its end
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Column:
-    """One figure of every layer over the steps.
+    """One metric of every layer over the steps.
 
     Attributes:
-        title: What it is.
-        measure: ``(S,)`` of a layer, NaN where there is nothing.
-        colours: Name of matplotlib's colour map.
+        title: The name of the metric.
+        measure: ``(S,)`` values of a layer, NaN where there is none.
+        colours: Name of a colour map of matplotlib.
         logarithmic: Whether it spans orders of magnitude.
-        findings: Which findings are about it.
-        limits: Lines to draw: those of thresholds.
-        usual: Where it usually is, None where that says nothing.
-        peaks: Whether of steps that share a cell the highest is shown; else their mean, on a logarithmic scale the
-            geometric one.
-        ends: Ends of the scale; None for those of the figures.
-        spoiled: Which figures count NaN and Inf in what it is about.
-        judged_from: The step from which on its limits count.
+        findings: The findings that are marked in it.
+        limits: The thresholds that are drawn.
+        usual: Its usual value, if there is one.
+        peaks: Whether a cell of several steps shows the highest value, instead of the mean (on a logarithmic scale the
+            geometric mean).
+        ends: Ends of the scale; None for those of the values.
+        spoiled: The counts of NaN and Inf that make a cell non-finite.
+        judged_from: The step from which on its limits apply.
     """
 
     title: str
     measure: Callable[[LayerSeries], Array]
     colours: str
     logarithmic: bool
-    findings: tuple[str, ...]
-    limits: Callable[[TrainingThresholds], tuple[float, ...]]
+    findings: tuple[str, ...] = ()
+    limits: Callable[[TrainingThresholds], tuple[float, ...]] = lambda _: ()
     usual: float | None = None
     peaks: bool = False
     ends: tuple[float, float] | None = None
     spoiled: tuple[str, ...] = ("non_finite",)
     judged_from: Callable[[TrainingThresholds], int] = lambda _: 0
 
-    def is_about(self, found: TimedFinding) -> bool:
-        """Whether a finding is marked in it; what is not finite where it begins, among activations or gradients."""
-        if found.finding == "non-finite" and found.numbers.get("phase") in ("backward", "weights"):
-            return self.spoiled == _OF_PARAMETERS and "no-gradient" in self.findings
-        return found.finding in self.findings and not (found.finding == "non-finite" and self.spoiled == _OF_PARAMETERS)
+    def is_about(self, finding: TimedFinding) -> bool:
+        """Whether a finding is marked here; non-finite gradients and weights are marked among the gradients."""
+        if finding.finding != "non-finite":
+            return finding.finding in self.findings
+        of_parameters = finding.numbers.get("phase") in ("backward", "weights")
+        return "non-finite" in self.findings and (self.spoiled == _OF_PARAMETERS) == of_parameters
 
 
-def _of_unfrozen(figures: Array, layer: LayerSeries) -> Array:
-    return np.where(layer.values["frozen"] == 1, np.nan, figures)
+def _unless_frozen(values: Array, layer: LayerSeries) -> Array:
+    return np.where(layer.values["frozen"] == 1, np.nan, values)
 
 
 COLUMNS = (
@@ -75,11 +75,9 @@ COLUMNS = (
         lambda limits: (limits.dead,),
         peaks=True,
         ends=(0.0, 1.0),
-        spoiled=_SPOILING,
+        spoiled=_ACTIVATION_AND_GRADIENT,
     ),
-    Column(
-        "zeros (share)", lambda layer: layer.values["zero_share"], "Blues", False, (), lambda _: (), ends=(0.0, 1.0)
-    ),
+    Column("zeros (share)", lambda layer: layer.values["zero_share"], "Blues", False, ends=(0.0, 1.0)),
     Column(
         "activation std",
         lambda layer: layer.values["activation_std"],
@@ -90,7 +88,7 @@ COLUMNS = (
     ),
     Column(
         "gradient / weight",
-        lambda layer: _of_unfrozen(gradient_to_weight(layer), layer),
+        lambda layer: _unless_frozen(gradient_to_weight(layer), layer),
         "viridis",
         True,
         ("exploding-gradient", "vanishing-gradient", "no-gradient", "frozen", "non-finite"),
@@ -99,7 +97,7 @@ COLUMNS = (
     ),
     Column(
         "update / weight",
-        lambda layer: _of_unfrozen(layer.values["update_to_weight"], layer),
+        lambda layer: _unless_frozen(layer.values["update_to_weight"], layer),
         "RdYlBu_r",
         True,
         ("no-update", "update-too-large", "update-too-small"),
@@ -116,7 +114,7 @@ COLUMNS = (
         lambda _: (1.0,),
         peaks=True,
         ends=(0.0, 2.0),
-        spoiled=_SPOILING,
+        spoiled=_ACTIVATION_AND_GRADIENT,
         judged_from=lambda limits: limits.warm_up,
     ),
 )
@@ -124,16 +122,16 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A figure of all layers as cells: a row for each layer, in order of execution, a column for some steps.
+class LayerStepGrid:
+    """A metric as cells: a row for each layer in order of execution, a column for one or more steps.
 
     Attributes:
-        column: Which figure.
-        cells: ``(L, X)`` NaN where there is none.
-        spoiled: ``(L, X)`` whether it could not be computed for NaN or Inf.
+        column: The metric.
+        cells: ``(L, X)`` NaN where there is no value.
+        spoiled: ``(L, X)`` whether NaN or Inf left no value.
         edges: First and last step, half a cell beyond each.
-        low: Where the scale begins; 0 and what is below it on a logarithmic one is drawn as such.
-        high: Where it ends.
+        low: Start of the scale; 0 and lower values have a look of their own on a logarithmic scale.
+        high: End of the scale.
     """
 
     column: Column
@@ -144,54 +142,50 @@ class Grid:
     high: float
 
 
-def columns_of(run: RunSeries) -> list[Column]:
-    """Those of `COLUMNS` of which the log has something."""
-    return [one for one in COLUMNS if any(np.isfinite(one.measure(layer)).any() for layer in run.layers)]
+def grids_of(run: RunSeries) -> list[LayerStepGrid]:
+    """The grids of all columns that the log has values for."""
+    has_values = (any(np.isfinite(column.measure(layer)).any() for layer in run.layers) for column in COLUMNS)
+    return [grid_of(column, run) for column, has in zip(COLUMNS, has_values, strict=True) if has]
 
 
 def edges_of(run: RunSeries) -> tuple[float, float, int]:
-    """First and last step of the page, half a cell beyond each, and how many cells lie between."""
-    steps = np.unique(np.concatenate([one.steps for one in run.losses] or [np.zeros(1, np.int64)]))
+    """First and last step of the page, half a cell beyond each, and the number of cells between them."""
+    steps = np.unique(np.concatenate([loss.steps for loss in run.losses] or [np.zeros(1, np.int64)]))
     first, last = float(steps[0]), float(steps[-1])
     cells = min(len(steps), MOST_CELLS)
     half = (last - first) / max(cells - 1, 1) / 2 or 0.5
     return first - half, last + half, cells
 
 
-def grid_of(column: Column, run: RunSeries) -> Grid:
-    """The cells of one figure, in which no step is left out.
-
-    Args:
-        column: Which figure.
-        run: The run.
-    """
+def grid_of(column: Column, run: RunSeries) -> LayerStepGrid:
+    """The cells of one metric; every sampled step is in one of them."""
     left, right, count = edges_of(run)
     cells, spoiled = np.full((len(run.layers), count), np.nan), np.zeros((len(run.layers), count), bool)
-    seen = np.zeros(count, bool)
+    sampled = np.zeros(count, bool)
     for row, layer in enumerate(run.layers):
         at = np.clip(((layer.steps - left) / (right - left) * count).astype(int), 0, count - 1)
-        seen[at] = True
+        sampled[at] = True
         bad = np.any([layer.values[name] > 0 for name in column.spoiled], axis=0)
         _fill(cells[row], at, np.where(bad, np.nan, column.measure(layer)), column)
         spoiled[row, at[bad]] = True
-    for empty in np.flatnonzero(~seen)[np.flatnonzero(~seen) > 0]:  # between sampled steps far apart: as before
-        cells[:, empty], spoiled[:, empty] = cells[:, empty - 1], spoiled[:, empty - 1]
-    return Grid(column, cells, spoiled, (left, right), *_scale(column, cells))
+    empty = np.flatnonzero(~sampled)
+    for at in empty[empty > 0]:  # between sampled steps that are far apart: as the cell before
+        cells[:, at], spoiled[:, at] = cells[:, at - 1], spoiled[:, at - 1]
+    return LayerStepGrid(column, cells, spoiled, (left, right), *_scale(column, cells))
 
 
-def _fill(row: Array, at: NDArray[np.intp], figures: Array, column: Column) -> None:
-    """Cells of which none holds several steps are these as they are."""
-    known = np.isfinite(figures)
-    at, figures = at[known], figures[known]
+def _fill(row: Array, at: NDArray[np.intp], values: Array, column: Column) -> None:
+    known = np.isfinite(values)
+    at, values = at[known], values[known]
     if column.peaks:
         highest = np.full(len(row), -np.inf)
-        np.maximum.at(highest, at, figures)
+        np.maximum.at(highest, at, values)
         row[np.unique(at)] = highest[np.unique(at)]
         return
     if column.logarithmic:
-        row[at] = 0.0  # stays where all of them are
-        at, figures = at[figures > 0], np.log(figures[figures > 0])
-    sums, counts = np.bincount(at, figures, len(row)), np.bincount(at, minlength=len(row))
+        row[at] = 0.0  # stays where all values of the cell are 0
+        at, values = at[values > 0], np.log(values[values > 0])
+    sums, counts = np.bincount(at, values, len(row)), np.bincount(at, minlength=len(row))
     mean = sums[counts > 0] / counts[counts > 0]
     row[counts > 0] = np.exp(mean) if column.logarithmic else mean
 
@@ -199,20 +193,20 @@ def _fill(row: Array, at: NDArray[np.intp], figures: Array, column: Column) -> N
 def _scale(column: Column, cells: Array) -> tuple[float, float]:
     if column.ends is not None:
         return column.ends
-    found = cells[np.isfinite(cells) & (cells > 0)]
-    if not len(found):
+    values = cells[np.isfinite(cells) & (cells > 0)]
+    if not len(values):
         return 1e-3, 1.0
-    low, high = math.log10(float(found.min())), math.log10(float(found.max()))
+    low, high = math.log10(float(values.min())), math.log10(float(values.max()))
     if column.usual is not None:  # in the middle of the colours
         middle = math.log10(column.usual)
         reach = min(max(high - middle, middle - low, 1.0), 4.0)
         return 10 ** (middle - reach), 10 ** (middle + reach)
-    if high - low < 1:  # a scale of a tenth of a decade would make much of nothing
+    if high - low < 1:  # at least one decade, or small differences would look large
         low, high = (low + high) / 2 - 0.5, (low + high) / 2 + 0.5
     return 10 ** max(low, high - _MOST_DECADES), 10**high
 
 
 def rows_of(labels: Sequence[str], run: RunSeries) -> list[int]:
-    """At which rows the calls with these labels are."""
-    at = {layer.label: row for row, layer in enumerate(run.layers)}
-    return [at[label] for label in labels if label in at]
+    """The rows of the calls with these labels."""
+    rows = {layer.label: row for row, layer in enumerate(run.layers)}
+    return [rows[label] for label in labels if label in rows]

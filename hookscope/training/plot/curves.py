@@ -1,4 +1,4 @@
-"""Curves over the steps of a training run: the loss, the learning rate, and one figure of all layers."""
+"""Curves over the steps of a training run: the loss, the learning rate, and a metric of all layers."""
 
 from __future__ import annotations
 
@@ -16,59 +16,60 @@ from hookscope.training.log.loss import centred
 from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries
 from hookscope.training.log.summary import TimedFinding
-from hookscope.training.plot.columns import Grid, rows_of
+from hookscope.training.plot.columns import LayerStepGrid, rows_of
 
 Array = NDArray[np.float64]
 
-
 _LINES = (Colour.BLUE, Colour.ORANGE, Colour.GREEN, "#cc79a7", "#56b4e9")
 _LOST = "#d020d0"
-_FEWEST_SMOOTHED = 20  # of fewer losses each can be seen
+_FEWEST_SMOOTHED = 20  # fewer losses are visible one by one
 _MOST_NAMED = 3
 _LEAST = 1e-8  # of the highest loss, on a logarithmic axis
-_ORDERS = 20.0  # times the lowest the highest must be for a logarithmic axis
+_ORDERS = 20.0  # highest over lowest loss, from which the axis is logarithmic
 
 
 def draw_loss(axes: Axes, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
-    """Each sampled loss, where there are many a smoothed line, and what is not finite; findings by number."""
+    """Draw each sampled loss, a smoothed line if there are many, marks for missing ones, and numbers of findings."""
     _title(axes, "loss", above=15.0)
-    keys: dict[str, None] = {}  # in this order, each once
-    seen = [one for one in run.losses if np.isfinite(one.losses).any()]
-    for at, one in enumerate(run.losses):
-        known = np.isfinite(one.losses)
+    keys: dict[str, None] = {}  # in order, each once
+    known_losses = [loss for loss in run.losses if np.isfinite(loss.losses).any()]
+    for at, loss in enumerate(run.losses):
+        known = np.isfinite(loss.losses)
         colour = _LINES[at % len(_LINES)]
         many = known.sum() >= _FEWEST_SMOOTHED
         width: dict[str, Any] = {"lw": 0.7, "alpha": 0.45} if many else {"lw": 1.2}
-        axes.plot(one.steps, one.losses, color=colour, **width)  # a NaN breaks it
+        axes.plot(loss.steps, loss.losses, color=colour, **width)  # a NaN breaks it
         alone = known & ~np.append(known[1:], False) & ~np.insert(known[:-1], 0, False)
-        axes.plot(one.steps[alone], one.losses[alone], "o", color=colour, ms=4)
+        axes.plot(loss.steps[alone], loss.losses[alone], "o", color=colour, ms=4)
         if many:
-            middle, around = centred(one.losses)
-            axes.plot(one.steps, middle, color=colour, lw=1.6)
+            middle, around = centred(loss.losses)
+            axes.plot(loss.steps, middle, color=colour, lw=1.6)
             keys[f"thin: each sampled step; thick: median of it and {around} before and after"] = None
-        lost = one.steps[~known & (np.cumsum(known) > 0)]
+        lost = loss.steps[~known & (np.cumsum(known) > 0)]
         bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 5}
         axes.plot(lost, [0] * len(lost), "x", color=_LOST, ms=4, **bottom)
-        keys |= {"×: NaN or Inf, or not seen": None} if len(lost) else {}
+        keys |= {"×: NaN, Inf or unknown": None} if len(lost) else {}
     axes.set_title("; ".join(keys), loc="right", fontsize=SMALL, color=Colour.FAINT, pad=15.0)
-    if not seen:
+    if not known_losses:
         axes.set_yticks([])
-        write(axes, 0.5, 0.5, "the loss was not seen", transform=axes.transAxes, ha="center", color=Colour.FAINT)
-    values = np.concatenate([one.losses[np.isfinite(one.losses)] for one in seen] or [np.ones(1)])
+        write(axes, 0.5, 0.5, "the loss is unknown", transform=axes.transAxes, ha="center", color=Colour.FAINT)
+    values = np.concatenate([loss.losses[np.isfinite(loss.losses)] for loss in known_losses] or [np.ones(1)])
     _axis(axes, values)
     if len(run.losses) > 1:
-        _names(axes, [(f"optimizer {one.optimizer}", _LINES[at % len(_LINES)]) for at, one in enumerate(run.losses)])
+        _names(axes, [(f"optimizer {loss.optimizer}", _LINES[at % len(_LINES)]) for at, loss in enumerate(run.losses)])
     _flags(axes, findings)
 
 
 def _flags(axes: Axes, findings: Sequence[TimedFinding]) -> None:
-    """Numbers above the loss; those that would lie on one another are written as one."""
+    """Draw numbers of findings above the loss; numbers that would overlap are joined."""
     left, right = axes.get_xlim()
     near = (right - left) / 45
     flags: list[tuple[float, list[int]]] = []
-    begun = [(float(one.step), number) for number, one in enumerate(findings, 1) if one.finding != "few-samples"]
-    begun = [(min(max(step, left), right), number) for step, number in begun]  # a run stops between samples
-    for step, number in sorted(begun):  # that there are few samples begins nowhere
+    begun = [
+        (float(finding.step), number) for number, finding in enumerate(findings, 1) if finding.finding != "few-samples"
+    ]
+    begun = [(min(max(step, left), right), number) for step, number in begun]  # a run may stop between samples
+    for step, number in sorted(begun):
         if flags and step - flags[-1][0] < near:
             flags[-1][1].append(number)
         else:
@@ -80,41 +81,41 @@ def _flags(axes: Axes, findings: Sequence[TimedFinding]) -> None:
 
 
 def badge(axes: Axes, x: float, y: float, text: str, **more: Any) -> None:
-    """The number of a finding."""
+    """Draw the number of a finding."""
     box = {"boxstyle": "round,pad=0.22", "facecolor": "white", "edgecolor": Colour.ALARM, "linewidth": 0.8}
     settings = {"ha": "center", "clip_on": False, "zorder": 9, "fontsize": SMALL - 1, "fontweight": "bold"} | more
     write(axes, x, y, text, color=Colour.ALARM, bbox=box, **settings)
 
 
 def draw_rates(axes: Axes, run: RunSeries) -> None:
-    """Learning rates, from 0."""
-    for at, one in enumerate(run.losses):
-        if np.isfinite(one.rates).any():
-            alone = np.isfinite(one.rates).sum() < 2
-            axes.plot(one.steps, one.rates, "o" if alone else "-", color=_LINES[at % len(_LINES)], lw=1.2, ms=4)
-    highest = max((float(np.nanmax(one.rates)) for one in run.losses if np.isfinite(one.rates).any()), default=1.0)
+    """Draw the learning rates, on an axis from 0."""
+    for at, loss in enumerate(run.losses):
+        if np.isfinite(loss.rates).any():
+            alone = np.isfinite(loss.rates).sum() < 2
+            axes.plot(loss.steps, loss.rates, "o" if alone else "-", color=_LINES[at % len(_LINES)], lw=1.2, ms=4)
+    highest = max((float(np.nanmax(loss.rates)) for loss in run.losses if np.isfinite(loss.rates).any()), default=1.0)
     axes.set_ylim(0, 1.8 * highest or 1)  # the name has room above
     axes.set_yticks([0, highest] if highest else [0], ["0", f"{highest:.3g}"] if highest else ["0"])
     write(axes, 0.005, 0.82, "learning rate", transform=axes.transAxes, fontsize=SMALL, fontweight="bold")
 
 
 def draw_curves(
-    axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: TrainingThresholds
+    axes: Axes, grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: TrainingThresholds
 ) -> None:
-    """A band of all layers, the lines of those with a finding by name, and thresholds where they are near."""
+    """Draw a band of all layers, named lines of layers with a finding, and thresholds where they are near."""
     _title(axes, grid.column.title)
     x = np.linspace(*grid.edges, grid.cells.shape[1] + 1)
     x = (x[1:] + x[:-1]) / 2
     cells = np.where(grid.cells > 0, grid.cells, np.nan) if grid.column.logarithmic else grid.cells
     _band(axes, x, cells)
-    found = zip(_worth_naming(grid, run, findings), _LINES, strict=False)
-    named = [(name, row, colour) for (name, row), colour in found]
+    layers = zip(_worth_naming(grid, run, findings), _LINES, strict=False)
+    named = [(name, row, colour) for (name, row), colour in layers]
     for _, row, colour in named:
         marker = "o" if np.isfinite(cells[row]).sum() == 1 else None
         axes.plot(x, cells[row], color=colour, lw=1.4, marker=marker, ms=4, zorder=5)
     _scale_axis(axes, grid, cells)
     if grid.column.logarithmic:
-        for _, row, colour in named:  # what is 0 lies below all powers of ten
+        for _, row, colour in named:  # 0 is below every power of ten
             _floor(axes, x[grid.cells[row] == 0], colour)
     _limits(axes, grid, thresholds)
     _usual(axes, grid)
@@ -123,7 +124,7 @@ def draw_curves(
 
 
 def _band(axes: Axes, x: Array, cells: Array) -> None:
-    """From the lowest to the highest of all layers, and their median."""
+    """Fill from the lowest to the highest layer, and draw the median."""
     some = np.isfinite(cells).any(axis=0)
     if not some.any():
         return
@@ -138,8 +139,8 @@ def _band(axes: Axes, x: Array, cells: Array) -> None:
     axes.plot(x, middle, "o" if alone else "-", color=Colour.FAINT, lw=1.1, ms=4, zorder=3)
 
 
-def _usual(axes: Axes, grid: Grid) -> None:
-    """A dotted line at the usual figure, where it is in sight."""
+def _usual(axes: Axes, grid: LayerStepGrid) -> None:
+    """Draw a dotted line at the usual value, where the axis reaches it."""
     usual, (low, high) = grid.column.usual, axes.get_ylim()
     if usual is None or not low < usual < high:
         return
@@ -149,14 +150,14 @@ def _usual(axes: Axes, grid: Grid) -> None:
 
 
 def _floor(axes: Axes, x: Array, colour: str) -> None:
-    """Triangles on the lower edge, few enough to be told apart."""
+    """Draw triangles on the lower edge, at most about 20."""
     bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 6}
     x = x[:: max(1, len(x) // 20)]
     axes.plot(x, [0.02] * len(x), "v", color=colour, ms=4, **bottom)
 
 
-def _limits(axes: Axes, grid: Grid, thresholds: TrainingThresholds) -> None:
-    """Dashed lines where limits are near what is drawn, from the step on from which they count."""
+def _limits(axes: Axes, grid: LayerStepGrid, thresholds: TrainingThresholds) -> None:
+    """Draw dashed lines at the limits that the axis reaches, from the step on from which they apply."""
     low, high = axes.get_ylim()
     begin = grid.column.judged_from(thresholds)
     left, right = max(grid.edges[0], begin or grid.edges[0]), grid.edges[1]
@@ -169,7 +170,7 @@ def _limits(axes: Axes, grid: Grid, thresholds: TrainingThresholds) -> None:
 
 
 def _emptier_half(axes: Axes, lines: Sequence[Array]) -> str:
-    """Where names are least in the way of the lines that they name."""
+    """The half of the panel with fewer of the named lines, where names hide less."""
     known = np.concatenate([line[np.isfinite(line)] for line in lines] or [np.zeros(0)])
     if not len(known):
         return "top"
@@ -177,16 +178,16 @@ def _emptier_half(axes: Axes, lines: Sequence[Array]) -> str:
     return "bottom" if float(np.median(places)) > 0.6 else "top"
 
 
-def _worth_naming(grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> list[tuple[str, int]]:
-    """Layers that findings on this figure name, with their rows."""
-    labels = [found.layer for found in findings if grid.column.is_about(found)]
+def _worth_naming(grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding]) -> list[tuple[str, int]]:
+    """The layers that findings on this metric name, with their rows."""
+    labels = [finding.layer for finding in findings if grid.column.is_about(finding)]
     rows = rows_of(list(dict.fromkeys(labels)), run)
     rows = [row for row in rows if np.isfinite(grid.cells[row]).any()]
     return [(run.layers[row].label, row) for row in rows[:_MOST_NAMED]]
 
 
 def _names(axes: Axes, named: Sequence[tuple[str, str]], half: str = "top") -> None:
-    """Names beside a piece of their lines, above one another at the left."""
+    """Write names at the left, each beside a piece of its line."""
     if not named:
         return
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}
@@ -207,7 +208,7 @@ def _title(axes: Axes, text: str, above: float = 4.0) -> None:
     axes.set_title(text, loc="left", fontsize=BODY, fontweight="bold", color=Colour.INK, pad=above)
 
 
-def _scale_axis(axes: Axes, grid: Grid, cells: Array) -> None:
+def _scale_axis(axes: Axes, grid: LayerStepGrid, cells: Array) -> None:
     if grid.column.logarithmic:
         known = cells[np.isfinite(cells)]
         low, high = (float(known.min()), float(known.max())) if len(known) else (grid.low, grid.high)
@@ -222,7 +223,7 @@ def _scale_axis(axes: Axes, grid: Grid, cells: Array) -> None:
 
 
 def _axis(axes: Axes, values: Array) -> None:
-    """Logarithmic where a loss falls or jumps by orders: a spike does not press the rest flat."""
+    """Use a logarithmic axis where the loss falls or jumps by orders: a spike must not flatten the rest."""
     above = values[values > 0]
     if values.min() >= 0 and len(above) and values.max() > _ORDERS * np.quantile(above, 0.05):
         _powers(axes, max(float(above.min()), float(values.max()) * _LEAST) / 1.5, float(values.max()) * 1.5)
@@ -232,7 +233,7 @@ def _axis(axes: Axes, values: Array) -> None:
 
 
 def _powers(axes: Axes, low: float, high: float) -> None:
-    """A logarithmic axis with about four powers of ten that can be read."""
+    """Use a logarithmic axis with about four labelled powers of ten."""
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))

@@ -1,4 +1,4 @@
-"""One figure of every layer at every step of a training run as a field of colours."""
+"""A metric of every layer at every step of a training run as a heat map."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from hookscope.drawing import SMALL, Colour, inches, write
-from hookscope.training.log.series import RunSeries
+from hookscope.training.log.series import RunSeries, runs_of_true
 from hookscope.training.log.summary import TimedFinding
-from hookscope.training.plot.columns import Grid, rows_of
+from hookscope.training.plot.columns import LayerStepGrid, rows_of
 from hookscope.training.plot.curves import badge
 
-_NONE, _SPOILED = "#e9e9e9", "#ee6aee"
+_NO_VALUE, _SPOILED = "#e9e9e9", "#ee6aee"
 _ZERO: dict[str, Any] = {"facecolor": "white", "edgecolor": "#4d4d4d", "hatch": "//////", "linewidth": 0.0}
 
 
-def draw_heat(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
-    """Cells with their scale below; findings on this figure by number where they begin, lines where others join in."""
+def draw_heat(axes: Axes, grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
+    """Draw the cells and their scale, with the numbers of findings where they begin, and lines in all their layers."""
     rows = len(run.layers)
     cells = grid.cells.copy()
     norm: Any = Normalize(grid.low, grid.high)
-    colours = matplotlib.colormaps[grid.column.colours].with_extremes(bad=_NONE)
+    colours = matplotlib.colormaps[grid.column.colours].with_extremes(bad=_NO_VALUE)
     if grid.column.logarithmic:
         norm = LogNorm(grid.low, grid.high)
-        cells[cells < grid.low] = grid.low  # 0 is covered
+        cells[cells < grid.low] = grid.low  # 0 is hatched
         _mark_zeros(axes, grid)
     place = (*grid.edges, rows - 0.5, -0.5)
     settings: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "extent": place}
@@ -49,33 +49,32 @@ def draw_heat(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFi
     _scale(axes, colours, norm, grid)
 
 
-def _mark_zeros(axes: Axes, grid: Grid) -> None:
-    """White with hatching over what is exactly 0, which a logarithmic scale has no colour for."""
+def _mark_zeros(axes: Axes, grid: LayerStepGrid) -> None:
+    """Hatch cells of exactly 0, which have no colour on a logarithmic scale."""
     left, right = grid.edges
     wide = (right - left) / grid.cells.shape[1]
-    stretches = []
+    zero_runs = []
     for row, zeros in enumerate(grid.cells == 0):
-        ends = np.flatnonzero(np.diff(np.concatenate([[0], zeros.astype(int), [0]])))
-        for begin, end in zip(ends[::2], ends[1::2], strict=True):
-            stretches.append(Rectangle((left + begin * wide, row - 0.5), (end - begin) * wide, 1.0))
-    if stretches:
-        axes.add_collection(PatchCollection(stretches, zorder=2, **_ZERO), autolim=False)
+        for begin, end in runs_of_true(zeros):
+            zero_runs.append(Rectangle((left + begin * wide, row - 0.5), (end - begin) * wide, 1.0))
+    if zero_runs:
+        axes.add_collection(PatchCollection(zero_runs, zorder=2, **_ZERO), autolim=False)
 
 
-def draw_keys(figure: Figure, x: float, y: float, grids: Sequence[Grid]) -> None:
-    """What the rows are, and a patch with its meaning for each look of a cell that has no place on a scale.
+def draw_keys(figure: Figure, x: float, y: float, grids: Sequence[LayerStepGrid]) -> None:
+    """Explain the rows, and each look of a cell that is on no scale.
 
     Args:
         figure: The page.
-        x: Where it begins, in inches from the left.
-        y: The middle of the line, in inches from the top.
-        grids: Those that are drawn.
+        x: Start of the line, in inches from the left.
+        y: Middle of the line, in inches from the top.
+        grids: The grids of the page.
     """
     wide, high = figure.get_size_inches()
     zeros = any((grid.cells == 0).any() for grid in grids if grid.column.logarithmic)
     keys: list[tuple[str, dict[str, Any]]] = [("exactly 0", _ZERO)] if zeros else []
     keys += [("NaN or Inf", {"facecolor": _SPOILED})] if any(grid.spoiled.any() for grid in grids) else []
-    keys += [("no figure: no weights, frozen, did not run", {"facecolor": _NONE})]
+    keys += [("no value: no weights, frozen, did not run", {"facecolor": _NO_VALUE})]
     settings: dict[str, Any] = {"fontsize": SMALL, "color": Colour.INK}
     text = "each layer, in order of execution:"
     length = inches(text, SMALL) + 0.15 + sum(0.27 + inches(name, SMALL) + 0.22 for name, _ in keys)
@@ -90,26 +89,26 @@ def draw_keys(figure: Figure, x: float, y: float, grids: Sequence[Grid]) -> None
         x += 0.27 + inches(name, SMALL) + 0.22
 
 
-def _mark(axes: Axes, grid: Grid, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
+def _mark(axes: Axes, grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
     left, right = grid.edges
     taken: list[tuple[float, float]] = []
     high = axes.get_position().height * axes.figure.get_size_inches()[1]  # type: ignore[union-attr]
     row_height = high / max(len(run.layers), 1)
-    for number, found in enumerate(findings, 1):
-        if not grid.column.is_about(found):
+    for number, finding in enumerate(findings, 1):
+        if not grid.column.is_about(finding):
             continue
-        for row in rows_of(found.layers, run):
-            axes.plot([found.step] * 2, [row - 0.5, row + 0.5], color=Colour.ALARM, lw=1.6, zorder=6, clip_on=False)
-        for row in rows_of([found.layer], run):
-            x = min(max(found.step, left + 0.06 * (right - left)), right - 0.06 * (right - left))
+        for row in rows_of(finding.layers, run):
+            axes.plot([finding.step] * 2, [row - 0.5, row + 0.5], color=Colour.ALARM, lw=1.6, zorder=6, clip_on=False)
+        for row in rows_of([finding.layer], run):
+            x = min(max(finding.step, left + 0.06 * (right - left)), right - 0.06 * (right - left))
             while any(abs(x - a) < 0.1 * (right - left) and abs(row - b) * row_height < 0.16 for a, b in taken):
                 x += 0.11 * (right - left)
             taken.append((x, row))
             badge(axes, x, row, str(number))
 
 
-def _scale(axes: Axes, colours: Any, norm: Any, grid: Grid) -> None:
-    """A bar of the colours under the field, with the figures at its ends and in its middle."""
+def _scale(axes: Axes, colours: Any, norm: Any, grid: LayerStepGrid) -> None:
+    """Draw a colour bar under the heat map, with the values at its ends and in its middle."""
     figure = axes.figure
     height = figure.get_size_inches()[1]  # type: ignore[union-attr]
     box = axes.get_position()

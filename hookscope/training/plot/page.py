@@ -1,4 +1,4 @@
-"""A training run on one page: loss and learning rate, curves of what stands out, and every layer at every step."""
+"""A training run on one page: loss and learning rate, curves of layers with findings, every layer at every step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookscope.training.log.file import Run
 from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries, series_of
 from hookscope.training.log.summary import TimedFinding, summary
-from hookscope.training.plot.columns import Grid, columns_of, edges_of, grid_of, rows_of
+from hookscope.training.plot.columns import edges_of, grids_of, rows_of
 from hookscope.training.plot.curves import draw_curves, draw_loss, draw_rates
 from hookscope.training.plot.heatmap import draw_heat, draw_keys
 
@@ -43,17 +43,17 @@ def run_figure(
     heading: str = "",
     thresholds: TrainingThresholds | None = None,
 ) -> Figure:
-    """A page with loss and learning rate at the top, and below a column for each figure, over the same steps.
+    """A page with loss and learning rate at the top, and a column for each metric below, over the same steps.
 
-    A column has curves, with those of layers that have a finding by name and all others as a band, and under them a
-    row for each layer in order of execution. Findings are numbered in order of time; a number stands in the line that
-    tells of it, above the loss at the step at which it begins, and in the row of its layer.
+    A column has curves (named lines for layers with a finding, a band for all), and under them a heat map with a row
+    for each layer in order of execution. Findings are numbered in order of time. A number is in the line of the
+    finding at the top, above the loss at the step at which it begins, and in the row of its layer.
 
     Args:
-        run: As `read_runs` reads it.
-        findings: As `findings_over_time` makes them.
+        run: A run of `read_runs`.
+        findings: The findings of `findings_over_time`.
         heading: The first line, such as the name of the log.
-        thresholds: Those that ``findings`` were made with; they are drawn.
+        thresholds: The thresholds of ``findings``; they are drawn.
 
     Example:
         >>> from hookscope.training import Run
@@ -64,10 +64,12 @@ def run_figure(
     """
     thresholds = thresholds or TrainingThresholds()
     series = series_of(run)
-    told = _told(findings)
-    lines = [str(summary(run)), *_notes(series), *told]
+    finding_lines = _finding_lines(findings)
+    lines = [str(summary(run)), *finding_lines]
+    if len(series.losses) > 1:
+        lines.insert(1, f"{len(series.losses)} optimizers: each layer is at the steps of the one that changes it")
     with plain_settings():
-        page = _Page(series, printable(heading) or "a training run", lines, len(told) if findings else 0)
+        page = _Page(series, printable(heading) or "a training run", lines, len(finding_lines) if findings else 0)
         draw_loss(page.loss, series, findings)
         if page.rates is not None:
             draw_rates(page.rates, series)
@@ -79,31 +81,25 @@ def run_figure(
     return page.figure
 
 
-def _notes(run: RunSeries) -> list[str]:
-    if len(run.losses) < 2:
-        return []
-    return [f"{len(run.losses)} optimizers: each layer stands at the steps of the one that changes it"]
-
-
-def _told(findings: Sequence[TimedFinding]) -> list[str]:
+def _finding_lines(findings: Sequence[TimedFinding]) -> list[str]:
     if not findings:
         return ["no findings"]
     lines = [
-        f"{number}  {found.finding}  {found.layer}{': ' if found.layer else ''}{found.evidence}"
-        for number, found in enumerate(findings, 1)
+        f"{number}  {finding.finding}  {finding.layer}{': ' if finding.layer else ''}{finding.evidence}"
+        for number, finding in enumerate(findings, 1)
     ]
     more = len(lines) - _MOST_LINES
     return lines[:_MOST_LINES] + ([f"... and {more} more"] if more > 0 else [])
 
 
 class _Page:
-    """Where everything is on the page, from top to bottom."""
+    """The panels of the page, from top to bottom."""
 
     def __init__(self, run: RunSeries, heading: str, lines: Sequence[str], alarms: int) -> None:
         self.run = run
-        self.grids: list[Grid] = [grid_of(column, run) for column in columns_of(run)]
+        self.grids = grids_of(run)
         self.names = [_short(printable(layer.label)) for layer in run.layers]
-        has_rates = any(np.isfinite(one.rates).any() for one in run.losses)
+        has_rates = any(np.isfinite(loss.rates).any() for loss in run.losses)
         rows = min(max(_ROW * len(run.layers), _LEAST_ROWS), _MOST_ROWS) if self.grids else 0.0
         self.row = rows / max(len(run.layers), 1)
         self.left = _MARGIN + max([0.55, *(inches(name, SMALL, bold=True) + 0.08 for name in self.names)])
@@ -125,7 +121,7 @@ class _Page:
         self._mark_steps()
 
     def _place_panels(self, y: float, wide: float, rows: float, has_rates: bool) -> None:
-        """Loss and learning rate across the page from ``y`` inches down, below them a curve and a heat map a column."""
+        """Add loss and learning rate across the page from ``y`` inches down, and curves and heat maps below."""
         self.loss = self._axes(self.left, y, wide, _LOSS)
         y += _LOSS
         if has_rates:
@@ -140,7 +136,7 @@ class _Page:
         self.keys = y + _CURVES + _KEYS - 0.17
 
     def _mark_steps(self) -> None:
-        """The same steps along every panel, written where there is room."""
+        """Give every panel the same steps, with labels where there is room."""
         left, right, _ = edges_of(self.run)
         across = [self.loss] if self.rates is None else [self.loss, self.rates]
         for axes in [*across, *self.curves, *self.heats]:
@@ -155,7 +151,7 @@ class _Page:
         write(lowest, 1, -0.2 if self.rates is None else -0.68, "step", **_beside(lowest))
 
     def _axes(self, x: float, y: float, wide: float, high: float) -> Axes:
-        """Panel, its left upper corner so many inches from that of the page."""
+        """A panel at ``x`` and ``y`` inches from the upper left corner of the page."""
         place: _Place = (x / self.width, 1 - (y + high) / self.height, wide / self.width, high / self.height)
         axes = self.figure.add_axes(place)
         axes.set_axisbelow(True)
@@ -166,7 +162,6 @@ class _Page:
         return axes
 
     def _wrapped(self, line: str) -> list[str]:
-        """A line of the head; what stands before the words of a finding is alone at the left."""
         return wrapped_lines(printable(line), self.width - 2 * _MARGIN, BODY, 2, "     " if line[:1].isdigit() else "")
 
     def _head(self, heading: str, lines: Sequence[tuple[str, bool]]) -> None:
@@ -183,10 +178,10 @@ class _Page:
         write(self.figure, x / self.width, 1 - y / self.height, text, **more)
 
     def label_rows(self, findings: Sequence[TimedFinding]) -> None:
-        """As many names as can be read, and first those of layers that are named in a finding."""
+        """Write as many names of layers as fit, those in findings first."""
         if not self.heats:
             return
-        axes, wanted = self.heats[0], rows_of([found.layer for found in findings], self.run)
+        axes, wanted = self.heats[0], rows_of([finding.layer for finding in findings], self.run)
         step = max(1, math.ceil(SMALL * 1.2 / 72 / self.row))
         taken: list[int] = []
         beside = {"transform": axes.get_yaxis_transform(), "clip_on": False, "ha": "right", "fontsize": SMALL}
@@ -198,7 +193,7 @@ class _Page:
             write(axes, -0.06 / self.panel, at, self.names[at], **beside, **alarm)
 
     def legend(self) -> None:
-        """What the marks mean: of the cells above them, of the curves at the foot of the page."""
+        """Explain the cells above the heat maps, and the curves at the foot of the page."""
         if not self.heats:
             return
         draw_keys(self.figure, self.left, self.keys, self.grids)
@@ -211,11 +206,11 @@ def _beside(axes: Axes) -> dict[str, Any]:
 
 
 def _step_ticks(axes: Axes, run: RunSeries, most: int) -> None:
-    """Whole steps between the first and the last, few enough to be read."""
-    left = min((int(one.steps[0]) for one in run.losses), default=0)
-    right = max((int(one.steps[-1]) for one in run.losses), default=0)
-    found = MaxNLocator(most, integer=True).tick_values(left, right)
-    ticks = sorted({round(at) for at in found if left <= at <= right})
+    """Label at most ``most`` whole steps."""
+    left = min((int(loss.steps[0]) for loss in run.losses), default=0)
+    right = max((int(loss.steps[-1]) for loss in run.losses), default=0)
+    values = MaxNLocator(most, integer=True).tick_values(left, right)
+    ticks = sorted({round(at) for at in values if left <= at <= right})
     axes.set_xticks(ticks, [_thousands(at) for at in ticks])
 
 

@@ -167,7 +167,7 @@ def test_a_bias_far_below_0_kills_the_relu_and_what_comes_before_gets_no_gradien
     found = findings_over_time(train(model, sgd(model)))
     assert named(found) == [("dead-layer", "3"), ("no-gradient", "2")]
     assert found[0].evidence.endswith(
-        "to the end: all 8 channels are 0 for the whole batch; not told, for it follows from that: dead-channels in 3"
+        "to the end: all 8 channels are 0 for the whole batch; this explains dead-channels in 3"
         " layers from '5' to '7', no-update in '4'"
     )
     assert found[1].evidence.endswith("to the end: its gradient is 0 everywhere; '0' too")

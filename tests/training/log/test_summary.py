@@ -43,7 +43,7 @@ def test_models_optimizers_and_losses_that_are_not_seen() -> None:
     found = summary(Run({}, rows))
     assert (found.models, found.optimizers, found.sampled, found.first_loss) == (2, 2, 6, None)
     assert str(found).startswith(
-        "101 steps, 6 sampled, of 2 layers in 2 models with 2 optimizers in 1 min 40 s; no end"
+        "101 steps, 6 sampled, of 2 layers in 2 models with 2 optimizers in 1 min 40 s; not ended"
     )
 
 

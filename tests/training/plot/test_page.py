@@ -99,7 +99,7 @@ def test_a_sound_run_says_so() -> None:
     assert heads[0] == "run.ndjson"
     assert (
         heads[1]
-        == "451 steps, 10 sampled, of 3 layers in 45 s; loss 2 -> 1.55; no end: it goes on still, or was killed"
+        == "451 steps, 10 sampled, of 3 layers in 45 s; loss 2 -> 1.55; not ended: it still runs, or was killed"
     )
     assert heads[2] == "no findings"
     assert words(field(figure, "activation std")) == []
@@ -145,7 +145,7 @@ def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_figure_has() -> None:
     assert stretch.get_extents().extents.tolist() == [25, -0.5, 475, 0.5]
     assert violet.get_array().mask.tolist() == (~grid.spoiled).tolist()
     keys = {text.get_text() for text in drawn(found).texts}
-    assert keys >= {"exactly 0", "NaN or Inf", "no figure: no weights, frozen, did not run"}
+    assert keys >= {"exactly 0", "NaN or Inf", "no value: no weights, frozen, did not run"}
     sound = {text.get_text() for text in drawn(run()).texts}
     assert not sound & {"exactly 0", "NaN or Inf"}
 
@@ -177,7 +177,7 @@ def test_a_smoothed_loss_begins_with_the_first_is_explained_and_bridges_no_gap()
 
     axes = panel(drawn(run(60, change=losses)), "loss")
     told = axes.get_title(loc="right")
-    assert told == "thin: each sampled step; thick: median of it and 2 before and after; ×: NaN or Inf, or not seen"
+    assert told == "thin: each sampled step; thick: median of it and 2 before and after; ×: NaN, Inf or unknown"
     thick = next(line for line in axes.lines if line.get_linewidth() == 1.6)
     values = thick.get_ydata()
     assert (values[0], values[59]) == (2.5, 302.0)
@@ -248,7 +248,7 @@ def test_every_run_is_drawn_and_no_line_leaves_the_page(log: Run, suffix: str) -
 def test_two_optimizers_are_told_apart() -> None:
     figure = drawn(run(change=lambda step, layer: {"optimizer": layer % 2, "model": layer % 2}))
     assert words(panel(figure, "loss"))[:2] == ["optimizer 0", "optimizer 1"]
-    assert "2 optimizers: each layer stands at the steps of the one that changes it" in [
+    assert "2 optimizers: each layer is at the steps of the one that changes it" in [
         text.get_text() for text in figure.texts
     ]
 
