@@ -210,7 +210,7 @@ def operation_name(node: str) -> str:
 
 def _cause(operation: str) -> tuple[str, str]:
     if operation == "input":
-        return "the data has it: no operation computed it", "look at the data of this step"
+        return "it comes from the data", "look at the data of this step"
     return f"made by {operation}", f"keep the input of {operation} in its range, or lower the learning rate"
 
 
