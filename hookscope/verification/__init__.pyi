@@ -1,3 +1,2 @@
-from .checks import Check as Check
+from .checks import Check as Check, verify as verify
 from .paired_passes import noise_pictures as noise_pictures
-from .run import verify as verify

@@ -1,25 +1,57 @@
-"""What a check of hookscope against a judge comes to: how much was compared, how far apart it is, and where."""
+"""Six checks of what hookscope reports about a model on this machine, each against an independent judge."""
 
 from __future__ import annotations
 
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope.hooks import largest_difference, largest_value
+import torch
+from torch import Tensor, nn
+
+from hookscope.errors import HookscopeError, LayerError, ModelError, is_out_of_memory
+from hookscope.hooks import (
+    Activations,
+    Call,
+    Layers,
+    Observer,
+    Selection,
+    Shape,
+    StateChange,
+    call_key,
+    largest_difference,
+    largest_value,
+    random_states,
+    random_states_kept,
+    same_bits,
+    tensors_in,
+)
+from hookscope.models import LoadedModel
+from hookscope.tracing import Trace, TracedCall, rows_of_type, trace
+from hookscope.verification.fx_reference import Edges, run_fx_graph
+from hookscope.verification.paired_passes import CallSignature, PairedPasses, Shapes, inputs_of, run_model, shapes_in
+
+TOLERANCE = 1e-5
+"""How far an output may be from its judge's on a GPU, relative to the largest absolute value of the judge's: a GPU may
+choose another algorithm. On the CPU every output of torchvision's models is exact, and nothing less passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
         name: ``feature-extractor``, ``re-computation``, ``model-output``, ``inputs``, ``untouched`` or ``shapes``.
-        holds: Whether all is as it must be; None where the check is not possible for this model.
-        compared: How many things were compared.
+        holds: Whether the check passes; None where it is not possible for this model.
+        compared: How many values were compared.
         largest_difference: The largest absolute difference among them, None where nothing was compared.
-        layer: Where it is, as ``name`` or ``name#call``: the first offence where the check fails, else the largest
-            difference; empty where there is none.
-        note: What else is to be known, such as why the check is not possible.
+        layer: The call, as ``name`` or ``name#call``, of the first offence where the check fails, else of the largest
+            difference; empty where no value differs.
+        note: More about the result, such as why the check is not possible.
     """
 
     name: str
@@ -31,11 +63,11 @@ class Check:
 
 
 class Comparison:
-    """Counts comparisons, and remembers the largest difference and the first that is too large.
+    """Counts comparisons, and keeps the largest difference and the first that is too large.
 
     Args:
-        name: Of the check.
-        tolerance: How far two values may be apart, relative to the largest absolute value of the judge's.
+        name: The name of the check.
+        tolerance: How far two values may be apart, relative to the largest absolute value of the judge.
 
     Example:
         >>> import torch
@@ -43,8 +75,8 @@ class Comparison:
         >>> ones, zeros = torch.ones(2), torch.zeros(2)
         >>> comparison.compare("conv1", ones, ones), comparison.compare("fc", ones, zeros)
         (True, False)
-        >>> found = comparison.check("nothing to compare")
-        >>> found.holds, found.largest_difference, found.layer, found.note
+        >>> check = comparison.check("nothing to compare")
+        >>> check.holds, check.largest_difference, check.layer, check.note
         (False, 1.0, 'fc', '1 of 2 differ')
     """
 
@@ -57,14 +89,14 @@ class Comparison:
         self.notes: list[str] = []
 
     def compare(self, layer: str, recorded: Any, truth: Any) -> bool:
-        """Count one comparison; whether the two are equal, or near enough."""
+        """Count one comparison; returns whether the two are equal, or near enough."""
         difference = largest_difference(recorded, truth)
         near = difference == 0 or difference <= self.tolerance * largest_value(truth)
         self.add(layer, difference, near)
         return near
 
     def add(self, layer: str, difference: float | None, near: bool) -> None:
-        """Count one comparison that was made elsewhere."""
+        """Count a comparison made by the caller."""
         self.compared += 1
         if difference is not None and (self.largest is None or difference > self.largest):
             self.largest = difference
@@ -73,10 +105,245 @@ class Comparison:
             self.offences.append(layer)
 
     def check(self, nothing: str) -> Check:
-        """What was found; ``nothing`` says why there was nothing to compare."""
+        """The result; ``nothing`` is the note of a check that compared nothing."""
         if not self.compared:
             return Check(self.name, None, 0, None, note="; ".join([nothing, *self.notes]))
         if not self.offences:
             return Check(self.name, True, self.compared, self.largest, self.layer, "; ".join(self.notes))
         note = f"{len(self.offences)} of {self.compared} differ"
         return Check(self.name, False, self.compared, self.largest, self.offences[0], "; ".join([note, *self.notes]))
+
+
+def verify(
+    net: LoadedModel, pictures: Sequence[Tensor], layers: Layers = "all", types: Iterable[Any] = ("all",)
+) -> Iterator[Check]:
+    """Check what hookscope reports about ``net`` against independent judges; yields each `Check` once it is known.
+
+    1. ``feature-extractor``: captured outputs equal those of torchvision's feature extractor, one node at a time.
+    2. ``re-computation``: the recorded input of each call, through a deep copy of its layer, gives the recorded output.
+    3. ``model-output``: the model's outputs with and without hooks are the same to the bit.
+    4. ``inputs``: recorded inputs equal the recorded outputs that fed them, where the graph of 1 says so.
+    5. ``untouched``: hooks, modes, parameters, flags, gradients, buffers and random states are as before, after a whole
+       pass and after one that an exception ended.
+    6. ``shapes``: `trace`, which ``list-layers`` prints, has the calls and shapes of the real pass.
+
+    Args:
+        net: What `load_model` returned.
+        pictures: Prepared pictures, as `noise_pictures` or ``net.preprocess`` make them: one, or two for optical flow.
+        layers: A selection, see `Selection`.
+        types: Class names that indices count; every leaf by default.
+
+    Raises:
+        LayerError: for names, types and indices that the model does not have.
+        InputError: when the model refuses the pictures.
+
+    Example:
+        >>> from hookscope.models import load_model
+        >>> from hookscope.verification import noise_pictures
+        >>> net = load_model("squeezenet1_1", weights="none", input_size=(32, 32))
+        >>> [(check.name, check.holds) for check in verify(net, noise_pictures(net))][:2]
+        [('feature-extractor', True), ('re-computation', True)]
+    """
+    net_tolerance = 0.0 if net.device == "cpu" else TOLERANCE
+    with _quiet_pass():
+        passes = PairedPasses.run(net, list(pictures), Selection.of(layers), tuple(types))
+    with _quiet_pass():
+        check, edges = _feature_extractor(passes, net_tolerance)
+    yield check
+    with _quiet_pass():
+        check = _recomputation(passes, net_tolerance)
+    yield check
+    with _quiet_pass():
+        check = _model_output(passes.plain, passes.hooked, lambda: run_model(net, passes.pictures))
+    yield check
+    yield _inputs(edges, passes.activations, passes.signatures)
+    with _quiet_pass():
+        check = _untouched(passes)
+    yield check
+    with _quiet_pass():
+        check = _shapes(passes)
+    yield check
+
+
+@contextmanager
+def _quiet_pass() -> Iterator[None]:
+    """No gradients, random states put back, and on a GPU the same algorithm every time."""
+    cudnn = torch.backends.cudnn
+    same = cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32)
+    with torch.inference_mode(False), torch.no_grad(), random_states_kept(), same:
+        yield
+
+
+def _feature_extractor(passes: PairedPasses, tolerance: float) -> tuple[Check, Edges | None]:
+    """The check, and which calls feed which; no edges where the graph does not run."""
+    comparison = Comparison("feature-extractor", tolerance)
+    edges = None
+
+    def compare(key: str, output: Any) -> None:
+        if key in passes.signatures:
+            comparison.compare(key, passes.activations.get(key), output)
+
+    try:
+        edges = run_fx_graph(passes.model, inputs_of(passes.net, passes.pictures), compare)
+    except ModelError as error:
+        if not comparison.offences:
+            return Check(comparison.name, None, 0, None, note=error.asked), None
+    missed = len(passes.calls) - comparison.compared
+    if comparison.compared and missed:
+        comparison.notes.append(f"{missed} of {len(passes.calls)} calls are no node of the graph")
+    return comparison.check("no wanted call is a node of the graph"), edges
+
+
+def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
+    comparison = Comparison("re-computation", tolerance)
+    layers = dict(passes.model.named_modules())
+    uncopied = 0
+    for call in passes.calls:
+        key = call.key
+        layer = _copied(layers[call.name])
+        if layer is None:
+            uncopied += 1
+        elif key not in passes.activations:
+            comparison.add(key, math.inf, False)
+            if len(comparison.offences) == 1:
+                comparison.notes.append(f"'{key}' was not recorded")
+        else:
+
+            def recompute(layer: nn.Module, key: str = key) -> Any:
+                args, kwargs = passes.signatures[key].copied_arguments(passes.activations.inputs[key])
+                return layer(*args, **kwargs)
+
+            agrees = comparison.compare(key, passes.activations[key], recompute(layer))
+            if not agrees and len(comparison.offences) == 1:
+                first, second = (recompute(copy.deepcopy(layers[call.name])) for _ in range(2))
+                if largest_difference(first, second):
+                    comparison.notes.append(f"'{key}' is random: two re-computations differ too")
+    if uncopied:
+        comparison.notes.append(f"{uncopied} of {len(passes.calls)} calls are of layers that cannot be copied")
+    return comparison.check("nothing can be computed again" if uncopied else "no wanted layer ran")
+
+
+def _copied(layer: nn.Module) -> nn.Module | None:
+    """A copy of a layer; None where it holds an object that cannot be copied, such as a tensor in an autograd graph."""
+    try:
+        return copy.deepcopy(layer)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return None
+
+
+def _model_output(plain: Any, hooked: Any, run_again: Callable[[], Any]) -> Check:
+    comparison = Comparison("model-output")
+    plain_tensors, hooked_tensors = tensors_in(plain), tensors_in(hooked)
+    for part in dict.fromkeys([*plain_tensors, *hooked_tensors]):
+        pair = plain_tensors.get(part), hooked_tensors.get(part)
+        same = same_bits(*pair)
+        comparison.add("", largest_difference(*pair), same)
+        if not same and part:
+            comparison.notes.append(f"part '{part}' of the output")
+    if comparison.offences and not same_bits(plain, run_again()):
+        comparison.notes.append("two passes without hooks differ too: the model is random or keeps a state")
+    return comparison.check("the model puts out no tensor")
+
+
+def _inputs(edges: Edges | None, activations: Activations, signatures: Mapping[str, CallSignature]) -> Check:
+    comparison = Comparison("inputs")
+    if edges is None:
+        return comparison.check("there is no graph")
+    for edge in edges.edges:
+        if edge.source not in activations or edge.target not in activations:
+            continue
+        args, kwargs = signatures[edge.target].arguments(activations.inputs[edge.target])
+        named = dict(enumerate(args)) | kwargs
+        comparison.compare(edge.target, named.get(edge.argument), activations[edge.source])
+    if edges.overwritten:
+        comparison.notes.append(f"{edges.overwritten} inputs were overwritten on the way, and are not compared")
+    return comparison.check("no wanted call feeds another")
+
+
+def _untouched(passes: PairedPasses) -> Check:
+    comparison = Comparison("untouched")
+    changes = [*passes.changes, *passes.changes_after_exception()]
+    comparison.compared = 2 * passes.parts
+    comparison.largest = max((change.difference for change in changes if change.difference is not None), default=0.0)
+    for change in changes:
+        drawn = change.what.startswith("random state")
+        comparison.offences.append(_first_random_leaf(passes) if drawn else change.layer)
+    if changes:
+        comparison.notes.append(_about(changes[0], passes))
+    return comparison.check("")
+
+
+def _about(change: StateChange, passes: PairedPasses) -> str:
+    own = any((other.layer, other.what) == (change.layer, change.what) for other in passes.own_changes)
+    when = "" if passes.changes else " by a pass left half-way"
+    return f"{change.what} changed{when}" + (", without hooks too: the layer does it" if own else "")
+
+
+def _first_random_leaf(passes: PairedPasses) -> str:
+    """The first leaf that draws a random number; empty when no leaf does."""
+    keys: list[str] = []
+
+    def note(call: Call, *rest: Any) -> None:
+        if observer.input != random_states():
+            keys.append(call.key)
+
+    observer = Observer(passes.model, "all", ("all",), note, on_input=lambda *call: random_states())
+    with random_states_kept(), observer:
+        run_model(passes.net, passes.pictures)
+    return next(iter(keys), "")
+
+
+def _shapes(passes: PairedPasses) -> Check:
+    comparison = Comparison("shapes")
+    try:
+        traced = trace(passes.model, inputs_of(passes.net, passes.pictures))
+    except HookscopeError as error:
+        return Check(comparison.name, None, 0, None, note=str(error)[:160])
+    comparison.notes += ["traced by a real pass: the model wants values"] if traced.real else []
+    traced_calls, indices = _calls_of(traced), _indices(traced, passes.types)
+    for call in passes.calls:
+        row = traced_calls.get((call.name, call.call))
+        real = (*passes.signatures[call.key].shapes, *shapes_in(passes.activations.get(call.key)))
+        shapes = (*_flat(row.input_shape), *_flat(row.output_shape)) if row is not None else ()
+        same_call = row is not None and indices.get((call.name, call.call)) == call.index
+        comparison.add(call.key, _largest_shape_difference(real, shapes), same_call and real == shapes)
+    if passes.total != len(indices):
+        comparison.notes.append(f"the trace has {len(indices)} calls, the pass {passes.total}")
+        ran = {(call.name, call.call) for call in passes.calls}
+        lost = next((call_key(*call) for call in indices if call not in ran), "")
+        comparison.add(comparison.offences[0] if comparison.offences else lost, None, False)
+    return comparison.check("no wanted layer ran")
+
+
+def _calls_of(traced: Trace) -> dict[tuple[str, int], TracedCall]:
+    times: Counter[int] = Counter()
+    calls = {}
+    for call in traced.calls:
+        calls[traced.layers[call.layer].name, times[call.layer]] = call
+        times[call.layer] += 1
+    return calls
+
+
+def _indices(traced: Trace, types: Iterable[Any]) -> dict[tuple[str, int], int]:
+    """The index that ``list-layers`` prints for each call of the types."""
+    try:
+        rows = rows_of_type(traced, types)
+    except LayerError:  # no layer of the types: all were selected by name
+        return {}
+    return {(row.name, row.call): row.index for row in rows if row.index is not None and row.call is not None}
+
+
+def _flat(shape: Shape) -> Shapes:
+    if shape is None:
+        return ()
+    return tuple(shape.values()) if isinstance(shape, dict) else (shape,)
+
+
+def _largest_shape_difference(shapes: Shapes, others: Shapes) -> float:
+    """The largest difference between two sides of the same tensors; infinite for other numbers of axes."""
+    if [len(shape) for shape in shapes] != [len(shape) for shape in others]:
+        return math.inf
+    pairs = zip(shapes, others, strict=True)
+    return float(max((abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True)), default=0))

@@ -1,4 +1,4 @@
-"""A model run as torchvision's feature extractor does, node by node of its graph: the judge of what is captured."""
+"""The independent judge of captures: a model run node by node, as torchvision's feature extractor does."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hookscope.hooks import call_key, is_leaf, tensors_in
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An output that is the input of another call: of ``source``, as positional or keyword ``argument`` of ``target``.
+    """The output of call ``source`` is the positional or keyword input ``argument`` of call ``target``.
 
-    Both are keyed as activations are, ``name`` or ``name#call``.
+    Calls are ``name`` or ``name#call``.
     """
 
     source: str
@@ -29,11 +29,11 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What feeds what in a graph.
+    """Which call feeds which.
 
     Attributes:
         edges: In order of execution of their targets.
-        overwritten: How many more there are whose value is written over on the way, so that the two differ rightly.
+        overwritten: How many more edges carry a value that is overwritten on the way, so that output and input differ.
     """
 
     edges: tuple[Edge, ...]
@@ -43,19 +43,18 @@ class Edges:
 def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[[str, Any], None]) -> Edges:
     """Trace a copy of ``model`` as `torchvision.models.feature_extraction` does, and run the graph on ``inputs``.
 
-    One pass shows the value of every node, where `create_feature_extractor` would be asked for one node at a time:
-    asked for several, it gives them in memory that later in-place layers have written over. torchvision's own blocks
-    (``Conv2dNormActivation``) are traced through, so that their layers are nodes too, and so is every layer without
-    children, whoever wrote it.
+    One pass shows the value of every node. `create_feature_extractor` could return one node at a time only: several
+    would be in memory that later in-place layers have overwritten. Every layer without children is a node, also those
+    inside torchvision's own blocks (``Conv2dNormActivation``).
 
     Args:
         model: Any eager module, in eval mode. The graph is that of a deep copy; the model itself does not run.
         inputs: Its positional inputs; in-place layers may write to them.
-        on_output: Called with the key of a layer's call, ``name`` or ``name#call``, and what it put out, at once: the
-            next node may overwrite it.
+        on_output: Called with the key of a layer's call, ``name`` or ``name#call``, and its output, before the next
+            node may overwrite it.
 
     Returns:
-        Which calls feed which.
+        The edges of the graph.
 
     Raises:
         ModelError: when the model cannot be copied, its forward cannot be traced, or the graph does not run.
@@ -66,10 +65,11 @@ def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[
         >>> run_fx_graph(net, (torch.zeros(1, 3, 2, 2),), lambda key, output: None).edges
         (Edge(source='0', target='1', argument=0),)
     """
-    graph = _step("it cannot be copied", lambda: _traceable_copy(model))
-    run = _NodeByNode(_step("fx cannot trace it", lambda: _traced(graph)), on_output)
-    _step("its graph does not run", lambda: run.run(*inputs))
-    return Edges(tuple(run.edges), run.overwritten)
+    # a copy: tracing may leave proxies in attributes, and the graph calls the layers it was traced from
+    twin = _step("it cannot be copied", lambda: copy.deepcopy(model))
+    interpreter = _NodeByNode(_step("fx cannot trace it", lambda: _traced(twin)), on_output)
+    _step("its graph does not run", lambda: interpreter.run(*inputs))
+    return Edges(tuple(interpreter.edges), interpreter.overwritten)
 
 
 def _step(refusal: str, action: Callable[[], Any]) -> Any:
@@ -82,14 +82,9 @@ def _step(refusal: str, action: Callable[[], Any]) -> Any:
         raise ModelError(f"{refusal}: {text[:120]}") from error
 
 
-def _traceable_copy(model: nn.Module) -> nn.Module:
-    # tracing may leave proxies in what a forward keeps for itself, and the graph calls the layers it was traced from
-    return copy.deepcopy(model)
-
-
 def _traced(model: nn.Module) -> fx.GraphModule:
     class Tracer(feature_extraction.NodePathTracer):  # type: ignore[misc]
-        """torchvision's tracer, for which every layer without children is a node, and none of torchvision's with."""
+        """torchvision's tracer, with every layer without children as a node, and no layer of torchvision with any."""
 
         def is_leaf_module(self, m: nn.Module, module_qualname: str) -> bool:
             if is_leaf(m) or isinstance(m, tuple(self.leaf_modules)):
@@ -101,7 +96,7 @@ def _traced(model: nn.Module) -> fx.GraphModule:
 
 
 class _NodeByNode(fx.Interpreter):
-    """Runs a graph and shows what each call of a module puts out the moment it does."""
+    """Runs a graph and shows the output of each call of a module at once."""
 
     def __init__(self, module: fx.GraphModule, on_output: Callable[[str, Any], None]) -> None:
         super().__init__(module)
@@ -112,7 +107,7 @@ class _NodeByNode(fx.Interpreter):
         self._outputs: dict[fx.Node, tuple[str, list[int]]] = {}
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs of a node, lists as the lists they were in the code: a function may change its own."""
+        """The inputs of a node, with mutable lists as in the code: a function may change its own."""
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         return tuple(map(_mutable, args)), {name: _mutable(value) for name, value in kwargs.items()}
 
@@ -130,8 +125,8 @@ class _NodeByNode(fx.Interpreter):
         return output
 
     def _note_edges(self, node: fx.Node, key: str) -> None:
-        given: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
-        for argument, source in given:
+        arguments: list[tuple[int | str, Any]] = [*enumerate(node.args), *node.kwargs.items()]
+        for argument, source in arguments:
             if not isinstance(source, fx.Node) or source not in self._outputs:
                 continue
             fed_by, versions = self._outputs[source]

@@ -18,7 +18,7 @@ from torchvision.models.feature_extraction import create_feature_extractor, get_
 
 import hookscope.hooks.captured
 import hookscope.hooks.registration
-import hookscope.verification.run
+import hookscope.verification.checks
 from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks.activations import capture
 from hookscope.hooks.measure import largest_difference, same_bits
@@ -27,10 +27,9 @@ from hookscope.models.inputs import family_of
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
-from hookscope.verification.checks import Check
+from hookscope.verification.checks import Check, verify
 from hookscope.verification.fx_reference import Edge, run_fx_graph
 from hookscope.verification.paired_passes import noise_pictures
-from hookscope.verification.run import verify
 from tests.helpers import hooks_on
 
 NAMES = ["feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"]
@@ -373,7 +372,7 @@ def test_a_wrong_shape_in_the_trace_is_found(monkeypatch: pytest.MonkeyPatch) ->
         ]
         return dataclasses.replace(found, calls=tuple(wrong))
 
-    monkeypatch.setattr(hookscope.verification.run, "trace", lie)
+    monkeypatch.setattr(hookscope.verification.checks, "trace", lie)
     found = checks(Reused())
     assert failing(found) == [("shapes", "conv2")]
     assert found["shapes"].largest_difference == 1.0
@@ -384,7 +383,7 @@ def test_a_call_that_the_trace_has_not_is_found(monkeypatch: pytest.MonkeyPatch)
         found = hookscope.tracing.summary.trace(*args, **more)
         return dataclasses.replace(found, calls=found.calls[:4] + found.calls[5:])
 
-    monkeypatch.setattr(hookscope.verification.run, "trace", forget)
+    monkeypatch.setattr(hookscope.verification.checks, "trace", forget)
     found = checks(Reused())["shapes"]
     assert (found.holds, found.layer, found.largest_difference) == (False, "relu#1", math.inf)
     assert "the trace has 5 calls, the pass 6" in found.note
