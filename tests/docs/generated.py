@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -222,32 +222,27 @@ def _list(body: str) -> str:
 
 
 def _interventions(_: str) -> str:
-    """Each word of ``--at`` with its class, its own parameters and the first sentence of its docstring."""
+    """Each word of ``--at`` with its class, its own parameters and its summary."""
     lines = ["| word | class | parameters | what it does |", "| --- | --- | --- | --- |"]
     common = {field.name for field in dataclasses.fields(hookscope.interventions.Zero)}
     for word, kind in hookscope.interventions.WORDS.items():
-        parameters = [
-            "from" if field.name in ("source", "direction") else _parameter(field)
-            for field in dataclasses.fields(kind)
-            if field.name not in common
-        ]
+        parameters = [_parameter(field) for field in dataclasses.fields(kind) if field.name not in common]
         link = f"[`{kind.__name__}`](../python-api.md#{kind.__name__.lower()})"
-        lines.append(f"| `{word}` | {link} | {_codes(parameters)} | {_first_sentence(kind)} |")
+        lines.append(f"| `{word}` | {link} | {_codes(parameters)} | {kind.summary} |")
     return "\n".join(lines)
 
 
-def _parameter(field: dataclasses.Field[Any]) -> str:
-    if field.default is dataclasses.MISSING or field.default is None:
+def _parameter(field: dataclasses.Field[Any], defaults: Mapping[str, Any]) -> str:
+    if field.metadata.get("from_file"):
+        return "from"
+    default = defaults.get(field.name, field.default)
+    if default is dataclasses.MISSING or default is None:
         return field.name
-    return f"{field.name}={field.default}".replace("False", "false").replace("True", "true")
+    return f"{field.name}={default}".replace("False", "false").replace("True", "true")
 
 
 def _codes(words: list[str]) -> str:
     return " ".join(f"`{word}`" for word in words) or "–"
-
-
-def _first_sentence(thing: Any) -> str:
-    return re.split(r"(?<!al\.)(?<=\.)\s", " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split()))[0]
 
 
 def _questions() -> Iterator[str]:
