@@ -226,7 +226,9 @@ def _interventions(_: str) -> str:
     lines = ["| word | class | parameters | what it does |", "| --- | --- | --- | --- |"]
     common = {field.name for field in dataclasses.fields(hookscope.interventions.Zero)}
     for word, kind in hookscope.interventions.WORDS.items():
-        parameters = [_parameter(field) for field in dataclasses.fields(kind) if field.name not in common]
+        parameters = [
+            _parameter(field, kind.one_pass) for field in dataclasses.fields(kind) if field.name not in common
+        ]
         link = f"[`{kind.__name__}`](../python-api.md#{kind.__name__.lower()})"
         lines.append(f"| `{word}` | {link} | {_codes(parameters)} | {kind.summary} |")
     return "\n".join(lines)
