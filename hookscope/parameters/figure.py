@@ -1,4 +1,4 @@
-"""The weights of a model on one page: how each layer's are spread, and what is wrong written beside it."""
+"""A plot of the weights of a model: the distribution for each layer, with the findings beside it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hookscope.parameters.findings import finding_names
 from hookscope.parameters.statistics import ParameterStatistics
 
 _MOST_LINES = 8
-_OWN = {"weight", "bias", "running_mean", "running_var"}  # told in the row of their layer
+_IN_ROW_OF_LAYER = {"weight", "bias", "running_mean", "running_var"}
 
 
 @dataclass
 class _Row:
-    """One row of the page: a layer, or a parameter that is no weight of one, such as a class token."""
+    """One row of the page: a layer, or a parameter with another name than the usual ones, such as a class token."""
 
     label: str
     weight: ParameterStatistics | None = None
@@ -34,9 +34,9 @@ def weights_figure(
     """A page with a row for each layer in order of registration: weights, filters, zeros, running variances.
 
     Args:
-        rows: As `parameter_statistics` made them.
-        findings: As `parameter_findings` made them.
-        heading: Which model with which weights.
+        rows: From `parameter_statistics`.
+        findings: From `parameter_findings`.
+        heading: Model and weights.
         lines: Further lines below the heading, such as totals.
 
     Example:
@@ -47,7 +47,7 @@ def weights_figure(
         ['weights', 'zeros (%)']
     """
     page_rows = _page_rows(rows)
-    told = _told(findings)
+    finding_lines = _finding_lines(findings)
     panels = [("weights", 3.4, _draw_weights), ("zeros (%)", 1.0, _draw_zeros)]
     if any(row.weight is not None and row.weight.filter_norm_min is not None for row in page_rows):
         panels.insert(1, ("norms of filters", 2.2, _draw_filters))
@@ -58,10 +58,10 @@ def weights_figure(
             [row.label for row in page_rows],
             [title for title, _, _ in panels],
             heading,
-            [*lines, *told],
+            [*lines, *finding_lines],
             [width for _, width, _ in panels],
             {at: "; ".join(row.notes) for at, row in enumerate(page_rows) if row.notes},
-            range(len(lines), len(lines) + len(told)) if findings else (),
+            range(len(lines), len(lines) + len(finding_lines)) if findings else (),
         )
         for (_, _, draw), axes in zip(panels, page.panels, strict=True):
             draw(axes, page_rows)
@@ -70,24 +70,24 @@ def weights_figure(
 
 
 def _page_rows(rows: Sequence[ParameterStatistics]) -> list[_Row]:
-    found: dict[str, _Row] = {}
-    # where all BatchNorms are new, as with random weights, the heading says it once
+    page_rows: dict[str, _Row] = {}
+    # if no BatchNorm was ever updated, as with random weights, only the lines below the heading mention it
     never = {row.layer for row in rows if row.updated is False}
     all_never = never == {row.layer for row in rows if row.updated is not None}
     for row in rows:
         leaf = row.name.rpartition(".")[2]
-        key = (row.layer or row.type) if leaf in _OWN else row.name
-        place = found.setdefault(key, _Row(key))
+        key = (row.layer or row.type) if leaf in _IN_ROW_OF_LAYER else row.name
+        place = page_rows.setdefault(key, _Row(key))
         if leaf == "running_var":
             place.variance = row
-        elif leaf == "weight" or leaf not in _OWN:
+        elif leaf == "weight" or leaf not in _IN_ROW_OF_LAYER:
             place.weight = row
         place.notes += [note for note in _notes(row, all_never) if note not in place.notes]
-    return list(found.values())
+    return list(page_rows.values())
 
 
 def _notes(row: ParameterStatistics, all_never: bool) -> list[str]:
-    """What is wrong with one parameter in a few words, to stand beside its row."""
+    """The findings on one parameter in a few words, to stand beside its row."""
     leaf = row.name.rpartition(".")[2]
     where = "" if leaf == "weight" else f" in {leaf}"
     words = {
@@ -108,7 +108,7 @@ def _several(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
-def _told(findings: Sequence[Finding]) -> list[str]:
+def _finding_lines(findings: Sequence[Finding]) -> list[str]:
     if not findings:
         return ["no findings"]
     lines = [f"{f.finding}  {f.layer}: {f.evidence}" if f.layer else f"{f.finding}: {f.evidence}" for f in findings]
@@ -123,7 +123,7 @@ def _bands(axes: Axes, spans: Sequence[tuple[int, float, float]], thick: bool, c
 
 
 def _draw_weights(axes: Axes, rows: Sequence[_Row]) -> None:
-    """Lowest to highest thin, mean ± standard deviation thick, the mean a dot."""
+    """Draw lowest to highest as a thin line, mean ± standard deviation as a thick line, the mean as a dot."""
     known = [(at, row.weight) for at, row in enumerate(rows) if row.weight is not None and row.weight.mean is not None]
     _bands(axes, [(at, w.min or 0.0, w.max or 0.0) for at, w in known], False, Colour.FAINT)
     spreads = [(at, w.mean or 0.0, w.std or 0.0) for at, w in known]
@@ -131,7 +131,7 @@ def _draw_weights(axes: Axes, rows: Sequence[_Row]) -> None:
     axes.plot([mean for _, mean, _ in spreads], [at for at, _, _ in spreads], "o", ms=2.6, color=Colour.BLUE, zorder=4)
     ends = [abs(end) for _, w in known for end in (w.min or 0.0, w.max or 0.0)]
     typical = sorted(std for _, _, std in spreads if std > 0)
-    if typical and max(ends) > 30 * typical[len(typical) // 2]:  # else the widest would hide the others
+    if typical and max(ends) > 30 * typical[len(typical) // 2]:  # or the widest row would flatten the others
         threshold = 10.0 ** math.floor(math.log10(typical[len(typical) // 2]))
         axes.set_xscale("symlog", linthresh=threshold, linscale=0.6)
         _symlog_ticks(axes, threshold, max(ends))
@@ -159,7 +159,7 @@ def _ticks(axes: Axes, at: Sequence[float]) -> None:
 
 
 def _draw_filters(axes: Axes, rows: Sequence[_Row]) -> None:
-    """Least to largest norm a line, the mean a dot."""
+    """Draw least to largest norm as a line, the mean as a dot."""
     weights = [(at, row.weight) for at, row in enumerate(rows) if row.weight is not None]
     spans = [(at, w.filter_norm_min, w.filter_norm_mean, w.filter_norm_max) for at, w in weights]
     _spans(axes, [(at, low, mean, high) for at, low, mean, high in spans if None not in (low, mean, high)])
@@ -171,11 +171,11 @@ def _draw_variances(axes: Axes, rows: Sequence[_Row]) -> None:
 
 
 def _spans(axes: Axes, spans: Sequence[tuple[int, float | None, float | None, float | None]]) -> None:
-    """Lines and dots on a logarithmic scale; what is 0 or less begins at the left edge, with an arrow head."""
+    """Draw lines and dots on a logarithmic scale; a line from 0 or below starts at the left edge with an arrow head."""
     numbers = [(at, low or 0.0, mean or 0.0, high or 0.0) for at, low, mean, high in spans]
     positive = [value for _, *values in numbers for value in values if value > 0]
     least, most = (min(positive), max(positive)) if positive else (0.1, 1.0)
-    # ten decades at most: one collapsed channel must not press all the others together
+    # ten decades at most: one collapsed channel must not flatten all others
     left, right = max(least, most * 1e-10) / 1.6, most * 1.6
     if right / left < 12:
         middle = math.sqrt(left * right)

@@ -1,4 +1,4 @@
-"""The filters of a convolution, whatever axis they lie on: their norms, which are dead, which are the same twice."""
+"""The filters of a convolution, on whichever axis they lie: norms, dead filters, duplicates."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from torch import Tensor, nn
 
 from hookscope.hooks import as_float, class_names
 
-# In fewer dimensions two directions meet by chance: of 64 random filters of two weights, nine pairs have a cosine
-# above 0.9999. So few weights are duplicates only where they are equal.
+# With fewer weights, directions coincide by chance: among 64 random filters of two weights, nine pairs have a cosine
+# above 0.9999. Such filters are duplicates only if their weights are equal.
 LEAST_FOR_DIRECTION = 9
-_EQUAL = 1e-6  # of the norm: what is left of equal weights after half precision and back
+_EQUAL = 1e-6  # largest distance of equal weights, relative to the norm, after a round trip through half precision
 _BLOCK = 256
 _COLUMNS = 64
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether the layer is a convolution or a transposed one, quantised ones included."""
+    """Whether the layer is a convolution: plain, transposed or quantised."""
     return "_ConvNd" in class_names(module)
 
 
 def layer_weight(module: nn.Module) -> Tensor | None:
-    """The weight of a layer, None where it has none; a quantised layer holds it packed and unpacks it for a call."""
+    """The weight of a layer, or None; a quantised layer has a method that unpacks it."""
     weight: Any = getattr(module, "weight", None)
     if callable(weight) and not isinstance(weight, torch.Tensor) and "quantized" in type(module).__module__:
         weight = weight()
@@ -31,14 +31,10 @@ def layer_weight(module: nn.Module) -> Tensor | None:
 
 
 def filters_of(module: Any, weight: Tensor) -> Tensor | None:
-    """The filters ``(groups, filters of a group, inputs of a group, *kernel)``; None where the shape is another.
+    """The filters ``(groups, filters of a group, inputs of a group, *kernel)``, or None for a weight of another shape.
 
-    Filter ``f`` of group ``g`` makes output channel ``g * filters + f``. A convolution keeps its filters on axis 0, a
-    transposed one on axis 1, those of all groups below one another on axis 0.
-
-    Args:
-        module: The convolution.
-        weight: Its weight.
+    Filter ``f`` of group ``g`` computes output channel ``g * filters + f``. A convolution has its filters on axis 0;
+    a transposed convolution has them on axis 1, and its groups one after another on axis 0.
 
     Example:
         >>> import torch
@@ -55,15 +51,15 @@ def filters_of(module: Any, weight: Tensor) -> Tensor | None:
 
 
 def filter_norms(filters: Tensor) -> tuple[Tensor, Tensor]:
-    """The L2 norm of each filter, in float64, and whether all its weights are finite: two tensors ``(filters,)``.
+    """The L2 norm of each filter in float64, and whether all its weights are finite: two tensors ``(filters,)``.
 
-    Weights that are NaN or Inf count as 0.
+    NaN and Inf count as 0.
     """
     norms, whole = [], []
     for block in filters.flatten(2).flatten(0, 1).split(_BLOCK):
         finite = torch.isfinite(block)
         values = block.double().masked_fill(~finite, 0.0)
-        largest = values.abs().amax(1, keepdim=True)  # so that no square leaves the range
+        largest = values.abs().amax(1, keepdim=True)  # squares of these shares cannot overflow
         unit = torch.where(largest > 0, largest, 1.0)
         norms.append((values / unit).norm(dim=1) * largest[:, 0])
         whole.append(finite.all(1))
@@ -71,7 +67,7 @@ def filter_norms(filters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dead_filters(norms: Tensor, whole: Tensor, share: float) -> tuple[int, ...]:
-    """Filters whose norm is 0, or below ``share`` of the median norm of the layer's filters that are not 0."""
+    """Filters whose norm is 0, or below ``share`` of the median of the layer's norms above 0."""
     alive = norms[whole & (norms > 0)]
     least = share * float(alive.median()) if alive.numel() else 0.0
     dead = whole & ((norms == 0) | (norms < least))
@@ -79,44 +75,42 @@ def dead_filters(norms: Tensor, whole: Tensor, share: float) -> tuple[int, ...]:
 
 
 def duplicate_filters(filters: Tensor, norms: Tensor, usable: Tensor, cosine: float) -> tuple[tuple[int, ...], ...]:
-    """Groups of filters that see the same: same inputs, and the same weights up to a positive factor.
+    """Groups of filters with the same inputs, and the same weights up to a positive factor.
 
-    Two filters of different groups of a grouped convolution have different inputs and are no duplicates, however
-    equal their weights are: no two filters of a depthwise convolution with one filter for each input are. Filters of
-    fewer than `LEAST_FOR_DIRECTION` weights must be equal. Biases are not looked at. A group is whatever pairs join.
+    Filters of different groups of a convolution have different inputs, so they are never duplicates. Filters of fewer
+    than `LEAST_FOR_DIRECTION` weights must be equal. Biases do not count. Pairs with a common filter form one group.
 
     Args:
-        filters: As `filters_of` has them.
-        norms: As `filter_norms` has them.
-        usable: Which filters to compare: the dead have no direction.
-        cosine: From which cosine on two filters are the same.
+        filters: From `filters_of`.
+        norms: From `filter_norms`.
+        usable: Which filters to compare: dead filters have no direction.
+        cosine: Least cosine of two duplicates.
     """
-    groups, each = filters.shape[:2]
-    if each < 2:
-        return ()
+    groups, size = filters.shape[:2]
     pairs = []
     for group in range(groups):
-        here = slice(group * each, (group + 1) * each)
-        at = usable[here].nonzero()[:, 0]
-        rows = filters[group].flatten(1)[at].double()
-        found = _pairs(rows, norms[here][at], cosine) if len(at) > 1 else []
-        pairs += [(group * each + int(at[a]), group * each + int(at[b])) for a, b in found]
+        members = slice(group * size, (group + 1) * size)
+        chosen = usable[members].nonzero()[:, 0]
+        if len(chosen) > 1:
+            rows = filters[group].flatten(1)[chosen].double()
+            numbers = (chosen + group * size).tolist()
+            pairs += [(numbers[a], numbers[b]) for a, b in _duplicate_pairs(rows, norms[members][chosen], cosine)]
     return _joined(pairs)
 
 
-def _pairs(rows: Tensor, norms: Tensor, cosine: float) -> list[tuple[int, int]]:
-    """Pairs ``(a, b)``, ``a < b``, of ``rows`` that are the same."""
+def _duplicate_pairs(rows: Tensor, norms: Tensor, cosine: float) -> list[tuple[int, int]]:
+    """Pairs ``(a, b)``, ``a < b``, of duplicate ``rows``."""
     units = rows / norms[:, None]
     alike = 2 * (1 - cosine) + 1e-9  # squared distance of two unit vectors with that cosine, and rounding
-    # What lies close together lies close in some of the coordinates too: a few tell nearly all pairs apart, and only
-    # rows that they cannot tell apart are multiplied in full.
+    # Rows that are close are close in each coordinate. A few coordinates rule out nearly all pairs; only the rows of
+    # the other pairs are multiplied in full.
     some = units[:, units.var(0).topk(min(_COLUMNS, units.shape[1])).indices]
     squares = some.square().sum(1)
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for start in range(0, len(rows), _BLOCK):
         block = slice(start, start + _BLOCK)
         near = squares[block, None] + squares[None] - 2 * some[block] @ some.T <= alike
-        near.tril_(start)  # each pair once, none with itself
+        near.tril_(start)  # each pair once, and no row with itself
         lower, upper = near.any(1).nonzero()[:, 0] + start, near.any(0).nonzero()[:, 0]
         if not len(lower):
             continue
@@ -125,24 +119,17 @@ def _pairs(rows: Tensor, norms: Tensor, cosine: float) -> list[tuple[int, int]]:
             distance = torch.cdist(rows[lower], rows[upper], compute_mode="donot_use_mm_for_euclid_dist")
             same &= distance <= _EQUAL * norms[lower, None]
         same &= upper[None] < lower[:, None]
-        found += [(int(upper[b]), int(lower[a])) for a, b in same.nonzero().tolist()]
-    return found
+        pairs += [(int(upper[b]), int(lower[a])) for a, b in same.nonzero().tolist()]
+    return pairs
 
 
 def _joined(pairs: list[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """The groups that ``pairs`` join, each in order, by their first members."""
-    leader: dict[int, int] = {}
-
-    def first(of: int) -> int:
-        while leader.setdefault(of, of) != of:
-            leader[of] = leader[leader[of]]
-            of = leader[of]
-        return of
-
-    for a, b in pairs:
-        low, high = sorted((first(a), first(b)))
-        leader[high] = low
-    groups: dict[int, list[int]] = {}
-    for member in sorted(leader):
-        groups.setdefault(first(member), []).append(member)
-    return tuple(tuple(group) for group in groups.values())
+    """Connected components of ``pairs``, each sorted, in the order of their first members."""
+    group_of: dict[int, list[int]] = {}
+    for pair in pairs:
+        first, second = (group_of.setdefault(member, [member]) for member in pair)
+        if first is not second:
+            first += second
+            group_of.update(dict.fromkeys(second, first))
+    groups = {id(group): group for group in group_of.values()}
+    return tuple(sorted(tuple(sorted(group)) for group in groups.values()))

@@ -1,4 +1,4 @@
-"""What is wrong with the weights of a model: named findings on the numbers of `hookscope.parameters.statistics`."""
+"""Findings on the weights of a model, from their statistics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hookscope.parameters.statistics import ParameterStatistics, ParameterThresh
 
 
 def finding_names(row: ParameterStatistics) -> tuple[str, ...]:
-    """The names of what is wrong with one parameter, in the order in which findings come.
+    """The names of the findings on one parameter, the gravest first.
 
     Example:
         >>> import torch
@@ -24,35 +24,35 @@ def finding_names(row: ParameterStatistics) -> tuple[str, ...]:
         "collapsed-variance": bool(row.collapsed),
         "never-updated": row.updated is False,
     }
-    return tuple(name for name, found in holds.items() if found)
+    return tuple(name for name, holds_here in holds.items() if holds_here)
 
 
 def parameter_findings(
     rows: Sequence[ParameterStatistics], thresholds: ParameterThresholds | None = None
 ) -> list[Finding]:
-    """What is wrong with the weights, the most urgent first: in the order of `finding_names`, then of the model.
+    """The findings on all parameters, the gravest first, then in order of registration.
 
-    Where no BatchNorm was ever updated, as with random weights, that is one finding for the whole model.
+    If no BatchNorm was ever updated, as with random weights, this is one finding for the whole model.
 
     Args:
-        rows: As `parameter_statistics` made them.
-        thresholds: Those they were made with, for the words.
+        rows: From `parameter_statistics`.
+        thresholds: Those of the call of `parameter_statistics`; the evidence quotes them.
 
     Example:
         >>> import torch
         >>> from hookscope.parameters import parameter_statistics
-        >>> [found] = parameter_findings(parameter_statistics(torch.nn.BatchNorm2d(2)))
-        >>> found.finding, found.evidence
+        >>> [finding] = parameter_findings(parameter_statistics(torch.nn.BatchNorm2d(2)))
+        >>> finding.finding, finding.evidence
         ('never-updated', 'the running statistics of the only BatchNorm still have their first values, 0 and 1')
     """
     thresholds = thresholds or ParameterThresholds()
-    found = [
+    findings = [
         _RULES[name](row, thresholds)
         for name in GRAVITY["weights"]
         for row in rows
         if name in _RULES and name in finding_names(row)
     ]
-    return found + _never_updated(rows)
+    return findings + _never_updated(rows)
 
 
 def _non_finite(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:

@@ -1,4 +1,4 @@
-"""The filters of convolutions as a picture: the first layer's in colour, those of others by their strongest slices."""
+"""A picture of the filters of convolutions: those of the first in colour, those of others by their strongest slices."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from hookscope.models import package_versions
 from hookscope.parameters.filters import filter_norms, filters_of, is_convolution, layer_weight
 from hookscope.parameters.statistics import layers_named
 
-SLICES = 4  # of a filter with many inputs, so many are drawn: those with the largest norms
-_MOST_LAYERS, _FIRST_FEW = 24, ChannelChoice(top=16)  # where no layers were named
+SLICES = 4  # drawn of a filter with many inputs: those with the largest norms
+_MOST_LAYERS, _FIRST_FEW = 24, ChannelChoice(top=16)  # unless layers are chosen
 _WIDTH = 1160
 _GREY = 127.5
 
 
 @dataclass(frozen=True)
 class KernelSheet:
-    """A finished sheet and its provenance; ``left_out`` says in words what was not drawn."""
+    """A sheet and its provenance; ``left_out`` describes in words what was not drawn."""
 
     image: Image.Image
     provenance: dict[str, Any]
@@ -54,7 +54,7 @@ class KernelSheet:
 
 @dataclass(frozen=True)
 class _Section:
-    """The filters of one convolution: its words and its grid, and the colours of the maps where they have some."""
+    """The filters of one convolution: text, grid, facts of the provenance, and colours if they are drawn in colour."""
 
     title: str
     words: str
@@ -73,21 +73,21 @@ def draw_kernels(
 ) -> KernelSheet:
     """Draw the filters of a model's convolutions, in order of registration.
 
-    The first convolution, where it sees three colours, has its filters drawn in colour: grey is 0, and each filter
-    has its own scale. Of any other each filter is drawn by its `SLICES` input slices with the largest norms, all of a
-    layer on one scale that is symmetric about 0; kernels of one position make one map, filters × inputs.
+    If the first convolution has three inputs, its filters are drawn in colour: grey is 0, and each filter has its own
+    scale. Filters of other convolutions are drawn as their `SLICES` input slices with the largest norms, on one scale
+    for the layer, symmetric about 0. Kernels of one position are drawn as one map, filters × inputs.
 
     Args:
         model: Any eager module.
-        layers: Names of layers, globs and ``re:…``. None for the first convolution whole, and of the 23 after it the
-            16 strongest filters.
+        layers: Names of layers, globs and ``re:…``. None for the first convolution with all filters, and the next 23
+            with their 16 strongest filters.
         channels: Which filters.
-        style: Columns, smallest side of a kernel, colour map (``RdBu_r`` suits).
-        name: What the model is called.
-        weights: What its weights are called.
+        style: Columns, smallest side of a kernel, colour map (a diverging one such as ``RdBu_r``).
+        name: Name of the model, for the heading.
+        weights: Name of the weights, for the heading.
 
     Raises:
-        LayerError: the chosen layers hold no convolution, or none of the chosen filters.
+        LayerError: no chosen layer is a convolution, or none has a chosen filter.
 
     Example:
         >>> import torch
@@ -97,21 +97,21 @@ def draw_kernels(
         ['0', '1']
     """
     style = style or Style(cmap="RdBu_r")
-    every = _convolutions(model)
+    convolutions = _convolutions(model)
     wanted = layers_named(model, layers)
-    chosen = [(at, *one) for at, one in enumerate(every) if wanted is None or one[0] in wanted]
+    chosen = [(number, *layer) for number, layer in enumerate(convolutions) if wanted is None or layer[0] in wanted]
     if not chosen:
-        what = "the model has no convolution" if not every else "no convolution among the chosen layers"
-        raise LayerError(what, f"there are {', '.join(one[0] for one in every[:4])}" if every else "")
+        what = "no convolution among the chosen layers" if convolutions else "the model has no convolution"
+        raise LayerError(what, f"there are {', '.join(name for name, *_ in convolutions[:4])}" if convolutions else "")
     left_out = []
     if wanted is None and len(chosen) > _MOST_LAYERS:
         left_out.append(f"{len(chosen) - _MOST_LAYERS} further convolutions: choose with --layer")
         chosen = chosen[:_MOST_LAYERS]
     sections = []
-    for at, layer, module, filters in chosen:
-        few = _FIRST_FEW if wanted is None and at else ChannelChoice()
+    for number, layer, module, filters in chosen:
+        choice = channels or (_FIRST_FEW if wanted is None and number else ChannelChoice())
         with one_thread():
-            section = _section(layer, module, filters, channels or few, style, first=at == 0)
+            section = _section(layer, module, filters, choice, style, first=number == 0)
         sections.append(section)
         if section.grid.left_out:
             left_out.append(f"{section.grid.left_out} filters of {layer}: choose with --channels")
@@ -123,13 +123,13 @@ def draw_kernels(
 
 
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Tensor]]:
-    found = []
+    convolutions = []
     for name, module in model.named_modules():
         weight = layer_weight(module) if is_convolution(module) else None
         filters = filters_of(module, weight) if weight is not None else None
         if filters is not None:
-            found.append((name, module, filters))
-    return found
+            convolutions.append((name, module, filters))
+    return convolutions
 
 
 def _section(
@@ -149,10 +149,7 @@ def _section(
 
 
 def _laid_flat(kernels: Tensor) -> tuple[Tensor, int]:
-    """Kernels ``(..., T, H, W)``, ``(..., H, W)`` or ``(..., W)`` as ``(..., H, T * W)``, and T: moments side by side.
-
-    The two leading axes stay.
-    """
+    """Kernels ``(filters, inputs, [[T,] H,] W)`` as ``(filters, inputs, H, T * W)``, moments side by side; and T."""
     if kernels.dim() == 3:
         return kernels[:, :, None], 1
     if kernels.dim() == 4:
@@ -162,7 +159,7 @@ def _laid_flat(kernels: Tensor) -> tuple[Tensor, int]:
 
 
 def _in_colour(layer: str, title: str, kernels: Tensor, numbers: list[int], norms: Tensor, style: Style) -> _Section:
-    """Three inputs as red, green and blue: 0 is grey, the largest |weight| of the filter the end of the scale."""
+    """Three inputs as red, green and blue: 0 is grey, and the largest |weight| of each filter ends its scale."""
     maps, moments = _laid_flat(kernels)
     values = maps.double().cpu().numpy().transpose(0, 2, 3, 1)  # (filters, H, T * W, 3)
     finite = np.isfinite(values)
@@ -193,11 +190,13 @@ def _in_colour(layer: str, title: str, kernels: Tensor, numbers: list[int], norm
 
 
 def _as_slices(layer: str, title: str, flat: Tensor, numbers: list[int], norms: Tensor, style: Style) -> _Section:
-    """Of each filter the input slices with the largest norms, side by side, the largest first."""
+    """The input slices of each filter with the largest norms, side by side, the largest first."""
     maps, moments = _laid_flat(flat[numbers])
     sizes = torch.where(torch.isfinite(maps), maps, 0.0).flatten(2).norm(dim=2)
     order = sizes.argsort(dim=1, descending=True, stable=True)[:, :SLICES]
-    slices = torch.stack([one[kept] for one, kept in zip(maps, order, strict=True)])  # (filters, slices, H, W)
+    slices = torch.stack(
+        [kernel[inputs] for kernel, inputs in zip(maps, order, strict=True)]
+    )  # (filters, slices, H, W)
     shown = slices.transpose(1, 2).flatten(2)
     frames = moments * slices.shape[1]
     tiles = reduce_maps(shown, None, _symmetric(flat))
@@ -212,7 +211,7 @@ def _as_slices(layer: str, title: str, flat: Tensor, numbers: list[int], norms: 
 
 
 def _as_matrix(layer: str, title: str, flat: Tensor, numbers: list[int], style: Style) -> _Section:
-    """Kernels of one position: a row for each filter, a column for each input."""
+    """Kernels of one position as one map: a row for each filter, a column for each input."""
     tiles = reduce_maps(flat[numbers][None], None, _symmetric(flat))
     rows = f"filters 0 to {len(flat) - 1}" if numbers == list(range(len(flat))) else f"filters {_few(numbers)}"
     words = f"one map: a row for each filter ({rows}, from the top), a column for each of {flat.shape[1]} inputs"
@@ -232,7 +231,7 @@ def _few(numbers: Sequence[int], most: int = 20) -> str:
 
 
 def _grid(tiles: Tiles, style: Style, frames: int, large: bool = False) -> Grid:
-    """The maps in rows as wide as the page; ``large`` as `draw_grid` finds best."""
+    """Draw the maps in rows as wide as the page; ``large`` maps by the layout of `draw_grid`."""
     count, height, width = tiles.levels.shape
     cell, columns = style.cell, style.columns
     if not large or frames > 1:
@@ -244,7 +243,7 @@ def _grid(tiles: Tiles, style: Style, frames: int, large: bool = False) -> Grid:
 
 
 def _rule(grid: Grid) -> None:
-    """A line between the slices of a filter: 0 is as pale as the ground."""
+    """Draw a line between the slices of a filter, as 0 has nearly the colour of the background."""
     layout = grid.layout
     for at in range(len(grid.tiles.channels) - grid.left_out):
         row, column = divmod(at, layout.columns)
@@ -279,7 +278,7 @@ def _draw_page(
 
 
 def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None:
-    """Put the colours of each filter where its map lies."""
+    """Draw the colours of each filter in the place of its map."""
     if section.rgb is None:
         return
     layout = section.grid.layout

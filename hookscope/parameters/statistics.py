@@ -1,4 +1,4 @@
-"""What the weights of a model look like, parameter by parameter, and what is wrong with them. No forward pass."""
+"""Statistics of each parameter of a model, and of the running statistics of BatchNorms. No forward pass."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from hookscope.parameters.filters import (
 
 @dataclass(frozen=True, slots=True)
 class ParameterThresholds:
-    """From where on something is a finding.
+    """Thresholds of findings.
 
     Attributes:
-        dead_norm: A filter is dead when its norm is 0 or below this share of the layer's median norm.
-        duplicate_cosine: Two filters on the same inputs are duplicates from this cosine on.
-        collapsed: A channel has collapsed when its running variance is below this share of the layer's eps: by
-            then BatchNorm divides by eps alone, and less than a tenth of the channel's spread is left.
+        dead_norm: A filter is dead if its norm is 0 or below this share of the layer's median norm.
+        duplicate_cosine: Least cosine of two filters on the same inputs that are duplicates.
+        collapsed: A channel has collapsed if its running variance is below this share of the layer's eps: BatchNorm
+            then divides by little but eps, and less than a tenth of the channel's spread is left.
 
     Raises:
-        UsageError: for a share below 0 or a cosine that is not in (0, 1].
+        UsageError: for a share outside [0, 1), or a cosine outside (0, 1].
     """
 
     dead_norm: float = default("dead-filters", "dead_norm")
@@ -51,34 +51,34 @@ class ParameterThresholds:
 
 @dataclass(frozen=True, slots=True)
 class ParameterStatistics:
-    """One parameter, or one buffer of a BatchNorm, in numbers; all of them float64 and of finite values alone.
+    """Statistics of one parameter, or of one buffer of a BatchNorm, computed in float64 from its finite values.
 
     Attributes:
-        name: As in ``named_parameters()``; a parameter that layers share has the first of its names.
-        layer: Dotted path of the layer that holds it.
+        name: As in ``named_parameters()``; a parameter shared by layers has the first of its names.
+        layer: Dotted path of the layer that has the parameter.
         type: Class name of that layer.
-        shape: Of the tensor. Quantised values are decoded, complex ones taken by magnitude.
+        shape: Of the tensor. Quantised values are decoded; of complex values the magnitude counts.
         buffer: Whether it is a buffer: running statistics, and the weights of frozen BatchNorms.
-        mean: Mean, None (as all up to ``norm``) where no value is finite.
+        mean: Mean. If no value is finite, it is None, like all others up to ``norm``.
         std: Population standard deviation.
         min: Lowest value.
         max: Highest value.
         norm: L2 norm.
-        zeros: Share of values that are 0, in 0..1; None where there are no values.
+        zeros: Share of values that are 0, in 0..1; None without values.
         nan: Count of NaN.
         inf: Count of +Inf and -Inf.
         first_nonfinite: Position of the first NaN or Inf.
-        filters: Of the weight of a convolution, how many filters it has: one for each output channel. None, as all
-            that follows up to ``duplicate_filters``, for every other parameter.
-        filter_norm_min: Least norm of a filter; filters with a NaN or an Inf are left out.
-        filter_norm_mean: Mean norm.
-        filter_norm_max: Largest norm.
-        dead_filters: Numbers of the filters that are dead, see `ParameterThresholds`.
-        duplicate_filters: Groups of filters that see the same, see `duplicate_filters`.
-        collapsed: Of a running variance, the channels that have collapsed.
-        eps: Of running statistics, the layer's eps.
-        updated: Of running statistics, whether they were ever updated: batches were counted, or a mean is not 0, or
-            a variance is not 1 (old checkpoints count no batches).
+        filters: Count of filters in the weight of a convolution, one for each output channel. For other parameters
+            it is None, like all others up to ``duplicate_filters``.
+        filter_norm_min: Least norm of the filters without NaN and Inf.
+        filter_norm_mean: Mean norm of the same filters.
+        filter_norm_max: Largest norm of the same filters.
+        dead_filters: Numbers of dead filters, see `ParameterThresholds`.
+        duplicate_filters: Groups of duplicate filters, see `duplicate_filters`.
+        collapsed: Collapsed channels of a running variance.
+        eps: The layer's eps, for running statistics.
+        updated: Whether running statistics were ever updated: batches were counted, a mean is not 0, or a variance is
+            not 1 (old checkpoints have no count of batches).
     """
 
     name: str
@@ -107,24 +107,24 @@ class ParameterStatistics:
 
     @property
     def count(self) -> int:
-        """How many values it has."""
+        """Count of all values."""
         return math.prod(self.shape)
 
 
 def parameter_statistics(
     model: nn.Module, thresholds: ParameterThresholds | None = None, layers: Layers | None = None
 ) -> list[ParameterStatistics]:
-    """Every parameter of ``model`` in numbers, and the running statistics of its BatchNorms, in order of registration.
+    """Statistics of all parameters of ``model`` and of the buffers of its BatchNorms, in order of registration.
 
     Args:
         model: Any eager module; it is neither run nor changed.
         thresholds: What counts as dead, duplicate and collapsed.
-        layers: Names of layers, globs and ``re:…``; the name of a block stands for all layers in it. None for all.
+        layers: Names of layers, globs and ``re:…``; the name of a block selects all layers in it. None for all.
 
     Raises:
-        ModelError: for parameters without values: lazy ones and those on the meta device.
+        ModelError: for a lazy parameter, or one on the meta device: it has no values.
         LayerError: for a name that the model does not have, or layers without parameters.
-        SelectionError, UsageError: for a selection that cannot be read, or counts calls.
+        SelectionError, UsageError: for a selection that cannot be parsed, or that counts calls.
 
     Example:
         >>> import torch
@@ -139,44 +139,45 @@ def parameter_statistics(
     """
     thresholds = thresholds or ParameterThresholds()
     wanted = layers_named(model, layers)
-    seen: set[int] = set()
+    measured: set[int] = set()
     rows = []
     for layer, module in model.named_modules():
         for name, tensor, buffer in _tensors(module):
-            if id(tensor) in seen or (wanted is not None and layer not in wanted):
+            if id(tensor) in measured or (wanted is not None and layer not in wanted):
                 continue
-            seen.add(id(tensor))
+            measured.add(id(tensor))
             full = f"{layer}.{name}" if layer else name
             if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta:
-                why = "it gets its shape from the first pass" if not tensor.is_meta else "it is on the meta device"
-                raise ModelError(f"{full} has no values", why, "run the model once, or give it weights")
+                why = "it is on the meta device" if tensor.is_meta else "its shape is set by the first forward pass"
+                raise ModelError(f"{full} has no values", why, "run the model once, or load weights")
             with one_thread():
-                about = _about(module, name, tensor, thresholds)
-                numbers = value_numbers(as_float(tensor))
+                numbers = value_numbers(as_float(tensor)) | _layer_facts(module, name, tensor, thresholds)
             kind = type(module).__name__
-            rows.append(ParameterStatistics(full, layer, kind, tuple(tensor.shape), buffer, **numbers, **about))
+            rows.append(ParameterStatistics(full, layer, kind, tuple(tensor.shape), buffer, **numbers))
     if not rows and layers is not None:
         raise LayerError("the chosen layers have no parameters", do="list layers with list-layers --type all")
     return rows
 
 
 def layers_named(model: nn.Module, layers: Layers | None) -> frozenset[str] | None:
-    """The names of the layers that ``layers`` selects, those inside a selected block included; None for all.
+    """Names of the selected layers and of all layers inside a selected block; None for all.
 
     Raises:
         LayerError: for a name that the model does not have.
-        UsageError: for indices and calls: there is no forward pass to count them in.
+        UsageError: for indices and calls, which only a forward pass can count.
     """
     if layers is None or layers == "all":
         return None
     selection = Selection.of(layers)
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     if selection.counts:
-        raise UsageError("weights are selected by name", "indices count calls of a pass", "name layers, such as conv1")
+        raise UsageError(
+            "weights are selected by name", "indices count calls of a forward pass", "give names, such as conv1"
+        )
     selection.check_names(names, type(model).__name__)
     if selection.has_call_numbers:
-        raise UsageError("a weight has no calls", do="name the layer without #")
-    # a layer known under two names is walked under the first
+        raise UsageError("a weight has no calls", do="give the name without #")
+    # a layer with two names is listed under the first
     known: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         known.setdefault(id(module), []).append(name)
@@ -193,7 +194,7 @@ def _with_blocks(name: str) -> Iterator[str]:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """The layer's own parameters and what else is its weight: name, tensor, whether it is a buffer."""
+    """Name and tensor of the layer's own parameters, and of buffers that belong to them; whether it is a buffer."""
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield name, parameter, False
@@ -213,17 +214,17 @@ def _has_statistics(module: nn.Module) -> bool:
     return module._buffers.get("running_mean") is not None and module._buffers.get("running_var") is not None
 
 
-def _about(module: Any, name: str, tensor: Tensor, thresholds: ParameterThresholds) -> dict[str, Any]:
-    """What is to be said of this tensor because of the layer it belongs to."""
+def _layer_facts(module: Any, name: str, tensor: Tensor, thresholds: ParameterThresholds) -> dict[str, Any]:
+    """The fields of `ParameterStatistics` that depend on the type of the layer."""
     if name == "weight" and is_convolution(module):
-        return _of_filters(module, tensor, thresholds)
+        return _filter_facts(module, tensor, thresholds)
     if name not in ("running_mean", "running_var") or not _has_statistics(module):
         return {}
     eps = float(getattr(module, "eps", 1e-5))
-    about: dict[str, Any] = {"eps": eps, "updated": _was_updated(module)}
+    facts: dict[str, Any] = {"eps": eps, "updated": _was_updated(module)}
     if name == "running_var":
-        about["collapsed"] = tuple((tensor.double() < thresholds.collapsed * eps).nonzero()[:, 0].tolist())
-    return about
+        facts["collapsed"] = tuple((tensor.double() < thresholds.collapsed * eps).nonzero()[:, 0].tolist())
+    return facts
 
 
 def _was_updated(module: Any) -> bool:
@@ -232,7 +233,7 @@ def _was_updated(module: Any) -> bool:
     return counted or bool((module.running_mean != 0).any()) or bool((module.running_var != 1).any())
 
 
-def _of_filters(module: Any, weight: Tensor, thresholds: ParameterThresholds) -> dict[str, Any]:
+def _filter_facts(module: Any, weight: Tensor, thresholds: ParameterThresholds) -> dict[str, Any]:
     filters = filters_of(module, weight)
     if filters is None:
         return {}

@@ -83,7 +83,7 @@ def test_pairs_are_those_of_the_whole_product(monkeypatch: pytest.MonkeyPatch, c
     layer.weight[[7, 20, 39]] = 3 * layer.weight[5]
     layer.weight[11] = -layer.weight[5]
     rows = layer.weight.flatten(1).double()
-    found = module._pairs(rows, rows.norm(dim=1), cosine)
+    found = module._duplicate_pairs(rows, rows.norm(dim=1), cosine)
     assert len(found) == len(set(found))
     assert set(found) == slowly(layer.weight.numpy(), cosine)
 

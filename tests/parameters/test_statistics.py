@@ -136,7 +136,7 @@ def test_quantised_layers() -> None:
 
 
 def test_parameters_without_values_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"0\.weight has no values; it gets its shape from the first pass"):
+    with pytest.raises(ModelError, match=r"0\.weight has no values; its shape is set by the first forward pass"):
         parameter_statistics(nn.Sequential(nn.LazyConv2d(3, 3)))
     with pytest.raises(ModelError, match="meta device"):
         parameter_statistics(nn.Linear(2, 2, device="meta"))
