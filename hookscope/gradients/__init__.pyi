@@ -1,20 +1,21 @@
 from .anomaly import Anomaly as Anomaly, first_anomaly as first_anomaly
 from .autograd_flow import refuse_reentrant_checkpoints as refuse_reentrant_checkpoints
-from .changes import GradientChanges as GradientChanges
+from .backward_pass import layer_gradients as layer_gradients, select_parameters as select_parameters
 from .cut_points import gradient_stops as gradient_stops
 from .figure import gradient_figure as gradient_figure
 from .findings import (
     GradientThresholds as GradientThresholds,
     anything_unreached as anything_unreached,
     diagnose_gradients as diagnose_gradients,
+    examine_gradients as examine_gradients,
     layer_finding_names as layer_finding_names,
     parameter_finding_names as parameter_finding_names,
 )
-from .measure_layers import layer_gradients as layer_gradients
 from .modify import (
     ClampGradientSign as ClampGradientSign,
     ClipGradientNorm as ClipGradientNorm,
     ClipGradientValue as ClipGradientValue,
+    GradientChanges as GradientChanges,
     ScaleGradient as ScaleGradient,
     ZeroGradient as ZeroGradient,
     change_gradients as change_gradients,

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
 
 from hookscope.errors import UsageError
 from hookscope.findings import CATALOGUE, Finding, chains, counted, default, listed, nonfinite_words
-from hookscope.gradients.anomaly import Anomaly
-from hookscope.gradients.cut_points import Stop
+from hookscope.gradients.anomaly import Anomaly, first_anomaly
+from hookscope.gradients.backward_pass import layer_gradients
+from hookscope.gradients.cut_points import Stop, gradient_stops
+from hookscope.gradients.modify import Change
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
-from hookscope.hooks import GradientSize
+from hookscope.hooks import GradientSize, Layers
+from hookscope.scores import LossLike
 
 _MOST_CHAINS = 3
 
@@ -84,6 +90,45 @@ def diagnose_gradients(
     found += _by_ratio(report, thresholds, "exploding-gradient")
     found += _by_ratio(report, thresholds, "vanishing-gradient")
     return [*found, *_stopped(report, stops), *_frozen(report, stops)]
+
+
+def examine_gradients(
+    model: nn.Module,
+    inputs: Any,
+    loss: LossLike = None,
+    layers: Layers | None = None,
+    types: Iterable[Any] | None = None,
+    *,
+    change: Change | None = None,
+    thresholds: GradientThresholds | None = None,
+    detect_anomaly: bool = False,
+) -> tuple[GradientReport, list[Finding], Anomaly | None]:
+    """Measure the gradients, look for the causes of missing ones, and return report, findings and the first anomaly.
+
+    The first arguments are those of `layer_gradients`, which raises the same errors.
+
+    Args:
+        model: Any eager module.
+        inputs: The positional inputs, or the only one.
+        loss: See `layer_gradients`.
+        layers: See `layer_gradients`.
+        types: See `layer_gradients`.
+        change: See `layer_gradients`.
+        thresholds: Thresholds of the findings.
+        detect_anomaly: Whether to run a second pass for the operation behind the first NaN.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.Flatten()).requires_grad_(False)
+        >>> report, findings, anomaly = examine_gradients(net, torch.ones(1, 1, 1, 1))
+        >>> findings[0].finding, findings[0].evidence
+        ('no-gradient', "'0' is frozen (requires_grad is False): 2 parameters")
+    """
+    report = layer_gradients(model, inputs, loss, layers, types, change=change)
+    stops = gradient_stops(model, inputs, loss) if anything_unreached(report) else ()
+    anomaly = first_anomaly(model, inputs, loss) if detect_anomaly else None
+    found = diagnose_gradients(report, stops, thresholds, anomaly, looked_for_anomaly=detect_anomaly)
+    return report, found, anomaly
 
 
 def anything_unreached(report: GradientReport) -> bool:

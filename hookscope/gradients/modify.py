@@ -1,8 +1,9 @@
-"""Hooks that change gradients: clip, clamp to a sign, scale, zero; and the `with` block that puts them on a model."""
+"""Functions that change gradients, the ``with`` block that hooks them to a model, and their form on a command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerError, UsageError, nearest
-from hookscope.hooks import Call, HookHandles, Layers, Observer, hook_tensor, keep_and_hand_on, tensors_in
+from hookscope.findings import listed
+from hookscope.hooks import Call, HookHandles, Layers, Observer, Selection, hook_tensor, keep_and_hand_on, tensors_in
 
-GradientHook = Callable[["Tensor"], "Tensor | None"]
+GradientHook = Callable[[Tensor], Tensor | None]
+Change = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class ClipGradientValue:
-    """Every value into ``[-limit, limit]``, as `torch.nn.utils.clip_grad_value_` does (Mikolov, 2012).
+    """Clip every value to ``[-limit, limit]``, as `torch.nn.utils.clip_grad_value_` does (Mikolov, 2012).
 
     Example:
         >>> import torch
@@ -33,13 +36,12 @@ class ClipGradientValue:
         _positive("limit", self.limit)
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """The changed gradient, a new tensor."""
         return gradient.clamp(-self.limit, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
 class ClipGradientNorm:
-    """A gradient longer than ``limit`` (Euclidean) made that long, direction kept (Pascanu et al., arXiv:1211.5063).
+    """Scale a gradient with a Euclidean norm above ``limit`` down to it (Pascanu et al., arXiv:1211.5063).
 
     Example:
         >>> import torch
@@ -53,13 +55,12 @@ class ClipGradientNorm:
         _positive("limit", self.limit)
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """The changed gradient, a new tensor."""
         return clip_total_norm([gradient], self.limit)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ClampGradientSign:
-    """Only what is ``positive`` (or ``negative``) goes on; the rest is 0.
+    """Set values of the other sign than ``sign`` (``positive`` or ``negative``) to 0.
 
     Example:
         >>> import torch
@@ -71,16 +72,15 @@ class ClampGradientSign:
 
     def __post_init__(self) -> None:
         if self.sign not in ("positive", "negative"):
-            raise UsageError(f"no sign '{self.sign}'", "there are positive and negative")
+            raise UsageError(f"unknown sign '{self.sign}'", "the signs are positive and negative")
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """The changed gradient, a new tensor."""
         return gradient.clamp(min=0) if self.sign == "positive" else gradient.clamp(max=0)
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleGradient:
-    """Every value times ``factor``; -1 reverses the gradient (Ganin and Lempitsky, arXiv:1409.7495).
+    """Multiply every value by ``factor``; -1 reverses the gradient (Ganin and Lempitsky, arXiv:1409.7495).
 
     Example:
         >>> import torch
@@ -91,13 +91,12 @@ class ScaleGradient:
     factor: float
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """The changed gradient, a new tensor."""
         return gradient * self.factor
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroGradient:
-    """Nothing goes on: a parameter with it stays as it is under plain SGD, a layer lets no gradient through.
+    """Set every value to 0: plain SGD leaves the parameter unchanged, and a layer passes no gradient on.
 
     Example:
         >>> import torch
@@ -106,19 +105,18 @@ class ZeroGradient:
     """
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """The changed gradient, a new tensor."""
         return torch.zeros_like(gradient)
 
 
 def _positive(name: str, value: float) -> None:
     if not value > 0:
-        raise UsageError(f"{name} {value:g} clips everything", do="give a number above 0")
+        raise UsageError(f"{name} {value:g} clips every value to 0", do="give a number above 0")
 
 
 def clip_total_norm(gradients: Iterable[Tensor], limit: float) -> list[Tensor]:
-    """``gradients`` made shorter together, so that their common norm is at most ``limit``.
+    """Scale all ``gradients`` by one factor, so that their common norm is at most ``limit``.
 
-    As `torch.nn.utils.clip_grad_norm_`, but nothing is written to: new tensors come back.
+    Like `torch.nn.utils.clip_grad_norm_`, but returns new tensors.
 
     Example:
         >>> import torch
@@ -135,26 +133,26 @@ def clip_total_norm(gradients: Iterable[Tensor], limit: float) -> list[Tensor]:
 
 
 def _wide(gradient: Tensor) -> torch.dtype | None:
-    """The type to sum squares in: those of half precision overflow."""
+    """The type to sum squares in: sums of squares overflow half precision."""
     return torch.float32 if gradient.dtype in (torch.float16, torch.bfloat16) else None
 
 
-class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
+class change_gradients:  # used like a function: `with change_gradients(...)`  # noqa: N801
     """Change gradients on their way back through ``model`` while the ``with`` block runs.
 
-    A layer's name (or any selection of calls) stands for the gradient of what it puts out, which everything before it
-    gets; a parameter's name for the gradient that the optimizer sees. Works with in-place layers; hooks are gone
-    when the block is left, whatever is raised.
+    A layer selection changes the gradient at the layer's output, and so the gradients of everything before it. The
+    name of a parameter changes the gradient that the optimizer sees. In-place layers are supported, and the hooks are
+    always removed at the end of the block.
 
     Args:
         model: Any eager module.
-        changes: From a layer selection (``"layer3"``, ``"features.*"``) or a parameter's name (``"conv1.weight"``) to
-            a function of the gradient: `ClipGradientValue`, `ClipGradientNorm`, `ClampGradientSign`,
-            `ScaleGradient`, `ZeroGradient`, or your own; one that returns None leaves the gradient as it is.
+        changes: A function for each layer selection (``"layer3"``, ``"features.*"``) or parameter name
+            (``"conv1.weight"``): `ClipGradientValue`, `ClipGradientNorm`, `ClampGradientSign`, `ScaleGradient`,
+            `ZeroGradient`, or your own function, which may return None to leave the gradient unchanged.
         types: Class names that indices count.
 
     Raises:
-        LayerError: on entry, for a name that is neither a layer nor a parameter.
+        LayerError: On entry, if a name is neither a layer nor a parameter.
 
     Example:
         >>> import collections, torch
@@ -171,7 +169,7 @@ class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
     ) -> None:
         self._model, self._changes, self._types = model, dict(changes), types
         self._stack = ExitStack()
-        self._block: object | None = None  # another one each time the block is entered, None outside it
+        self._block: object | None = None  # a new object for each block, None outside a block
 
     def __enter__(self) -> Self:
         # a parameter that two layers share is found under each of its names
@@ -194,7 +192,7 @@ class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
         self._stack.__exit__(kind, error, trace)
 
     def _observer(self, selection: Layers, change: GradientHook, parameters: Iterable[str]) -> Observer:
-        """The observer, entered, that lets ``change`` see the gradient of what each selected call puts out."""
+        """An entered observer that applies ``change`` to the gradient at the output of each selected call."""
 
         def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             if not any(tensor.requires_grad for tensor in tensors_in(output).values()):
@@ -202,10 +200,10 @@ class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
             block, checked = self._block, _checked(change, call.key)
 
             def on_gradient(gradient: Tensor) -> Tensor | None:
-                # an index from the end is known only now
+                # an index from the end is only known after the forward pass
                 return checked(gradient) if self._block is block and observer.wanted(call) else None
 
-            # the next layer may work in place: what it overwrites is then another tensor than the one with the hook
+            # the next layer may work in place: it must not overwrite the tensor with the hook
             kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
             for tensor in {id(tensor): tensor for tensor in tensors_in(kept).values()}.values():
                 if tensor.requires_grad:
@@ -217,14 +215,14 @@ class change_gradients:  # a `with` word, named as one reads it  # noqa: N801
             return observer.__enter__()
         except LayerError as error:
             names = [*(name for name, _ in self._model.named_modules()), *parameters]
-            if selection in names:  # a number is an index, as everywhere
+            if selection in names:  # a number selects by index
                 raise LayerError(error.asked, error.exists, f"'re:^{selection}$' is the layer of that name") from None
             near = nearest(str(selection), names) or error.exists
             raise LayerError(f"no layer or parameter '{selection}'", near) from None
 
 
 def _checked(change: GradientHook, name: str) -> Callable[[Tensor], Tensor | None]:
-    """``change``, refused when what it makes is no gradient of the same shape; torch would not say at which layer."""
+    """``change`` with a check of its result; the error of torch does not name the layer."""
 
     def checked(gradient: Tensor) -> Tensor | None:
         changed = change(gradient)
@@ -235,3 +233,128 @@ def _checked(change: GradientHook, name: str) -> Callable[[Tensor], Tensor | Non
         raise UsageError(f"the change of the gradient at '{name}' returns {made}", f"the gradient is {wanted}")
 
     return checked
+
+
+@dataclass(frozen=True, slots=True)
+class GradientChanges:
+    """Changes of all parameter gradients, applied in this order: freeze, scale, sign, clip value, clip norm.
+
+    Attributes:
+        freeze: Names or patterns of layers (with their children) or of parameters whose gradients become 0. Gradients
+            that flow through these layers stay unchanged.
+        clip_value: Largest absolute value, as in `torch.nn.utils.clip_grad_value_`.
+        clip_norm: Largest common norm of all gradients, as in `torch.nn.utils.clip_grad_norm_`.
+        scale: Factor of every value; -1 reverses the gradients.
+        sign: ``positive`` or ``negative``: values of the other sign become 0.
+
+    Raises:
+        UsageError: A limit is not above 0, the factor is not finite, the sign is unknown, or a selection of ``freeze``
+            counts calls.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+        >>> change = GradientChanges(freeze=("0",), clip_value=2.0).of(net)
+        >>> {name: g.tolist() for name, g in change({"0.bias": torch.ones(1), "1.bias": torch.full((1,), 9.0)}).items()}
+        {'0.bias': [0.0], '1.bias': [2.0]}
+    """
+
+    freeze: tuple[str, ...] = ()
+    clip_value: float | None = None
+    clip_norm: float | None = None
+    scale: float | None = None
+    sign: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in (("clip value", self.clip_value), ("clip norm", self.clip_norm)):
+            if limit is not None and not limit > 0:
+                raise UsageError(f"{name} {limit:g} sets every gradient to 0", do="give a number above 0")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise UsageError(f"scale {self.scale:g} is not finite", do="give a finite factor")
+        if self.sign is not None:
+            ClampGradientSign(self.sign)
+        for term in _terms(self.freeze):
+            if term.has_call_numbers:
+                raise UsageError(f"cannot freeze '{term}'", "freeze takes names, not calls", "name a layer: conv1")
+
+    def __bool__(self) -> bool:
+        given = (self.clip_value, self.clip_norm, self.scale, self.sign)
+        return bool(self.freeze) or any(one is not None for one in given)
+
+    def describe(self) -> list[str]:
+        """The changes in the order in which they are applied.
+
+        Example:
+            >>> GradientChanges(freeze=("fc",), clip_norm=1.0).describe()
+            ['freezing fc', 'clipping the norm to 1']
+        """
+        steps = [f"freezing {', '.join(self.freeze)}"] if self.freeze else []
+        steps += [f"scaling by {self.scale:g}"] if self.scale is not None else []
+        steps += [f"clamping to {self.sign}"] if self.sign is not None else []
+        steps += [f"clipping values to ±{self.clip_value:g}"] if self.clip_value is not None else []
+        return steps + ([f"clipping the norm to {self.clip_norm:g}"] if self.clip_norm is not None else [])
+
+    def frozen(self, model: nn.Module, called: str = "") -> tuple[str, ...]:
+        """Names of the parameters of ``model`` that ``freeze`` selects.
+
+        Raises:
+            LayerError: A name is neither a layer nor a parameter.
+        """
+        parameters = [name for name, _ in model.named_parameters()]
+        layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
+        wanted: set[str] = set()
+        for term in _terms(self.freeze):
+            wanted.update([str(term)] if str(term) in parameters else _inside(term, layers, parameters, called))
+        return tuple(name for name in parameters if name in wanted)
+
+    def of(self, model: nn.Module, called: str = "") -> Change:
+        """The change as a function from gradients by parameter name to new gradients.
+
+        Args:
+            model: The model with the parameters.
+            called: The name of the model on the command line, for errors.
+
+        Raises:
+            LayerError: A name is neither a layer nor a parameter.
+        """
+        frozen = set(self.frozen(model, called))
+        steps: list[Callable[[Tensor], Tensor]] = []
+        steps += [ScaleGradient(self.scale)] if self.scale is not None else []
+        steps += [ClampGradientSign(self.sign)] if self.sign is not None else []
+        steps += [ClipGradientValue(self.clip_value)] if self.clip_value is not None else []
+
+        def change(gradients: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            changed = {name: ZeroGradient()(g) if name in frozen else g for name, g in gradients.items()}
+            for step in steps:
+                changed = {name: step(gradient) for name, gradient in changed.items()}
+            if self.clip_norm is not None:
+                changed = dict(zip(changed, clip_total_norm(changed.values(), self.clip_norm), strict=True))
+            return changed
+
+        return change
+
+
+def _terms(freeze: tuple[str, ...]) -> tuple[Selection, ...]:
+    """One selection for each name or pattern."""
+    if freeze and not "".join(freeze).strip(", "):
+        raise UsageError("nothing to freeze", do="name a layer or a parameter")
+    return Selection(freeze).terms if freeze else ()
+
+
+def _inside(selection: Selection, layers: Sequence[str], parameters: Sequence[str], called: str) -> list[str]:
+    """The parameters of every layer that ``selection`` names, and of their children; a number is a name here."""
+    term = str(selection)
+    found = [term] if term in layers else [name for name in layers if selection.calls_by_name([name])]
+    own = [p for p in parameters if any(not name or p.startswith(f"{name}.") for name in found)]
+    if not found:
+        some = nearest(term, [*layers, *parameters]) or f"there are {_outline(parameters)}"
+        how = f"list them with `hookscope weights {called}`" if called else ""
+        raise LayerError(f"no layer or parameter '{term}'", some, how)
+    if not own:
+        raise LayerError(f"cannot freeze '{term}'", "it has no parameters", "name another layer")
+    return own
+
+
+def _outline(parameters: Sequence[str]) -> str:
+    """The outermost names that have parameters: ``conv1, bn1, layer1 and 4 more``."""
+    return listed(list(dict.fromkeys(name.partition(".")[0] for name in parameters)), 6) or "no parameters"

@@ -1,4 +1,4 @@
-"""What one backward pass showed: the gradients of layers and of parameters, as facts. Needs no torch."""
+"""The gradients of one backward pass at layers and parameters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class LayerGradient:
     """The gradients of the loss at one layer call.
 
     Attributes:
-        call: Which call.
-        output_shape: Of what it put out, and so of ``grad_output``.
-        grad_output: The gradient that it gets, None where none arrives.
-        input_shape: Of what went in, and so of ``grad_input``.
-        grad_input: The gradient that it gives to what went in, by way of this call alone, as a full backward hook
-            shows it; None where there is none.
-        activation_norm: Euclidean norm of what it put out, over its finite values.
-        activation_nonfinite: Count of NaN and Inf in what it put out.
+        call: The call.
+        output_shape: Shape of its output and of ``grad_output``.
+        grad_output: The gradient at its output, None if none arrives.
+        input_shape: Shape of its input and of ``grad_input``.
+        grad_input: The gradient at its input through this call only, as a full backward hook has it, None if there is
+            none.
+        activation_norm: Euclidean norm of the finite values of its output.
+        activation_nonfinite: Count of NaN and Inf in its output.
     """
 
     call: Call
@@ -33,7 +33,7 @@ class LayerGradient:
 
     @property
     def ratio(self) -> float | None:
-        """The norm of the gradient by the norm of the activation."""
+        """Norm of ``grad_output`` over the norm of the activation."""
         return _ratio(self.grad_output, self.activation_norm)
 
 
@@ -45,11 +45,11 @@ class ParameterGradient:
         name: Dotted path in ``named_parameters()``.
         layer: The layer it belongs to.
         type: Class name of that layer.
-        shape: Its own.
-        gradient: The gradient, None where none arrives.
-        weight_norm: Its own Euclidean norm.
+        shape: Shape of the parameter.
+        gradient: Its gradient, None if none arrives.
+        weight_norm: Euclidean norm of the parameter.
         frozen: Whether ``requires_grad`` is False.
-        after: The gradient once it was changed, None where nothing was changed or there is none.
+        after: The changed gradient, None without a change or a gradient.
     """
 
     name: str
@@ -63,7 +63,7 @@ class ParameterGradient:
 
     @property
     def ratio(self) -> float | None:
-        """The norm of the gradient by the norm of the parameter."""
+        """Norm of the gradient over the norm of the parameter."""
         return _ratio(self.gradient, self.weight_norm)
 
 
@@ -73,18 +73,18 @@ def _ratio(size: GradientSize | None, norm: float) -> float | None:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """What one backward pass showed.
+    """The gradients of one backward pass.
 
     Attributes:
-        value: Of the loss.
-        targets: The classes it was made from; empty for ``mse``.
-        layers: The wanted calls in order of execution.
+        value: Value of the loss.
+        targets: The classes that the loss is computed from; empty for ``mse``.
+        layers: The selected calls in order of execution.
         parameters: Every parameter of the model, in order of registration.
-        did_not_run: Wanted layers that the pass did not reach.
-        total_norm: Euclidean norm of all parameters' gradients together.
-        total_after: The same once they were changed, None where they were not.
-        loss: Its name.
-        saturating: Class names of the model's activation functions that are flat at their ends, such as ``Sigmoid``.
+        did_not_run: Selected layers that the pass did not reach.
+        total_norm: Common Euclidean norm of all parameter gradients.
+        total_after: The same after the change, None without a change.
+        loss: Name of the loss.
+        saturating: Class names of the model's activation functions with bounds, such as ``Sigmoid``.
     """
 
     value: float

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import LayerError, UsageError
-from hookscope.gradients.changes import GradientChanges
+from hookscope.gradients.modify import GradientChanges
 
 
 def net() -> nn.Sequential:
@@ -99,11 +99,11 @@ def test_nothing_asked_is_false() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"clip_norm": 0.0}, "no clip norm 0: it would leave nothing; give a number above 0"),
-        ({"clip_value": -1.0}, "no clip value -1"),
-        ({"clip_norm": float("nan")}, "no clip norm nan"),
-        ({"scale": float("inf")}, "no scale inf"),
-        ({"sign": "up"}, "no sign 'up'"),
+        ({"clip_norm": 0.0}, "clip norm 0 sets every gradient to 0; give a number above 0"),
+        ({"clip_value": -1.0}, "clip value -1"),
+        ({"clip_norm": float("nan")}, "clip norm nan"),
+        ({"scale": float("inf")}, "scale inf is not finite"),
+        ({"sign": "up"}, "unknown sign 'up'"),
         ({"freeze": ("conv#1",)}, "cannot freeze 'conv#1'"),
         ({"freeze": (",",)}, "nothing to freeze"),
     ],

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hookscope.errors import ModelError
 from hookscope.gradients.anomaly import first_anomaly
+from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.cut_points import Stop, gradient_stops
-from hookscope.gradients.measure_layers import layer_gradients
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.losses import Loss
 

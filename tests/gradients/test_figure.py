@@ -10,10 +10,10 @@ from torch import nn
 
 from hookscope.drawing.plot import figure_bytes
 from hookscope.findings.finding import Finding
-from hookscope.gradients.changes import GradientChanges
+from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.figure import gradient_figure
 from hookscope.gradients.findings import GradientThresholds, diagnose_gradients
-from hookscope.gradients.measure_layers import layer_gradients
+from hookscope.gradients.modify import GradientChanges
 from hookscope.gradients.report import GradientReport
 from hookscope.scores.losses import Loss
 

@@ -12,6 +12,7 @@ from torch import nn
 from hookscope.errors import UsageError
 from hookscope.findings.finding import Finding
 from hookscope.gradients.anomaly import first_anomaly
+from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.cut_points import gradient_stops
 from hookscope.gradients.findings import (
     GradientThresholds,
@@ -20,7 +21,6 @@ from hookscope.gradients.findings import (
     layer_finding_names,
     parameter_finding_names,
 )
-from hookscope.gradients.measure_layers import layer_gradients
 from hookscope.scores.losses import Loss
 
 

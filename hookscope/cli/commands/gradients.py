@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookscope.findings import Finding
-    from hookscope.gradients import Anomaly, GradientChanges, GradientReport, GradientThresholds, ParameterGradient
+    from hookscope.gradients import GradientChanges, GradientReport, GradientThresholds
     from hookscope.images import InputImage
     from hookscope.models import LoadedModel
     from hookscope.scores import Loss
@@ -115,7 +115,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope gradients nets.py:mine cat.jpg --detect-anomaly --format json | jq '.findings'
       hookscope gradients raft_small first.png second.png --loss mse
     """
-    from hookscope.gradients import GradientChanges, GradientThresholds
+    from hookscope.gradients import GradientChanges, GradientThresholds, select_parameters
 
     _check(images, options)
     changes = GradientChanges(
@@ -134,8 +134,8 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
     read = photographs.read_together(net)
     pictures = [net.prepare(picture) for picture in read]
     report, findings = _measure(net, pictures, loss, changes, thresholds, options)
-    lines = _totals(report, loss, changes)
-    shown = dataclasses.replace(report, parameters=_of_layers(net, report, options["layers"]))
+    lines = totals(report, loss.name, changes.describe())
+    shown = select_parameters(report, net.model, options["layers"] or "all")
     if options["plot"] is not None:
         _draw(options["plot"], net, shown, findings, thresholds, lines, _origin(net, read, options))
     _report(net, shown, findings, thresholds, lines, options)
@@ -180,50 +180,23 @@ def _measure(
     thresholds: GradientThresholds,
     options: Mapping[str, Any],
 ) -> tuple[GradientReport, list[Finding]]:
-    """One backward pass, and where something is left without a gradient or NaN is asked for, a second look."""
-    from hookscope.gradients import anything_unreached, diagnose_gradients, gradient_stops, layer_gradients
+    from hookscope.gradients import examine_gradients
     from hookscope.models import model_errors_as_input_errors
 
-    layers, types = options["layers"] or None, options["types"] or None
-    change = changes.of(net.model, net.name) if changes else None
-    inputs = net.inputs(*pictures)
     with process.prints_to_standard_error(), model_errors_as_input_errors(net.name, pictures):
-        report = layer_gradients(net.model, inputs, loss, layers, types, change=change)
-        stops = gradient_stops(net.model, inputs, loss) if anything_unreached(report) else ()
-        anomaly = _anomaly(net, inputs, loss) if options["detect_anomaly"] else None
-    looked = options["detect_anomaly"]
-    return report, diagnose_gradients(report, stops, thresholds, anomaly, looked_for_anomaly=looked)
-
-
-def _anomaly(net: LoadedModel, inputs: Any, loss: Loss) -> Anomaly | None:
-    from hookscope.gradients import first_anomaly
-
-    found = first_anomaly(net.model, inputs, loss)
-    if found is None:
+        report, findings, anomaly = examine_gradients(
+            net.model,
+            net.inputs(*pictures),
+            loss,
+            options["layers"] or None,
+            options["types"] or None,
+            change=changes.of(net.model, net.name) if changes else None,
+            thresholds=thresholds,
+            detect_anomaly=options["detect_anomaly"],
+        )
+    if options["detect_anomaly"] and anomaly is None:
         output.note("Note: no NaN in the forward pass and none in the backward pass")
-    return found
-
-
-def _of_layers(net: LoadedModel, report: GradientReport, layers: Sequence[str]) -> tuple[ParameterGradient, ...]:
-    """The parameters of the chosen layers, and of all that is in them; all of them where nothing was chosen."""
-    from hookscope.hooks import Selection
-
-    if layers in ((), ("all",)):
-        return report.parameters
-    selection = Selection(layers)
-    named = [name for name, _ in net.model.named_modules(remove_duplicate=False) if selection.calls_by_name([name])]
-    named += [layer.call.name for layer in report.layers]
-    within = tuple(f"{name}." for name in named)
-    return tuple(p for p in report.parameters if "" in named or p.name.startswith(within))
-
-
-def _totals(report: GradientReport, loss: Loss, changes: GradientChanges) -> list[str]:
-    done = [f"freezing {', '.join(changes.freeze)}"] if changes.freeze else []
-    done += [f"scaling by {changes.scale:g}"] if changes.scale is not None else []
-    done += [f"clamping to {changes.sign}"] if changes.sign is not None else []
-    done += [f"clipping values to ±{changes.clip_value:g}"] if changes.clip_value is not None else []
-    done += [f"clipping the norm to {changes.clip_norm:g}"] if changes.clip_norm is not None else []
-    return totals(report, loss.name, done)
+    return report, findings
 
 
 def _draw(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import InputError, LayerError, ModelError, TargetError, UsageError
-from hookscope.gradients.measure_layers import layer_gradients
+from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.report import GradientReport
 from hookscope.hooks import size_of, total_norm
 from hookscope.hooks.model_state import ModelSnapshot
@@ -385,14 +385,14 @@ def test_a_loss_by_its_name_or_by_a_function() -> None:
     for wrong in (3, "nll", lambda output: output):
         with pytest.raises(UsageError):
             layer_gradients(net, picture(), wrong)  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=r"what '<lambda>' gives has no gradient, though the output of InPlace has"):
+    with pytest.raises(ModelError, match=r"the result of '<lambda>' has no gradient, but the output of InPlace has"):
         layer_gradients(net, picture(), lambda output: output.detach().sum())
 
 
 def test_a_picture_without_batch_axis_is_told() -> None:
     net, _ = pair()
     message = (
-        r"InPlace refuses a picture of \(3, 6, 6\): .*; it has no batch axis; give it as \(1, 3, 6, 6\): x\[None\]"
+        r"InPlace refuses an image of \(3, 6, 6\): .*; it has no batch axis; give it as \(1, 3, 6, 6\): x\[None\]"
     )
     state = ModelSnapshot(net)
     with pytest.raises(InputError, match=message):

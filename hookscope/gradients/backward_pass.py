@@ -1,10 +1,10 @@
-"""One forward and one backward pass: what gradient every layer gets and gives, and what every parameter gets."""
+"""One forward and one backward pass, with the gradients at every layer and parameter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -14,14 +14,15 @@ from torch.autograd.graph import get_gradient_edge
 
 from hookscope.errors import HookscopeError, InputError, ModelError
 from hookscope.gradients.autograd_flow import in_graph, refuse_reentrant_checkpoints
-from hookscope.gradients.changes import Change
 from hookscope.gradients.cut_points import gradient_stops
+from hookscope.gradients.modify import Change
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import (
     Call,
     HookHandles,
     Layers,
     Observer,
+    Selection,
     Shape,
     check_hookable,
     class_names,
@@ -51,29 +52,29 @@ def layer_gradients(
     *,
     change: Change | None = None,
 ) -> GradientReport:
-    """Run ``model`` forward and backward once, and measure the gradient at every wanted call and every parameter.
+    """Run ``model`` forward and backward once, and measure the gradient at every selected call and every parameter.
 
-    The model runs in eval mode. Gradients are asked of the picture too, so that they flow through frozen layers. No
-    ``.grad`` is written and no flag changed; in-place layers are no obstacle, for tensors and edges of the autograd
-    graph are asked, never the module's backward hook.
+    The model runs in eval mode. The input requires a gradient too, so that gradients flow through frozen layers. No
+    ``.grad`` is written and no flag changes. In-place layers are supported: gradients are taken at tensors and edges
+    of the autograd graph, not by backward hooks of modules.
 
     Args:
         model: Any eager module.
         inputs: The positional inputs, or the only one.
-        loss: What is differentiated: a `Loss`, the name of one, or a function from the model's output to a tensor with
-            one number; the score of the most likely class unless given.
-        layers: A selection, see `Selection`; None for every layer without children that has a
-            parameter of two or more dimensions: convolutions, linear layers.
+        loss: A `Loss`, the name of a loss, or a function from the model's output to a tensor with one number; None
+            for the score of the most likely class.
+        layers: A selection, see `Selection`; None for every layer without children that has a parameter of two or
+            more dimensions: convolutions, linear layers.
         types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
-        change: From the parameters' gradients by name to what an optimizer shall see of them.
+        change: A function from gradients by parameter name to changed gradients, see `GradientChanges.of`.
 
     Raises:
-        LayerError: no such layer.
-        TargetError: no such class.
-        ModelError: no scores of classes where the loss needs them, an output without a gradient, or a reentrant
+        LayerError: There is no such layer.
+        TargetError: There is no such class.
+        ModelError: The loss needs class scores and there are none, the output has no gradient, or there is a reentrant
             checkpoint.
-        InputError: the model refuses a picture that has no batch axis.
-        UsageError: no such loss, or a function that gives no number.
+        InputError: The model refuses an image without a batch axis.
+        UsageError: There is no such loss, or a function does not return one number.
 
     Example:
         >>> import torch
@@ -90,18 +91,18 @@ def layer_gradients(
     types = types or usual_types(map(class_names, model.modules()))
     with differentiable(model):
         record = _Record(model, layers, types)
-        with _missing_batch_axis_told(model, inputs), record:
+        with _missing_batch_axis_named(model, inputs), record:
             output = model(*passed_on(leaves_of(inputs)))
         value, targets = loss.of(output, type(model).__name__)
         if not value.requires_grad:
             raise _without_gradient(model, inputs, loss, output)
         refuse_reentrant_checkpoints(model, value)
         calls = record.calls
-        kept = [tensor for seen in calls for tensor in seen.kept]
+        kept = [tensor for call in calls for tensor in call.kept]
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         arrived = _gradients(value, [*kept, *trained.values()])
         by_tensor = iter(arrived[: len(kept)])
-        at_layers = tuple(_measured(seen, [next(by_tensor) for _ in seen.kept]) for seen in calls)
+        at_layers = tuple(_measured(call, [next(by_tensor) for _ in call.kept]) for call in calls)
         own = {name: g for name, g in zip(trained, arrived[len(kept) :], strict=True) if g is not None}
         after = change(own) if change is not None else None
         return GradientReport(
@@ -117,14 +118,31 @@ def layer_gradients(
         )
 
 
+def select_parameters(report: GradientReport, model: nn.Module, layers: Layers) -> GradientReport:
+    """``report`` with the parameters of the selected layers and of their children only.
+
+    Args:
+        report: The report of ``model``.
+        model: The model.
+        layers: The selection that the report was measured with; ``all`` keeps every parameter.
+    """
+    selection = Selection.of(layers)
+    if str(selection) == "all":
+        return report
+    names = {name for name, _ in model.named_modules(remove_duplicate=False) if selection.calls_by_name([name])}
+    names |= {layer.call.name for layer in report.layers}
+    children = tuple(f"{name}." for name in names)
+    return replace(report, parameters=tuple(p for p in report.parameters if "" in names or p.name.startswith(children)))
+
+
 def _saturating(model: nn.Module) -> tuple[str, ...]:
     found = {type(module).__name__ for module in model.modules()}
     return tuple(name for name in _SATURATING if name in found)
 
 
 @contextmanager
-def _missing_batch_axis_told(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
-    """What a model raises on a picture ``(3, H, W)``, as an error that says what is missing."""
+def _missing_batch_axis_named(model: nn.Module, inputs: tuple[Any, ...]) -> Iterator[None]:
+    """Turn the error of a model on an image ``(3, H, W)`` into one that names the missing batch axis."""
     try:
         yield
     except (HookscopeError, torch.OutOfMemoryError):
@@ -135,24 +153,24 @@ def _missing_batch_axis_told(model: nn.Module, inputs: tuple[Any, ...]) -> Itera
         if not single:
             raise
         shape = tuple(single[0].shape)
-        asked = f"{type(model).__name__} refuses a picture of {shape}: {' '.join(str(error).split())[:200]}"
+        asked = f"{type(model).__name__} refuses an image of {shape}: {' '.join(str(error).split())[:200]}"
         batch = ", ".join(map(str, (1, *shape)))
         raise InputError(asked, "it has no batch axis", f"give it as ({batch}): x[None]") from error
 
 
 def _without_gradient(model: nn.Module, inputs: Any, loss: AnyLoss, output: Any) -> ModelError:
-    """The error for a value that is no part of a graph: it says where the graph ends."""
+    """The error for a loss outside the autograd graph, which says where the graph ends."""
     if isinstance(loss, OwnLoss) and any(tensor.requires_grad for tensor in tensors_in(output).values()):
-        what = f"what '{loss.name}' gives has no gradient, though the output of {type(model).__name__} has"
+        what = f"the result of '{loss.name}' has no gradient, but the output of {type(model).__name__} has"
         return ModelError(what, do="compute it in torch, without detach, item or no_grad")
     cut = [stop.why for stop in gradient_stops(model, inputs, loss) if stop.reason != "unused"]
-    why = cut[-1] if cut else "it was detached, or made under no_grad"
+    why = cut[-1] if cut else "it was detached, or computed under no_grad"
     return ModelError(f"the output of {type(model).__name__} has no gradient", why, "let forward return it as it is")
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """One call of the forward pass: its outputs in the graph, and the edges by which its inputs came."""
+    """One call of the forward pass: its outputs in the graph, and the edges of its inputs."""
 
     call: Call
     kept: list[Tensor]
@@ -164,7 +182,7 @@ class _Seen:
 
 
 class _Record:
-    """The hooks of the forward pass, on the model while the ``with`` block runs."""
+    """The hooks of the forward pass."""
 
     def __init__(self, model: nn.Module, layers: Layers, types: Iterable[Any]) -> None:
         self._seen: list[_Seen] = []
@@ -182,13 +200,13 @@ class _Record:
 
     @property
     def calls(self) -> list[_Seen]:
-        """The wanted calls in order of execution, once the pass is over."""
+        """The selected calls in order of execution, after the pass."""
         return [seen for seen in self._seen if self.observer.wanted(seen.call)]
 
     def _on_input(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         given = args[0] if len(args) == 1 and not kwargs else [*args, *kwargs.values()]
-        # an edge stands for the value as it is now: a layer that works in place changes the tensor, not the edge
-        with torch.inference_mode(False):  # the model may have turned it on
+        # an edge keeps standing for the current value when a layer overwrites the tensor in place
+        with torch.inference_mode(False):  # the model may have enabled it
             edges = {get_gradient_edge(tensor) for tensor in tensors_in(given).values() if in_graph(tensor)}
         return list(edges), shape_of(given)
 
@@ -206,10 +224,9 @@ def _gradients(value: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients at ``edges`` by way of the call alone, which others may use too.
+    """Gradient at each edge through this call only.
 
-    Of several inputs one may be made from another: what flows from it to the other is not the layer's, and ends at
-    the edge, once it is measured. The forward pass knows nothing of it, so that no result differs.
+    If one input depends on another, the path between them is blocked, because that gradient is not the layer's.
     """
 
     def back(nothing: Callable[[Any], Any]) -> list[Tensor]:
@@ -220,8 +237,8 @@ def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Se
         return [g for g in found if g is not None]
 
     try:
-        return back(lambda _: None)  # no zeros: 0 times the slope of a root at 0 is NaN
-    except (AttributeError, TypeError):  # a tensor hook of the model's own, which wants a tensor
+        return back(lambda _: None)  # not zeros: 0 times the slope of a square root at 0 is NaN
+    except (AttributeError, TypeError):  # a tensor hook of the model expects a tensor
         return back(lambda g: g if g is None else torch.zeros_like(g))
 
 
