@@ -1,4 +1,4 @@
-"""Carry a function of (call, tensors) through a forward pass: which calls are wanted, which index each has."""
+"""Call a function at each wanted layer call of a forward pass, and count the calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OnInput = Callable[["nn.Module", tuple[Any, ...], dict[str, Any]], Any]
 
 @dataclass(slots=True)
 class _Watched:
-    """A layer with hooks on it, and what is known of its calls in this pass."""
+    """A layer with hooks on it, and its calls in this pass so far."""
 
     names: tuple[str, ...]
     counted: bool
@@ -36,12 +36,12 @@ class _Watched:
 
 @dataclass(slots=True)
 class PassProgress:
-    """How far the last pass came; holds neither model nor tensors.
+    """The progress of the latest pass; holds neither model nor tensors.
 
     Attributes:
         total: How many calls of the chosen types there were.
-        complete: Whether it came to its end.
-        stopped: Whether it was ended early.
+        complete: Whether the pass came to its end.
+        stopped: Whether the observer ended the pass early.
     """
 
     total: int = 0
@@ -51,11 +51,10 @@ class PassProgress:
 
     @property
     def did_not_run(self) -> tuple[str, ...]:
-        """Names of watched layers that the pass did not reach, in order of registration."""
+        """The watched layers that the pass did not reach, in order of registration."""
         return tuple(layer.names[0] for layer in self.layers if not layer.calls)
 
     def restart(self) -> None:
-        """Make ready for the next pass."""
         self.total, self.complete, self.stopped = 0, False, False
         for layer in self.layers:
             layer.calls = 0
@@ -65,23 +64,25 @@ class PassProgress:
 class Observer:
     """Calls ``on_call`` for every wanted layer call of each forward pass inside the ``with`` block.
 
-    Each pass of the model starts clean. A part of the model called alone goes on counting where the last stopped.
+    Each pass of the model counts from 0. When a part of the model is called alone, counting continues.
 
     Args:
         model: Any eager module.
         layers: A selection, see `Selection`.
         types: Class names that indices count, ``all`` for every leaf.
-        on_call: ``(call, module, args, kwargs, output)``; what it returns, if not None, goes on in the output's place.
-        on_input: ``(module, args, kwargs)`` before each call that may be wanted; `input` is what it returned for the
-            call that ``on_call`` is called for.
-        on_start: ``(args, kwargs)`` of the model when a pass starts.
+        on_call: Called with ``(call, module, args, kwargs, output)``; a value other than None replaces the output.
+        on_input: Called with ``(module, args, kwargs)`` before each call that may be wanted; while ``on_call`` runs,
+            `input` holds the result for that call.
+        on_start: Called with the model's ``(args, kwargs)`` when a pass starts.
         on_end: Called when a pass has come to its end.
-        on_before: ``(call, module, args, kwargs)`` before each wanted call; ``(args, kwargs)`` returned go in instead.
-            Indices count calls in the order in which they end, so none of the chosen types may hold another.
-        again: Call ``on_call`` and ``on_before`` for what checkpointing computes again in the backward pass, too.
+        on_before: Called with ``(call, module, args, kwargs)`` before each wanted call; ``(args, kwargs)`` returned
+            replace the inputs. Indices count calls in the order in which they end, so layers of the chosen types may
+            not contain each other.
+        again: Also call ``on_call`` and ``on_before`` when checkpointing computes a call again in the backward pass.
 
     Raises:
-        LayerError: on entry for a name or type the model does not have; on leaving for an index no pass reached.
+        LayerError: on entry for a name or type that the model does not have; on exit for an index that no pass
+            reached.
 
     Example:
         >>> import torch
@@ -117,50 +118,50 @@ class Observer:
         self._stop: StopForward | None = None
         self._waiting: set[int | tuple[str, int]] | None = None
         self._pass: FrameType | None = None
-        self._door = HookHandles()
+        self._handles = HookHandles()
         self._watched: dict[int, _Watched] = {}
         self._named: dict[str, _Watched] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: a copy of the model made inside the block has hooks that know they are not meant."""
+        """Itself: in a copy of the model made inside the block, hooks see other modules and do nothing."""
         return self
 
     def __reduce__(self) -> Any:
-        """Nothing of it: a model saved whole inside the block is loaded with hooks that do nothing.
+        """A stand-in: a model pickled whole inside the block comes back with hooks that do nothing.
 
-        They are made of the standard library, so that such a file can be read where hookscope is not installed.
+        It is from the standard library, so that the file can be read where hookscope is not installed.
         """
-        nothing = nullcontext().__exit__  # takes whatever there is, and returns None
+        nothing = nullcontext().__exit__  # takes any arguments and returns None
         return (SimpleNamespace, (), {"_start": nothing, "_before": nothing, "_after": nothing, "_end": nothing})
 
     def stop_early(self) -> None:
-        """End the pass, and with it the block, after the last wanted call."""
+        """Make the observer end the pass, and with it the block, after the last wanted call."""
         self._stops_early = True
 
     def __enter__(self) -> Self:
-        found = self._layers_to_watch()
-        self._watched = {id(module): layer for module, layer in found}
-        self._named = {layer.names[0]: layer for _, layer in found}
+        watched = self._layers_to_watch()
+        self._watched = {id(module): layer for module, layer in watched}
+        self._named = {layer.names[0]: layer for _, layer in watched}
         self.progress = PassProgress(layers=tuple(self._named.values()))
-        self._required = self.selection.required(layer.names for _, layer in found if layer.by_name)
+        self._required = self.selection.required(layer.names for _, layer in watched if layer.by_name)
         try:
-            self._door.forward_pre(self.model, self._start)
-            for module, layer in found:
-                looks = self._on_input is not None or self._on_before is not None
-                if looks and (layer.by_name or self.selection.counts):
-                    self._door.forward_pre(module, self._before)
-                self._door.forward(module, self._after)
-            self._door.forward(self.model, self._end)
+            self._handles.forward_pre(self.model, self._start)
+            for module, layer in watched:
+                needs_inputs = self._on_input is not None or self._on_before is not None
+                if needs_inputs and (layer.by_name or self.selection.counts):
+                    self._handles.forward_pre(module, self._before)
+                self._handles.forward(module, self._after)
+            self._handles.forward(self.model, self._end)
         except BaseException:
-            self._door.__exit__(None, None, None)
+            self._handles.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._door.__exit__(kind, error, trace)
-        # an exception holds the frames it went through, a frame its tensors
+        self._handles.__exit__(kind, error, trace)
+        # an exception keeps its frames alive, and a frame its tensors
         stop, self._stop, self._pass, self.input = self._stop, None, None, None
         for layer in self.progress.layers:
             layer.open_inputs.clear()
@@ -174,31 +175,31 @@ class Observer:
 
     @property
     def total(self) -> int:
-        """How many calls of the chosen types there were in the last pass."""
+        """How many calls of the chosen types there were in the latest pass."""
         return self.progress.total
 
     @property
     def complete(self) -> bool:
-        """Whether the last pass came to its end."""
+        """Whether the latest pass came to its end."""
         return self.progress.complete
 
     @property
     def stopped(self) -> bool:
-        """Whether the last pass was ended early."""
+        """Whether the observer ended the latest pass early."""
         return self.progress.stopped
 
     @property
     def did_not_run(self) -> tuple[str, ...]:
-        """Names of watched layers that the last pass did not reach, in order of registration."""
+        """The watched layers that the latest pass did not reach, in order of registration."""
         return self.progress.did_not_run
 
     @property
     def first_names(self) -> dict[str, str]:
-        """The name by which calls are known, for each further name of a watched layer."""
+        """The name that calls have, for each further name of a watched layer."""
         return {alias: name for name, layer in self._named.items() for alias in layer.names[1:]}
 
     def wants(self, call: Call) -> bool:
-        """Whether ``call`` is wanted by any name of its layer, as far as it can be known while the pass runs."""
+        """Whether ``call`` is wanted by any name of its layer, as far as that is known while the pass runs."""
         if call.index is not None and self.selection.wants_index(call.index):
             return True
         by_name = self._named[call.name].by_name
@@ -223,28 +224,30 @@ class Observer:
             named.setdefault(id(module), (module, []))[1].append(name)
         self.selection.check_names([name for name, _ in walked], type(self.model).__name__)
         fits: dict[tuple[type, bool], bool] = {}
-        found = []
+        watched = []
         for module, names in named.values():
             kind = (type(module), is_leaf(module))
             if kind not in fits:
                 fits[kind] = matches_type(class_names(module), self.types, leaf=kind[1])
             by_name = self.selection.calls_by_name(names)
             if fits[kind] or by_name:
-                found.append((module, _Watched(tuple(names), fits[kind], by_name)))
-        if self.selection.counts and not any(layer.counted for _, layer in found):
+                watched.append((module, _Watched(tuple(names), fits[kind], by_name)))
+        if self.selection.counts and not any(layer.counted for _, layer in watched):
             raise no_such_type(self.types, types_in(self.model))
         if self._on_before is not None and self.selection.counts:
-            self._check_order(found)
-        return found
+            self._check_order(watched)
+        return watched
 
-    def _check_order(self, found: list[tuple[nn.Module, _Watched]]) -> None:
-        """Refuse indices before calls where one of the chosen types runs within another and so ends before it."""
-        counted = {id(module): layer.names[0] for module, layer in found if layer.counted}
-        for module, layer in found:
+    def _check_order(self, watched: list[tuple[nn.Module, _Watched]]) -> None:
+        """Refuse indices for `on_before` where a layer of the chosen types contains another, which ends first."""
+        counted = {id(module): layer.names[0] for module, layer in watched if layer.counted}
+        for module, layer in watched:
             within = [counted[id(part)] for part in module.modules() if part is not module and id(part) in counted]
             if layer.counted and within:
-                what = f"the index of '{layer.names[0]}' is not known before it runs: '{within[0]}' in it is first"
-                raise LayerError(what, do="choose it by its name")
+                what = (
+                    f"the index of '{layer.names[0]}' is not known before it runs: '{within[0]}' inside it ends first"
+                )
+                raise LayerError(what, do="choose the layer by its name", name=layer.names[0])
 
     def _start(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module is not self.model:
@@ -283,17 +286,17 @@ class Observer:
         return self._on_before(call, module, args, kwargs) if self.wants(call) else None
 
     def _call_again(self, module: nn.Module, layer: _Watched) -> Call:
-        """The call that is computed again; which one of several nobody can tell, so all of them must be wanted."""
+        """The call that is computed again. Which of several calls it is, is unknown: all of them must be wanted."""
         name, kind = layer.names[0], type(module).__name__
         if layer.calls == 1:
             return Call(name, kind, 0, layer.index)
         if None in layer.by_name or self.selection.wants_every_index:
             return Call(name, kind, 0, layer.index)
-        what = f"'{name}' is computed again by checkpointing, and nothing tells which of its {layer.calls} calls it is"
-        raise LayerError(what, do="choose all of its calls, by its name alone")
+        what = f"checkpointing computes '{name}' again, and which of its {layer.calls} calls that is, is unknown"
+        raise LayerError(what, do="choose all calls of the layer, by its name alone", name=name)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        # every line here is paid at each call of a layer: a fast network spends as long in few of its own
+        # each line costs time at every call of a layer: a fast network takes as long for a few of its own lines
         layer = self._watched.get(id(module))
         if layer is None:
             return None
@@ -307,16 +310,16 @@ class Observer:
         if layer.counted:
             index = layer.index = self.progress.total
             self.progress.total = index + 1
-        taken = _taken(layer.open_inputs, kwargs) if layer.open_inputs else None
+        inputs = _pop_inputs(layer.open_inputs, kwargs) if layer.open_inputs else None
         call = Call(layer.names[0], type(module).__name__, number, index)
-        handed = None
+        replacement = None
         if self.wants(call) or self.may_want(call):
-            self.input = taken
-            handed = self._on_call(call, module, args, kwargs, output)
+            self.input = inputs
+            replacement = self._on_call(call, module, args, kwargs, output)
             self.input = None
         if self._waiting is not None:
             self._stop_when_done((layer.names[0], number), index)
-        return handed
+        return replacement
 
     def _stop_when_done(self, call: tuple[str, int], index: int | None) -> None:
         assert self._waiting is not None
@@ -328,7 +331,7 @@ class Observer:
 
 
 def is_recomputing() -> bool:
-    """Whether a backward pass runs: what checkpointing computes again there is no new call."""
+    """Whether a backward pass runs: a call that checkpointing computes again in it is no new call."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -339,13 +342,13 @@ def _frames_above(frame: FrameType) -> Iterator[FrameType]:
         above = above.f_back
 
 
-def _taken(open_inputs: list[tuple[dict[str, Any], Any]], kwargs: dict[str, Any]) -> Any:
-    """Take what was seen of the call that returns now; inner calls that raised, and were caught, left theirs on top.
+def _pop_inputs(open_inputs: list[tuple[dict[str, Any], Any]], kwargs: dict[str, Any]) -> Any:
+    """Pop the inputs of the call that returns now; records of inner calls that raised may be above them.
 
-    The dictionary of keywords is made anew for each call, and is the same before and after it, unless another hook
-    has put one of its own in its place.
+    A call has the same dictionary of keywords before and after it, unless another hook has replaced it.
     """
-    at = next((at for at, (seen, _) in reversed(list(enumerate(open_inputs))) if seen is kwargs), len(open_inputs) - 1)
-    value = open_inputs[at][1]
-    del open_inputs[at:]
-    return value
+    last = len(open_inputs) - 1
+    position = next((i for i in range(last, -1, -1) if open_inputs[i][0] is kwargs), last)
+    inputs = open_inputs[position][1]
+    del open_inputs[position:]
+    return inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import InputError
@@ -77,27 +78,26 @@ def _traced(name: str, model: nn.Module, size: tuple[int, int]) -> Trace:
 
 
 def _wants_values(error: BaseException | None) -> bool:
-    """Whether a pass without values failed for the want of them, and not because of the input's size."""
+    """Whether a pass failed because it had no values, not because of the size of its input."""
     return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
-def _packed(size: tuple[int, int], found: Trace) -> dict[str, Any]:
-    layers = [[at.name, list(at.types), at.leaf, at.params, at.shared_with] for at in found.layers]
-    calls = [[c.layer, c.input_shape, c.output_shape, c.macs, c.overwritten_by] for c in found.calls]
-    totals = {"params": found.params, "macs": found.macs, "real": found.real}
+def _packed(size: tuple[int, int], traced: Trace) -> dict[str, Any]:
+    layers, calls = [astuple(layer) for layer in traced.layers], [astuple(call) for call in traced.calls]
+    totals = {"params": traced.params, "macs": traced.macs, "real": traced.real}
     return {"size": list(size), "layers": layers, "calls": calls, **totals}
 
 
-def _unpacked(kept: dict[str, Any]) -> Listing:
-    high, wide = kept["size"]
-    layers = tuple(TracedLayer(name, tuple(types), *rest) for name, types, *rest in kept["layers"])
-    calls = tuple(TracedCall(at, _shape(i), _shape(o), macs, by) for at, i, o, macs, by in kept["calls"])
+def _unpacked(stored: dict[str, Any]) -> Listing:
+    height, width = stored["size"]
+    layers = tuple(TracedLayer(name, tuple(types), *rest) for name, types, *rest in stored["layers"])
+    calls = tuple(TracedCall(layer, _shape(i), _shape(o), macs, by) for layer, i, o, macs, by in stored["calls"])
     if not all(0 <= call.layer < len(layers) for call in calls):
         raise IndexError("a call of no layer")
-    return (high, wide), Trace(layers, calls, kept["params"], kept["macs"], kept["real"])
+    return (height, width), Trace(layers, calls, stored["params"], stored["macs"], stored["real"])
 
 
-def _shape(kept: Any) -> Shape:
-    if isinstance(kept, dict):
-        return {str(part): tuple(shape) for part, shape in kept.items()}
-    return None if kept is None else tuple(kept)
+def _shape(stored: Any) -> Shape:
+    if isinstance(stored, dict):
+        return {str(part): tuple(shape) for part, shape in stored.items()}
+    return None if stored is None else tuple(stored)

@@ -1,4 +1,4 @@
-"""One pass as it happened: each call's input, output and gradient as they were, and the order of the hooks' events."""
+"""One pass in the order of its hooks: for each call the values of its input, output and gradient at that moment."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from hookscope.hooks import (
 from hookscope.scores import AnyLoss, Loss, LossLike, Prediction, as_loss
 
 EVENTS = ("pre-hook", "forward", "backward")
-"""What can happen to a call: it is about to run, it has returned, the gradient of what it returned is computed."""
+"""The events of a call: it is about to run, it has returned, the gradient of its output is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened in a pass.
+    """One event of a call.
 
     Attributes:
-        number: Its place in the pass, from 0.
+        number: Position in the pass, from 0.
         event: One of `EVENTS`.
-        call: Whose.
-        depth: In how many other recorded calls the call ran.
-        tensors: By part, with ``pre-hook`` the inputs, with ``forward`` the outputs, with ``backward`` the gradient of
-            the outputs.
+        call: The call.
+        depth: Number of other recorded calls in which the call ran.
+        tensors: By part: the inputs at ``pre-hook``, the outputs at ``forward``, the gradient of the outputs at
+            ``backward``.
     """
 
     number: int
@@ -58,15 +58,15 @@ class CallRecord:
     """One call of a layer.
 
     Attributes:
-        call: Its name, type, number and index.
-        depth: In how many other recorded calls it ran.
-        input: What went in, by part, as it was before the layer ran; ``""`` names an only tensor, else the position
-            or the keyword begins the part's name.
-        output: What the layer returned, before the next one worked on it.
-        gradient: That of the output; of several parts those that the gradient reached, empty where it reached none.
-        began: When its pre-hook ran, by a clock that ticks with each event.
-        returned: When its forward hook ran.
-        differentiated: When the gradient of all that it returned was computed; None where no gradient came.
+        call: Name, type, number and index.
+        depth: Number of other recorded calls in which it ran.
+        input: The inputs by part, before the layer ran; ``""`` names an only tensor, else the name of a part begins
+            with its position or keyword.
+        output: The outputs by part, before the next layer worked on them.
+        gradient: The gradient of the parts of the output that it reached; empty where it reached none.
+        began: Time of its pre-hook, on a clock that ticks with each event.
+        returned: Time of its forward hook.
+        differentiated: Time when the gradient of its whole output was computed; None where no gradient came.
     """
 
     call: Call
@@ -81,15 +81,15 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """A forward pass, and the backward pass if there was one, as facts.
+    """A forward pass, and its backward pass if there was one, as facts.
 
     Attributes:
-        calls: The chosen calls in order of execution, which is that in which they returned.
+        calls: The chosen calls in order of execution, that is, in which they returned.
         did_not_run: Chosen layers that the pass did not reach.
-        loss: Name of what was differentiated; empty without a backward pass.
-        value: Its value.
-        targets: The classes it was made from.
-        without_backward: Why there was no backward pass although it was asked for.
+        loss: Name of the differentiated loss; empty without a backward pass.
+        value: Value of the loss.
+        targets: The classes of the loss.
+        without_backward: Why the requested backward pass was not possible.
     """
 
     calls: tuple[CallRecord, ...]
@@ -101,22 +101,23 @@ class PassRecord:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What happened to the chosen calls, in the order in which it happened."""
+        """The events of the chosen calls, in the order in which they happened."""
         moments = []
-        for seen in self.calls:
-            moments += [(seen.began, "pre-hook", seen, seen.input), (seen.returned, "forward", seen, seen.output)]
-            if seen.differentiated is not None:
-                moments.append((seen.differentiated, "backward", seen, seen.gradient))
+        for record in self.calls:
+            moments += [(record.began, "pre-hook", record, record.input)]
+            moments += [(record.returned, "forward", record, record.output)]
+            if record.differentiated is not None:
+                moments.append((record.differentiated, "backward", record, record.gradient))
         moments.sort(key=lambda moment: moment[0])
         return tuple(
-            Event(number, event, seen.call, seen.depth, tensors)
-            for number, (_, event, seen, tensors) in enumerate(moments)
+            Event(number, event, record.call, record.depth, tensors)
+            for number, (_, event, record, tensors) in enumerate(moments)
         )
 
     @property
     def unreached(self) -> tuple[Call, ...]:
-        """Calls without a backward event: no gradient came to anything that they returned."""
-        return tuple(seen.call for seen in self.calls if seen.differentiated is None)
+        """Calls without a backward event: no gradient came to any of their outputs."""
+        return tuple(record.call for record in self.calls if record.differentiated is None)
 
 
 def trace_events(
@@ -129,11 +130,11 @@ def trace_events(
     loss: LossLike = None,
     values: int = 0,
 ) -> PassRecord:
-    """Run ``model`` once through real hooks, and tell of each chosen call what it took, returned and got as gradient.
+    """Run ``model`` once with hooks, and record the input, output and gradient of each chosen call.
 
     The model runs in eval mode and is as before afterwards. With ``backward`` the gradient flows as in
-    `layer_gradients`: no ``.grad`` is written, and tensor hooks on the outputs see it, which
-    in-place layers cannot disturb.
+    `layer_gradients`: no ``.grad`` is written, and tensor hooks on the outputs see the gradient, which in-place layers
+    cannot disturb.
 
     Args:
         model: Any eager module.
@@ -141,25 +142,25 @@ def trace_events(
         layers: A selection, see `Selection`.
         types: Class names that indices count; ``all`` for every leaf, ``*`` for every module.
         backward: Whether a backward pass follows.
-        loss: What is differentiated, see `as_loss`; None for the score of the most likely class, or
-            where there is none (no classes, several pictures) the mean square of all that the model puts out.
-        values: Tensors of at most so many values are told whole.
+        loss: The loss, see `as_loss`; None for the score of the most likely class, or the mean square of the whole
+            output where there is no such score (no classes, several pictures).
+        values: Tensors of at most so many values are recorded whole.
 
     Raises:
         LayerError: no such layer.
         ModelError: for scripted and compiled models, weights made inside ``inference_mode``, a reentrant checkpoint;
-            or when the output has not what a ``loss`` that was given wants.
+            or when the output does not fit ``loss``.
         TargetError: no such class.
 
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False), torch.nn.ReLU(inplace=True))
         >>> _ = torch.nn.init.ones_(net[0].weight)
-        >>> found = trace_events(net, torch.tensor([[3.0, 4.0]]), types=("Linear",), backward=True, values=2)
-        >>> [(event.event, event.tensors[""].values) for event in found.events]
+        >>> record = trace_events(net, torch.tensor([[3.0, 4.0]]), types=("Linear",), backward=True, values=2)
+        >>> [(event.event, event.tensors[""].values) for event in record.events]
         [('pre-hook', [[3.0, 4.0]]), ('forward', [[7.0]]), ('backward', [[1.0]])]
     """
-    given = None if loss is None else as_loss(loss)
+    wanted = None if loss is None else as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     with ExitStack() as stack:
         stack.enter_context(differentiable(model))
@@ -168,25 +169,25 @@ def trace_events(
         recorder = _Recorder(model, layers, types, stack.enter_context(HookHandles()) if backward else None, values)
         with recorder.observer:
             output = model(*passed_on(leaves_of(inputs)))
-        about = _differentiate(model, output, given, recorder) if backward else {}
+        about = _differentiate(model, output, wanted, recorder) if backward else {}
         return PassRecord(tuple(recorder.records()), _idle(model, recorder.observer), **about)
 
 
 def _idle(model: nn.Module, observer: Observer) -> tuple[str, ...]:
-    """Chosen layers that did not run; not lists of layers, which have no forward of their own."""
+    """Chosen layers that did not run, without lists of layers, which have no forward of their own."""
     selection = observer.selection
-    last_too = selection.wants_index(observer.total)  # had it run after all others, would it be chosen?
-    idle = [name for name in observer.did_not_run if last_too or selection.calls_by_name([name])]
+    wants_one_more = selection.wants_index(observer.total)
+    idle = [name for name in observer.did_not_run if wants_one_more or selection.calls_by_name([name])]
     return tuple(name for name in idle if type(model.get_submodule(name)).forward is not nn.Module.forward)
 
 
-def _differentiate(model: nn.Module, output: Any, given: AnyLoss | None, recorder: _Recorder) -> dict[str, Any]:
-    """Run backward; what was differentiated, or why nothing could be, as `PassRecord` holds it."""
+def _differentiate(model: nn.Module, output: Any, wanted: AnyLoss | None, recorder: _Recorder) -> dict[str, Any]:
+    """Run backward; returns the loss, or why no backward pass is possible, as fields of `PassRecord`."""
     what = type(model).__name__
     try:
-        loss, value, targets = _loss_of(output, given, what)
+        loss, value, targets = _loss_of(output, wanted, what)
     except ModelError as error:
-        if given is not None:
+        if wanted is not None:
             raise
         return {"without_backward": error.asked}
     about = {"loss": loss.name, "value": float(value.detach()), "targets": targets}
@@ -199,9 +200,9 @@ def _differentiate(model: nn.Module, output: Any, given: AnyLoss | None, recorde
     return about
 
 
-def _loss_of(output: Any, given: AnyLoss | None, what: str) -> tuple[AnyLoss, Tensor, tuple[Prediction, ...]]:
-    if given is not None:
-        return given, *given.of(output, what)
+def _loss_of(output: Any, wanted: AnyLoss | None, what: str) -> tuple[AnyLoss, Tensor, tuple[Prediction, ...]]:
+    if wanted is not None:
+        return wanted, *wanted.of(output, what)
     try:
         return Loss("score"), *Loss("score").of(output, what)
     except (ModelError, UsageError):
@@ -209,8 +210,8 @@ def _loss_of(output: Any, given: AnyLoss | None, what: str) -> tuple[AnyLoss, Te
 
 
 @dataclass(slots=True)
-class _Seen:
-    """A call that has returned, and what the backward pass has brought to it so far."""
+class _ReturnedCall:
+    """A call that has returned, with the gradients that have come so far."""
 
     call: Call
     input: Facts
@@ -223,72 +224,72 @@ class _Seen:
 
 
 class _Recorder:
-    """The functions that the hooks call, and what they have seen."""
+    """The hooks of a pass, and the calls that they recorded."""
 
     def __init__(
-        self, model: nn.Module, layers: Layers, types: Iterable[Any], door: HookHandles | None, values: int
+        self, model: nn.Module, layers: Layers, types: Iterable[Any], handles: HookHandles | None, values: int
     ) -> None:
-        self._seen: list[_Seen] = []
+        self._returned: list[_ReturnedCall] = []
         self._clock = count()
-        self._door, self._values = door, values
+        self._handles, self._values = handles, values
         self.observer = Observer(
-            model, layers, types, self._on_call, on_input=self._on_input, on_start=lambda *_: self._seen.clear()
+            model, layers, types, self._on_call, on_input=self._on_input, on_start=lambda *_: self._returned.clear()
         )
 
     def _on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # the values as they are now: a layer that works in place leaves others
+        # now, because a layer that works in place changes the values
         return next(self._clock), facts_of(named_inputs(args, kwargs), self._values)
 
     def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        began, taken = self.observer.input
-        seen = _Seen(call, taken, facts_of(output, self._values), began, next(self._clock))
-        self._seen.append(seen)
-        if self._door is None:
+        began, inputs = self.observer.input
+        record = _ReturnedCall(call, inputs, facts_of(output, self._values), began, next(self._clock))
+        self._returned.append(record)
+        if self._handles is None:
             return None
         kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
-        # a tensor that is there twice is one tensor, with one gradient
+        # the same tensor may be in two places, and has one gradient
         first = {id(tensor): part for part, tensor in reversed(tensors_in(kept).items())}
-        seen.kept = {part: t for part, t in tensors_in(kept).items() if t.requires_grad and first[id(t)] == part}
-        for part, tensor in seen.kept.items():
-            self._wait_for(seen, part, tensor)
+        record.kept = {part: t for part, t in tensors_in(kept).items() if t.requires_grad and first[id(t)] == part}
+        for part, tensor in record.kept.items():
+            self._wait_for(record, part, tensor)
         return handed_on
 
-    def _wait_for(self, seen: _Seen, part: str, tensor: Tensor) -> None:
+    def _wait_for(self, record: _ReturnedCall, part: str, tensor: Tensor) -> None:
         def on_gradient(gradient: Tensor | None) -> None:
-            if gradient is not None:  # of an operation with several results, those that nobody used get None
-                seen.gradient[part] = facts_of(gradient, self._values)[""]
-                seen.differentiated = next(self._clock)
+            if gradient is not None:  # unused results of an operation with several results get None
+                record.gradient[part] = facts_of(gradient, self._values)[""]
+                record.differentiated = next(self._clock)
 
-        assert self._door is not None
-        self._door.tensor(tensor, on_gradient)
+        assert self._handles is not None
+        self._handles.tensor(tensor, on_gradient)
 
-    def _chosen(self) -> list[_Seen]:
+    def _chosen(self) -> list[_ReturnedCall]:
         """The wanted calls, once the pass is over."""
-        return [seen for seen in self._seen if self.observer.wanted(seen.call)]
+        return [record for record in self._returned if self.observer.wanted(record.call)]
 
     def kept(self) -> list[Tensor]:
-        """What the wanted calls returned into the autograd graph."""
-        return [tensor for seen in self._chosen() for tensor in seen.kept.values()]
+        """The outputs of the wanted calls that are in the autograd graph."""
+        return [tensor for record in self._chosen() for tensor in record.kept.values()]
 
     def records(self) -> Iterator[CallRecord]:
         """The wanted calls as facts, in order of execution."""
         chosen = self._chosen()
         depths = _depths(chosen)
-        for seen in chosen:
-            reached = {part: seen.gradient[part] for part in seen.kept if part in seen.gradient}
+        for record in chosen:
+            reached = {part: record.gradient[part] for part in record.kept if part in record.gradient}
             yield CallRecord(
-                seen.call, depths[seen.began], seen.input, seen.output, reached, seen.began, seen.returned,
-                seen.differentiated,
+                record.call, depths[record.began], record.input, record.output, reached, record.began, record.returned,
+                record.differentiated,
             )  # fmt: skip
 
 
-def _depths(chosen: Iterable[_Seen]) -> dict[int, int]:
-    """In how many of the ``chosen`` each call ran, by the time at which it began."""
+def _depths(chosen: Iterable[_ReturnedCall]) -> dict[int, int]:
+    """The number of ``chosen`` calls in which each call ran, by the time at which it began."""
     ends: list[int] = []
     depths = {}
-    for seen in sorted(chosen, key=lambda seen: seen.began):
-        while ends and ends[-1] < seen.began:
+    for record in sorted(chosen, key=lambda record: record.began):
+        while ends and ends[-1] < record.began:
             ends.pop()
-        depths[seen.began] = len(ends)
-        ends.append(seen.returned)
+        depths[record.began] = len(ends)
+        ends.append(record.returned)
     return depths

@@ -494,7 +494,8 @@ def test_an_index_that_is_not_known_before_a_call_is_refused() -> None:
     net = nn.Sequential(nn.Sequential(conv(), nn.ReLU()))
     with (
         pytest.raises(
-            LayerError, match=r"the index of '' is not known before it runs: '0' in it is first; choose it by"
+            LayerError,
+            match=r"the index of '' is not known before it runs: '0' inside it ends first; choose the layer by",
         ),
         Observer(net, "0", ("Sequential",), lambda *call: None, on_before=Arguments()),
     ):
@@ -540,7 +541,9 @@ def test_which_of_several_calls_is_computed_again_cannot_be_told() -> None:
         assert [key for key, _ in seen.seen[:3]] == ["a", "a#1", "a#2"] and len(seen.seen) == 6
     for layers in ("a#1", "1", "0:2"):
         with (
-            pytest.raises(LayerError, match="'a' is computed again by checkpointing, and nothing tells which of its 3"),
+            pytest.raises(
+                LayerError, match="checkpointing computes 'a' again, and which of its 3 calls that is, is unknown"
+            ),
             Observer(net, layers, ("Conv2d",), Keys(), again=True),
         ):
             net(X.clone().requires_grad_()).sum().backward()
