@@ -225,7 +225,7 @@ def _interventions(_: str) -> str:
     """Each word of ``--at`` with its class, its own parameters and its summary."""
     lines = ["| word | class | parameters | what it does |", "| --- | --- | --- | --- |"]
     common = {field.name for field in dataclasses.fields(hookscope.interventions.Zero)}
-    for word, kind in hookscope.interventions.WORDS.items():
+    for word, kind in sorted(hookscope.interventions.WORDS.items()):
         parameters = [
             _parameter(field, kind.one_pass) for field in dataclasses.fields(kind) if field.name not in common
         ]
