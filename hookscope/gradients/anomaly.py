@@ -1,8 +1,14 @@
-"""The first NaN of a forward and a backward pass, and the operation of the forward pass that stands behind it."""
+"""The operation behind the first NaN or Inf, by watching a pass or by reading the autograd graph afterwards.
+
+`first_anomaly` runs a model and looks at the result of every operation and every node: it names the operation, the
+layer and the line of code. `made_by` looks at a tensor of a pass that nobody watched, such as a training step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import contextlib
+import re
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +34,25 @@ from hookscope.hooks import (
 )
 from hookscope.scores import LossLike, as_loss
 
+# Operations that make no NaN or Inf of finite values: they move values, or add a few of them.
+# fmt: off
+_MOVES = frozenset((
+    "alias", "as_strided", "cat", "clone", "contiguous", "copy_slices", "detach", "diagonal", "expand", "flatten",
+    "flip", "gather", "index", "index_select", "masked_fill", "mean", "movedim", "narrow", "neg", "pad", "permute",
+    "repeat", "reshape", "roll", "select", "slice", "split", "squeeze", "stack", "sum", "swapaxes", "t", "to_copy",
+    "transpose", "unbind", "unfold", "unsafe_view", "unsqueeze", "view", "where",
+))
+# fmt: on
+_NO_NAN = frozenset(("add", "mul", "rsub", "sub"))  # make no NaN of finite values or Inf
+# Operations whose autograd nodes save all arguments: run again, they show whether they made NaN or Inf.
+_REPEATABLE: dict[str, Callable[..., Tensor]] = {
+    "acos": torch.acos, "acosh": torch.acosh, "asin": torch.asin, "atanh": torch.atanh, "cosh": torch.cosh,
+    "digamma": torch.digamma, "div": torch.div, "lgamma": torch.lgamma, "log": torch.log, "log10": torch.log10,
+    "log1_p": torch.log1p, "log2": torch.log2, "mul": torch.mul, "pow": torch.pow, "sinh": torch.sinh,
+    "xlogy": torch.xlogy,
+}  # fmt: skip
+_MOST_NODES = 50
+_MOST_BEHIND = 200
 _KINDS = ("NaN", "Inf")
 _UNSEEN = "a tensor that nothing seen in the pass made"
 
@@ -277,3 +302,111 @@ def _holds(tensors: Iterable[Tensor], kind: str) -> bool:
     look = torch.isnan if kind == "NaN" else torch.isinf
     with torch.no_grad(), torch._C.DisableTorchFunction():
         return any(bool(look(tensor).any()) for tensor in tensors if tensor.is_floating_point() or tensor.is_complex())
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no tensor in ``value`` holds NaN or Inf; of a distributed tensor only the local part counts."""
+    tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors_in(value).values()]
+    return not any(_holds(tensors, kind) for kind in _KINDS)
+
+
+def made_by(tensor: Tensor) -> str:
+    """The operation that made the NaN or Inf in ``tensor``, as far as its autograd graph shows afterwards.
+
+    Nothing needs to be watched before: values that the graph saved are tested, and operations that save all arguments
+    run once more. `first_anomaly` finds more (place, layer, gradients) at the cost of a watched pass.
+
+    Args:
+        tensor: A tensor with NaN or Inf.
+
+    Returns:
+        The name of the operation in torch, or ``input`` if no operation made it.
+
+    Example:
+        >>> import torch
+        >>> made_by(torch.zeros(2, requires_grad=True).log().reshape(2, 1).sum())
+        'log'
+        >>> x = torch.zeros(2, requires_grad=True)
+        >>> made_by(((x + 1) + x.log() * 0).sum())
+        'log'
+        >>> made_by(torch.full((2,), float("nan")))
+        'input'
+    """
+    node, name, is_nan = tensor.grad_fn, "input", bool(torch.isnan(tensor).any())
+    for _ in range(_MOST_NODES):
+        if node is None or _is_leaf_node(node):
+            return name
+        name, last = operation_of_node(node.name()), node
+        node = _non_finite_parent(node, name, is_nan)
+        if node is None and name in _NO_NAN | _MOVES:  # one of several parents brought it
+            return _search_behind(last) or name
+    return name
+
+
+def _search_behind(node: Any) -> str | None:
+    """The nearest operation behind ``node`` that makes NaN or Inf of finite arguments, searched breadth first."""
+    waiting, visited = [node], {node}
+    while waiting and len(visited) <= _MOST_BEHIND:
+        for parent, _ in waiting.pop(0).next_functions:
+            if parent is None or parent in visited:
+                continue
+            if _makes_non_finite(parent):
+                return operation_of_node(parent.name())
+            visited.add(parent)
+            waiting.append(parent)
+    return None
+
+
+def _makes_non_finite(node: Any) -> bool:
+    """Whether the operation, run again on its saved arguments, makes NaN or Inf of finite values."""
+    function = _REPEATABLE.get(operation_of_node(node.name()))
+    if function is None:
+        return False
+    arguments = []
+    for name in ("_saved_self", "_saved_other", "_saved_exponent"):
+        if not _is_saved_finite(node, name):
+            return False
+        with contextlib.suppress(RuntimeError, AttributeError):
+            arguments.append(getattr(node, name))
+    if not arguments or not isinstance(arguments[0], torch.Tensor):
+        return False
+    try:
+        with torch.no_grad():
+            return not _is_finite(function(*arguments))
+    except (RuntimeError, TypeError, ValueError):  # an argument was not saved
+        return False
+
+
+def _non_finite_parent(node: Any, name: str, is_nan: bool) -> Any:
+    """The parent whose result was not finite; None if this node made it or the origin is unknown."""
+    parents = [parent for parent, _ in node.next_functions if parent is not None]
+    only = parents[0] if len(parents) == 1 and not _is_leaf_node(parents[0]) else None
+    if name in _MOVES:
+        return only
+    for (parent, _), saved in zip(node.next_functions, ("_saved_self", "_saved_other"), strict=False):
+        if not _is_saved_finite(node, saved):
+            return None if parent is None or _is_leaf_node(parent) else parent
+    return only if is_nan and name in _NO_NAN else None
+
+
+def _is_leaf_node(node: Any) -> bool:
+    return bool(node.name().endswith("AccumulateGrad"))
+
+
+def _is_saved_finite(node: Any, name: str) -> bool:
+    try:
+        saved = getattr(node, name, None)
+    except RuntimeError:  # overwritten since, or freed
+        return True
+    return _is_finite(saved)
+
+
+def operation_of_node(node: str) -> str:
+    """The operation of an autograd node by its name: ``torch::autograd::CopySlices`` is ``copy_slices``.
+
+    Example:
+        >>> operation_of_node("NativeBatchNormBackward0")
+        'native_batch_norm'
+    """
+    plain = re.sub(r"Backward\d*$", "", node.rpartition("::")[2])
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plain).lower() or node

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hookscope.gradients import made_by
 from hookscope.hooks import call_key
 from hookscope.training.reductions import is_finite, values_of
 from hookscope.training.tracker import Layer, is_leaf, own_parameters
 
-# Operations that make no NaN or Inf of finite values: they move values, or add a few of them up.
-# fmt: off
-_MOVES = frozenset((
-    "alias", "as_strided", "cat", "clone", "contiguous", "copy_slices", "detach", "diagonal", "expand", "flatten",
-    "flip", "gather", "index", "index_select", "masked_fill", "mean", "movedim", "narrow", "neg", "pad", "permute",
-    "repeat", "reshape", "roll", "select", "slice", "split", "squeeze", "stack", "sum", "swapaxes", "t", "to_copy",
-    "transpose", "unbind", "unfold", "unsafe_view", "unsqueeze", "view", "where",
-))
-# fmt: on
-_NO_NAN = frozenset(("add", "mul", "rsub", "sub"))  # with a number or an input: no NaN of finite values or Inf
-# Operations whose autograd nodes save all arguments: run again, they show whether they made NaN or Inf.
-_REPEATABLE: dict[str, Callable[..., Tensor]] = {
-    "acos": torch.acos, "acosh": torch.acosh, "asin": torch.asin, "atanh": torch.atanh, "cosh": torch.cosh,
-    "digamma": torch.digamma, "div": torch.div, "lgamma": torch.lgamma, "log": torch.log, "log10": torch.log10,
-    "log1_p": torch.log1p, "log2": torch.log2, "mul": torch.mul, "pow": torch.pow, "sinh": torch.sinh,
-    "xlogy": torch.xlogy,
-}  # fmt: skip
-_MOST_NODES = 50
-_MOST_BEHIND = 200
 _LOWER = "lower the learning rate, clip the gradients or look at the data of this step"
 
 
@@ -113,99 +93,6 @@ def in_gradients(parameters: Mapping[str, tuple[Layer | None, Tensor]]) -> NonFi
             )
             return NonFinite(what, why, do, "backward", name.rpartition(".")[0] if layer is None else layer.name)
     return None
-
-
-def made_by(tensor: Tensor) -> str:
-    """The operation that made the NaN or Inf in ``tensor``, as far as its autograd graph shows.
-
-    Example:
-        >>> import torch
-        >>> made_by(torch.zeros(2, requires_grad=True).log().reshape(2, 1).sum())
-        'log'
-        >>> x = torch.zeros(2, requires_grad=True)
-        >>> made_by(((x + 1) + x.log() * 0).sum())
-        'log'
-        >>> made_by(torch.full((2,), float("nan")))
-        'input'
-    """
-    node, name, is_nan = tensor.grad_fn, "input", bool(torch.isnan(tensor).any())
-    for _ in range(_MOST_NODES):
-        if node is None or _is_leaf_node(node):
-            return name
-        name, last = operation_name(node.name()), node
-        node = _non_finite_parent(node, name, is_nan)
-        if node is None and name in _NO_NAN | _MOVES:  # one of several parents brought it
-            return _search_behind(last) or name
-    return name
-
-
-def _search_behind(node: Any) -> str | None:
-    """The nearest operation behind ``node`` that makes NaN or Inf of finite arguments, breadth first."""
-    waiting, visited = [node], {node}
-    while waiting and len(visited) <= _MOST_BEHIND:
-        for parent, _ in waiting.pop(0).next_functions:
-            if parent is None or parent in visited:
-                continue
-            if _makes_non_finite(parent):
-                return operation_name(parent.name())
-            visited.add(parent)
-            waiting.append(parent)
-    return None
-
-
-def _makes_non_finite(node: Any) -> bool:
-    """Whether the operation, run again on its saved arguments, makes NaN or Inf of finite values."""
-    function = _REPEATABLE.get(operation_name(node.name()))
-    if function is None:
-        return False
-    arguments = []
-    for name in ("_saved_self", "_saved_other", "_saved_exponent"):
-        if not _is_saved_finite(node, name):
-            return False
-        with contextlib.suppress(RuntimeError, AttributeError):
-            arguments.append(getattr(node, name))
-    if not arguments or not isinstance(arguments[0], torch.Tensor):
-        return False
-    try:
-        with torch.no_grad():
-            return not all(map(is_finite, values_of(function(*arguments))))
-    except (RuntimeError, TypeError, ValueError):  # an argument was not saved
-        return False
-
-
-def _non_finite_parent(node: Any, name: str, is_nan: bool) -> Any:
-    """The node whose result was not finite already; None if this node made it, or nothing shows where it came from."""
-    parents = [parent for parent, _ in node.next_functions if parent is not None]
-    only = parents[0] if len(parents) == 1 and not _is_leaf_node(parents[0]) else None
-    if name in _MOVES:
-        return only
-    for (parent, _), saved in zip(node.next_functions, ("_saved_self", "_saved_other"), strict=False):
-        if not _is_saved_finite(node, saved):
-            return None if parent is None or _is_leaf_node(parent) else parent
-    return only if is_nan and name in _NO_NAN else None
-
-
-def _is_leaf_node(node: Any) -> bool:
-    return bool(node.name().endswith("AccumulateGrad"))
-
-
-def _is_saved_finite(node: Any, name: str) -> bool:
-    try:
-        saved = getattr(node, name, None)
-    except RuntimeError:  # overwritten since, or freed
-        return True
-    return all(map(is_finite, values_of(saved)))
-
-
-def operation_name(node: str) -> str:
-    """The operation of an autograd node by its name: ``torch::autograd::CopySlices`` is ``copy_slices``.
-
-    Example:
-        >>> operation_name("NativeBatchNormBackward0")
-        'native_batch_norm'
-    """
-    plain = re.sub(r"Backward\d*$", "", node.rpartition("::")[2])
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plain).lower() or node
 
 
 def _cause(operation: str) -> tuple[str, str]:

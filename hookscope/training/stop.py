@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookscope.errors import NonFiniteError
-from hookscope.training.non_finite import NonFinite, in_call, in_gradients, in_loss, made_by
+from hookscope.gradients import made_by
+from hookscope.training.non_finite import NonFinite, in_call, in_gradients, in_loss
 from hookscope.training.optimizers import Optimizers, TrackedOptimizer
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.reductions import is_finite, values_of
