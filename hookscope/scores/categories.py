@@ -1,4 +1,4 @@
-"""The names of a model's classes from a file: one a line, or JSON in one of the forms they are handed around in."""
+"""Class names from a file: one a line, or JSON in one of its usual forms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from hookscope.errors import CategoriesError
 
 MAX_BYTES = 4_000_000
-"""The largest file of names that is read: ImageNet with all its 21,841 classes takes half a megabyte."""
+"""The largest file that is read; the 21,841 classes of ImageNet take half a megabyte."""
 
 _FORMS = 'a list of names, {"0": "tench", ...} or {"0": ["n01440764", "tench"], ...}'
 
@@ -17,11 +17,11 @@ _FORMS = 'a list of names, {"0": "tench", ...} or {"0": ["n01440764", "tench"], 
 def read_categories(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """The class names in the file ``path``, in order of the model's outputs.
 
-    One name a line in UTF-8, where blank lines at the end do not count; or JSON: a list of names, or an object from
-    index to name or to ``[identifier, name]``, as torchvision's tutorials and Keras have it.
+    The file has one name a line in UTF-8, with optional blank lines at the end; or it is JSON: a list of names, or an
+    object from index to name or to ``[identifier, name]``, as in torchvision's tutorials and Keras.
 
     Raises:
-        CategoriesError: it is missing, cannot be read, is too large, no text, or JSON of another form.
+        CategoriesError: the file is missing, unreadable, too large, not text, or JSON of another form.
 
     Example:
         >>> import tempfile
@@ -32,7 +32,7 @@ def read_categories(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """
     text = _text(path)
     if not text.strip():
-        raise CategoriesError(f"{path} holds no class names: it is empty", do="write one a line")
+        raise CategoriesError(f"{path} holds no class names: it is empty", do="write one name a line")
     names = _from_json(text, path) if text.lstrip()[0] in "[{" else [line.strip() for line in text.rstrip().split("\n")]
     nameless = next((at for at, name in enumerate(names) if not name.strip()), None)
     if nameless is not None:
@@ -54,9 +54,9 @@ def _text(path: str | os.PathLike[str]) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise CategoriesError(f"{path} is no text in UTF-8", do="write one class name a line") from None
+        raise CategoriesError(f"{path} is not UTF-8 text", do="write one class name a line") from None
     if "\0" in text:
-        raise CategoriesError(f"{path} is no text", do="write one class name a line")
+        raise CategoriesError(f"{path} is not text", do="write one class name a line")
     return text
 
 
@@ -65,19 +65,19 @@ def _from_json(text: str, path: str | os.PathLike[str]) -> list[str]:
         held = json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()) if isinstance(error, ValueError) else "it is nested too deep"
-        raise CategoriesError(f"{path} begins like JSON and is none: {reason}") from None
+        raise CategoriesError(f"{path} is not valid JSON: {reason}") from None
     names = _in_order(held) if isinstance(held, dict) else held
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CategoriesError(f"{path} is JSON of another form than class names have", f"understood are {_FORMS}")
+        raise CategoriesError(f"{path} is JSON of another form", f"class names are {_FORMS}")
     if not names:
-        raise CategoriesError(f"{path} holds no class names: it is empty", f"understood are {_FORMS}")
+        raise CategoriesError(f"{path} holds no class names: it is empty", f"class names are {_FORMS}")
     return names
 
 
 def _in_order(held: dict[str, Any]) -> list[Any] | None:
-    """The names by their indices; None where an index from 0 on is missing or another key is there."""
+    """The names in order of their indices; None if an index is missing or another key is there."""
     try:
-        found = [held[str(index)] for index in range(len(held))]
+        names = [held[str(index)] for index in range(len(held))]
     except KeyError:
         return None
-    return [name[-1] if isinstance(name, list) and len(name) == 2 else name for name in found]
+    return [name[-1] if isinstance(name, list) and len(name) == 2 else name for name in names]

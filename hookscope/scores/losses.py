@@ -1,4 +1,4 @@
-"""What is differentiated: the score of a class, the cross-entropy with a label, the mean square, or one's own loss."""
+"""What is differentiated: the score of a class, the cross-entropy, the mean square, or a loss function."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ LOSSES = ("score", "cross-entropy", "mse")
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A number made from what a model put out.
+    """A scalar computed from a model's output.
 
     Attributes:
-        name: ``score``, the logit of the target class, of several their sum; ``cross-entropy`` with the target as
-            label, of several the mean; ``mse``, the mean square of every floating-point number of the output, the
-            squared error against zeros, for which a model needs no classes.
-        target: A class index, a class name or ``top:K``.
+        name: ``score``: the logit of the target class, or the sum over several. ``cross-entropy``: with the target
+            as label, or the mean over several. ``mse``: the mean square of all floating-point outputs, which needs no
+            classes.
+        target: A `Target`, class index, class name or ``top:K``.
         categories: Names of the classes.
 
     Raises:
-        UsageError: no such loss.
+        UsageError: no such loss, or a bad target.
 
     Example:
         >>> import torch
@@ -40,37 +40,34 @@ class Loss:
     """
 
     name: str = "score"
-    target: str = "top:1"
+    target: Target | str | int = "top:1"
     categories: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "target", Target.of(self.target))
         if self.name not in LOSSES:
             raise UsageError(f"no loss '{self.name}'", f"there are {', '.join(LOSSES)}")
 
     def of(self, output: Any, what: str = "the model") -> tuple[Tensor, tuple[Prediction, ...]]:
-        """The value of the loss, in the graph of ``output``, and the classes it was made from.
+        """The value of the loss, in the graph of ``output``, and the classes that it is computed from.
 
         Raises:
-            ModelError: no scores of classes, or for ``mse`` no number at all.
+            ModelError: the output has no scores of classes, or for ``mse`` no numbers.
             TargetError: no such class.
         """
         if self.name == "mse":
             return _mean_square(output, what), ()
         scores = class_scores(output, what)
-        found = predictions(one_picture(scores), self.categories, Target(str(self.target)))
-        wanted = scores.new_tensor([answer.index for answer in found]).long()
+        targets = predictions(one_picture(scores), self.categories, Target.of(self.target))
+        labels = scores.new_tensor([prediction.index for prediction in targets]).long()
         if self.name == "score":
-            return scores[0, wanted].sum(), tuple(found)
-        return F.cross_entropy(scores.expand(len(found), -1), wanted), tuple(found)
+            return scores[0, labels].sum(), tuple(targets)
+        return F.cross_entropy(scores.expand(len(targets), -1), labels), tuple(targets)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnLoss:
-    """A loss that somebody wrote: a function from what a model put out to a tensor with one number.
-
-    Attributes:
-        function: What computes it.
-    """
+    """A user's loss: a function from a model's output to a tensor with one number."""
 
     function: Callable[[Any], Any]
 
@@ -80,21 +77,22 @@ class OwnLoss:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
     def of(self, output: Any, what: str = "the model") -> tuple[Tensor, tuple[Prediction, ...]]:
-        """The value of the loss, in the graph of ``output``; it is made from no class that is known.
+        """The value of the loss, in the graph of ``output``, and no classes.
 
         Raises:
-            UsageError: the function gives anything but one real number in a tensor.
+            UsageError: the function does not return a tensor with one floating-point number.
         """
         value = self.function(output)
         if not isinstance(value, torch.Tensor):
-            gives = f"it gives a {type(value).__name__}"
+            returned = type(value).__name__
         elif value.numel() != 1:
-            gives = f"it gives {value.numel():,} numbers, of shape {tuple(value.shape)}"
+            returned = f"{value.numel():,} numbers of shape {tuple(value.shape)}"
         elif not value.is_floating_point():
-            gives = f"it gives a number of {value.dtype}"
+            returned = f"a number of {value.dtype}"
         else:
             return value.reshape(()), ()
-        raise UsageError(f"'{self.name}' is no loss", gives, "return a tensor with one floating-point number")
+        do = "return a tensor with one floating-point number"
+        raise UsageError(f"'{self.name}' is not a loss: it returned {returned}", do=do)
 
 
 AnyLoss = Loss | OwnLoss
@@ -102,10 +100,10 @@ LossLike = AnyLoss | str | Callable[[Any], Any] | None
 
 
 def as_loss(loss: LossLike) -> AnyLoss:
-    """A loss, the name of one, a function of the model's output, or None for the score of the most likely class.
+    """The loss for a `Loss`, a name, a function of the model's output, or None (the score of the most likely class).
 
     Raises:
-        UsageError: anything else, or a name that there is not.
+        UsageError: no such loss.
 
     Example:
         >>> as_loss("mse").name, as_loss(None).name
@@ -131,8 +129,8 @@ def _mean_square(output: Any, what: str) -> Tensor:
     numbers = [tensor for tensor in numbers if len(tensor)]
     if not numbers:
         raise ModelError(
-            f"{what} put out no number: there is nothing to differentiate",
-            "a detector that finds nothing gives none",
+            f"{what} returned no numbers: there is nothing to differentiate",
+            "a detector without detections returns none",
             "try another picture or other weights",
         )
     return torch.cat([tensor.float() for tensor in numbers]).square().mean()

@@ -436,7 +436,7 @@ def test_one_of_several_images_is_broken(run: Run, here: Path) -> None:
         (["--fuse"], 2, "--fuse joins the maps of several layers; none are chosen; choose them with --layer"),
         (["--layer", "conv1", "--fuse"], 2, "the selection has one: conv1; choose several with --layer"),
         (["--target", "4"], 1, "no class 4; the model has 4 classes: 0 to 3"),
-        (["--target", "fox"], 1, "no class 'fox'; no names are known; give an index, or the names of the classes"),
+        (["--target", "fox"], 1, "no class 'fox'; the class names are unknown; give an index, or the names"),
         (["--target", "top:1,"], 2, "the target is empty"),
         (["--target", "1,3", "-o", "x.png"], 2, "--target 1,3 makes several pictures; give -o a folder"),
         (["--target", "1", "--target", "3", "-o", "-"], 2, "--target 1,3 makes several pictures"),

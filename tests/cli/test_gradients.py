@@ -277,7 +277,7 @@ def test_a_plot(run: Run, here: Path, name: str) -> None:
     ("words", "model", "status", "message"),
     [
         (["--target", "4"], "small", 1, "no class 4; the model has 4 classes: 0 to 3"),
-        (["--target", "lynx"], "small", 1, "no class 'lynx'; no names are known"),
+        (["--target", "lynx"], "small", 1, "no class 'lynx'; the class names are unknown"),
         (["--target", "lynx", "--categories", "names.txt"], "small", 1, "no class 'lynx'"),
         (["--target", "top:0"], "small", 2, "bad target 'top:0'"),
         (["--layer", "conv3"], "small", 1, "no layer 'conv3' in Small; nearest: conv"),

@@ -220,14 +220,14 @@ def test_scores_that_are_no_numbers(run: Run) -> None:
         (
             ["--target", "ant"],
             1,
-            "no class 'ant'; no names are known; give an index, or the names of the classes (categories)",
+            "no class 'ant'; the class names are unknown; give an index, or the names of the classes (categories)",
         ),
         (["-", "-"], 2, "standard input is named more than once; it can be read once: leave one -"),
         (["--target", "fax", "--categories", "names.txt"], 1, "no class 'fax'; "),
         (["--target", "e", "--categories", "names.txt"], 1, "'e' is in the names of 3 classes; 1 bee, 4 emu, 5 red"),
         (["--categories", "nope.txt"], 1, "no file 'nope.txt' with class names"),
-        (["--categories", "cat.png"], 1, "cat.png is no text in UTF-8"),
-        (["--categories", "two.txt"], 1, "2 class names for 7 classes of the model; give --categories of the same"),
+        (["--categories", "cat.png"], 1, "cat.png is not UTF-8 text"),
+        (["--categories", "two.txt"], 1, "2 class names for 7 classes of the model; give the class names of this"),
     ],
 )
 def test_errors_are_one_line(run: Run, here: Path, words: list[str], status: int, said: str) -> None:
@@ -251,7 +251,7 @@ def test_a_bad_file_of_names_is_told_before_the_model_is_loaded(run: Run) -> Non
 def test_another_number_of_names_than_the_weights_have(run: Run, shapes_file: Path) -> None:
     status, out, errors = run("cat.png", "--categories", "names.txt", model="shapes")
     assert (status, out) == (1, "")
-    assert errors == "Error: 7 class names for 10 classes of shapes; give --categories of the same model\n"
+    assert errors == "Error: 7 class names for 10 classes of shapes; give the class names of this model\n"
 
 
 @pytest.mark.parametrize(

@@ -709,8 +709,8 @@ def test_where_none_is_left_the_error_is_raised() -> None:
     ("options", "error", "text"),
     [
         ({"target": 5}, TargetError, "no class 5; the model has 5 classes: 0 to 4"),
-        ({"target": "fox"}, TargetError, "no class 'fox'; no names are known"),
-        ({"target": 1.0}, UsageError, "no class is meant by a float"),
+        ({"target": "fox"}, TargetError, "no class 'fox'; the class names are unknown"),
+        ({"target": 1.0}, UsageError, "target must be an index, a name or top:K, not float"),
         ({"target": "top:0"}, UsageError, "bad target 'top:0'"),
         ({"method": "gradcan"}, UsageError, "no method 'gradcan'; nearest: gradcam"),
         ({"layers": "haed"}, LayerError, "haed"),
@@ -732,7 +732,7 @@ def test_what_cannot_be_is_one_line(options: dict[str, Any], error: type[Hooksco
 
 @pytest.mark.parametrize("method", CAM_METHODS)
 def test_several_pictures_at_once_are_one_line(method: str) -> None:
-    with pytest.raises(UsageError, match="2 pictures at once") as e:
+    with pytest.raises(UsageError, match="expected one picture, got 2") as e:
         class_activation_maps(small(), torch.zeros(2, 3, 16, 16), method=method)
     one_line(e)
 
@@ -768,7 +768,7 @@ def test_the_pictures_in_a_list_that_detection_takes_need_no_batch_axis() -> Non
 
 def test_a_model_without_any_class_is_one_line() -> None:
     for ask in (class_activation_maps, landmark_layers):
-        with pytest.raises(ModelError, match="no class at all") as e:
+        with pytest.raises(ModelError, match="the model has no classes") as e:
             ask(seeded(lambda: Gives(lambda x: x.mean((2, 3))[:, :0])), picture())
         one_line(e)
 

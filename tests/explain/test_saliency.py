@@ -414,13 +414,13 @@ def test_segmentation_scores_are_means_of_logits() -> None:
         ({"target": "fox"}, TargetError, "no class 'fox'"),
         ({"target": "top:0"}, UsageError, "bad target 'top:0'"),
         ({"method": "smothgrad"}, UsageError, "no method 'smothgrad'; nearest: smoothgrad"),
-        ({"inputs": torch.zeros(2, 3, 12, 12)}, UsageError, "2 pictures at once"),
+        ({"inputs": torch.zeros(2, 3, 12, 12)}, UsageError, "expected one picture, got 2"),
         ({"inputs": (picture(), picture())}, UsageError, "no single picture but Tensor, Tensor; give one tensor"),
         ({"inputs": [picture()[0]]}, UsageError, "no single picture but list; give one tensor"),
         ({"inputs": ()}, UsageError, "no single picture but nothing"),
         ({"inputs": picture()[0]}, UsageError, "a picture of 3x12x12; wanted is (1, C, H, W), or a clip (1, C, T, H"),
         ({"inputs": (picture()[0],)}, UsageError, "x[None] adds a batch"),
-        ({"target": 1.0}, UsageError, "no class is meant by a float"),
+        ({"target": 1.0}, UsageError, "target must be an index, a name or top:K, not float"),
         ({"inputs": torch.zeros(1, 3, 12, 12, dtype=torch.uint8)}, UsageError, "torch.uint8"),
     ],
 )
@@ -454,7 +454,7 @@ def test_the_picture_is_checked_before_the_pass(method: str, inputs: Any) -> Non
 @pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_a_model_without_any_class_is_one_line(method: str) -> None:
     net = seeded(lambda: Gives(lambda x: x.mean((2, 3))[:, :0]))
-    with pytest.raises(ModelError, match="no class at all") as e:
+    with pytest.raises(ModelError, match="the model has no classes") as e:
         saliency_maps(net, picture(), method=method)
     one_line(e)
 

@@ -80,7 +80,7 @@ def test_json(tmp_path: Path, held: Any, names: tuple[str, ...], name: str) -> N
 )
 def test_json_of_another_form(tmp_path: Path, held: Any) -> None:
     told = said(written(tmp_path, held))
-    assert "is JSON of another form than class names have; understood are a list of names, " in told
+    assert "is JSON of another form; class names are a list of names, " in told
 
 
 @pytest.mark.parametrize("text", ["", "\n\n  \n", "\ufeff", "[]", "{}"])
@@ -95,7 +95,7 @@ def test_a_class_without_a_name_would_shift_the_others(tmp_path: Path, content: 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [('["cat", ', "begins like JSON and is none: "), ("{cat}", "is none: "), ("[" * 200_000, "nested too deep")],
+    [('["cat", ', "is not valid JSON: "), ("{cat}", "is not valid JSON: "), ("[" * 200_000, "nested too deep")],
 )
 def test_broken_json(tmp_path: Path, text: str, reason: str) -> None:
     assert reason in said(written(tmp_path, text))
@@ -104,10 +104,10 @@ def test_broken_json(tmp_path: Path, text: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"caf\xe9\n", "is no text in UTF-8"),
-        ("cat\ndog".encode("utf-16"), "is no text"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is no text"),
-        (b"cat\0dog", "is no text"),
+        (b"caf\xe9\n", "is not UTF-8 text"),
+        ("cat\ndog".encode("utf-16"), "is not UTF-8 text"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is not UTF-8 text"),
+        (b"cat\0dog", "is not text"),
     ],
 )
 def test_no_text(tmp_path: Path, data: bytes, reason: str) -> None:

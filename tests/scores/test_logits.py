@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,15 +14,18 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from hookscope.errors import CategoriesError, ModelError, TargetError, UsageError
+from hookscope.errors import CategoriesError, InputError, ModelError, TargetError, UsageError
+from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.inputs import example_inputs, family_of
 from hookscope.models.load import load_model
+from hookscope.models.loaded import LoadedModel
 from hookscope.scores.logits import (
     Prediction,
     check_categories,
     check_family,
     class_scores,
     one_picture,
+    predict,
     predictions,
     probabilities,
 )
@@ -129,12 +133,12 @@ def test_the_scores_of_the_only_picture_stay_in_the_graph() -> None:
 
 @pytest.mark.parametrize("count", [0, 2, 7])
 def test_several_pictures_are_not_one(count: int) -> None:
-    with pytest.raises(UsageError, match=rf"^{count} pictures at once; what is asked for is of one; call it for each$"):
+    with pytest.raises(UsageError, match=f"^expected one picture, got {count}; call it for each picture$"):
         one_picture(torch.zeros(count, 3))
 
 
 def test_no_class_at_all() -> None:
-    with pytest.raises(ModelError, match="no class at all: its scores are empty; visualize, stats and `gradients"):
+    with pytest.raises(ModelError, match="has no classes: its scores are empty; visualize, stats and `gradients"):
         one_picture(torch.zeros(1, 0))
 
 
@@ -173,7 +177,7 @@ def test_a_score_is_the_models_to_the_bit() -> None:
 def test_errors_of_targets_and_names() -> None:
     with pytest.raises(TargetError, match="no class 3"):
         predictions(LOGITS[0], None, Target("3"))
-    with pytest.raises(CategoriesError, match="2 class names for 3 classes of the model; give --categories of the"):
+    with pytest.raises(CategoriesError, match="2 class names for 3 classes of the model; give the class names"):
         predictions(LOGITS[0], ["a", "b"])
     with pytest.raises(CategoriesError, match="1 class name for 1,000 classes of mynet"):
         check_categories(["a"], 1000, "mynet")
@@ -247,3 +251,90 @@ def test_torchvisions_models(family: str, name: str) -> None:
     (best,) = predictions(scores[0], known["categories"], Target("top:1"))
     assert best.label == known["categories"][best.index]
     assert best.index == int(scores[0].argmax())
+
+
+# --- predict: one pass of a loaded model
+
+
+@pytest.fixture(scope="module")
+def net() -> LoadedModel:
+    return load_model("squeezenet1_1", weights="none", seed=3, device="cpu", input_size=(40, 40))
+
+
+@pytest.fixture
+def picture() -> Tensor:
+    return torch.rand(3, 40, 40, generator=torch.Generator().manual_seed(2))
+
+
+def test_the_answer_is_the_models_own_to_the_bit(net: LoadedModel, picture: Tensor) -> None:
+    with torch.no_grad():
+        (own,) = net.model(picture[None])
+    found = predict(net, [picture], Target("top:1000"))
+    assert sorted(one.index for one in found) == list(range(1000))
+    order, scores = [one.index for one in found], [one.score for one in found]
+    assert torch.equal(torch.tensor(scores), own[order])  # from doubles back to the same floats
+    assert scores == sorted(scores, reverse=True)
+    shares = torch.softmax(own.double(), 0)[order]
+    assert torch.equal(torch.tensor([one.probability for one in found], dtype=torch.float64), shares)
+    assert net.categories is not None
+    assert [one.label for one in found] == [net.categories[index] for index in order]
+
+
+def test_five_unless_told(net: LoadedModel, picture: Tensor) -> None:
+    assert [one.index for one in predict(net, [picture])] == [
+        one.index for one in predict(net, [picture], Target("top:9"))
+    ][:5]
+
+
+def test_names_of_ones_own(net: LoadedModel, picture: Tensor) -> None:
+    names = [f"thing {index}" for index in range(1000)]
+    (one,) = predict(net, [picture], Target("thing 999"), names)
+    assert (one.index, one.label) == (999, "thing 999")
+
+
+def test_nothing_of_the_model_changes(net: LoadedModel, picture: Tensor) -> None:
+    before = ModelSnapshot(net.model)
+    predict(net, [picture])
+    assert before.changes() == []
+
+
+def test_a_target_that_is_none_is_told_before_the_pass(net: LoadedModel) -> None:
+    for target in ("tabbi", "1000", "terrier"):
+        with pytest.raises(TargetError):
+            predict(net, [torch.zeros(0)], Target(target))
+
+
+def test_errors(net: LoadedModel, picture: Tensor) -> None:
+    with pytest.raises(InputError, match="squeezenet1_1 refuses a picture of 3x2x2"):
+        predict(net, [picture[:, :2, :2]])
+    with pytest.raises(CategoriesError, match="1 class name for 1,000 classes"):
+        predict(net, [picture], categories=["a"])
+    flow = dataclasses.replace(net, family="optical_flow", name="raft")
+    with pytest.raises(ModelError, match="raft gives the flow of pixels, no score for each class; visualize"):
+        predict(flow, [picture])
+
+
+class Given(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(self.shape)
+
+
+def test_scores_that_are_not_of_one_picture_or_of_no_class(net: LoadedModel, picture: Tensor) -> None:
+    with pytest.raises(UsageError, match="expected one picture, got 2"):
+        predict(dataclasses.replace(net, model=Given(2, 3), name="twice", categories=None), [picture])
+    with pytest.raises(ModelError, match="the model has no classes: its scores are empty; visualize, stats"):
+        predict(dataclasses.replace(net, model=Given(1, 0), categories=None), [picture])
+
+
+def test_the_model_that_ships(shapes_file: Path, picture: Tensor) -> None:
+    net = load_model("shapes", device="cpu")
+    with torch.no_grad():
+        (own,) = net.model(picture[None].tile(2, 2))
+    found = predict(net, [picture.tile(2, 2)])
+    assert len(found) == 5 and net.weights == "shapes.safetensors"
+    assert found[0].index == int(own.argmax()) and found[0].label == f"shape {found[0].index}"
+    assert torch.tensor(found[0].score) == own.max()

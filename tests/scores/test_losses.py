@@ -72,8 +72,8 @@ def test_a_name_is_looked_up() -> None:
         (Loss("score", "fox"), torch.zeros(1, 3), TargetError, "no class 'fox'"),
         (Loss("score"), [{"boxes": torch.zeros(2, 4)}], ModelError, "the model gives boxes"),
         (Loss("cross-entropy"), torch.zeros(1, 2, 4, 4), ModelError, "no score for each class"),
-        (Loss("mse"), [{"boxes": torch.zeros(0, 4)}], ModelError, "put out no number"),
-        (Loss("score"), torch.zeros(2, 3), UsageError, "2 pictures at once"),
+        (Loss("mse"), [{"boxes": torch.zeros(0, 4)}], ModelError, "returned no numbers"),
+        (Loss("score"), torch.zeros(2, 3), UsageError, "expected one picture, got 2"),
     ],
 )
 def test_what_cannot_be_differentiated(loss: Loss, output: object, error: type[Exception], message: str) -> None:
@@ -103,10 +103,10 @@ def test_what_is_no_loss(loss: object) -> None:
 @pytest.mark.parametrize(
     ("gives", "message"),
     [
-        (lambda output: output, r"'<lambda>' is no loss; it gives 3 numbers, of shape \(1, 3\); return a tensor"),
-        (lambda output: 3.0, "it gives a float"),
-        (lambda output: output.argmax(), "it gives a number of torch.int64"),
-        (torch.nn.CrossEntropyLoss, "it gives a CrossEntropyLoss"),
+        (lambda output: output, r"'<lambda>' is not a loss: it returned 3 numbers of shape \(1, 3\); return a tensor"),
+        (lambda output: 3.0, "it returned float; return a tensor"),
+        (lambda output: output.argmax(), "it returned a number of torch.int64"),
+        (torch.nn.CrossEntropyLoss, "it returned CrossEntropyLoss"),
     ],
 )
 def test_a_function_that_gives_no_number(gives: Any, message: str) -> None:

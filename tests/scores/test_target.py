@@ -107,7 +107,7 @@ def test_whatever_is_an_index_or_a_text_is_a_target(wish: Any, text: str) -> Non
 
 @pytest.mark.parametrize("wish", [None, 7.0, torch.tensor(7.0), torch.tensor([7, 8]), np.float32(7), [7], b"7"])
 def test_nothing_else_is_a_target(wish: Any) -> None:
-    with pytest.raises(UsageError, match=f"no class is meant by a {type(wish).__name__}; give a class index, a class"):
+    with pytest.raises(UsageError, match=f"target must be an index, a name or top:K, not {type(wish).__name__}"):
         Target.of(wish)
 
 
@@ -156,9 +156,9 @@ def test_a_part_of_several_names_them() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("tabi", "no class 'tabi'; nearest: tabby; an index or top:K will do too"),
-        ("zebra crossing", "no class 'zebra crossing'; there are 10: tabby, ...; an index or top:K will do too"),
-        ("-1", "no class '-1'; there are 10: tabby, ...; an index or top:K will do too"),
+        ("tabi", "no class 'tabi'; nearest: tabby; or give an index or top:K"),
+        ("zebra crossing", "no class 'zebra crossing'; there are 10: tabby, ...; or give an index or top:K"),
+        ("-1", "no class '-1'; there are 10: tabby, ...; or give an index or top:K"),
         ("10", "no class 10; the model has 10 classes: 0 to 9"),
         ("9" * 20, f"no class {'9' * 20}; the model has 10 classes: 0 to 9"),
         ("1,fox,12", "'fox' is in the names of 2 classes; 4 red fox, 9 Arctic fox; give one of the indices"),
@@ -175,9 +175,9 @@ def test_no_such_class(text: str, expected: str) -> None:
 def test_a_name_where_none_are_known() -> None:
     assert (
         said("cat", None)
-        == "no class 'cat'; no names are known; give an index, or the names of the classes (categories)"
+        == "no class 'cat'; the class names are unknown; give an index, or the names of the classes (categories)"
     )
-    with pytest.raises(TargetError, match="no names are known"):
+    with pytest.raises(TargetError, match="the class names are unknown"):
         Target("cat").check(None)
 
 

@@ -361,7 +361,7 @@ def test_the_loss_is_the_best_score_or_the_mean_square_without_classes() -> None
 
 def test_an_output_without_numbers_or_gradient_leaves_the_forward_events() -> None:
     nothing = trace_events(Kept(lambda x: {"boxes": torch.zeros(0, 4)}), X, types=("*",), backward=True)
-    assert nothing.without_backward == "Kept put out no number: there is nothing to differentiate"
+    assert nothing.without_backward == "Kept returned no numbers: there is nothing to differentiate"
     assert told(nothing) == [("pre-hook", ""), ("forward", "")]
     several = trace_events(nn.Flatten(), torch.cat([X, X]), backward=True)
     assert (several.loss, several.value, several.without_backward) == ("mse", 2.5, "")

@@ -20,6 +20,7 @@ from hookscope.findings import counted, listed
 
 if TYPE_CHECKING:
     from hookscope.explain import ClassActivationMap
+    from hookscope.scores import Target
 
 FIELDS = (
     "image", "layer", "type", "call", "method", "class", "label", "score", "probability", "shape", "max", "peak_x",
@@ -86,6 +87,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope cam resnet34 cat.jpg --target top:3 --raw maps.npz --sheet sheet.png
     """
     from hookscope.hooks import Selection
+    from hookscope.scores import Target
 
     layers: tuple[str, ...] = options["layers"]
     if layers:
@@ -101,7 +103,7 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
         method=options["method"],
         fuse=options["fuse"],
         sheet=options["sheet"],
-        sheet_target=plan.target if was_given("target") else _SHEET_TARGET,
+        sheet_target=plan.target if was_given("target") else Target(_SHEET_TARGET),
         batch_size=options["batch_size"],
     )
     explaining.explain_all(plan, model, options, FIELDS, lambda one: _rows(one, wish))
@@ -116,18 +118,17 @@ class _Wish:
     method: str
     fuse: bool
     sheet: str | None
-    sheet_target: str
+    sheet_target: Target
     batch_size: int
 
 
 def _check_sheet(sheet: str, plan: ExplainOptions) -> None:
     """Refuse a place where the sheet cannot go before anything is computed."""
     from hookscope.cli.shared.output_paths import OutputPath
-    from hookscope.scores import Target
 
     if len(plan.images) > 1:
         raise UsageError(f"--sheet {sheet} takes one image", f"there are {len(plan.images)}")
-    if Target(plan.target).count > _MOST_CLASSES:
+    if plan.target.count > _MOST_CLASSES:
         raise UsageError(f"--sheet has room for {_MOST_CLASSES} classes", f"--target is {plan.target}", "ask for fewer")
     where = OutputPath.parse(sheet, plan.images)
     if where.kind != "file":
@@ -197,7 +198,7 @@ def _row(one: Explanation, found: ClassActivationMap, file: str, fuse: bool) -> 
     }
 
 
-def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: str) -> list[ClassActivationMap]:
+def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: Target) -> list[ClassActivationMap]:
     from hookscope.explain import class_activation_maps
     from hookscope.hooks import class_names, usual_types
     from hookscope.models import model_errors_as_input_errors

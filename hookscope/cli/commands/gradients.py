@@ -144,11 +144,9 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
     """Whatever can be known to fail is told before a model is loaded."""
     from hookscope.hooks import Selection
-    from hookscope.scores import Target
 
     if options["layers"]:
         Selection(options["layers"])
-    Target(options["target"])
     if options["loss"] == "mse" and was_given("target"):
         raise UsageError("--loss mse has no target: it is held against zeros", do="leave --target out")
     if len(images) > 2:
@@ -164,11 +162,11 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
 
 
 def _loss(net: LoadedModel, options: Mapping[str, Any]) -> Loss:
-    from hookscope.scores import Loss, Target
+    from hookscope.scores import Loss
 
     categories = categories_of(net, options["categories"])
     if options["loss"] != "mse":
-        Target(options["target"]).check(categories)
+        options["target"].check(categories)
     return Loss(options["loss"], options["target"], categories)
 
 
@@ -222,13 +220,14 @@ def _draw(
 
 def _origin(net: LoadedModel, read: Sequence[InputImage], options: Mapping[str, Any]) -> dict[str, Any]:
     """Where a plot comes from: what was measured on what, and what was done to it."""
-    asked = ("loss", "target", "layers", "types", "freeze", "scale", "clamp_sign", "clip_value", "clip_norm")
+    asked = ("loss", "layers", "types", "freeze", "scale", "clamp_sign", "clip_value", "clip_norm")
     return {
         "model": net.name,
         "weights": net.weights,
         "images": [os.path.basename(picture.name) or picture.name for picture in read],
         "sha256": [picture.sha256 for picture in read],
         "preprocess": net.preprocess.describe(),
+        "target": str(options["target"]),
         **{name: output.plain_json(options[name]) for name in asked},
     }
 

@@ -138,13 +138,12 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[InterventionOptions]:
     """Check all options before a model is loaded."""
     from hookscope.hooks import Selection
-    from hookscope.scores import Target
 
     wishes = [InterventionOptions.parse(where, text) for where, text in options["wishes"]]
     for name in ("layers", "ablate"):
         if options[name]:
             Selection(options[name])
-    several = Target(options["target"]).count > 1
+    several = options["target"].count > 1
     if not wishes and not options["ablate"]:
         asked = "intervene needs --at or --ablate-each"
         raise UsageError(asked, do="such as --at layer3 zero:channels=0-31; --help lists the interventions")
@@ -234,7 +233,7 @@ def _kept(one: ModelAndImages, wishes: Sequence[InterventionOptions], options: M
 
 def _class_rows(one: ModelAndImages, effect: Effect, options: Mapping[str, Any], asked: bool) -> list[dict[str, Any]]:
     """The classes of both passes; none, and a note, where the model has no scores and nobody asked for them."""
-    from hookscope.scores import Target, check_categories, class_scores, one_picture, without_scores
+    from hookscope.scores import check_categories, class_scores, one_picture, without_scores
 
     if not asked and (why := without_scores(effect.before, one.net.family, one.net.name)):
         output.note(f"Note: {why}: layers alone")
@@ -243,7 +242,7 @@ def _class_rows(one: ModelAndImages, effect: Effect, options: Mapping[str, Any],
     before, after = (one_picture(class_scores(answer, one.net.name)) for answer in (effect.before, effect.after))
     if categories:
         check_categories(categories, len(before), one.net.name)
-    return class_rows(before, after, Target(options["target"]), categories, one.net.weights)
+    return class_rows(before, after, options["target"], categories, one.net.weights)
 
 
 def _draw(

@@ -35,7 +35,7 @@ def command(
     model: str,
     images: tuple[str, ...],
     top: int | None,
-    target: str | None,
+    target: Target | None,
     categories: tuple[str, ...] | None,
     weights: str,
     seed: int,
@@ -71,7 +71,7 @@ def command(
 
     if top is not None and target is not None:
         raise UsageError("--top and --target both choose the classes", do="give one of them")
-    wanted = Target(target if target is not None else f"top:{top or 5}")
+    wanted = target or Target(f"top:{top or 5}")
     pictures = ImageFiles(images)
     pictures.read_first()
     net = load_net(model, weights, seed, device, preprocess, input_size)

@@ -124,11 +124,9 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
 def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
     """Whatever can be known to fail is told before a model is loaded."""
     from hookscope.hooks import Selection
-    from hookscope.scores import Target
 
     if options["layers"]:
         Selection(options["layers"])
-    Target(options["target"])
     for name in ("target", "categories"):
         if was_given(name) and not options["events"]:
             raise UsageError(f"--{name} without --events: nothing is differentiated", do="add --events")
@@ -140,13 +138,13 @@ def _check(images: Sequence[str], options: Mapping[str, Any]) -> None:
 
 def _loss(net: LoadedModel, options: Mapping[str, Any]) -> Loss | None:
     """The score that was asked for; None where the model's output decides."""
-    from hookscope.scores import Loss, Target, check_family
+    from hookscope.scores import Loss, check_family
 
     categories = categories_of(net, options["categories"])
     if not was_given("target"):
         return None
     check_family(net.family, net.name)
-    Target(options["target"]).check(categories)
+    options["target"].check(categories)
     return Loss("score", options["target"], categories)
 
 

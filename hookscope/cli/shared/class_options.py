@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from hookscope.models import LoadedModel
+    from hookscope.scores import Target
 
 _WORDS = ("top:1", "top:3", "top:5")
 
@@ -52,9 +53,10 @@ def _known_names(ctx: click.Context) -> tuple[str, ...]:
     return class_names_of(model or "")
 
 
-def _joined(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:
-    """Several options as one, for `Target`."""
-    return ",".join(value) if value else None
+def _parsed(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> Target | None:
+    from hookscope.scores import Target
+
+    return Target(",".join(value)) if value else None
 
 
 def target_option(default: str | None = "top:1", help: str = "Which class to ask about") -> Callable[[Any], Any]:
@@ -66,7 +68,7 @@ def target_option(default: str | None = "top:1", help: str = "Which class to ask
         default=[default] if default is not None else None,
         show_default=default is not None,
         shell_complete=complete_targets,
-        callback=_joined,
+        callback=_parsed,
         help=f"{help}: a class index, a class name (a part that fits one name will do) or top:K; repeatable, comma"
         " separated.",
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hookscope.cli.shared.output_paths import OutputPath
     from hookscope.explain import OverlaySource
     from hookscope.models import LoadedModel
-    from hookscope.scores import Prediction
+    from hookscope.scores import Prediction, Target
 
 _LONGEST_WHAT = 80  # letters of a file name
 
@@ -83,7 +83,7 @@ class ExplainOptions:
     """What both commands were asked for, judged before a model is loaded."""
 
     images: Sequence[str]
-    target: str
+    target: Target
     destination: OutputPath
     cmap: str
     raw: ArrayFile
@@ -99,10 +99,9 @@ class ExplainOptions:
         from hookscope.cli.shared.array_file import ArrayFile
         from hookscope.cli.shared.output_paths import OutputPath
         from hookscope.drawing import palette
-        from hookscope.scores import Target
 
-        target = options["target"]
-        several = Target(target).count > 1
+        target: Target = options["target"]
+        several = target.count > 1
         palette(options["cmap"])
         where = OutputPath.parse(options["destination"], images)
         where.check_count(len(images))
@@ -212,10 +211,10 @@ def _rows(
     explain: Callable[[Explanation], Iterator[Row]],
 ) -> Iterator[Row]:
     """Explain every picture, and say the rows of each; a picture that cannot be used keeps none of the others."""
-    from hookscope.scores import Target, check_family
+    from hookscope.scores import check_family
 
     check_family(net.family, net.name)
-    Target(plan.target).check(categories)
+    plan.target.check(categories)
     for path in photographs.paths:
         try:
             yield from explain(_prepared(plan, net, photographs, path, categories))

@@ -141,5 +141,5 @@ def test_the_models_own_names_unless_a_file_is_given() -> None:
 
 
 def test_another_number_of_names_says_both() -> None:
-    with pytest.raises(CategoriesError, match="3 class names for 2 classes of mynet; give --categories of the same"):
+    with pytest.raises(CategoriesError, match="3 class names for 2 classes of mynet; give the class names of this"):
         categories_of(net(("a", "b")), ("c", "d", "e"))
