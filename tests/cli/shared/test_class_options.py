@@ -31,7 +31,7 @@ from hookscope.scores.target import Target
 @categories_option
 def command(model: str, target: str, categories: tuple[str, ...] | None) -> None:
     """Say what came."""
-    click.echo(json.dumps([target, categories]))
+    click.echo(json.dumps([str(target), categories]))
 
 
 def invoked(*words: str) -> Any:
