@@ -2,9 +2,9 @@ from . import colours as colours
 from .colours import colour_map_names as colour_map_names, palette as palette
 from .forward import (
     PassResult as PassResult,
+    input_frames as input_frames,
+    input_size_of as input_size_of,
     run_and_reduce as run_and_reduce,
-    seen_by as seen_by,
-    seen_pictures as seen_pictures,
 )
 from .grid import (
     FRAME_GAP as FRAME_GAP,

@@ -1,4 +1,4 @@
-"""The palette of a channel grid: levels of a colour map, then the fixed colours for all that is no value."""
+"""The palette of a channel grid: the levels of a colour map, then fixed colours for text, NaN, Inf and the like."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIXED = {
 
 
 def colour_map_names() -> list[str]:
-    """Every colour map matplotlib knows."""
+    """The colour maps of matplotlib."""
     return list(matplotlib.colormaps)
 
 
@@ -41,7 +41,7 @@ def palette(cmap: str) -> NDArray[np.uint8]:
     """256 colours ``(256, 3)``: ``LEVELS`` of the colour map, then the fixed ones.
 
     Raises:
-        UsageError: for a colour map matplotlib does not have.
+        UsageError: for an unknown colour map.
 
     Example:
         >>> palette("gray")[[0, LEVELS - 1]].tolist()

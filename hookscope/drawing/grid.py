@@ -1,4 +1,4 @@
-"""Feature maps to a channel grid: where each map lies, its number above it and its bar below."""
+"""Channel grids: the layout of feature maps, with the channel number above each map and a bar below it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from hookscope.drawing.tiles import ChannelChoice, Tiles, reduce_maps
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks import as_float
 
-# Without --cell a map has at least this side, and more where the whole sheet stays below the area for a screen.
+# Least side of a map without --cell; maps are larger while the grid stays below the area of a screen.
 LEAST_CELL = 56
 _SCREEN = 1_200 * 800
-# A sheet above this many pixels is cut off, with a word: they take some seconds and 80 MB to draw, and Pillow opens
-# such a picture without a warning.
+# Limit of a sheet, which takes some seconds and 80 MB to draw, and which Pillow opens without a warning. Further
+# channels are left out and the sheet says so.
 MOST_PIXELS = 80_000_000
 FRAME_GAP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where maps lie in a grid, in pixels: a cell holds a label, the map ``zoom`` times its size, a bar and a gap.
+    """Sizes of a grid in pixels. A cell has a label, the map magnified by ``zoom``, a bar and a gap.
 
-    ``cell_width`` is that of the map, or of the label where that is wider. The ``frames`` of a clip stand side by side
-    with `FRAME_GAP` between them; ``map_width`` is that of them all.
+    ``cell_width`` is the larger width of map and label. ``map_width`` includes all ``frames`` of a clip, which are
+    side by side with `FRAME_GAP` between them.
     """
 
     columns: int
@@ -49,33 +49,33 @@ class Layout:
 
     @property
     def frame_width(self) -> int:
-        """Of one frame, which is the whole map but for clips."""
+        """Width of one frame; a map that is no clip is one frame."""
         return (self.map_width + FRAME_GAP) // self.frames - FRAME_GAP
 
     @property
     def frame_places(self) -> list[slice]:
-        """Where the frames lie within a map, from left to right."""
+        """Columns of each frame within a map, from left to right."""
         starts = range(0, self.map_width, self.frame_width + FRAME_GAP)
         return [slice(start, start + self.frame_width) for start in starts]
 
     @property
     def step_x(self) -> int:
-        """From one map to the next in a row."""
+        """Distance of two maps in a row."""
         return self.cell_width + self.gap
 
     @property
     def step_y(self) -> int:
-        """From one row to the next."""
+        """Distance of two rows."""
         return self.label + self.map_height + self.bar + self.gap
 
     @property
     def width(self) -> int:
-        """Of the whole grid."""
+        """Width of the grid."""
         return self.columns * self.step_x - self.gap
 
     @property
     def height(self) -> int:
-        """Of the whole grid."""
+        """Height of the grid."""
         return self.rows * self.step_y - self.gap
 
 
@@ -89,9 +89,9 @@ def lay_out(
     label_width: int = 0,
     frames: int = 1,
 ) -> Layout:
-    """Where ``count`` maps of ``height`` × ``width`` go: about 3:2 in all, or in so many ``columns``."""
+    """The layout of ``count`` maps of ``height`` × ``width``: in ``columns``, or a grid of about 3:2."""
     zoom = math.ceil(cell / min(height, width // frames)) if cell else _fitting_zoom(count, height, width)
-    zoom = max(1, min(zoom, math.isqrt(MOST_PIXELS // (height * width))))  # not even one map above the limit
+    zoom = max(1, min(zoom, math.isqrt(MOST_PIXELS // (height * width))))  # keep one map below the limit
     label, bar, gap = (0, 0, 2) if plain else (LABEL_HEIGHT, 4 if height * width > 1 else 0, 6)
     map_width = width * zoom + (frames - 1) * FRAME_GAP
     cell_width = max(map_width, 0 if plain else label_width)
@@ -104,18 +104,18 @@ def lay_out(
 
 
 def _fitting_zoom(count: int, height: int, width: int) -> int:
-    """The magnification at which a map can be read and all together fill a screen, where both can be."""
+    """The magnification at which maps are readable and the grid fills a screen, as far as possible."""
     if height * width == 1:
         return LEAST_CELL // 2
     readable = math.ceil(LEAST_CELL / min(height, width))
     filling = int(math.sqrt(_SCREEN / (count * height * width)))
-    # a long strip is not blown up by its short side, nor a map of a few positions to the size of a screen
+    # limits for long strips, and for maps of a few positions
     return max(1, min(max(readable, min(filling, 4 * readable)), 8 * LEAST_CELL // max(height, width)))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A drawn grid: palette indices ``(height, width)``, the layout, the tiles in it, how many were left out."""
+    """A grid as palette indices ``(height, width)``, its layout and tiles, and how many channels were left out."""
 
     pixels: Pixels
     layout: Layout
@@ -131,10 +131,10 @@ def draw_grid(
     frames: int = 1,
     most: int = MOST_PIXELS,
 ) -> Grid:
-    """Lay the maps out, magnified by nearest neighbour, with channel numbers and bars unless ``plain``.
+    """Draw the maps, magnified by nearest neighbour, with channel numbers and bars unless ``plain``.
 
-    The bar under a map is as long as the map's range is, the widest range filling the cell: with a scale for each
-    channel it tells the strong ones from magnified noise. At most ``most`` pixels are drawn, the rest is left out.
+    The length of the bar under a map is the map's range, relative to the widest range: if each channel has its own
+    scale, the bar tells strong channels from magnified noise. Channels beyond ``most`` pixels are left out.
     """
     return draw_alike([tiles], strongest(tiles), columns, cell, plain, frames, most)[0]
 
@@ -148,16 +148,16 @@ def draw_alike(
     frames: int = 1,
     most: int = MOST_PIXELS,
 ) -> list[Grid]:
-    """Grids to compare, as `draw_grid` makes them: each channel has the same place in all, each bar the same measure.
+    """Grids as of `draw_grid`, to compare: each channel has the same place in all grids, bars have one unit.
 
     Args:
         several: Tiles of the same shape and channels.
-        bold: Positions of the maps whose numbers stand out.
+        bold: Positions of the maps with a bold number.
         columns: Maps in a row; None for grids of about 3:2.
         cell: Smallest side of a map in pixels.
         plain: Maps only.
-        frames: How many frames of a clip stand side by side in a map.
-        most: Pixels of each grid.
+        frames: Frames of a clip in a map.
+        most: Most pixels of each grid.
     """
     count, height, width = several[0].levels.shape
     label_width = max(map(_widest_label, several))
@@ -197,13 +197,13 @@ def _place_maps(pixels: Pixels, layout: Layout, levels: Pixels) -> None:
 
 
 def strongest(tiles: Tiles, most: int = 8) -> list[int]:
-    """Positions of the maps with the widest ranges (1 × 1: the largest absolute values), the first places to look."""
+    """Positions of the maps with the widest ranges; of 1 × 1 maps those with the largest absolute values."""
     order = (-tiles.strength).argsort(kind="stable")[:most]
     return [int(at) for at in order if tiles.strength[at] > 0]
 
 
 def _widest_label(tiles: Tiles) -> int:
-    """The pixels that the longest channel number takes; digits are all equally wide."""
+    """Width of the longest channel number; all digits have the same width."""
     mark = " !" if bool(tiles.nonfinite.any()) else ""
     return int(number_pixels(f"{max(tiles.channels)}{mark}", bold=True).shape[1])
 
@@ -217,7 +217,7 @@ def _place_labels(pixels: Pixels, layout: Layout, tiles: Tiles, count: int, bold
         label = number_pixels(number, at in bold)
         if tiles.constant[at]:
             word = number_pixels(f"{number} const" if tiles.shared else f"{number} ={tiles.low[at]:.3g}")
-            # a value cut off in the middle would be another value
+            # a value that is cut off would be another value
             label = word if word.shape[1] <= layout.cell_width else label
         stamp(pixels[row, :, column], label, 0, 0)
 
@@ -235,7 +235,7 @@ def _place_bars(pixels: Pixels, layout: Layout, tiles: Tiles, count: int, longes
 
 
 def to_image(pixels: Pixels, cmap: str) -> Image.Image:
-    """Palette indices as a palette picture."""
+    """Palette indices as an image of mode ``P``."""
     image = Image.fromarray(pixels)
     image.putpalette(colours.palette(cmap).tobytes())
     return image
@@ -250,14 +250,15 @@ def channel_grid(
     cell: int | None = None,
     plain: bool = False,
 ) -> Image.Image:
-    """The feature maps of one activation as a palette picture: labelled, magnified by nearest neighbour.
+    """Draw the feature maps of one activation as a palette image: labelled, magnified by nearest neighbour.
 
-    NaN is magenta, +Inf red, -Inf light blue; with a scale for each channel, constant maps are grey with their value.
+    NaN is magenta, +Inf red, -Inf light blue. If each channel has its own scale, constant maps are grey, and their
+    value is written above them.
 
     Args:
-        activation: ``(C, H, W)``; one map ``(H, W)`` or a batch of one are taken too.
+        activation: Feature maps ``(C, H, W)``, one map ``(H, W)``, or a batch of one.
         columns: Maps in a row; None for a grid of about 3:2.
-        cmap: Any of matplotlib's colour maps.
+        cmap: A colour map of matplotlib.
         scale: ``channel``, ``layer``, ``symmetric``, ``percentile:LO,HI``, ``LO:HI`` or ``(low, high)``.
         channels: ``0-63,100``, ``top:16`` or numbers; None for all.
         cell: Smallest side of a map in pixels; the magnification is a whole number.
@@ -265,8 +266,8 @@ def channel_grid(
 
     Raises:
         NoMapError: for another shape.
-        UsageError: for a scale, a colour map or channels that cannot be read or do not exist.
-        LayerError: when the activation has none of the channels.
+        UsageError: for a scale, colour map or channels that cannot be parsed or do not exist.
+        LayerError: the activation has none of the channels.
 
     Example:
         >>> import torch

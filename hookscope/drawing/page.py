@@ -1,4 +1,4 @@
-"""A page of palette indices: text and grids one below the other, and the bar that says what its colours mean."""
+"""A page of palette indices: text, colour bars and grids, one below the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT_SIZE = 12
 
 @dataclass
 class Page:
-    """Blocks of palette indices put one below the other.
+    """Blocks of palette indices, one below the other.
 
     Example:
         >>> page = Page()
@@ -32,21 +32,21 @@ class Page:
     height: int = 0
 
     def add(self, pixels: Pixels, space: int = 0) -> int:
-        """Put ``pixels`` below what is there, after ``space`` rows; returns their y."""
+        """Add ``pixels`` at the bottom, after ``space`` rows; returns their y."""
         top = self.height + space
         self.blocks.append((top, pixels))
         self.height = top + pixels.shape[0]
         return top
 
     def add_text(self, text: str, width: int, space: int = 0, size: int = TEXT_SIZE, bold: bool = False) -> None:
-        """Put ``text`` below, in lines of at most ``width`` pixels."""
+        """Add ``text`` at the bottom, in lines of at most ``width`` pixels."""
         for line in wrapped(printable(text), width, font(size, bold).getlength):
             self.add(text_pixels(line, size, bold), space)
             space = 0
 
     @property
     def width(self) -> int:
-        """Of the widest block."""
+        """Width of the widest block."""
         return max(int(block.shape[1]) for _, block in self.blocks)
 
     def pixels(self, margin: int) -> Pixels:
@@ -58,9 +58,8 @@ class Page:
 
 
 def colour_bar(name: str, lowest: float, highest: float) -> Pixels:
-    """A shared scale: its name, its colours from the lowest to the highest value, both written beside it."""
-    low, high = text_pixels(f"{lowest:.4g}", TEXT_SIZE), text_pixels(f"{highest:.4g}", TEXT_SIZE)
-    words = text_pixels(name, TEXT_SIZE)
+    """``name``, the lowest value, all levels as a ramp, the highest value."""
+    words, low, high = (text_pixels(text, TEXT_SIZE) for text in (name, f"{lowest:.4g}", f"{highest:.4g}"))
     bar = np.repeat(np.arange(colours.LEVELS, dtype=np.uint8)[None], low.shape[0] - 3, axis=0)
     gap = 8
     width = low.shape[1] + bar.shape[1] + high.shape[1] + words.shape[1] + 4 * gap

@@ -1,4 +1,4 @@
-"""What a layer put out, reduced inside its hook to what a row and a sheet need."""
+"""The output of a layer, reduced inside its hook to what a row and a sheet need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hookscope.hooks import (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of an output, reduced: how it was read and its tiles."""
+    """One part of an output: its axes, which item of the batch it is, and its tiles."""
 
     name: str
     axes: str
@@ -38,16 +38,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ActivationSummary:
-    """An output reduced inside the hook to what its row and its sheet need.
+    """Statistics and tiles of the parts of an output that are feature maps.
 
     Attributes:
-        shape: Of the output.
-        low: Lowest finite value of the parts that are feature maps, None when there is none.
+        shape: Shape of the output.
+        low: Lowest finite value, None without one.
         mean: Mean of the finite values.
         high: Highest finite value.
-        dead: Channels whose map is constant; a single position is never called constant.
+        dead: Count of channels whose map is constant; a map of one position never counts.
         nonfinite: Count of NaN and Inf.
-        parts: The feature maps, reduced.
+        parts: The feature maps as tiles.
     """
 
     shape: Shape
@@ -62,20 +62,27 @@ class ActivationSummary:
 def reduce_output(
     output: Any,
     module: nn.Module | None = None,
-    shown: InputSize | None = None,
+    input_size: InputSize | None = None,
     choice: ChannelChoice | None = None,
     scale: Scale | None = None,
 ) -> ActivationSummary:
     """Measure an output and reduce its feature maps to one byte a value.
 
+    Args:
+        output: What the layer returned.
+        module: The layer; its type helps to find the channel axis.
+        input_size: Size of the model's input, for the proportions of a token grid.
+        choice: Which channels.
+        scale: How values become colours.
+
     Raises:
-        NoMapError: when no part of it is a feature map.
-        LayerError: when none of the chosen channels exists.
+        NoMapError: no part of the output is a feature map.
+        LayerError: none of the chosen channels exists.
     """
     with one_thread():
-        maps = feature_maps(output, module, shown)
-        drawn = {m.part for m in maps}
-        low, mean, high, nonfinite = measure([t for part, t in tensors_in(output).items() if part in drawn])
+        maps = feature_maps(output, module, input_size)
+        names = {m.part for m in maps}
+        low, mean, high, nonfinite = measure([tensor for part, tensor in tensors_in(output).items() if part in names])
         parts = tuple(
             Part(m.label, m.axes, m.item, m.items, m.frames, reduce_maps(m.values, choice, scale)) for m in maps
         )
@@ -94,12 +101,10 @@ def measure(output: Any) -> tuple[float | None, float | None, float | None, int]
 
 
 def _dead(maps: Sequence[Maps]) -> int:
-    """Channels that are constant in every item of the batch that is drawn; each part has its own."""
-    flat: dict[str, Any] = {}
+    """Count the channels of each part that are constant in every drawn item of the batch."""
+    constant: dict[str, Any] = {}
     for m in maps:
-        if m.values.shape[1] * m.values.shape[2] == 1:
-            continue
-        low, high, bad = finite_extremes(m.values)
-        constant = (low == high) & (bad == 0)
-        flat[m.part] = constant & flat[m.part] if m.part in flat else constant
-    return sum(int(constant.sum()) for constant in flat.values())
+        if m.values.shape[1] * m.values.shape[2] > 1:
+            low, high, nonfinite = finite_extremes(m.values)
+            constant[m.part] = constant.get(m.part, True) & (low == high) & (nonfinite == 0)
+    return sum(int(channels.sum()) for channels in constant.values())

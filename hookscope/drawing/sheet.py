@@ -1,4 +1,4 @@
-"""A sheet for people: a header that says what is seen and where to look, the grids, and the provenance of it all."""
+"""The sheet of a call: a header, the channel grids, and the provenance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEAD = 15
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a sheet comes from, for its header and its provenance; ``second`` is optical flow's other picture."""
+    """Where a sheet comes from; ``second`` is the name and SHA-256 of the other image of optical flow."""
 
     model: str
     weights: str
@@ -32,7 +32,7 @@ class Origin:
     second: tuple[str, str] | None = None
 
     def facts(self) -> dict[str, Any]:
-        """The beginning of every provenance: versions, model, weights, picture and preprocessing."""
+        """The first entries of every provenance: versions, model, weights, image and preprocessing."""
         second = self.second and {"image": _file_name(self.second[0]), "sha256": self.second[1]}
         return {
             **package_versions(),
@@ -47,7 +47,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a sheet is drawn: columns, smallest side of a map, colour map, grid only."""
+    """Layout of a sheet: maps in a row, smallest side of a map in pixels, colour map, grid without text."""
 
     columns: int | None = None
     cell: int | None = None
@@ -57,7 +57,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A finished sheet and its provenance; ``left_out`` channels did not fit the limit on pixels."""
+    """An image and its provenance; ``left_out`` channels exceeded the limit on pixels."""
 
     image: Image.Image
     provenance: dict[str, Any]
@@ -65,7 +65,7 @@ class Sheet:
 
 
 def draw_sheet(
-    activity: ActivationSummary,
+    summary: ActivationSummary,
     call: Call,
     origin: Origin,
     style: Style | None = None,
@@ -74,55 +74,53 @@ def draw_sheet(
     """Draw the sheet of one call.
 
     Args:
-        activity: What `reduce_output` made of the output.
-        call: Which call it was.
-        origin: Model, weights, picture and preprocessing.
-        style: Columns, cell, colour map, plain.
-        overlay: The frames the network saw, for each item of the batch: each map is laid over its own. Maps of
-            other items (a head's proposals) and of a single position have no place in them and stay as they are.
+        summary: From `reduce_output`.
+        call: The call.
+        origin: Model, weights, image and preprocessing.
+        style: Layout and colour map.
+        overlay: Frames of each item of the batch to lay its maps over. Maps of other items (a head's proposals) and
+            of a single position have no place in a frame and are not laid over.
 
     Raises:
-        UsageError: for a colour map that does not exist.
+        UsageError: for an unknown colour map.
     """
     style = style or Style()
     margin = 0 if style.plain else MARGIN
-    most = MOST_PIXELS // len(activity.parts)
-    grids = [
-        draw_grid(part.tiles, style.columns, style.cell, style.plain, part.frames, most) for part in activity.parts
-    ]
+    most = MOST_PIXELS // len(summary.parts)
+    grids = [draw_grid(part.tiles, style.columns, style.cell, style.plain, part.frames, most) for part in summary.parts]
     page = Page()
     if not style.plain:
-        _add_header(page, activity, call, origin, max([LEAST_WIDTH, *(grid.layout.width for grid in grids)]))
+        _add_header(page, summary, call, origin, max([LEAST_WIDTH, *(grid.layout.width for grid in grids)]))
     tops = []
-    for part, grid in zip(activity.parts, grids, strict=True):
+    for part, grid in zip(summary.parts, grids, strict=True):
         if not style.plain:
-            _add_part_header(page, part, grid, len(activity.parts) > 1)
+            _add_part_header(page, part, grid, len(summary.parts) > 1)
         tops.append(page.add(grid.pixels, 6 if page.height else 0))
     image = to_image(page.pixels(margin), style.cmap)
     if overlay is not None:
         places = [(margin, margin + top) for top in tops]
-        image = _laid_over(image, activity.parts, grids, places, overlay)
-    provenance = _provenance(activity, call, origin, style, overlay is not None)
+        image = _laid_over(image, summary.parts, grids, places, overlay)
+    provenance = _provenance(summary, call, origin, style, overlay is not None)
     provenance["size"] = list(image.size)
     provenance["parts"] = [
         placed(part.name, part.axes, grid, margin, margin + top)
-        for part, grid, top in zip(activity.parts, grids, tops, strict=True)
+        for part, grid, top in zip(summary.parts, grids, tops, strict=True)
     ]
     return Sheet(image, provenance, sum(grid.left_out for grid in grids))
 
 
-def _add_header(page: Page, activity: ActivationSummary, call: Call, origin: Origin, width: int) -> None:
+def _add_header(page: Page, summary: ActivationSummary, call: Call, origin: Origin, width: int) -> None:
     index = "" if call.index is None else f"   index {call.index}"
-    title = f"{call.key or call.type}   {call.type}   {shape_text(activity.shape)}{index}"
+    title = f"{call.key or call.type}   {call.type}   {shape_text(summary.shape)}{index}"
     page.add_text(title, width, size=_HEAD, bold=True)
-    seen = origin.image + (f" and {origin.second[0]}" if origin.second else "")
-    page.add_text(f"{origin.model}   weights: {origin.weights}   {seen}   {origin.preprocess}", width, 2)
-    if activity.low is None or activity.mean is None or activity.high is None:
+    image = origin.image + (f" and {origin.second[0]}" if origin.second else "")
+    page.add_text(f"{origin.model}   weights: {origin.weights}   {image}   {origin.preprocess}", width, 2)
+    if summary.low is None or summary.mean is None or summary.high is None:
         words = "no finite value"
     else:
-        words = f"values {activity.low:.4g} to {activity.high:.4g}, mean {activity.mean:.4g}"
-    words += f"   constant channels: {activity.dead}" if activity.dead else ""
-    words += f"   NaN or Inf: {activity.nonfinite} values" if activity.nonfinite else ""
+        words = f"values {summary.low:.4g} to {summary.high:.4g}, mean {summary.mean:.4g}"
+    words += f"   constant channels: {summary.dead}" if summary.dead else ""
+    words += f"   NaN or Inf: {summary.nonfinite} values" if summary.nonfinite else ""
     page.add_text(words, width, 2)
 
 
@@ -159,7 +157,7 @@ def _laid_over(
     places: Sequence[tuple[int, int]],
     pictures: Sequence[Sequence[Image.Image]],
 ) -> Image.Image:
-    """Every map half transparent over the picture the network saw; what is no finite value stays opaque."""
+    """Draw the maps half transparent over the network's input; NaN and Inf stay opaque."""
     colour = image.convert("RGB")
     for part, grid, (left, top) in zip(parts, grids, places, strict=True):
         layout = grid.layout
@@ -167,9 +165,9 @@ def _laid_over(
             continue
         frames = pictures[part.item]
         backdrop = Image.new("RGB", (layout.map_width, layout.map_height))
-        for at, place in enumerate(layout.frame_places):  # a layer may merge frames: its map goes over the middle one
-            seen = frames[(2 * at + 1) * len(frames) // (2 * part.frames)]
-            small = seen.resize((layout.frame_width, layout.map_height), Image.Resampling.BILINEAR)
+        for at, place in enumerate(layout.frame_places):  # a layer may merge frames: take the middle one of them
+            frame = frames[(2 * at + 1) * len(frames) // (2 * part.frames)]
+            small = frame.resize((layout.frame_width, layout.map_height), Image.Resampling.BILINEAR)
             backdrop.paste(small, (place.start, 0))
         for at in range(len(part.tiles.channels) - grid.left_out):
             row, column = divmod(at, layout.columns)
@@ -180,15 +178,15 @@ def _laid_over(
     return colour
 
 
-def _provenance(activity: ActivationSummary, call: Call, origin: Origin, style: Style, overlay: bool) -> dict[str, Any]:
+def _provenance(summary: ActivationSummary, call: Call, origin: Origin, style: Style, overlay: bool) -> dict[str, Any]:
     return {
         **origin.facts(),
         "layer": call.name,
         "call": call.call,
         "index": call.index,
         "type": call.type,
-        "shape": activity.shape,
-        "scale": activity.parts[0].tiles.scale,
+        "shape": summary.shape,
+        "scale": summary.parts[0].tiles.scale,
         "cmap": style.cmap,
         "levels": colours.LEVELS,
         "overlay": overlay,
@@ -196,7 +194,7 @@ def _provenance(activity: ActivationSummary, call: Call, origin: Origin, style: 
 
 
 def placed(name: str, axes: str, grid: Grid, x: int, y: int) -> dict[str, Any]:
-    """Where the maps of ``grid``, drawn at ``x``, ``y``, lie and what their levels mean, as `read_sheet` takes it."""
+    """Positions and scales of the maps of ``grid`` drawn at ``x``, ``y``, for `read_sheet`."""
     layout, tiles = grid.layout, grid.tiles
     count = len(tiles.channels) - grid.left_out
     return {
@@ -220,14 +218,14 @@ def placed(name: str, axes: str, grid: Grid, x: int, y: int) -> dict[str, Any]:
 
 
 def finite_or_none(values: Iterable[float]) -> list[float | None]:
-    """Numbers as JSON holds them: None for NaN and Inf."""
+    """Numbers for JSON: None for NaN and Inf."""
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def shape_text(shape: Shape) -> str:
-    """``1x64x112x112``, or each part with its name."""
+    """``1x64x112x112``, or the shape of each part with its name."""
     if isinstance(shape, dict):
-        return "  ".join(f"{part}: {shape_text(one)}" for part, one in shape.items())
+        return "  ".join(f"{part}: {shape_text(part_shape)}" for part, part_shape in shape.items())
     return "x".join(map(str, shape)) if shape else "-"
 
 

@@ -1,4 +1,4 @@
-"""Feature maps to one byte a value: which channels, which scale, which level each value gets."""
+"""Feature maps as one byte a value: the channels to draw, and the palette index of each value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hookscope.errors import LayerError, NoMapError, SelectionError
 
 @dataclass(frozen=True, slots=True)
 class ChannelChoice:
-    """Which channels to draw: numbers and ranges, or the strongest ``top`` of them by ``measure``."""
+    """Which channels to draw: ranges of numbers, or the strongest ``top`` by ``measure``; by default all."""
 
     numbers: tuple[tuple[int, int], ...] = ()
     top: int = 0
@@ -36,9 +36,9 @@ class ChannelChoice:
             >>> ChannelChoice.parse("0-3,8").numbers
             ((0, 3), (8, 8))
         """
-        found = re.fullmatch(r"top:(\d+)(?::(abs|max|std|mean))?", text.strip())
-        if found is not None and int(found[1]):
-            return cls(top=int(found[1]), measure=found[2] or "abs")
+        top = re.fullmatch(r"top:(\d+)(?::(abs|max|std|mean))?", text.strip())
+        if top is not None and int(top[1]):
+            return cls(top=int(top[1]), measure=top[2] or "abs")
         pairs = []
         for part in text.split(","):
             span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
@@ -60,10 +60,10 @@ class ChannelChoice:
         return cls(numbers=tuple((channel, channel) for channel in channels))
 
     def of(self, values: Tensor) -> list[int]:
-        """The chosen channels of ``values`` ``(C, H, W)``, in the order in which to draw them.
+        """The chosen channels of ``values`` ``(C, H, W)``, in drawing order.
 
         Raises:
-            LayerError: when none of them exists.
+            LayerError: none of the chosen channels exists.
         """
         count = values.shape[0]
         if self.top:
@@ -88,18 +88,18 @@ class ChannelChoice:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Feature maps reduced to what a picture needs, one byte a value.
+    """Feature maps as palette indices.
 
     Attributes:
-        channels: Their numbers, in drawing order.
-        levels: ``(C, H, W)`` palette indices: below ``LEVELS`` values, above it NaN, Inf and constant maps.
-        low: ``(C,)`` value of level 0, per channel.
-        high: ``(C,)`` value of the top level.
-        strength: ``(C,)`` range of each map, highest minus lowest finite value; of 1 × 1 maps the absolute value.
-        constant: ``(C,)`` whether a map of more than one position has one value throughout.
-        nonfinite: ``(C,)`` count of NaN and Inf.
-        shared: Whether one scale holds for all channels.
-        scale: Its name.
+        channels: Channel numbers, in drawing order.
+        levels: Palette indices ``(C, H, W)``: below ``LEVELS`` for values, above for NaN, Inf and constant maps.
+        low: Value of level 0 of each channel ``(C,)``.
+        high: Value of the top level.
+        strength: Highest minus lowest finite value of each map ``(C,)``; the absolute value for 1 × 1 maps.
+        constant: Whether all positions of a map have the same value ``(C,)``; False for 1 × 1 maps.
+        nonfinite: Count of NaN and Inf ``(C,)``.
+        shared: Whether all channels have the same scale.
+        scale: The scale as `Scale.parse` reads it.
     """
 
     channels: list[int]
@@ -114,13 +114,13 @@ class Tiles:
 
 
 def reduce_maps(values: Tensor, choice: ChannelChoice | None = None, scale: Scale | None = None) -> Tiles:
-    """Choose channels of ``values`` ``(C, H, W)`` and give every value its level.
+    """Choose channels of ``values`` ``(C, H, W)`` and convert every value to its palette index.
 
-    A single position has no range of its own: 1 × 1 maps take the scale of the layer where ``channel`` was asked.
+    A map of one position has no range, so 1 × 1 maps are drawn on the scale of the layer instead of ``channel``.
 
     Raises:
-        LayerError: when no chosen channel exists.
-        NoMapError: when there is nothing to draw.
+        LayerError: no chosen channel exists.
+        NoMapError: ``values`` is empty.
     """
     if not values.numel():
         raise NoMapError(f"an output of {'x'.join(map(str, values.shape))} has no values")
@@ -169,7 +169,7 @@ def _palette_indices(values: Tensor, levels: Tensor) -> Tensor:
 
 def _strengths(lowest: Tensor, highest: Tensor, single: bool) -> Tensor:
     strength = lowest.abs() if single else highest - lowest
-    return torch.where(lowest <= highest, strength.nan_to_num(), 0.0)  # 0 where nothing is finite
+    return torch.where(lowest <= highest, strength.nan_to_num(), 0.0)  # 0 if no value is finite
 
 
 def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -179,7 +179,7 @@ def finite_extremes(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     flat = values.flatten(1)
     low, high = flat.aminmax(dim=1)
-    # one pass for the usual case: a NaN or an Inf anywhere shows in the extremes
+    # one pass in the usual case: any NaN or Inf shows in the extremes
     if bool(torch.isfinite(low).all()) and bool(torch.isfinite(high).all()):
         return low.double(), high.double(), torch.zeros(flat.shape[0], dtype=torch.int64, device=flat.device)
     finite = torch.isfinite(flat)

@@ -205,7 +205,11 @@ def test_one_broken_image_is_the_error(run: Run, here: Path) -> None:
     [
         (["--layer", "conv3"], 1, "no layer 'conv3' in Small; nearest: conv"),
         (["--layer", "99"], 1, "no index 99; there are 2 Conv2d calls: 0 to 1"),
-        (["--layer", "fc"], 1, "fc (Linear) has no map: the output is 1x2: no feature map; layers with one are"),
+        (
+            ["--layer", "fc"],
+            1,
+            "nothing to draw in fc (Linear): the output is 1x2: no feature map; layers with feature maps are",
+        ),
         (["--layer", "re:("], 2, "bad regular expression"),
         (["--layer", "0", "--channels", "9-12"], 1, "no channel 9-12 in conv1; there are 6: 0 to 5"),
         (["--channels", ""], 2, "bad channels ''"),

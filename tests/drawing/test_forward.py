@@ -11,7 +11,7 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope.drawing.forward import run_and_reduce, seen_pictures
+from hookscope.drawing.forward import input_frames, run_and_reduce
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import InputError, LayerError, NoMapError, UsageError
@@ -62,18 +62,18 @@ def hooks(model: nn.Module) -> int:
 
 
 def test_values_are_those_the_layer_returned(small: LoadedModel) -> None:
-    seen = run_and_reduce(small, [PICTURE])
-    assert [(call.key, call.index) for call, _ in seen.activities] == [("conv1", 0), ("conv2", 1), ("conv2#1", 2)]
-    assert seen.did_not_run == ("unused",)
-    assert seen.without_map == ()
+    result = run_and_reduce(small, [PICTURE])
+    assert [(call.key, call.index) for call, _ in result.summaries] == [("conv1", 0), ("conv2", 1), ("conv2#1", 2)]
+    assert result.did_not_run == ("unused",)
+    assert result.without_map == ()
     with torch.no_grad():
         first = small.model.conv1(PICTURE[None])
         second = small.model.conv2(first.relu())
         third = small.model.conv2(second)
-    for (_, activity), expected in zip(seen.activities, (first, second, third), strict=True):
-        assert (activity.low, activity.high) == (float(expected.min()), float(expected.max()))
-        assert activity.mean == pytest.approx(float(expected.mean()), rel=1e-5)
-        assert activity.parts[0].tiles.low.tolist() == expected[0].double().amin((1, 2)).tolist()
+    for (_, summary), expected in zip(result.summaries, (first, second, third), strict=True):
+        assert (summary.low, summary.high) == (float(expected.min()), float(expected.max()))
+        assert summary.mean == pytest.approx(float(expected.mean()), rel=1e-5)
+        assert summary.parts[0].tiles.low.tolist() == expected[0].double().amin((1, 2)).tolist()
     assert hooks(small.model) == 0
 
 
@@ -87,14 +87,14 @@ def test_the_pass_ends_after_the_last_wanted_call(small: LoadedModel) -> None:
 
 @pytest.mark.parametrize(("layers", "keys"), [("-1", ["conv2#1"]), ("::2", ["conv1", "conv2#1"]), (1, ["conv2"])])
 def test_selections(small: LoadedModel, layers: str | int, keys: list[str]) -> None:
-    assert [call.key for call, _ in run_and_reduce(small, [PICTURE], layers).activities] == keys
+    assert [call.key for call, _ in run_and_reduce(small, [PICTURE], layers).summaries] == keys
 
 
 def test_a_layer_is_found_by_any_of_its_names() -> None:
     model = nn.Sequential(nn.Conv2d(3, 3, 1))
     model.add_module("twin", model[0])
     found = run_and_reduce(net(model), [PICTURE], "twin")
-    assert [call.key for call, _ in found.activities] == ["0", "0#1"]
+    assert [call.key for call, _ in found.summaries] == ["0", "0#1"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -103,22 +103,22 @@ def test_a_gpu_gives_what_the_processor_gives() -> None:
     for device in ("cpu", "cuda"):
         loaded = load_model("squeezenet1_1", weights="none", device=device)
         picture = loaded.preprocess(Image.new("RGB", (80, 80), (200, 100, 50)))
-        values.append([activity.mean for _, activity in run_and_reduce(loaded, [picture]).activities])
+        values.append([summary.mean for _, summary in run_and_reduce(loaded, [picture]).summaries])
     assert values[0] == pytest.approx(values[1], rel=1e-2, abs=1e-4)
 
 
 def test_channels_and_scale_reach_the_tiles(small: LoadedModel) -> None:
-    seen = run_and_reduce(small, [PICTURE], "0", choice=ChannelChoice.parse("2,1"), scale=Scale.parse("0:1"))
-    tiles = seen.activities[0][1].parts[0].tiles
+    result = run_and_reduce(small, [PICTURE], "0", choice=ChannelChoice.parse("2,1"), scale=Scale.parse("0:1"))
+    tiles = result.summaries[0][1].parts[0].tiles
     assert (tiles.channels, tiles.scale) == ([2, 1], "0:1")
 
 
-def test_a_vector_beside_maps_is_told_and_alone_is_an_error(small: LoadedModel) -> None:
-    seen = run_and_reduce(small, [PICTURE], ["0", "fc"])
-    assert [call.key for call, _ in seen.activities] == ["conv1"]
-    ((call, error),) = seen.without_map
+def test_a_vector_beside_maps_is_listed_and_alone_is_an_error(small: LoadedModel) -> None:
+    result = run_and_reduce(small, [PICTURE], ["0", "fc"])
+    assert [call.key for call, _ in result.summaries] == ["conv1"]
+    ((call, error),) = result.without_map
     assert (call.key, error.asked) == ("fc", "the output is 1x2: no feature map")
-    words = r"fc \(Linear\) has no map: the output is 1x2: no feature map; layers with one are convolutions, such as un"
+    words = r"nothing to draw in fc \(Linear\): the output is 1x2: no feature map; layers with feature maps are conv"
     with pytest.raises(NoMapError, match=words):
         run_and_reduce(small, [PICTURE], "fc")
     assert hooks(small.model) == 0
@@ -166,16 +166,16 @@ def test_broken_weights_are_counted(small: LoadedModel) -> None:
     with torch.no_grad():
         small.model.conv1.weight[1] = math.nan
         small.model.conv1.weight[2] = 0
-    activity = run_and_reduce(small, [PICTURE], "0").activities[0][1]
-    assert (activity.dead, activity.nonfinite) == (1, 10 * 12)
+    summary = run_and_reduce(small, [PICTURE], "0").summaries[0][1]
+    assert (summary.dead, summary.nonfinite) == (1, 10 * 12)
 
 
 def test_the_pictures_that_the_network_saw(small: LoadedModel) -> None:
-    ((picture,),) = seen_pictures(small, [PICTURE])
+    ((picture,),) = input_frames(small, [PICTURE])
     assert (picture.size, picture.mode) == ((14, 12), "RGB")
     video = net(nn.Sequential(nn.Conv3d(3, 1, 1)))
     clip = torch.stack([torch.zeros(3, 4, 4), torch.ones(3, 4, 4)], 1)
-    (frames,) = seen_pictures(video, [clip])
+    (frames,) = input_frames(video, [clip])
     assert [frame.getpixel((0, 0)) for frame in frames] == [(0, 0, 0), (255, 255, 255)]
 
 
@@ -189,12 +189,12 @@ def test_a_detector_saw_its_own_resizing() -> None:
     )
     detector = net(model)
     assert detector.family == "detection"
-    ((picture,),) = seen_pictures(detector, [torch.full((3, 40, 80), 0.5)])
+    ((picture,),) = input_frames(detector, [torch.full((3, 40, 80), 0.5)])
     assert picture.size == (64, 32)
     assert all(abs(part - 127) <= 1 for part in picture.getpixel((20, 20)))
-    seen = run_and_reduce(detector, [torch.rand(3, 40, 80)], "all")
-    assert seen.activities[0][0].name == "backbone.0"
-    assert seen.activities[0][1].shape == (1, 4, 4, 8)
+    result = run_and_reduce(detector, [torch.rand(3, 40, 80)], "all")
+    assert result.summaries[0][0].name == "backbone.0"
+    assert result.summaries[0][1].shape == (1, 4, 4, 8)
 
 
 @pytest.mark.slow
@@ -215,12 +215,12 @@ def test_every_family_runs(name: str, types: tuple[str, ...], count: int) -> Non
     loaded = load_model(name, weights="none")
     photograph = Image.effect_noise((256, 256), 90).convert("RGB")
     pictures = [loaded.preprocess(photograph)] * (2 if loaded.family == "optical_flow" else 1)
-    seen = run_and_reduce(loaded, pictures, "all", types)
-    assert len(seen.activities) >= count
+    result = run_and_reduce(loaded, pictures, "all", types)
+    assert len(result.summaries) >= count
     assert hooks(loaded.model) == 0
 
 
-def test_a_model_that_ends_the_program_is_told() -> None:
+def test_a_model_that_ends_the_program_is_an_input_error() -> None:
     with pytest.raises(InputError, match="ends the program"), model_errors_as_input_errors("net", []):
         raise SystemExit(0)
     with (

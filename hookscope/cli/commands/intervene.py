@@ -249,7 +249,7 @@ def _draw(
     one: ModelAndImages, wishes: Sequence[InterventionOptions], effect: Effect, options: Mapping[str, Any]
 ) -> None:
     """Write the page of ``--grid``; where nothing was changed there is nothing to draw."""
-    from hookscope.drawing import Origin, seen_by, write_png
+    from hookscope.drawing import Origin, input_size_of, write_png
     from hookscope.interventions import Cause, draw_effect
 
     if not effect.changed:
@@ -258,7 +258,7 @@ def _draw(
     net, picture = one.net, one.read[0]
     origin = Origin(net.name, net.weights, picture.name, picture.sha256, net.preprocess.describe())
     cause = Cause([f"{wish.where} {wish.spec.text}" for wish in wishes], options["seed"])
-    page, about = draw_effect(effect.layers, origin, cause, net.model, seen_by(one.pictures[0]))
+    page, about = draw_effect(effect.layers, origin, cause, net.model, input_size_of(one.pictures[0]))
     write_png(page, options["grid"], about)
 
 

@@ -184,7 +184,7 @@ def _rows(job: _Job, net: LoadedModel, pictures: ImageFiles) -> Iterator[dict[st
 def _rows_of_one_pass(
     job: _Job, net: LoadedModel, pictures: ImageFiles, read: list[InputImage], only: bool
 ) -> Iterator[dict[str, Any]]:
-    from hookscope.drawing import draw_sheet, run_and_reduce, seen_pictures
+    from hookscope.drawing import draw_sheet, input_frames, run_and_reduce
     from hookscope.hooks import class_names, usual_types
 
     for picture in read:
@@ -193,16 +193,16 @@ def _rows_of_one_pass(
     tensors = [net.prepare(picture) for picture in read]
     types = job.types or usual_types(map(class_names, net.model.modules()))
     with process.prints_to_standard_error():
-        seen = run_and_reduce(net, tensors, job.layers, types, job.choice, job.scale)
-    overlay = seen_pictures(net, tensors) if job.overlay else None
-    for call, error in seen.without_map:
+        result = run_and_reduce(net, tensors, job.layers, types, job.choice, job.scale)
+    overlay = input_frames(net, tensors) if job.overlay else None
+    for call, error in result.without_map:
         output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
-    for name in seen.did_not_run:
+    for name in result.did_not_run:
         output.note(f"Note: {name} did not run")
-    paths = _paths(job, net, pictures, read[0].name, seen, only)
+    paths = _paths(job, net, pictures, read[0].name, result, only)
     origin = _origin(net, read)
-    for (call, activity), file in zip(seen.activities, paths, strict=True):
-        sheet = draw_sheet(activity, call, origin, job.style, overlay)
+    for (call, summary), file in zip(result.summaries, paths, strict=True):
+        sheet = draw_sheet(summary, call, origin, job.style, overlay)
         if sheet.left_out:
             output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
         _write(job.destination, sheet, file)
@@ -211,22 +211,22 @@ def _rows_of_one_pass(
             "name": call.name,
             "type": call.type,
             "call": call.call,
-            "shape": activity.shape,
-            "min": activity.low,
-            "mean": activity.mean,
-            "max": activity.high,
-            "dead": activity.dead,
-            "nonfinite": activity.nonfinite,
+            "shape": summary.shape,
+            "min": summary.low,
+            "mean": summary.mean,
+            "max": summary.high,
+            "dead": summary.dead,
+            "nonfinite": summary.nonfinite,
             "weights": net.weights,
             "file": file,
         }
 
 
-def _paths(job: _Job, net: LoadedModel, pictures: ImageFiles, image: str, seen: PassResult, only: bool) -> list[str]:
+def _paths(job: _Job, net: LoadedModel, pictures: ImageFiles, image: str, result: PassResult, only: bool) -> list[str]:
     from hookscope.cli.shared.output_paths import call_names, refuse_input
 
     word = pictures.words[image]
-    names = call_names([call for call, _ in seen.activities], word, net.name)
+    names = call_names([call for call, _ in result.summaries], word, net.name)
     alone = only and len(names) == 1
     paths = [job.destination.path_for(name, word, net.name, alone) for name in names]
     for path in paths:
