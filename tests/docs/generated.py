@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+import hookscope
 import hookscope.interventions
 from hookscope.cli.main import COMMANDS, cli
 from hookscope.findings import CATALOGUE, GRAVITY
@@ -81,11 +82,20 @@ def _fields(_: str) -> str:
     return "\n".join(lines)
 
 
+def public_names(module: str) -> list[str]:
+    """The names of `hookscope`, or the classes of a package that are not among them."""
+    package = import_module(module)
+    if package is hookscope:
+        names = set(hookscope.__all__) - {"__version__", "interventions"}
+    else:
+        names = {name for name in package.__all__ if inspect.isclass(getattr(package, name))} - set(hookscope.__all__)
+    return sorted(names, key=str.lower)
+
+
 def _api(module: str) -> str:
     """Every public name of a module: its signature and its docstring."""
     package = import_module(module)
-    names = [name for name in sorted(package.__all__, key=str.lower) if name not in ("__version__", "interventions")]
-    return "\n\n".join(_object(name, getattr(package, name)) for name in names)
+    return "\n\n".join(_object(name, getattr(package, name)) for name in public_names(module))
 
 
 def _object(name: str, thing: Any) -> str:
@@ -164,6 +174,7 @@ def _with_markers(parameters: list[inspect.Parameter]) -> list[str]:
 
 def _short_names(text: str) -> str:
     """Class names without the modules that hold them; defaults without addresses."""
+    text = re.sub(r"<function .+? at 0x[0-9a-f]+>|<factory>", "...", text)
     text = re.sub(r"<(?:function|class|built-in function) '?([\w.]+)'?.*?>", r"\1", text)
     return re.sub(r"\b(?:hookscope|collections|torch|pathlib|typing|PIL|numpy)(?:\.[a-z_]\w*)*\.(?=[A-Za-z])", "", text)
 
