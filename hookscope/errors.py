@@ -1,4 +1,4 @@
-"""What can go wrong, each cause a class that holds its data: what was asked, what exists, what to do."""
+"""The errors that hookscope raises, one class for each cause."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 
 class HookscopeError(Exception):
-    """Base of everything hookscope raises on purpose.
+    """Base class of the errors that hookscope raises on purpose.
+
+    ``str()`` is one line without control characters. ``exit_code`` is the exit status of the command.
 
     Args:
-        asked: What was asked for and why it cannot be had, in one line.
+        asked: The request and why it fails, in one line.
         exists: What exists instead (names, a range, a count); may be empty.
         do: What to do about it; may be empty.
-
-    ``str()`` is one line without control characters. ``exit_code`` is the status the command ends with.
 
     Example:
         >>> str(HookscopeError("no model 'resnet35'", "nearest: resnet34", "see `hookscope list-models`"))
@@ -34,7 +34,7 @@ class HookscopeError(Exception):
 
 
 class UsageError(HookscopeError):
-    """The command line or the arguments make no sense, whatever the files hold."""
+    """A wrong command line or wrong arguments, whatever the files hold."""
 
     exit_code = 2
 
@@ -58,41 +58,41 @@ class LayerError(HookscopeError, LookupError):
 
 
 class NoMapError(HookscopeError):
-    """An activation that is no feature map, such as the vector of a classifier."""
+    """An activation that is not a feature map, such as the vector of a classifier."""
 
 
 class TargetError(HookscopeError, LookupError):
-    """A class that the model does not have, or a name that fits several."""
+    """A class that the model does not have, or a name that fits several classes."""
 
 
 class NonFiniteError(HookscopeError):
-    """A NaN or an Inf in a training run that was to stop at the first."""
+    """The first NaN or Inf in a training run that stops there."""
 
     exit_code = 3
 
 
 class CategoriesError(HookscopeError):
-    """A file of class names that cannot be read, or that is of another model."""
+    """A file of class names that cannot be read, or that belongs to another model."""
 
 
 class ModelError(HookscopeError):
-    """A model that does not exist, cannot be built or cannot be looked into."""
+    """A model that does not exist, cannot be built or takes no hooks."""
 
 
 class WeightsError(HookscopeError):
-    """Weights that cannot be found, fetched, trusted or fitted to the model."""
+    """Weights that cannot be found, downloaded or trusted, or do not fit the model."""
 
 
 class ImageError(HookscopeError):
-    """A file that is no picture, or one that cannot be read rightly."""
+    """A file that is not an image, or an image that cannot be read correctly."""
 
 
 class InputError(HookscopeError):
-    """An input the model refuses, such as a picture below its smallest size."""
+    """An input that the model refuses, such as an image below its smallest size."""
 
 
 class WriteError(HookscopeError):
-    """A result that cannot be written where it was asked for."""
+    """A result that cannot be written to the requested place."""
 
 
 class InstallationError(HookscopeError):
@@ -121,7 +121,7 @@ def printable(text: str) -> str:
 
 
 def near_misses(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """The up to ``count`` of ``names`` nearest to ``name``, best first; case does not count.
+    """The ``names`` nearest to ``name``, at most ``count``, best first; case is ignored.
 
     Example:
         >>> near_misses("ResNet35", ["resnet34", "resnet18", "vgg16"], count=1)
@@ -130,11 +130,10 @@ def near_misses(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     by_lower: dict[str, str] = {}
     for candidate in names:
         by_lower.setdefault(candidate.lower(), candidate)
-    found = difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)
-    return [by_lower[lower] for lower in found]
+    return [by_lower[lower] for lower in difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.5)]
 
 
 def nearest(name: str, names: Sequence[str], count: int = 3) -> str:
     """``nearest: a, b`` for an error's ``exists`` part, or an empty text when nothing is near."""
-    found = near_misses(name, names, count)
-    return "nearest: " + ", ".join(found) if found else ""
+    near = near_misses(name, names, count)
+    return "nearest: " + ", ".join(near) if near else ""

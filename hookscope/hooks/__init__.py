@@ -1,4 +1,4 @@
-"""The one place that registers hooks, and what hooks see: calls, activations, gradients, selections."""
+"""Hooks: the one place that registers them, and the calls, selections, activations and gradients they see."""
 
 import lazy_loader
 

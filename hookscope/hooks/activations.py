@@ -1,4 +1,4 @@
-"""Keep what layers put out: `SaveOutput`, the plain hook, and `capture`, the `with` block built on the same idea."""
+"""Keep the outputs of layers: `SaveOutput`, the plain hook, and `capture`, a `with` block of the same idea."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hookscope.hooks.tensors import map_tensors, shares_storage, storage_keys, t
 
 
 def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
-    """The output to keep, which nobody writes to any more, and what goes on in its place, None for the output itself.
+    """The output to keep, which nothing writes to later, and its replacement for the network (None: the output itself).
 
-    Where no gradient will flow, a copy is kept and the network never notices. In an autograd graph the kept tensor is
-    the one before the copy that goes on, so gradients reach it; an output that shares its memory with an input or a
-    parameter (an in-place layer, a view, an identity) is then copied twice: others hold that memory too, and a later
-    write to the copy does not show in them. What the model puts aside for itself and overwrites later is beyond this:
-    capture such a model under ``no_grad``.
+    Without a graph a copy is kept, and the network gets its own tensor. In an autograd graph the layer's tensor is kept
+    and the network gets a copy of it, so that gradients reach the kept tensor. An output that shares memory with an
+    input or a parameter (of an in-place layer, a view, an identity) is then copied twice, because a later write to that
+    memory would change it. A tensor that the model itself stores and overwrites later is not protected: capture such
+    a model under ``no_grad``.
     """
     if not _in_graph(output):
         return _copied(output), None
@@ -42,17 +42,18 @@ def _in_graph(output: Any) -> bool:
 def _copied(output: Any) -> Any:
     if isinstance(output, torch.Tensor):
         return output.clone()
-    # a tensor that is there twice is one tensor in the copy too
+    # the same tensor in two places is one tensor in the copy too
     return map_tensors(output, cache(lambda tensor: tensor.clone()))
 
 
 class SaveOutput:
-    """The plain forward hook: an instance keeps the output of every call, in ``outputs``, in order of execution.
+    """A plain forward hook that keeps the output of every call.
 
-    What it keeps is what the layer returned, although the next layer may work in place: that one gets another copy.
+    A kept output is the value that the layer returned, although the next layer may work in place: that layer gets a
+    copy.
 
     Attributes:
-        outputs: What the layers returned, one entry a call; a pass appends, `clear` starts anew.
+        outputs: The outputs in order of execution, one for each call; a pass appends, `clear` empties the list.
 
     Example:
         >>> import torch
@@ -69,30 +70,30 @@ class SaveOutput:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Keep ``output``; in an autograd graph return a copy of it to the rest of the network."""
-        # a plain hook sees no keywords: a call without anything else may have been given what it returns
-        kept, handed_on = keep_and_hand_on(module, args or output, {}, output)
+        # a plain hook sees no keywords: the output of a call without positional inputs may be one of its inputs
+        kept, replacement = keep_and_hand_on(module, args or output, {}, output)
         self.outputs.append(kept)
-        return handed_on
+        return replacement
 
     def clear(self) -> None:
-        """Forget every output."""
+        """Drop all outputs."""
         self.outputs.clear()
 
 
 class Activations(CallMapping):
-    """What a pass put out, by call, in order of execution: a read-only mapping.
+    """A read-only mapping from layer calls to outputs, in order of execution.
 
     ``activations[30]`` takes the index among the calls of the chosen types, ``activations["layer4.0.conv2"]`` the
-    layer's first call, ``activations["head.conv#1"]`` its second. Each forward pass of the model starts it anew.
+    layer's first call, ``activations["head.conv#1"]`` its second. Each forward pass of the model empties it first.
 
     Attributes:
-        inputs: The same mapping of what went in, with ``inputs=True``: the tensor of a call with one positional
-            input, the tuple of one with several, the dictionary of one with keywords only, ``(args, kwargs)`` else.
-        grad: The same mapping of gradients, with ``gradients=True``: what the last backward pass brought to each kept
-            activation, in containers as the output had them, None for a tensor it did not reach.
+        inputs: A mapping from calls to inputs, filled with ``inputs=True``: the tensor of a call with one positional
+            input, the tuple of several, the dictionary where there are keywords only, else ``(args, kwargs)``.
+        grad: A mapping from calls to gradients, filled with ``gradients=True`` by the latest backward pass, in the
+            containers of the output; None for a tensor without a gradient.
         calls: The kept calls, each with name, type, call and index.
-        did_not_run: Registered layers that the last pass did not reach.
-        complete: Whether the last pass came to its end: False after an exception and after an early stop.
+        did_not_run: Registered layers that the latest pass did not reach.
+        complete: Whether the latest pass came to its end: False after an exception and after an early stop.
     """
 
     def __init__(self, progress: PassProgress) -> None:
@@ -102,16 +103,16 @@ class Activations(CallMapping):
 
     @property
     def did_not_run(self) -> tuple[str, ...]:
-        """Names of registered layers that the last pass did not reach."""
+        """Names of registered layers that the latest pass did not reach."""
         return self._progress.did_not_run
 
     @property
     def complete(self) -> bool:
-        """Whether the last pass came to its end."""
+        """Whether the latest pass came to its end."""
         return self._progress.complete
 
     def clear(self) -> None:
-        """Forget everything kept."""
+        """Drop all outputs, inputs and gradients."""
         self._forget()
 
     def _forget(self) -> None:
@@ -124,27 +125,26 @@ class Activations(CallMapping):
 class capture:  # a `with` word, named as one reads it
     """Keep the activations of the wanted calls of ``model`` while the ``with`` block runs.
 
-    A kept activation is the value the layer returned: the layer that follows never works on what is kept. Under
-    autograd it stays in the graph, so ``torch.autograd.grad`` reaches it; what ``device``, ``dtype`` or ``transform``
-    make of it leads back to the parameters, but the model's output does not depend on it. Works under ``no_grad`` and
-    ``inference_mode``, with reused layers, keyword inputs and containers of tensors. Hooks are gone when the block
-    is left.
+    A kept activation is the value that the layer returned: no later layer writes to it. Under autograd it stays in the
+    graph, so ``torch.autograd.grad`` reaches it. A result of ``device``, ``dtype`` or ``transform`` depends on the
+    parameters, but the model's output does not depend on it. Works under ``no_grad`` and ``inference_mode``, with
+    reused layers, keyword inputs and containers of tensors. Hooks are removed when the block is left.
 
     Args:
         model: Any eager ``nn.Module``.
         layers: A selection such as ``"all"``, ``30``, ``"0:10"``, ``"layer4.*"``, ``["conv1", "fc"]``.
         types: Class names (or classes) that indices count; ``("all",)`` for every leaf.
-        inputs: Keep copies of the inputs too, in ``activations.inputs``, as they were before the layer ran.
-        gradients: Keep the gradients too, in ``activations.grad``, once a backward pass has run, inside the block or
-            after it; nobody need call ``retain_grad``. They are those of what the layers returned, whatever
-            ``transform`` and ``dtype`` make of it, on ``device``.
-        stop: End the pass after the last wanted call; the ``with`` block ends there too. A name then stands for its
-            first call (a pass cannot know of a second): ask for ``name#1``. In train mode BatchNorm statistics up
-            to the stop are updated, as in any pass.
+        inputs: Also keep copies of the inputs, from before the layer ran, in ``activations.inputs``.
+        gradients: Also keep gradients, in ``activations.grad``, when a backward pass runs, inside the block or after
+            it, without ``retain_grad``. They are the gradients of the layers' outputs, not of results of ``transform``
+            and ``dtype``, and are kept on ``device``.
+        stop: End the pass, and the ``with`` block, after the last wanted call. A name then means the first call of its
+            layer (a pass cannot know of a second); write ``name#1`` for the second. In train mode the pass updates
+            BatchNorm statistics up to the stop, as any pass does.
         device: Where to keep the tensors; None leaves them where they are.
-        dtype: Data type to keep floating-point tensors in; None leaves it.
-        transform: Function of the output, called inside the hook; only what it returns is kept. It must not write to
-            the output: without a graph that is the network's own tensor.
+        dtype: Data type of kept floating-point tensors; None leaves it.
+        transform: Function of the output, called inside the hook; only its result is kept. It must not write to the
+            output, which without a graph is the network's own tensor.
 
     Returns:
         On entry the `Activations`, filled by each forward pass.
@@ -152,7 +152,7 @@ class capture:  # a `with` word, named as one reads it
     Raises:
         LayerError: for names, types and indices that the model does not have.
         SelectionError: for a selection that cannot be read.
-        ModelError: for scripted and compiled models, whose hooks do not fire.
+        ModelError: for scripted and compiled models, where hooks do not fire.
 
     Example:
         >>> import torch

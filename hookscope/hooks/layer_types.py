@@ -1,4 +1,4 @@
-"""What kinds of layers a model has: their classes, which are leaves, which have weights."""
+"""The types of a model's layers: class names, leaves, layers with weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookscope.hooks.selection import Selection
 
 
 def class_names(module: nn.Module) -> list[str]:
-    """The class names a layer goes by, its own first, without those that every layer has."""
+    """The class names of a layer along its bases, its own first, without those that every layer has."""
     return [cls.__name__ for cls in type(module).__mro__[:-1] if cls.__name__ != "Module"]
 
 
@@ -31,7 +31,7 @@ def layers_with_weights(model: nn.Module) -> Selection:
 
 
 def _has_weight(module: nn.Module) -> bool:
-    # what torch.nn.utils.parametrizations has changed keeps its weight in a child
+    # a layer changed by torch.nn.utils.parametrizations keeps its weight in a child
     if not is_leaf(module) and set(module._modules) != {"parametrizations"}:
         return False
     return any(parameter.dim() >= 2 for parameter in module.parameters())

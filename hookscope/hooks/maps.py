@@ -1,4 +1,4 @@
-"""From whatever a layer put out to feature maps ``(C, H, W)``: which axis is which, tokens folded, clips laid out."""
+"""Feature maps ``(C, H, W)`` from any output of a layer: axes recognised, tokens folded, clips laid out."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hookscope.errors import NoMapError
 from hookscope.hooks.measure import as_float
 from hookscope.hooks.tensors import tensors_in
 
-# Heads work on hundreds of proposals at once; so many items of a batch are drawn, and the sheet says of how many.
+# Heads work on hundreds of proposals at once: only so many items of a batch are drawn, and the sheet says of how many.
 MOST_ITEMS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class InputSize:
-    """What the network was shown.
+    """The size of the network's input.
 
     Attributes:
         height: In pixels.
         width: In pixels.
-        frames: Of a clip; 1 for a still.
-        batched: Whether it came in a batch; a picture of its own has maps ``(C, H, W)``.
+        frames: Number of frames of a clip; 1 for an image.
+        batched: Whether the input had a batch axis; without it maps are ``(C, H, W)``.
     """
 
     height: int
@@ -39,12 +39,12 @@ class Maps:
     """Feature maps of one part of an output.
 
     Attributes:
-        part: Which part: ``""`` for the only one, else such as ``out``, ``class token``.
-        values: ``(C, H, W)``, floating point; a clip's frames stand side by side, ``(C, H, T * W)``.
-        axes: How the tensor was read, such as ``N C H W`` or ``N H W C``.
+        part: Name of the part, such as ``out`` or ``class token``; ``""`` for an only part.
+        values: ``(C, H, W)``, floating point; frames of a clip are side by side, ``(C, H, T * W)``.
+        axes: The recognised axes of the tensor, such as ``N C H W`` or ``N H W C``.
         item: Position in the batch.
         items: Size of the batch.
-        frames: How many frames stand side by side.
+        frames: Number of frames side by side.
     """
 
     part: str
@@ -56,7 +56,7 @@ class Maps:
 
     @property
     def label(self) -> str:
-        """The part and, of several items, which one: ``out, item 0 of 4``."""
+        """The part, and the item of a batch of several: ``out, item 0 of 4``."""
         words = [self.part] * bool(self.part) + [f"item {self.item} of {self.items}"] * (self.items > 1)
         return ", ".join(words)
 
@@ -64,39 +64,40 @@ class Maps:
 def feature_maps(output: Any, module: nn.Module | None = None, shown: InputSize | None = None) -> list[Maps]:
     """The feature maps in an output, part by part.
 
-    Read are ``(N, C, H, W)``, channels-last ``(N, H, W, C)``, ``(C, H, W)``, tokens ``(N, L, C)`` (folded to their
-    grid, a class token apart), clips ``(N, C, T, H, W)`` and ``(N, T, H, W, C)``, and containers of these.
+    Recognised are ``(N, C, H, W)``, channels-last ``(N, H, W, C)``, ``(C, H, W)``, tokens ``(N, L, C)`` (folded to
+    their grid, a class token apart), clips ``(N, C, T, H, W)`` and ``(N, T, H, W, C)``, and containers of these.
 
     Args:
-        output: What the layer returned.
-        module: The layer, which often tells where the channels are.
-        shown: The size of what the network saw, for the proportions of a token grid.
+        output: The layer's output.
+        module: The layer, whose class often says where the channels are.
+        shown: The size of the network's input, for the proportions of a token grid.
 
     Raises:
-        NoMapError: when no part is a map, such as the vector of a classifier.
+        NoMapError: no part is a map, such as the vector of a classifier.
 
     Example:
         >>> import torch
         >>> [(maps.part, tuple(maps.values.shape)) for maps in feature_maps(torch.zeros(1, 197, 768))]
         [('', (768, 14, 14)), ('class token', (768, 1, 1))]
     """
-    found: list[Maps] = []
-    shapes: list[str] = []
-    for part, tensor in tensors_in(output).items():
-        shapes.append("x".join(map(str, tensor.shape)) or "a single number")
-        if tensor.numel():
-            found += _maps_of(part, as_float(tensor), module, shown)
-    if not found:
-        what = " and ".join(shapes[:3]) if shapes else "no tensor"
-        raise NoMapError(f"the output is {what}: no feature map")
-    return found
+    tensors = tensors_in(output)
+    maps = [
+        each
+        for part, tensor in tensors.items()
+        if tensor.numel()
+        for each in _maps_of(part, as_float(tensor), module, shown)
+    ]
+    if not maps:
+        shapes = ["x".join(map(str, tensor.shape)) or "a single number" for tensor in tensors.values()]
+        raise NoMapError(f"the output is {' and '.join(shapes[:3]) or 'no tensor'}: no feature map")
+    return maps
 
 
 def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: InputSize | None = None) -> Tensor:
-    """``tensor`` as ``(N, C, *positions)``, whatever order its axes have.
+    """``tensor`` as ``(N, C, *positions)``, for any order of its axes.
 
     Tokens ``(N, L, C)`` have one position each, vectors ``(N, C)`` none; ``(C, H, W)`` of a layer of maps is a batch
-    of one. The layer's class tells where the channels are, else the proportions of what the network saw.
+    of one. The layer's class says where the channels are, else the proportions of the network's input.
 
     Example:
         >>> import torch
@@ -114,13 +115,13 @@ def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: InputSize
 def channel_axis(
     tensor: Tensor, module: nn.Module | None = None, shown: InputSize | None = None, *, of_input: bool = False
 ) -> int:
-    """Which axis of ``tensor`` has the channels; 0 for ``(C, H, W)``, which has no axis of images.
+    """The axis of ``tensor`` with the channels; 0 for ``(C, H, W)``, which has no batch axis.
 
     Args:
-        tensor: What the layer put out, or was given.
-        module: The layer, whose class often tells.
-        shown: The size of what the network saw.
-        of_input: Whether it was given: a layer that permutes, or several in a row, put out another order.
+        tensor: An output or an input of the layer.
+        module: The layer, whose class often says where the channels are.
+        shown: The size of the network's input.
+        of_input: Whether ``tensor`` is an input: a layer that permutes, or a sequence of layers, has another order there.
 
     Example:
         >>> import torch
@@ -129,7 +130,7 @@ def channel_axis(
     """  # noqa: E501
     if tensor.dim() < 2:
         return 0
-    kind, name = _told(module, of_input)
+    kind, name = _channel_order(module, of_input)
     if kind == "first" and any(word in name for word in _BATCHED):
         return 1
     if kind == "first" and (axes := re.search(r"[123](?=d$)", name)):
@@ -159,9 +160,8 @@ def _maps_of(part: str, tensor: Tensor, module: nn.Module | None, shown: InputSi
 
 
 def _laid_out(clip: Tensor) -> tuple[Tensor, int]:
-    """``(C, T, H, W)`` with its frames side by side: ``(C, H, T * W)``, and how many."""
-    frames = clip.shape[1]
-    return clip.permute(0, 2, 1, 3).flatten(2), frames
+    """``(C, T, H, W)`` with its frames side by side, ``(C, H, T * W)``, and the number of frames."""
+    return clip.permute(0, 2, 1, 3).flatten(2), clip.shape[1]
 
 
 def _items(part: str, items: list[tuple[Tensor, int]], axes: str, batch: Tensor) -> list[Maps]:
@@ -170,10 +170,10 @@ def _items(part: str, items: list[tuple[Tensor, int]], axes: str, batch: Tensor)
 
 
 def _of_three_axes(part: str, tensor: Tensor, module: nn.Module | None, shown: InputSize | None) -> list[Maps]:
-    """``(C, H, W)`` or ``(N, L, C)``: the layer's class tells, then the batch of one, then the shape."""
-    if type(module).__name__ in _SEQUENCES:  # (N, L, C) in time, or of rows of the picture: no places of a map
+    """``(C, H, W)`` or ``(N, L, C)``: the layer's class decides, then a batch of one, then the shape."""
+    if type(module).__name__ in _SEQUENCES:  # (N, L, C) in time, or rows of the image: no positions of a map
         return []
-    kind = _channels_by_class(module)
+    kind = _channel_order(module)[0]
     items, high, wide = tensor.shape
     if type(module).__name__.endswith("1d"):  # (N, C, L): a signal
         return []
@@ -191,14 +191,14 @@ def _folded(part: str, tokens: Tensor, grid: tuple[int, int, int, int]) -> list[
         folded = item[extra:].T.reshape(-1, frames, high, wide)
         maps.append(_laid_out(folded) if frames > 1 else (folded[:, 0], 1))
     name = "class token" if extra == 1 else f"{extra} class tokens"
-    found = _items(part, maps, "N L C", tokens)
-    return found + (_items(f"{part}, {name}" if part else name, apart, "N L C", tokens) if extra else [])
+    folded_maps = _items(part, maps, "N L C", tokens)
+    return folded_maps + (_items(f"{part}, {name}" if part else name, apart, "N L C", tokens) if extra else [])
 
 
 def token_grid(length: int, shown: InputSize | None = None) -> tuple[int, int, int, int] | None:
-    """How ``length`` tokens fold: ``(class tokens, frames, H, W)``, None when they do not.
+    """How ``length`` tokens fold: ``(class tokens, frames, H, W)``, None where they do not.
 
-    The grid has the proportions of the picture; a clip has the most frames, at most its own, that leave such a grid.
+    The grid has the proportions of the input. A clip has the most frames, up to its own number, that leave such a grid.
 
     Example:
         >>> token_grid(197), token_grid(1 + 8 * 14 * 14, InputSize(224, 224, frames=16)), token_grid(1000)
@@ -219,12 +219,10 @@ def _grid_like(count: int, shown: InputSize) -> tuple[int, int] | None:
     for height in (high, high - 1, high + 1):
         if height > 0 and count % height == 0:
             width = count // height
-            # patches of one size, the last of a row or column perhaps cut off
-            high_off, wide_off = (
-                height - width * shown.height / shown.width,
-                width - height * shown.width / shown.height,
-            )
-            if abs(high_off) < 1 and abs(wide_off) < 1:
+            # patches have one size; the last one of a row or column may be cut off
+            too_high = height - width * shown.height / shown.width
+            too_wide = width - height * shown.width / shown.height
+            if abs(too_high) < 1 and abs(too_wide) < 1:
                 return height, width
     return None
 
@@ -232,8 +230,8 @@ def _grid_like(count: int, shown: InputSize) -> tuple[int, int] | None:
 def channels_last(
     module: nn.Module | None, tensor: Tensor, shown: InputSize | None = None, *, of_input: bool = False
 ) -> bool:
-    """Whether the last axis of a batch of maps holds the channels: the layer's class tells, else the proportions."""
-    kind = _told(module, of_input)[0]
+    """Whether the last axis of a batch of maps has the channels: the layer's class decides, else the proportions."""
+    kind = _channel_order(module, of_input)[0]
     if kind is not None:
         return kind == "last"
     *_, a, b, c = tensor.shape
@@ -241,25 +239,20 @@ def channels_last(
 
 
 def _like(height: int, width: int, shown: InputSize | None) -> bool:
-    """Whether a map has the proportions of what the network was shown."""
+    """Whether a map has the proportions of the network's input."""
     shown = shown or InputSize(1, 1)
     return abs(height * shown.width / max(width * shown.height, 1) - 1) < 0.15
 
 
 _PERMUTED = {(0, 2, 3, 1): "last", (0, 2, 3, 4, 1): "last", (0, 3, 1, 2): "first", (0, 4, 1, 2, 3): "first"}
 _FIRST = ("Conv", "BatchNorm", "GroupNorm", "InstanceNorm", "Pool", "Upsample", "LayerNorm2d")
-_BATCHED = ("BatchNorm", "GroupNorm", "Upsample")  # they take nothing without an axis of images
+_BATCHED = ("BatchNorm", "GroupNorm", "Upsample")  # they need a batch axis
 _SEQUENCES = ("RNN", "LSTM", "GRU")
 _LAST = ("Linear", "LayerNorm", "Embedding", "MultiheadAttention")
 
 
-def _channels_by_class(module: nn.Module | None) -> str | None:
-    """``first`` or ``last`` where the class of a layer says so, None where it does not."""
-    return _told(module)[0]
-
-
-def _told(module: nn.Module | None, of_input: bool = False) -> tuple[str | None, str]:
-    """``first`` or ``last``, and the class that says so: that of the layer, or of one in a sequence."""
+def _channel_order(module: nn.Module | None, of_input: bool = False) -> tuple[str | None, str]:
+    """``first`` or ``last`` (None where unknown), and the class that says so: the layer's, or one in a sequence."""
     if module is None:
         return None, ""
     name = type(module).__name__
@@ -272,12 +265,12 @@ def _told(module: nn.Module | None, of_input: bool = False) -> tuple[str | None,
         return "last", name
     children = list(module.children())
     if children and "swin_transformer" in type(module).__module__:
-        return None if of_input else "last", name  # the network itself is given a picture
+        return None if of_input else "last", name  # the network itself takes an image
     if "Sequential" in [cls.__name__ for cls in type(module).__mro__]:
         for child in children if of_input else reversed(children):
-            told = _told(child, of_input)
-            if told[0] is not None:
-                return told
+            order = _channel_order(child, of_input)
+            if order[0] is not None:
+                return order
             if of_input and type(child).__name__ == "Flatten":
                 break
     return None, name

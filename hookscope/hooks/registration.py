@@ -1,4 +1,4 @@
-"""The one door into a model: hooks go on here, and what went on here comes off again, whatever is raised."""
+"""The one place that registers hooks; every hook registered here is removed again, whatever is raised."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 
 
 class StopForward(BaseException):
-    """Raised inside a hook to end a forward pass early; whoever raises it also swallows it.
+    """Raised inside a hook to end a forward pass early, and caught by the code that raised it.
 
-    No ``Exception``, so that a model's own ``except Exception`` does not take it for a failure.
+    No ``Exception``, so that a model's own ``except Exception`` does not catch it.
     """
 
 
 class HookHandles:
-    """Hooks registered through one door; leaving the ``with`` block removes exactly these.
+    """Handles of registered hooks; leaving the ``with`` block removes exactly these.
 
     Example:
         >>> import torch
-        >>> layer, seen = torch.nn.Linear(2, 3), []
-        >>> with HookHandles() as door:
-        ...     door.forward(layer, lambda module, args, kwargs, output: seen.append(tuple(output.shape)))
+        >>> layer, shapes = torch.nn.Linear(2, 3), []
+        >>> with HookHandles() as handles:
+        ...     handles.forward(layer, lambda module, args, kwargs, output: shapes.append(tuple(output.shape)))
         ...     _ = layer(torch.zeros(1, 2))
-        >>> seen, len(layer._forward_hooks)
+        >>> shapes, len(layer._forward_hooks)
         ([(1, 3)], 0)
     """
 
@@ -52,7 +52,7 @@ class HookHandles:
 
     def forward(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs, output)`` after each forward; anything but None replaces the output."""
-        # with_kwargs: a module called with keywords only would show the plain hook an empty tuple
+        # with_kwargs: a plain hook of a module called with keywords only gets an empty tuple
         self._stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
 
     def forward_pre(self, module: nn.Module, hook: Callable[..., Any]) -> None:
@@ -68,20 +68,20 @@ class HookHandles:
         self._stack.callback(node.register_hook(hook).remove)
 
     def node_before(self, node: Any, hook: Callable[[Any], Any]) -> None:
-        """Call ``hook(grad_outputs)`` before ``node`` runs in backward; gradients returned replace these."""
+        """Call ``hook(grad_outputs)`` before ``node`` runs in backward; returned gradients replace these."""
         self._stack.callback(node.register_prehook(hook).remove)
 
     def tensor(self, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
-        """Call ``hook(gradient)`` when the gradient of ``tensor`` is computed; a tensor returned replaces it."""
+        """Call ``hook(gradient)`` when the gradient of ``tensor`` is computed; a returned tensor replaces it."""
         self._stack.callback(tensor.register_hook(hook).remove)
 
     def every_forward(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs, output)`` after the forward of every module of the process.
 
-        The modules themselves hold nothing of it: they are copied and pickled as without.
+        The modules themselves do not hold the hook, so copies and pickles of them are unchanged.
         """
         handle = modules.register_module_forward_hook(hook, with_kwargs=True)
-        # what torch keeps beside it is not removed with it, and has compiled models warn of hooks for ever
+        # torch keeps this entry when the hook is removed, and compiled models would warn of hooks for ever
         self._stack.callback(modules._global_forward_hooks_with_kwargs.pop, handle.id, None)
         self._stack.callback(handle.remove)
 
@@ -101,8 +101,8 @@ class HookHandles:
 def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
     """Call ``hook(gradient)`` as `HookHandles.tensor` does, for as long as the tensor lives.
 
-    For tensors of one pass, which come by the thousand in a training loop and go with their graph. What shall end
-    with a ``with`` block must end in the hook itself.
+    Never removed: a training loop makes thousands of such tensors, and each dies with its graph. The hook itself must
+    check whether its ``with`` block is still open.
     """
     tensor.register_hook(hook)
 
@@ -112,7 +112,7 @@ def check_hookable(model: nn.Module, named: Iterable[tuple[str, nn.Module]] | No
 
     Args:
         model: Any module.
-        named: Its ``named_modules()``, from callers who have walked through it already.
+        named: Its ``named_modules()``, for callers that have the list already.
 
     Raises:
         ModelError: for scripted, traced and compiled models.
@@ -132,15 +132,15 @@ def check_hookable(model: nn.Module, named: Iterable[tuple[str, nn.Module]] | No
 
 @contextmanager
 def other_hooks_set_aside(model: nn.Module) -> Iterator[None]:
-    """Run the block with no hook on ``model``, then put every hook back; for passes that must show nobody anything."""
+    """Run the block with no hook on ``model``, then put every hook back."""
     modules = list(model.modules())
-    kept = [(module, {table: getattr(module, table) for table in _HOOK_TABLES}) for module in modules]
+    tables_of = [(module, {table: getattr(module, table) for table in _HOOK_TABLES}) for module in modules]
     try:
         for module in modules:
             for table in _HOOK_TABLES:
                 setattr(module, table, OrderedDict())
         yield
     finally:
-        for module, tables in kept:
+        for module, tables in tables_of:
             for table, hooks in tables.items():
                 setattr(module, table, hooks)

@@ -35,7 +35,7 @@ def call_key(name: str, call: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One execution of a layer: ``index`` is its place among the calls of the chosen types, None outside them."""
+    """One execution of a layer; ``index`` is its position among the calls of the chosen types, None for other types."""
 
     name: str
     type: str
@@ -44,22 +44,22 @@ class Call:
 
     @property
     def key(self) -> str:
-        """``name`` or ``name#call``, as activations are keyed."""
+        """``name`` or ``name#call``, the key of its activation."""
         return call_key(self.name, self.call)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One row of ``list-layers``: a call with shapes, cost and what is to be known of it.
+    """One row of ``list-layers``: a call with its shapes and cost, or a layer that did not run.
 
     Attributes:
-        index: Position among the calls of the chosen types in order of execution, None when it did not run.
+        index: Position among the calls of the chosen types in order of execution, None for a layer that did not run.
         name: Dotted path in ``named_modules()``.
         type: Class name of the layer.
-        call: 0 for the first execution of the layer, None when it did not run.
-        input_shape: ``(N, C, H, W)`` or as it is; ``{part: shape}`` for several tensors.
+        call: 0 for the first execution of the layer, None for a layer that did not run.
+        input_shape: Such as ``(N, C, H, W)``; ``{part: shape}`` for several tensors.
         output_shape: Likewise.
-        params: Number of parameters of the layer, those of its children included.
+        params: Number of parameters of the layer and its children.
         macs: Multiply-accumulates of this call by torchinfo's rule, children included.
         note: ``overwritten by NAME``, ``call 2 of 3``, ``shared with NAME``, ``did not run``.
     """
@@ -76,10 +76,10 @@ class LayerCall:
 
 
 def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) -> bool:
-    """Whether a layer with the class names ``type_names`` (its own first, then its bases') is of one of ``types``.
+    """Whether a layer is of one of ``types``.
 
     Args:
-        type_names: Class names along the method resolution order.
+        type_names: Class names of the layer along the method resolution order, its own first.
         types: Class names, globs of them, or ``all`` for every leaf.
         leaf: Whether the layer has no children.
 
@@ -91,7 +91,7 @@ def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) ->
 
 
 def usual_types(layers: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """The types that count where none were asked for: Conv2d, and Conv3d in a model of clips, which has no other.
+    """The default types that indices count: Conv2d, or Conv3d in a model of clips, which has no Conv2d.
 
     Args:
         layers: The class names of each layer of the model, its own first.
@@ -100,12 +100,12 @@ def usual_types(layers: Iterable[Sequence[str]]) -> tuple[str, ...]:
         >>> usual_types([["Conv3DSimple", "Conv3d", "_ConvNd"], ["ReLU"]])
         ('Conv3d',)
     """
-    found = {name for names in layers for name in names}
-    return ("Conv3d",) if "Conv3d" in found and "Conv2d" not in found else ("Conv2d",)
+    present = {name for names in layers for name in names}
+    return ("Conv3d",) if "Conv3d" in present and "Conv2d" not in present else ("Conv2d",)
 
 
 def select_types(types: Iterable[Any]) -> tuple[str, ...]:
-    """``types`` as class names; classes themselves are taken too, one name may stand alone."""
+    """``types`` as class names, from names and classes, one or several."""
     if isinstance(types, (str, type)):
         types = (types,)
     names = tuple(t.__name__ if isinstance(t, type) else str(t) for t in types)
@@ -403,7 +403,7 @@ class Selection:
         wanted: set[int | tuple[str, int]] = set()
         for term in self._indices:
             last = [] if term.from_the_end or term.window.stop is None else term.within(term.window.stop)[-1:]
-            if not last:  # an open range, or an empty one, which no call will meet
+            if not last:  # an open range, or an empty one, in which no call can be
                 return None
             wanted |= set(last)
         for names in layers:
@@ -413,7 +413,7 @@ class Selection:
     def check_ran(
         self, ran: Iterable[tuple[Sequence[str], int]], total: int, types: Sequence[str], named: Iterable[str] = ()
     ) -> None:
-        """Raise a LayerError when an index, a range or a ``name#call`` met nothing in a whole pass.
+        """Raise a LayerError for an index, a range or a ``name#call`` without a call in a whole pass.
 
         Args:
             ran: The names of each layer and how often it ran.

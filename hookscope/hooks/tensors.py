@@ -1,4 +1,4 @@
-"""Tensors inside whatever a layer returns: tuples, lists, dictionaries, named tuples, plain objects."""
+"""Tensors inside the inputs and outputs of layers: tuples, lists, mappings, named tuples, plain objects."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def _is_plain_object(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What a plain object carries, in slots or not."""
+    """The attributes of a plain object, in slots or not."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    carried = {field.name: getattr(value, field.name) for field in fields if hasattr(value, field.name)}
-    return carried | getattr(value, "__dict__", {})
+    attributes = {field.name: getattr(value, field.name) for field in fields if hasattr(value, field.name)}
+    return attributes | getattr(value, "__dict__", {})
 
 
 def tensors_in(value: Any) -> dict[str, Tensor]:
@@ -47,11 +47,11 @@ def tensors_in(value: Any) -> dict[str, Tensor]:
     """
     if isinstance(value, torch.Tensor):
         return {"": value}
-    found: dict[str, Tensor] = {}
-    for name, part in _parts(value):
-        for inner, tensor in tensors_in(part).items():
-            found[f"{name}.{inner}" if inner else name] = tensor
-    return found
+    return {
+        f"{name}.{inner}" if inner else name: tensor
+        for name, part in _parts(value)
+        for inner, tensor in tensors_in(part).items()
+    }
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -85,8 +85,8 @@ def _rebuilt_tuple(value: Any, parts: list[Any]) -> Any:
     if hasattr(kind, "_make"):
         return kind._make(parts)
     try:
-        return kind(parts)  # torch.return_types cannot be made in another way
-    except TypeError:  # a constructor of its own
+        return kind(parts)  # the only way for torch.return_types
+    except TypeError:  # the class has a constructor of its own
         return tuple.__new__(kind, parts)
 
 
@@ -146,14 +146,14 @@ def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def shape_of(value: Any) -> Shape:
     """The shape of a tensor, ``{part: shape}`` for a container of several, None where there is no tensor."""
-    found = {name: tuple(int(n) for n in tensor.shape) for name, tensor in tensors_in(value).items()}
-    if not found:
+    shapes = {name: tuple(int(n) for n in tensor.shape) for name, tensor in tensors_in(value).items()}
+    if not shapes:
         return None
-    return found[""] if "" in found else found
+    return shapes[""] if "" in shapes else shapes
 
 
 def storage_key(tensor: Tensor) -> int | None:
-    """What two tensors have in common when a write to one may show in the other."""
+    """An identifier that two tensors share when a write to one may change the other."""
     try:
         key: int = tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):  # sparse and other tensors without one storage
