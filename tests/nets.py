@@ -39,7 +39,7 @@ class Twice(nn.Module):
 
 
 class Fails(nn.Module):
-    """Passes its input on, but raises in the pass with this number; 0 for every pass."""
+    """Passes its input on, but raises from the pass with this number on."""
 
     def __init__(self, at: int = 0) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Fails(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += 1
-        if self.at in (0, self.passes):
+        if self.passes >= self.at:
             raise RuntimeError("as planned")
         return x
 

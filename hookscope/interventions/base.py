@@ -125,16 +125,25 @@ class Intervention(Spelled):
         if tensor.is_quantized:  # activations have one scale
             changed = self(call, tensor.dequantize(), module, part, axis)
             return torch.quantize_per_tensor(changed, tensor.q_scale(), tensor.q_zero_point(), tensor.dtype)
-        axis = channel_axis(tensor, module) if axis is None else axis
+        where, values = self._values(call, tensor, part, channel_axis(tensor, module) if axis is None else axis)
+        if where is None:
+            return values
+        changed = tensor.clone()
+        changed[where] = values
+        return changed
+
+    def write_to(self, call: Call, tensor: Tensor, part: str, axis: int) -> None:
+        """Change ``tensor``, which belongs to the caller, in place; arguments and errors are those of a call."""
+        where, values = self._values(call, tensor, part, axis)
+        tensor[... if where is None else where] = values
+
+    def _values(self, call: Call, tensor: Tensor, part: str, axis: int) -> tuple[tuple[Any, ...] | None, Tensor]:
+        """The index of the changed part, None for the whole tensor, and its new values."""
         site = Site(call, part, tuple(tensor.shape), axis, self._where(call, tensor, axis))
         chosen = tensor if site.where is None else tensor[site.where]
         values = self.change(site, chosen)
         _check_like(values, chosen, call.key)
-        if site.where is None:
-            return values
-        changed = tensor.clone()
-        changed[site.where] = values
-        return changed
+        return site.where, values
 
     @property
     def changes_nothing(self) -> bool:

@@ -201,7 +201,9 @@ def test_a_score_made_under_no_grad_is_one_line() -> None:
     with pytest.raises(LayerError, match="does not depend on trunk") as e:
         class_activation_maps(net, picture(), "trunk")
     one_line(e)
-    with pytest.raises(NoMapError, match=r"no layer of Aside has a map that the score depends on; .* name a layer for"):
+    with pytest.raises(
+        NoMapError, match=r"no layer of Aside has a map that the score depends on; .* choose a layer and a method"
+    ):
         class_activation_maps(net, picture())
     # what asks for no gradient needs none
     for method in ("eigencam", "scorecam", "ablationcam"):
@@ -261,7 +263,8 @@ def test_the_landmarks_of_a_score_that_no_value_changes_have_maps_that_are_all_z
 
 def test_without_a_layer_that_counts_there_are_no_landmarks() -> None:
     with pytest.raises(
-        NoMapError, match=r"depends on; as far as gradients tell: they are .*; name a layer for eig"
+        NoMapError,
+        match=r"depends on; as far as gradients tell: they are .*; choose a layer and a method without gradient: eig",
     ) as e:
         landmark_layers(seeded(Aside), picture(32, 32))
     one_line(e)

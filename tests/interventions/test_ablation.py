@@ -24,7 +24,6 @@ from hookscope.interventions import (
     Permute,
     Quantize,
     Zero,
-    ablation_copies,
     ablation_passes,
     intervene,
 )
@@ -146,27 +145,26 @@ def test_many_at_once_are_as_one_by_one(
     )
     assert len(channels) == 6 and tried == [False] * refused + [True]
     for channel, found in zip(channels[:3], scores, strict=False):
-        alone = ablation_copies.ChannelZeroer(site, None, [channel])
-        expected = ablation_copies.scores_of(net, inputs, alone.observer(net))[0]
+        expected = ablation_passes.Copies(site, None, [Zero(channels=channel)]).scores(net, inputs, None)[0]
         assert torch.allclose(found, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
 
 
-def silent(filled: Any, site: ablation_copies.Site) -> bool:
+def silent(filled: Any, site: ablation_passes.AblationSite) -> bool:
     return list(filled[0]) == site.silent
 
 
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Fills with whether copies side by side were taken, try by try."""
     tried: list[bool] = []
-    together = ablation_passes._together
+    verified = ablation_passes._verified
 
-    def noted(*args: Any) -> Tensor | None:
-        scores = together(*args)
-        if isinstance(args[2], ablation_copies.ChannelZeroer):
+    def noted(*args: Any, **probe: Any) -> Tensor | None:
+        scores = verified(*args, **probe)
+        if not probe:
             tried.append(scores is not None)
         return scores
 
-    monkeypatch.setattr(ablation_passes, "_together", noted)
+    monkeypatch.setattr(ablation_passes, "_verified", noted)
     return tried
 
 
@@ -431,16 +429,16 @@ def test_halves_and_inference_mode() -> None:
 @pytest.mark.parametrize(
     ("layers", "target", "error", "words"),
     [
-        ("conv", "top:2", UsageError, "several classes"),
-        ("conv", "0,1", UsageError, "several classes"),
+        ("conv", "top:2", UsageError, "expected one class"),
+        ("conv", "0,1", UsageError, "expected one class"),
         ("conv", 7, TargetError, "no class 7"),
         ("cnov", 0, LayerError, "nearest: conv"),
         ("conv#2", 0, LayerError, "2 times"),
         ("9", 0, LayerError, "no index 9"),
         ("idle", 0, LayerError, "did not run"),
         ("idle*", 0, LayerError, "did not run"),
-        ("count", 0, NoMapError, "puts out no channels"),
-        ("coun*", 0, NoMapError, "no channels in what count puts out"),
+        ("count", 0, NoMapError, "the output of count has no channels"),
+        ("coun*", 0, NoMapError, "the output of count has no channels"),
     ],
 )
 def test_refused(layers: str, target: Any, error: type[Exception], words: str) -> None:
@@ -451,7 +449,7 @@ def test_refused(layers: str, target: Any, error: type[Exception], words: str) -
 def test_refused_inputs() -> None:
     with pytest.raises(UsageError, match="2 pictures"):
         ablate_each(Twice(), torch.zeros(2, 3, 8, 8), "conv")
-    with pytest.raises(UsageError, match="batches of 0"):
+    with pytest.raises(UsageError, match="batch size 0"):
         ablate_each(Twice(), PICTURE, "conv", batch_size=0)
     with pytest.raises(InputError, match="not finite"):
         ablate_each(Twice(), PICTURE * torch.inf, "conv", 0)
