@@ -49,12 +49,14 @@ def weights():
     values = b"".join(value.numpy().tobytes() for value in net.state_dict().values())
     return hashlib.sha256(values).hexdigest(), torch.rand(1).item()
 """
+# A training run of 12 steps; the first argument is a statement that it executes in step 3.
 TRAIN = f"""
 import sys
-print(sys.argv)
+print(sys.argv[2:])
 {NET}
 for step, loss in train(12):
     print(step, loss.hex())
+    if step == 3: exec(sys.argv[1])
 print(*weights())
 """
 
@@ -92,25 +94,39 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_watched_script_trains_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str]:
+    """Status, output and errors of TRAIN with Python alone."""
+    folder = tmp_path_factory.mktemp("plain")
+    return ended(folder, script(folder, TRAIN), "0", *WORDS)
+
+
+WORDS = ("--layer", "x", "--help", "--", "-m")
+
+
+def test_a_watched_script_trains_to_the_same_bits_and_each_rank_has_its_log(
+    tmp_path: Path, trained: tuple[int, str, str]
+) -> None:
+    words = (script(tmp_path, TRAIN), "0", *WORDS)
     options = ("--every", "5", "--log", "run.ndjson", "--layer", "0,2,5", "--")
-    words = (script(tmp_path, TRAIN), "--layer", "x", "--help", "--", "-m")
-    status, output, errors, notes = both(tmp_path, *words, options=options)
-    assert (status, errors, len(output.splitlines())) == (0, "", 14)
-    [run] = read_runs(tmp_path / "run.ndjson")
+    *same, [note] = watched(tmp_path, *options, *words, RANK="1", WORLD_SIZE="2")
+    status, output, errors = trained
+    assert tuple(same) == trained and (status, errors, len(output.splitlines())) == (0, "", 14)
+    assert [path.name for path in tmp_path.glob("*.ndjson")] == ["run.rank1.ndjson"]
+    [run] = read_runs(tmp_path / "run.rank1.ndjson")
     assert run.header["command"] == list(words) and run.header["every"] == 5 and run.end["reason"] == "done"
+    assert (run.header["rank"], run.header["world_size"]) == (1, 2)
     assert [(row["step"], row["layer"]) for row in run.rows] == [
         (step, layer) for step in (0, 5, 10) for layer in ("0", "2", "5")
     ]
     losses = [float.fromhex(line.split()[1]) for line in output.splitlines()[1:13:5]]
     assert [row["loss"] for row in run.rows[::3]] == pytest.approx(losses, rel=1e-6)
-    [note] = notes
-    assert note.startswith("Note: 3 of 12 steps sampled, 9 lines in run.ndjson, ")
-    assert note.endswith("; see `hookscope watch --show run.ndjson`\n")
+    assert note.startswith("Note: 3 of 12 steps sampled, 9 lines in run.rank1.ndjson, ")
+    assert note.endswith("; see `hookscope watch --show run.rank1.ndjson`\n")
 
 
 EVERYTHING = """
-import io, os, pickle, signal, sys, warnings
+import atexit, io, os, pickle, signal, sys, warnings
 
 class Numbers:
     def __len__(self): return 4
@@ -145,6 +161,20 @@ def main():
     print(type(torch.load(file, weights_only=False)[0]) is Net, pickle.loads(pickle.dumps(net)), torch.rand(1))
     print(torch.__spec__.name, torch.__loader__ is torch.__spec__.loader, vars(torch.__loader__))
     print([getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path])
+    atexit.register(print, "at exit")
+    try:
+        fails(net)
+    finally:
+        print("finally")
+
+def fails(net):
+    import torch
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x): return 2 * x
+        @staticmethod
+        def backward(ctx, gradient): raise RuntimeError("no way back")
+    Twice.apply(net(torch.ones(1, 2))).sum().backward()
 
 if __name__ == "__main__":
     from torch import nn
@@ -154,48 +184,21 @@ if __name__ == "__main__":
 
 
 @NEEDS_POSIX
-def test_a_watched_script_finds_nothing_changed(tmp_path: Path) -> None:
+def test_a_watched_script_finds_nothing_changed_and_its_exception_is_shown_as_python_shows_it(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
-    status, output, errors, notes = both(tmp_path, script(tmp_path, EVERYTHING), "a b")
-    assert (status, errors.count("\n")) == (0, 2) and "UserWarning: look" in errors and "in a child" in output
-    assert len(notes) == 1 and "1 of 3 steps sampled" in notes[0]
-    assert len(lines(tmp_path / "hookscope.ndjson")) == 3  # the run, its one layer, the end; nothing of the child
-
-
-FAILS = f"""
-import atexit, sys
-{NET}
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x): return 2 * x
-    @staticmethod
-    def backward(ctx, gradient): raise RuntimeError("no way back")
-
-def fit():
-    for _ in train(2): pass
-    x = torch.ones(1, requires_grad=True)
-    Twice.apply(x).sum().backward()
-
-atexit.register(print, "at exit")
-try:
-    fit()
-finally:
-    print("finally", *weights())
-"""
-
-
-def test_an_exception_is_shown_as_python_shows_it(tmp_path: Path) -> None:
-    options = ("--every", "1", "--")  # with all its hooks on
-    status, output, errors, notes = both(tmp_path, script(tmp_path, FAILS, "package/train.py"), options=options)
-    assert status == 1 and output.endswith("at exit\n") and errors.endswith("RuntimeError: no way back\n")
-    assert len(notes) == 1
-    assert lines(tmp_path / "hookscope.ndjson")[-1]["reason"] == "exception"
+    options = ("--every", "1", "--")  # with all hooks on
+    status, output, errors, [note] = both(tmp_path, script(tmp_path, EVERYTHING), "a b", options=options)
+    assert status == 1 and output.endswith("finally\nat exit\n") and "in a child" in output
+    assert "UserWarning: look" in errors and errors.endswith("RuntimeError: no way back\n")
+    assert "3 of 3 steps sampled" in note
+    log = lines(tmp_path / "hookscope.ndjson")
+    assert len(log) == 2 + 3 and log[-1]["reason"] == "exception"  # nothing of the child
 
 
 @SLOW
 def test_a_module_is_watched(tmp_path: Path) -> None:
     script(tmp_path, TRAIN, "package/train.py")
-    assert both(tmp_path, "-m", "package.train", "-m", "x", options=["--every", "5"])[0] == 0
+    assert both(tmp_path, "-m", "package.train", "0", "-m", "x", options=["--every", "5"])[0] == 0
 
 
 CHEAP = {
@@ -228,14 +231,29 @@ def test_a_script_ends_as_without(tmp_path: Path, name: str) -> None:
     assert notes == ["Note: train.py did not import torch: there was nothing to watch\n"] * (not killed)
 
 
-def test_what_a_script_sets_before_torch_counts(tmp_path: Path) -> None:
+@NEEDS_POSIX
+def test_what_a_script_sets_before_torch_counts_and_a_log_may_be_a_pipe(tmp_path: Path) -> None:
     text = (
         "import os, sys\nassert 'torch' not in sys.modules\nos.environ['OMP_NUM_THREADS'] = '2'\n"
-        "import torch\nprint(torch.get_num_threads())"
+        f"{NET}\nprint(torch.get_num_threads())\nfor _ in train(12): pass"
     )
-    status, output, _, notes = watched(tmp_path, script(tmp_path, text))
-    assert (status, output) == (0, "2\n")
-    assert notes == ["Note: no optimizer of torch took a step in train.py: there was nothing to watch\n"]
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", "pipe"], cwd=tmp_path, stdout=subprocess.PIPE) as reader:
+        status, output, _, [note] = watched(tmp_path, "--every", "5", "--log", "pipe", script(tmp_path, text))
+        read, _ = reader.communicate(timeout=60)
+    assert (status, output) == (0, "2\n") and len(read.splitlines()) == 2 + 3 * 6
+    assert note == "Note: 3 of 12 steps sampled, in pipe\n"  # nobody can show it from there
+
+
+def test_a_script_without_steps_says_so_and_names_options_that_went_to_it(tmp_path: Path) -> None:
+    from hookscope.cli.commands.watch_run import WatchRun
+    from hookscope.system import Script
+
+    options = {"every": 1, "layers": ("all",), "types": ("all",), "stop_on": None}
+    for words, hint in (((), ""), (("-v", "--every=5"), "; --every=5 went to the script, options of watch stand before it")):
+        run = WatchRun(Script(("train.py", *words), "file", "train.py"), str(tmp_path / "log"), None, options, 0, 1)
+        run._enter()
+        assert run._close() == f"Note: no optimizer of torch took a step in train.py: there was nothing to watch{hint}"
 
 
 STOPS = f"""
@@ -304,48 +322,29 @@ def test_a_run_that_is_killed_leaves_what_was_sampled(tmp_path: Path, number: in
     assert (b"KeyboardInterrupt" in errors) == (number == signal.SIGINT) and b"hookscope/" not in errors
 
 
-def test_each_rank_has_a_log_of_its_own(tmp_path: Path) -> None:
-    options = ("--every", "5", "--log", "run.ndjson", "--")
-    status, _, _, notes = watched(tmp_path, *options, script(tmp_path, TRAIN), RANK="1", WORLD_SIZE="2")
-    assert status == 0 and "run.rank1.ndjson" in notes[0]
-    assert [path.name for path in tmp_path.glob("*.ndjson")] == ["run.rank1.ndjson"]
-    header = lines(tmp_path / "run.rank1.ndjson")[0]
-    assert (header["rank"], header["world_size"]) == (1, 2)
+LOST = {
+    "deleted": ("import os; os.remove('logs/run.ndjson')", "it was removed"),
+    "closed and given out again": (
+        "import os; os.closerange(3, 256); files = [open(f'mine{n}', 'w') for n in range(20)]",
+        "somebody closed it",
+    ),
+    "closed": ("import os; os.closerange(3, 256)", "somebody closed it"),
+    "folder gone": ("import shutil; shutil.rmtree('logs')", "it was removed"),
+}
 
 
-@pytest.mark.parametrize("what", ["deleted", pytest.param("folder gone", marks=SLOW)])
-def test_a_watcher_that_fails_says_so_once_and_the_training_goes_on(tmp_path: Path, what: str) -> None:
-    remove = "os.remove('logs/run.ndjson')" if what == "deleted" else "shutil.rmtree('logs')"
-    text = f"import os, shutil\n{NET}\nfor step, loss in train(12):\n    if step == 3: {remove}\nprint(*weights())"
+@NEEDS_POSIX
+@pytest.mark.parametrize("how", [*list(LOST)[:2], *(pytest.param(how, marks=SLOW) for how in list(LOST)[2:])])
+def test_a_script_that_takes_the_log_away_is_told_once_and_goes_on(
+    tmp_path: Path, trained: tuple[int, str, str], how: str
+) -> None:
+    statement, reason = LOST[how]
     (tmp_path / "logs").mkdir()
-    *result, notes = watched(tmp_path, "--every", "1", "--log", "logs/run.ndjson", script(tmp_path, text))
-    (tmp_path / "logs").mkdir(exist_ok=True)
-    (tmp_path / "logs" / "run.ndjson").touch()
-    assert tuple(result) == ended(tmp_path, "train.py")
-    assert len([note for note in notes if "logs/run.ndjson" in note and "removed" in note]) == 1 and len(notes) <= 2
-
-
-@NEEDS_POSIX
-@pytest.mark.parametrize("taken", [False, True])
-def test_a_script_that_closes_what_it_did_not_open(tmp_path: Path, taken: bool) -> None:
-    closes = "os.closerange(3, 256)"
-    if taken:
-        closes += "; files = [open(f'mine{n}', 'w') for n in range(20)]"
-    text = f"import os\n{NET}\nfor step, loss in train(12):\n    if step == 3: {closes}\nprint(*weights())"
-    *result, notes = watched(tmp_path, "--every", "2", script(tmp_path, text))
-    sizes = [path.stat().st_size for path in tmp_path.glob("mine*")]
-    assert tuple(result) == ended(tmp_path, "train.py") and not any(sizes)
-    assert len(notes) == 2 and "somebody closed it" in notes[0] and len(sizes) == 20 * taken
-
-
-@NEEDS_POSIX
-def test_a_log_that_is_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with subprocess.Popen(["cat", "pipe"], cwd=tmp_path, stdout=subprocess.PIPE) as reader:
-        status, _, _, [note] = watched(tmp_path, "--every", "5", "--log", "pipe", script(tmp_path, TRAIN))
-        read, _ = reader.communicate(timeout=60)
-    assert status == 0 and len(read.splitlines()) == 2 + 3 * 6
-    assert note == "Note: 3 of 12 steps sampled, in pipe\n"  # nobody can show it from there
+    options = ("--every", "1", "--log", "logs/run.ndjson", "--")
+    *same, notes = watched(tmp_path, *options, script(tmp_path, TRAIN), statement, *WORDS)
+    assert tuple(same) == trained
+    assert len([note for note in notes if "logs/run.ndjson" in note and reason in note]) == 1 and len(notes) <= 2
+    assert not any(path.stat().st_size for path in tmp_path.glob("mine*"))
 
 
 @NEEDS_POSIX
@@ -479,7 +478,7 @@ def test_the_last_run_is_shown(tmp_path: Path, shown: Any) -> None:
 
 
 def test_the_formats_for_programs(tmp_path: Path, shown: Any) -> None:
-    from hookscope.cli.commands.watch import FIELDS
+    from hookscope.cli.commands.watch_show import FIELDS
 
     log = str(written(tmp_path / "run.ndjson", END))
     whole = json.loads(shown(log, "--format", "json"))
