@@ -250,7 +250,10 @@ def test_a_script_without_steps_says_so_and_names_options_that_went_to_it(tmp_pa
     from hookscope.system import Script
 
     options = {"every": 1, "layers": ("all",), "types": ("all",), "stop_on": None}
-    for words, hint in (((), ""), (("-v", "--every=5"), "; --every=5 went to the script, options of watch stand before it")):
+    for words, hint in (
+        ((), ""),
+        (("-v", "--every=5"), "; --every=5 went to the script: options of watch go before it"),
+    ):
         run = WatchRun(Script(("train.py", *words), "file", "train.py"), str(tmp_path / "log"), None, options, 0, 1)
         run._enter()
         assert run._close() == f"Note: no optimizer of torch took a step in train.py: there was nothing to watch{hint}"
@@ -365,10 +368,14 @@ REFUSED = {
     "the script as log": (["--log", "train.py", "train.py"], 1, "train.py: it holds something else"),
     "a selection": (["--layer", "re:[", "train.py"], 2, "bad regular expression '['"),
     "never": (["--every", "0", "train.py"], 2, "0 is not in the range"),
-    "both": (["--show", "run.ndjson", "train.py"], 2, "--show runs nothing, and there is the script train.py"),
-    "a plot of a script": (["--plot", "run.png", "train.py"], 2, "--plot goes with --show"),
-    "a plot of nothing": (["--plot", "run.png"], 2, "--plot goes with --show"),
-    "a log of a log": (["--show", "run.ndjson", "--every", "2"], 2, "--every goes with a script"),
+    "both": (
+        ["--show", "run.ndjson", "train.py"],
+        2,
+        "--show runs no script, but train.py is one; leave one of them out",
+    ),
+    "a plot of a script": (["--plot", "run.png", "train.py"], 2, "--plot needs --show"),
+    "a plot of nothing": (["--plot", "run.png"], 2, "--plot needs --show"),
+    "a log of a log": (["--show", "run.ndjson", "--every", "2"], 2, "--every needs a script"),
     "no log": (["--show", "rum.ndjson"], 1, "no log 'rum.ndjson': No such file or directory; there is run.ndjson"),
     "no log at all": (["--show", "train.py"], 1, "'train.py' is no log of a run"),
     "an empty log": (["--show", "empty.ndjson"], 1, "'empty.ndjson' holds no run yet"),
