@@ -1,4 +1,4 @@
-"""Streaming, mergeable statistics of what one layer call puts out: nothing is kept but accumulators."""
+"""Streaming, mergeable statistics of the output of one layer call."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from hookscope.statistics.moments import ChannelMoments, MapSums, sums_of_maps
 from hookscope.statistics.quantiles import ValueHistogram
 from hookscope.statistics.saturation import Bounds, margins
 
-_LEAST_PATTERN = 16  # with fewer values away from 0 two channels are alike by chance
+_LEAST_PATTERN = 16  # with fewer nonzero values two channels may be alike by chance
 
 
 @dataclass
 class LayerAccumulator:
-    """Everything that is counted of one layer call, over all images; `update` adds a batch, `merge` another's count.
+    """Accumulators of one layer call over all images; `update` adds a batch, `merge` another accumulator.
 
-    The accumulators are float64 and independent of the batch size; of the order of images only places depend, where
-    the same extreme was seen twice. See `ChannelMoments` (mean, variance, extremes: Chan's formula), `ValueHistogram`
-    (quantiles), `PatternSketch` (duplicates) and `ChannelCovariance` (effective rank) for how each is computed.
+    Results do not depend on the batch size. They depend on the order of images only in the position of an extreme that
+    occurs twice. `ChannelMoments` has means, variances and extremes, `ValueHistogram` quantiles, `PatternSketch`
+    duplicates, and `ChannelCovariance` the effective rank.
 
     Args:
-        call: Which call it is.
-        channels: C.
-        bounds: Where it saturates, see `bounds_of`.
+        call: The call.
+        channels: Number of channels C.
+        bounds: Bounds at which it saturates, see `bounds_of`.
         with_rank: Whether to keep the covariance of the channels, which costs as much as a 1x1 convolution.
-        part: Which tensor of an output that has several.
+        part: Name of the tensor if the output has several.
 
     Example:
         >>> import torch
         >>> accumulator = LayerAccumulator(Call("relu", "ReLU", 0, None), channels=2)
         >>> _ = accumulator.update(torch.tensor([[[[0.0, 4.0]], [[0.0, 0.0]]]]), ["cat.jpg"])
-        >>> found = accumulator.statistics()
-        >>> found.mean, found.high_at, found.dead_channels
+        >>> layer = accumulator.statistics()
+        >>> layer.mean, layer.high_at, layer.dead_channels
         (1.0, ValuePosition(image='cat.jpg', channel=0, position=(0, 1)), (1,))
     """
 
@@ -70,12 +70,12 @@ class LayerAccumulator:
         self.saturated: NDArray[np.int64] = np.zeros(self.channels, np.int64)
 
     def update(self, values: Tensor, images: Sequence[str | None], rotations: Tensor | None = None) -> ChannelMoments:
-        """Add ``values`` ``(N, C, *positions)``, float32 or float64; returns the moments of this batch alone.
+        """Add a batch of outputs and return the moments of this batch alone.
 
         Args:
-            values: What the layer put out, channels on the second axis.
-            images: For each of N where it comes from, None where that is not known.
-            rotations: `rotations_of` N names, the same name for the same item in any batch, where it is at hand.
+            values: Output ``(N, C, *positions)``, float32 or float64.
+            images: The image of each of the N items, None if it is unknown.
+            rotations: `rotations_of` the N names, computed here if None; an item needs the same name in any batch.
         """
         batch = ChannelMoments(self.channels)
         grid = tuple(values.shape[2:])
@@ -84,7 +84,7 @@ class LayerAccumulator:
         if not flat.numel():
             return batch
         turns = rotations_of(_names_of_their_own(images)) if rotations is None else rotations
-        with torch.autocast(flat.device.type, enabled=False):  # half precision is for the network, not for its numbers
+        with torch.autocast(flat.device.type, enabled=False):  # half precision is for the model, not for its statistics
             sums = sums_of_maps(flat, lambda part, piece, finite: self._visit(piece, finite, turns[part]))
         self._find_places(flat, sums, images, grid)
         batch.update(sums)
@@ -119,11 +119,11 @@ class LayerAccumulator:
             self.nonfinite_at = first(at, ~flat[at].isfinite())
 
     def empty(self) -> LayerAccumulator:
-        """One for the same call that has counted nothing yet."""
+        """An empty accumulator of the same call."""
         return LayerAccumulator(self.call, self.channels, self.bounds, self.with_rank, self.part)
 
     def merge(self, other: LayerAccumulator) -> None:
-        """Add what ``other`` has counted of the same call."""
+        """Add an accumulator of the same call."""
         self.items += other.items
         self.shape = _common(self.shape, other.shape)
         if other.low < self.low:
@@ -142,11 +142,11 @@ class LayerAccumulator:
         self.saturated = self.saturated + other.saturated
 
     def statistics(self, calls: int = 1, duplicate_correlation: float = 0.9999) -> LayerStatistics:
-        """What has been counted so far, as numbers.
+        """The statistics so far.
 
         Args:
             calls: How often the layer runs in a pass.
-            duplicate_correlation: From this Pearson correlation on two channels are duplicates.
+            duplicate_correlation: Pearson correlation from which two channels are duplicates.
         """
         m = self.moments
         count, nan, inf = int(m.count.sum()), int(m.nan.sum()), int(m.inf.sum())
@@ -191,11 +191,11 @@ class LayerAccumulator:
 
     @property
     def key(self) -> str:
-        """``name``, ``name#call``, and the part where there are several."""
+        """``name`` or ``name#call``, and the part if there are several."""
         return f"{self.call.key} {self.part}" if self.part else self.call.key
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything counted so far: numbers, texts, arrays and dictionaries of these; `from_state` takes it back."""
+        """Numbers, strings, arrays and dictionaries of these, for `from_state`."""
         state: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
         state["call"] = [self.call.name, self.call.type, self.call.call, self.call.index]
         for name in _PLACES:
@@ -209,7 +209,7 @@ class LayerAccumulator:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The accumulator that `state_dict` told of."""
+        """Restore what `state_dict` returned."""
         found = cls(Call(*state["call"]), int(state["channels"]), tuple(state["bounds"]), bool(state["with_rank"]))
         found.part, found.items = state["part"], int(state["items"])
         found.shape = tuple(state["shape"])
@@ -233,7 +233,7 @@ _PARTS = ("moments", "image_means", "histogram", "patterns", "covariance")
 
 
 def _common(old: tuple[int | None, ...], new: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """What two shapes have in common: None on an axis on which they differ."""
+    """The lengths that two shapes have in common, None on other axes."""
     if not old or not new or len(old) != len(new):
         return old or new
     return tuple(a if a == b else None for a, b in zip(old, new, strict=True))
@@ -246,7 +246,7 @@ def _where(mask: NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def _as_float32(values: Tensor) -> Tensor:
-    """``values`` in float32; doubles beyond its range go to its ends, so that no finite value becomes infinite."""
+    """``values`` in float32; finite values beyond its range become its largest value."""
     if values.dtype == torch.float32:
         return values
     largest = torch.finfo(torch.float32).max
@@ -254,7 +254,7 @@ def _as_float32(values: Tensor) -> Tensor:
 
 
 def _names_of_their_own(images: Sequence[str | None]) -> list[str]:
-    """A name for each item: several of one image are numbered."""
+    """A name for each item; several items of one image are numbered."""
     seen: Counter[str] = Counter()
     names = []
     for image in images:

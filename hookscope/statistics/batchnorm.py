@@ -1,4 +1,4 @@
-"""What BatchNorm layers are given, beside what they expect: running statistics against the batch's own."""
+"""Inputs of BatchNorm layers compared with their running statistics."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BATCH_NORMS = ("_BatchNorm", "FrozenBatchNorm2d")
 
 @dataclass(frozen=True)
 class BatchNormDrift:
-    """How far the inputs of a BatchNorm are from its running statistics.
+    """Distance of the inputs of a BatchNorm from its running statistics.
 
     Attributes:
-        layer: Its call.
-        items: How many values a channel had.
-        updated: Whether its running statistics were ever updated.
+        layer: Key of the call.
+        items: Number of values in a channel.
+        updated: Whether the running statistics were ever updated.
         shift: ``(C,)`` mean of the inputs minus running mean, in running standard deviations.
         ratio: ``(C,)`` variance of the inputs over running variance.
     """
@@ -47,7 +47,7 @@ class BatchNormDrift:
 
 
 class BatchNormAccumulator:
-    """The moments of everything a BatchNorm was given, and its running statistics."""
+    """Moments of the inputs of a BatchNorm, and its running statistics."""
 
     def __init__(self, module: nn.Module) -> None:
         self.running_mean: NDArray[np.float64] = _as_array(module.running_mean)
@@ -58,7 +58,6 @@ class BatchNormAccumulator:
 
     @property
     def channels(self) -> int:
-        """How many channels it has."""
         return len(self.running_mean)
 
     def update(self, inputs: Tensor) -> None:
@@ -68,16 +67,16 @@ class BatchNormAccumulator:
             self.moments.update(sums_of_maps(values.reshape(values.shape[0], values.shape[1], -1)))
 
     def empty(self) -> BatchNormAccumulator:
-        """One for the same layer that has seen nothing yet."""
+        """An empty accumulator of the same layer."""
         state = self.state_dict() | {"moments": ChannelMoments(self.channels).state_dict()}
         return self.from_state(state)
 
     def merge(self, other: BatchNormAccumulator) -> None:
-        """Add what ``other`` has seen of the same layer."""
+        """Add an accumulator of the same layer."""
         self.moments.merge(other.moments)
 
     def drift(self, layer: str) -> BatchNormDrift:
-        """The distance of what was seen from the running statistics."""
+        """Distance of the inputs so far from the running statistics."""
         variance = self.running_var + self.eps
         return BatchNormDrift(
             layer,
@@ -88,7 +87,7 @@ class BatchNormAccumulator:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What `from_state` takes back."""
+        """Arrays and numbers for `from_state`."""
         return {
             "running_mean": self.running_mean,
             "running_var": self.running_var,
@@ -99,7 +98,7 @@ class BatchNormAccumulator:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> BatchNormAccumulator:
-        """The accumulator that `state_dict` told of."""
+        """Restore what `state_dict` returned."""
         found = cls.__new__(cls)
         found.running_mean = np.array(state["running_mean"], np.float64)
         found.running_var = np.array(state["running_var"], np.float64)
@@ -109,15 +108,15 @@ class BatchNormAccumulator:
 
 
 def _as_array(tensor: Any) -> NDArray[np.float64]:
-    # a copy: a buffer of doubles goes on changing in training
+    # copy: training changes a float64 buffer in place
     array: NDArray[np.float64] = tensor.detach().double().cpu().numpy().copy()
     return array
 
 
 def was_updated(module: nn.Module) -> bool:
-    """Whether running statistics are those of a training: counted, or no longer the 0 and 1 they begin with.
+    """Whether training updated the running statistics: batches were counted, or they differ from 0 and 1.
 
-    torchvision's older checkpoints have no count.
+    Older checkpoints of torchvision have no count.
     """
     counted: Any = getattr(module, "num_batches_tracked", None)
     if counted is not None and int(counted) > 0:

@@ -1,4 +1,4 @@
-"""How alike channels are: a sketch that tells duplicates, and the covariance that tells the effective rank."""
+"""Similarity of channels: a random projection finds duplicates, the covariance gives the effective rank."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ Floats = NDArray[np.float64]
 
 _LENGTH = 16
 _MOST_POSITIONS = 1024  # of a map
-_ROUNDING = 1e-6  # of float32 products
-_SEEN = 0.05  # of the variance a channel must have at the positions looked at, or nothing is known of its pattern
+_ROUNDING = 1e-6  # relative error of float32 products
+_SEEN = 0.05  # share of its variance that a channel must have at the sampled positions to be compared
 
 
 class PatternSketch:
-    """A short vector for each channel whose angles are those of the whole maps: a random projection.
+    """A random projection of each channel, whose angles estimate correlations of whole maps.
 
-    All that a channel put out, over all images and up to 1024 positions of a map, is one long vector; its scalar
-    products with 16 random ones are kept. With the mean taken off, the cosine of two such sketches estimates Pearson's
-    correlation of the two channels (Johnson and Lindenstrauss 1984); a random rotation for each image, which plays the
-    part of the signs of Alon, Matias, Szegedy 1996, keeps images from cancelling. For channels that are the same up to
-    a positive factor and an offset it is 1, whatever the vectors; elsewhere ``1 - correlation`` is known to within a
-    third, so that channels of 0.999 pass for 0.9999 once in 25,000 pairs, of 0.998 once in five million. Sketches add
-    up: two halves merged are the whole, in any order of images. NaN and Inf count as 0.
+    The values of a channel, over all images and up to 1024 positions of a map, form one long vector. The sketch keeps
+    its scalar products with 16 random vectors. After the mean is subtracted, the cosine of two sketches estimates the
+    Pearson correlation of two channels (Johnson and Lindenstrauss 1984). A random rotation for each image keeps images
+    from cancelling, like the signs of Alon, Matias, Szegedy 1996. The cosine is exactly 1 for channels that are equal
+    up to a positive factor and an offset. Otherwise ``1 - correlation`` is known to within a third: a correlation of
+    0.999 passes for 0.9999 once in 25,000 pairs, 0.998 once in five million. Sketches add up in any order of images.
+    NaN and Inf count as 0. The exact covariance costs a 1x1 convolution instead, see `ChannelCovariance`.
 
     Attributes:
         products: ``(C, 16)`` scalar products of the channels.
         ones: ``(16,)`` scalar products of a channel that is 1 everywhere.
-        positions: How many positions were looked at, of all images.
+        positions: Number of sampled positions in all images.
     """
 
     def __init__(self, channels: int) -> None:
@@ -48,11 +48,11 @@ class PatternSketch:
         self.positions = 0
 
     def update(self, values: Tensor, rotations: Tensor) -> None:
-        """Add finite ``values`` ``(N, C, P)`` of images with these `rotations_of` their names ``(N, 16, 16)``."""
+        """Add finite ``values`` ``(N, C, P)`` with the `rotations_of` the images, ``(N, 16, 16)``."""
         values = values[:, :, :: _stride(values.shape[2])]
         vectors, ones = _vectors(values.shape[2])
         products = values @ vectors.to(values.device, values.dtype)
-        if not math.isfinite(float(products.sum())):  # near the end of float32
+        if not math.isfinite(float(products.sum())):  # near the limit of float32
             products = values.double() @ vectors.to(values.device).double()
         turned = products @ rotations.to(products.device, products.dtype)
         self.products += turned.sum(0, dtype=torch.float64).cpu().numpy()
@@ -66,22 +66,22 @@ class PatternSketch:
         self.positions += other.positions
 
     def groups(self, moments: ChannelMoments, candidates: NDArray[np.bool_], least: float) -> list[tuple[int, ...]]:
-        """Channels whose correlation with each other is at least ``least``.
+        """Groups of channels whose correlation is at least ``least``.
 
-        Of such a pair the extremes too lie equally far from the mean, in standard deviations: that is known exactly,
-        and tells apart channels that fire at few positions. Such channels, divided by their standard deviations, differ
-        by ``sqrt(2 (1 - correlation))`` in the root mean square; at an extreme by more, the farther away it lies.
+        The extremes of correlated channels are equally far from the mean, in standard deviations. They are known
+        exactly, and distinguish channels that are active at few positions. Two such channels, divided by their
+        standard deviations, differ by ``sqrt(2 (1 - correlation))`` in the root mean square, and by more at extremes.
 
         Args:
-            moments: Of each channel.
-            candidates: ``(C,)`` which channels have a pattern at all.
-            least: From 0 to 1.
+            moments: Moments of the channels.
+            candidates: ``(C,)`` whether a channel may be in a group.
+            least: Smallest correlation, 0 to 1.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
             own = self.products - moments.mean[:, None] * self.ones
             length = np.linalg.norm(own, axis=1)
             looked_at = self.positions / (moments.count + moments.nan + moments.inf).clip(min=1)
-            # a channel that fired nowhere there has no pattern but its mean, as any other such channel
+            # channels that are constant at the sampled positions would all look alike
             seen = length > np.sqrt(_SEEN * _LENGTH * looked_at) * np.sqrt(moments.m2)
         chosen = np.flatnonzero(candidates & seen & np.isfinite(length) & (moments.m2 > 0))
         unit = own[chosen] / length[chosen, None]
@@ -95,12 +95,12 @@ class PatternSketch:
         return _joined(chosen, pairs)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `from_state` takes back."""
+        """Arrays and numbers for `from_state`."""
         return {"products": self.products.copy(), "ones": self.ones.copy(), "positions": self.positions}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The sketch that `state_dict` told of."""
+        """Restore what `state_dict` returned."""
         sketch = cls(len(state["products"]))
         sketch.products = np.array(state["products"], np.float64)
         sketch.ones = np.array(state["ones"], np.float64)
@@ -119,17 +119,17 @@ def _stride(positions: int) -> int:
 
 @lru_cache(maxsize=16)
 def _vectors(positions: int) -> tuple[Tensor, Tensor]:
-    """``(P, 16)`` random numbers, the same for maps of the same size, and their sums ``(16,)``."""
+    """``(P, 16)`` random numbers, equal for maps of equal size, and their sums ``(16,)``."""
     generator = torch.Generator("cpu").manual_seed(positions)
-    # whatever the caller's defaults are: sketches are merged across processes
+    # independent of the caller's defaults, because sketches of several processes are merged
     vectors = torch.randn(positions, _LENGTH, generator=generator, dtype=torch.float32, device="cpu")
     return vectors, vectors.sum(0, dtype=torch.float64)
 
 
 def rotations_of(names: Sequence[str]) -> Tensor:
-    """``(N, 16, 16)`` random rotations, the same for a name wherever it comes in the order.
+    """``(N, 16, 16)`` random rotations, equal for equal names.
 
-    Each is a Hadamard matrix between two diagonals of random signs, which cost nothing to draw from a digest.
+    Each is a Hadamard matrix between two diagonals of random signs, which a digest of the name provides.
     """
     digests = (hashlib.blake2s(name.encode("utf-8", "surrogatepass"), digest_size=4).digest() for name in names)
     bits = np.unpackbits(np.frombuffer(b"".join(digests), np.uint8)).reshape(len(names), 2, _LENGTH)
@@ -141,7 +141,7 @@ def rotations_of(names: Sequence[str]) -> Tensor:
 
 
 def _joined(chosen: NDArray[np.intp], pairs: NDArray[np.intp]) -> list[tuple[int, ...]]:
-    """Pairs to groups, each in order of channels: every member is like the first, not only like another member."""
+    """Group pairs so that every member of a group is paired with its first member."""
     alike: dict[int, list[int]] = {}
     for first, second in pairs:
         alike.setdefault(int(first), []).append(int(second))
@@ -177,7 +177,7 @@ class ChannelCovariance:
         mean = flat.mean(1, dtype=torch.float64)
         centred = flat - mean.to(flat.dtype)[:, None]
         products = (centred @ centred.T).double()
-        # what the rounded mean left over
+        # the rest of the rounded mean
         rest = centred.mean(1, dtype=torch.float64)
         products -= flat.shape[1] * rest[:, None] * rest
         self._add(flat.shape[1], (mean / scale).cpu().numpy(), (products / scale / scale).cpu().numpy())
@@ -198,12 +198,12 @@ class ChannelCovariance:
         return self.products / max(self.count, 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `from_state` takes back."""
+        """Arrays and numbers for `from_state`."""
         return {"count": self.count, "mean": self.mean.copy(), "products": self.products.copy()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The covariance that `state_dict` told of."""
+        """Restore what `state_dict` returned."""
         found = cls(len(state["mean"]))
         found.count = int(state["count"])
         found.mean, found.products = np.array(state["mean"], np.float64), np.array(state["products"], np.float64)
@@ -211,10 +211,9 @@ class ChannelCovariance:
 
 
 def effective_rank(covariance: Floats) -> float:
-    """How many directions the channels really use, 0 (constant) to C: ``exp(-Σ p log p)``, p the eigenvalues' shares.
+    """Effective number of directions of the channels, 0 (constant) to C: ``exp(-Σ p log p)``, p the eigenvalue shares.
 
-    The effective rank of Roy and Vetterli, EUSIPCO 2007, on the eigenvalues of the covariance ``(C, C)``; NaN where
-    that is beyond the range of numbers.
+    The effective rank of Roy and Vetterli, EUSIPCO 2007, of the covariance ``(C, C)``; NaN if that is not finite.
 
     Example:
         >>> import numpy as np

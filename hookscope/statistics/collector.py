@@ -1,4 +1,4 @@
-"""Measure every chosen layer over any number of forward passes: a `with` block that keeps accumulators alone."""
+"""A ``with`` block that measures every selected layer over any number of forward passes."""
 
 from __future__ import annotations
 
@@ -36,31 +36,34 @@ from hookscope.statistics.saturation import bounds_of
 from hookscope.statistics.totals import RunningStatistics
 
 MOST_CHANNELS_FOR_RANK = 2048
-"""A wider layer has no effective rank: its covariance would take 130 MB, and minutes to take apart."""
+"""A wider layer gets no effective rank: its covariance would take 130 MB, and its eigenvalues minutes."""
 
 
 class StatisticsCollector:
-    """Statistics of every chosen layer call over all forward passes of ``model`` inside the ``with`` block.
+    """Statistics of every selected layer call over all forward passes of ``model`` inside the ``with`` block.
 
-    Nothing is kept but accumulators: memory does not grow with the number of images. What a layer returned is counted
-    in its own hook, before a later layer can work in place on it. A pass that fails half-way is not counted at all.
+    Memory does not grow with the number of images. An output is measured in the hook of its layer, before a later
+    layer can overwrite it. A pass that fails is not counted at all.
 
     Args:
         model: Any eager module.
         layers: A selection, as `capture` takes it; None for every convolution and every activation function.
         types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
-        rank: Whether to keep the covariance of the channels for their effective rank, of layers of up to 2048.
+        rank: Whether to measure the effective rank of layers with up to 2048 channels.
+
+    Attributes:
+        totals: The `RunningStatistics` so far.
 
     Raises:
-        LayerError: on entry for a name or type the model does not have.
-        InputError: a layer puts out another number of channels than before.
+        LayerError: On entry, if the model does not have a name or type.
+        InputError: The number of channels of a layer changes.
 
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU(inplace=True))
         >>> with StatisticsCollector(net) as collector, torch.no_grad():
         ...     _ = net(torch.rand(8, 3, 5, 5))
-        >>> [(found.call.name, found.items, found.shape) for found in collector.totals.statistics()]
+        >>> [(layer.call.name, layer.items, layer.shape) for layer in collector.totals.statistics()]
         [('0', 8, (4, 5, 5)), ('1', 8, (4, 5, 5))]
     """
 
@@ -84,14 +87,14 @@ class StatisticsCollector:
         self._stack = ExitStack()
 
     def name_images(self, names: Sequence[str]) -> None:
-        """Say what the images of the next pass are called; without it they are called by their number."""
+        """Set the names of the images of the next pass; the default names are numbers."""
         self._names = names
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             watch = Observer(self.model, self.layers, self.types, self._on_call, on_start=self._start, on_end=self._end)
             stack.enter_context(watch)
-            # by their names: `all` wants that one of them ran, and they may be there for training alone
+            # by name: `all` requires that one of them runs, but some layers only run in training
             if batch_norms := _names_of(self.model, BATCH_NORMS):
                 layers = Selection.of_names(batch_norms)
                 stack.enter_context(Observer(self.model, layers, BATCH_NORMS, self._on_batch_norm))
@@ -109,7 +112,7 @@ class StatisticsCollector:
         self._names = None
 
     def _end(self) -> None:
-        # only now: a pass that failed would leave some layers with more images than others
+        # only here: a failed pass would leave some layers with more images than others
         self.totals.merge(self._pass.totals)
         self._pass = _Pass()
 
@@ -140,7 +143,7 @@ class StatisticsCollector:
         watched = self._pass.totals.batch_norms.setdefault(call.name, BatchNormAccumulator(module))
         latest = self._pass.latest
         if latest is not None and latest.is_still(given) and len(latest.moments.count) == watched.channels:
-            watched.moments.merge(latest.moments)  # measured already, as what the layer before put out
+            watched.moments.merge(latest.moments)  # measured already as the output of the layer before
             return
         with one_thread():
             watched.update(given)
@@ -149,20 +152,20 @@ class StatisticsCollector:
 def usual_layers(model: nn.Module, types: Sequence[str]) -> Selection:
     """Every layer of ``types``, every convolution and every activation function.
 
-    By name, so that a convolution that never runs is no error where others do.
+    They are selected by name, so that a layer that never runs is no error.
     """
     chosen = _names_of(model, (*types, "_ConvNd", *ACTIVATION_FUNCTIONS))
     return Selection.of_names(chosen) if chosen else Selection("all")
 
 
 def _names_of(model: nn.Module, types: Sequence[str]) -> list[str]:
-    """The layers of ``types``, whether they run or not."""
+    """Names of the layers of ``types``."""
     return [name for name, module in model.named_modules() if matches_type(class_names(module), types, is_leaf(module))]
 
 
 @dataclass
 class _Pass:
-    """One forward pass: what its images are called, what was counted in it so far."""
+    """One forward pass: the names of its images and its statistics so far."""
 
     names: Sequence[str] = ()
     shown: InputSize | None = None
@@ -172,15 +175,15 @@ class _Pass:
 
     @classmethod
     def of(cls, inputs: Sequence[Any], names: Sequence[str] | None, first: int, convolves: bool) -> Self:
-        """The pass that begins with ``inputs``; images without names are numbered from ``first``."""
-        # the first argument alone: targets of a detector in training hold tensors too
+        """A pass on ``inputs``; images without names are numbered from ``first``."""
+        # only the first argument: targets of a detector hold tensors too
         given = next((value for value in inputs if tensors_in(value)), None)
         if given is None:
             return cls(names or (str(first),))
         pictures = list(tensors_in(given).values())
         shape = pictures[0].shape
         listed = pictures[0] is not given
-        # (3, H, W) is a picture in a detector's list or where convolutions take it; else three axes are tokens
+        # (3, H, W) is an image in a list or in a model with convolutions; otherwise three axes are tokens
         single = len(shape) == 3 and (listed or convolves)
         count = len(pictures) if single else int(shape[0]) if len(shape) else 1
         frames = int(shape[2]) if len(shape) == 5 else 1
@@ -194,13 +197,13 @@ class _Pass:
         return cls(names, shown, RunningStatistics(images=count))
 
     def images_of(self, items: int) -> Sequence[str | None]:
-        """Which image each of so many items is; None where items are no images, such as a head's proposals."""
+        """The image of each item; None if items are not images, such as the proposals of a detector."""
         if items == len(self.names):
             return self.names
         return [self.names[0]] * items if len(self.names) == 1 else [None] * items
 
     def rotations_of(self, items: int) -> Tensor:
-        """A rotation for each item; several of an image, such as windows, are numbered within it."""
+        """A rotation for each item; several items of one image, such as windows, are numbered."""
         if items not in self.rotations:
             each = -(-items // max(len(self.names), 1))
             names = self.names if each == 1 else [f"{self.names[at // each]} {at % each}" for at in range(items)]
@@ -210,17 +213,17 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Latest:
-    """What was measured last: a BatchNorm that is given just this need not be measured again."""
+    """The last measured tensor: a BatchNorm with this input does not measure it again."""
 
     tensor: Tensor
     writes: int | None
     moments: ChannelMoments
 
     def is_still(self, given: Any) -> bool:
-        """Whether ``given`` is that tensor, and no layer has worked in place on it since."""
+        """Whether ``given`` is that tensor and was not written to since."""
         return given is self.tensor and self.writes is not None and _writes(given) == self.writes
 
 
 def _writes(tensor: Tensor) -> int | None:
-    """How often ``tensor`` was written to; None where nobody counts."""
+    """How often ``tensor`` was written to, None if torch does not count."""
     return None if tensor.is_inference() else tensor._version

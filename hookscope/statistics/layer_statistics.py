@@ -1,4 +1,4 @@
-"""What is known of a layer call over all images: the facts that a `LayerAccumulator` comes to."""
+"""Statistics of a layer call over all images."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hookscope.statistics.moments import ChannelMoments
 from hookscope.statistics.quantiles import ValueHistogram
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-"""The shares whose quantiles a row of statistics has."""
+"""The shares whose quantiles are computed."""
 
 
 class ValuePosition(NamedTuple):
-    """Where a value was seen: the image (None where an item is no image), the channel, the position in its map."""
+    """Position of a value: the image (None if an item is not an image), the channel, the position in its map."""
 
     image: str | None
     channel: int
@@ -27,29 +27,29 @@ class ValuePosition(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """What is known of one layer call over all images.
+    """Statistics of one layer call over all images.
 
     Attributes:
-        call: Which call.
-        part: Which tensor of an output that has several, else empty.
+        call: The call.
+        part: Name of the tensor if the output has several, else empty.
         calls: How often the layer ran in a pass.
-        items: How many items (images, mostly) its outputs held.
+        items: Number of items (usually images).
         shape: ``(C, *positions)`` of one item, None on an axis that varies.
-        values: How many values, NaN and Inf included.
-        mean, std, min, max, rms: Of the finite values; None where there are none. ``std`` is the population's.
-        low_at, high_at, nonfinite_at: Where the lowest, the highest and the first NaN or Inf were seen.
+        values: Number of values, NaN and Inf included.
+        mean, std, min, max, rms: Of the finite values, None if there are none; ``std`` is the population's.
+        low_at, high_at, nonfinite_at: Positions of the lowest, the highest, and the first NaN or Inf value.
         zeros: Share of values that are exactly 0, from 0 to 1.
-        nan, inf: How many.
+        nan, inf: Counts of NaN and Inf.
         quantiles: By share, see `QUANTILES`; relative error below 2^-7.
-        channels: C.
-        dead_channels: Those that never left their constant, over all images and positions.
+        channels: Number of channels C.
+        dead_channels: Channels with one constant value over all images and positions.
         saturated: Share of values within 1 % of a bound, None for an unbounded function.
-        duplicate_channels: Groups of channels that are the same up to a factor and an offset.
-        rank: Effective rank of the channel covariance, from 0 to C; None where it was not asked for.
-        between_images: Standard deviation of the channels' image means (root mean square); None for a single image.
+        duplicate_channels: Groups of channels that are equal up to a factor and an offset.
+        rank: Effective rank of the channel covariance, 0 to C; None if it was not measured.
+        between_images: Root mean square over channels of the standard deviation of the image means; None for one image.
         by_channel: Moments of each channel.
         saturated_by_channel: ``(C,)`` share of each channel, None for an unbounded function.
-        histogram: Of all values.
+        histogram: Histogram of all values.
     """
 
     call: Call
@@ -82,7 +82,7 @@ class LayerStatistics:
 
     @property
     def key(self) -> str:
-        """``name``, ``name#call``, and the part where there are several."""
+        """``name`` or ``name#call``, and the part if there are several."""
         return f"{self.call.key} {self.part}" if self.part else self.call.key
 
     @property

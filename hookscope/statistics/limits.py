@@ -1,11 +1,13 @@
-"""Limits on statistics, as a gate holds them: which layers break which limit."""
+"""Limits on statistics, the layers that break them, and the result as JUnit XML."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from xml.etree import ElementTree
 
+from hookscope.errors import printable
 from hookscope.findings import listed, nonfinite_words, percent
 from hookscope.hooks import Layers, Selection
 from hookscope.statistics.layer_statistics import LayerStatistics
@@ -13,15 +15,15 @@ from hookscope.statistics.layer_statistics import LayerStatistics
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a layer may not go beyond; None where there is no limit.
+    """Limits of every layer; None for no limit.
 
     Attributes:
-        max_dead: Share of dead channels, 0 to 1.
-        max_saturated: Share of values near a bound, 0 to 1.
+        max_dead: Largest share of dead channels, 0 to 1.
+        max_saturated: Largest share of values near a bound, 0 to 1.
         no_nan: Whether NaN and Inf are forbidden.
         max_abs: Largest absolute value.
-        min_rank: Effective rank, in directions.
-        min_rank_share: Effective rank, as a share of what it can be, see `LayerStatistics.highest_rank`, 0 to 1.
+        min_rank: Smallest effective rank.
+        min_rank_share: Smallest effective rank as a share of `LayerStatistics.highest_rank`, 0 to 1.
     """
 
     max_dead: float | None = None
@@ -33,15 +35,15 @@ class Limits:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The limits there are, as the options are called."""
-        given = {
+        """The names of the limits that are set, as the options are called."""
+        values = {
             "max-dead": self.max_dead,
             "max-saturated": self.max_saturated,
             "no-nan": self.no_nan or None,
             "max-abs": self.max_abs,
             "min-rank": self.min_rank if self.min_rank is not None else self.min_rank_share,
         }
-        return tuple(name for name, value in given.items() if value is not None)
+        return tuple(name for name, value in values.items() if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,13 @@ class BrokenLimit:
     """A layer beyond a limit.
 
     Attributes:
-        limit: As the option is called, such as ``max-dead``.
+        limit: Name of the limit, such as ``max-dead``.
         layer: The call.
         index: Its index.
-        value: What was measured.
-        allowed: What the limit is.
-        evidence: In words.
-        channels: Which channels, None where it is not about channels.
+        value: The measured value.
+        allowed: The value of the limit.
+        evidence: The numbers in words.
+        channels: The channels, None if it is not about channels.
     """
 
     limit: str
@@ -68,19 +70,17 @@ class BrokenLimit:
 
 
 def held_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[LayerStatistics]:
-    """Those of ``layers`` to which limits apply: all but those that ``allow`` selects.
-
-    Args:
-        layers: Statistics of a collector.
-        allow: Selections, see `Selection`; what was not measured is allowed in vain.
+    """The layers that ``allow`` does not select: limits apply to them.
 
     Raises:
-        SelectionError: a term of ``allow`` cannot be read.
+        SelectionError: A term of ``allow`` cannot be read.
     """
-    if not allow:
+    if allow in ((), [], ""):
         return list(layers)
     allowed, total = Selection.of(allow), sum(layer.call.index is not None for layer in layers)
-    return [one for one in layers if not allowed.wants_of(one.call.name, one.call.call, one.call.index, total)]
+    return [
+        layer for layer in layers if not allowed.wants_of(layer.call.name, layer.call.call, layer.call.index, total)
+    ]
 
 
 def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[BrokenLimit]:
@@ -88,19 +88,20 @@ def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[Bro
 
     Example:
         >>> import torch
-        >>> from hookscope.statistics.collector import StatisticsCollector
+        >>> from hookscope.statistics import StatisticsCollector
         >>> _ = torch.manual_seed(1)
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
         >>> net[0].bias.data[2] = -9.0
         >>> with StatisticsCollector(net) as collector, torch.no_grad():
         ...     _ = net(torch.rand(20, 3, 8, 8))
-        >>> [(o.limit, o.layer, o.value) for o in broken_limits(collector.totals.statistics(), Limits(max_dead=0.05))]
+        >>> broken = broken_limits(collector.totals.statistics(), Limits(max_dead=0.05))
+        >>> [(one.limit, one.layer, one.value) for one in broken]
         [('max-dead', '1', 0.25)]
     """
-    return [offence for layer in layers for offence in _offences(layer, limits)]
+    return [broken for layer in layers for broken in _broken(layer, limits)]
 
 
-def _offences(layer: LayerStatistics, limits: Limits) -> Iterator[BrokenLimit]:
+def _broken(layer: LayerStatistics, limits: Limits) -> Iterator[BrokenLimit]:
     key, index = layer.key, layer.call.index
     dead = len(layer.dead_channels) / max(layer.channels, 1)
     if limits.max_dead is not None and dead > limits.max_dead:
@@ -113,23 +114,51 @@ def _offences(layer: LayerStatistics, limits: Limits) -> Iterator[BrokenLimit]:
         text = f"{nonfinite_words(layer.nan, layer.inf)} of {layer.values:,} values"
         yield BrokenLimit("no-nan", key, index, bad, 0, text)
     if limits.max_abs is not None:
-        yield from _of_size(layer, limits.max_abs)
-    yield from _of_rank(layer, limits)
-
-
-def _of_size(layer: LayerStatistics, most: float) -> Iterator[BrokenLimit]:
-    largest = max(-(layer.min or 0.0), layer.max or 0.0)
-    text = "no finite value" if layer.min is None else f"from {layer.min:.6g} to {layer.max:.6g}"
-    if layer.inf:  # beyond any limit; the extremes are of the finite values
-        largest, text = math.inf, f"{layer.inf:,} Inf, else {text}"
-    if largest > most:
-        yield BrokenLimit("max-abs", layer.key, layer.call.index, largest, most, text)
-
-
-def _of_rank(layer: LayerStatistics, limits: Limits) -> Iterator[BrokenLimit]:
+        largest = max(-(layer.min or 0.0), layer.max or 0.0)
+        text = "no finite value" if layer.min is None else f"from {layer.min:.6g} to {layer.max:.6g}"
+        if layer.inf:  # the extremes are those of the finite values
+            largest, text = math.inf, f"{layer.inf:,} Inf, else {text}"
+        if largest > limits.max_abs:
+            yield BrokenLimit("max-abs", key, index, largest, limits.max_abs, text)
     least = limits.min_rank
     if limits.min_rank_share is not None:
         least = limits.min_rank_share * layer.highest_rank
     if least is not None and layer.rank is not None and layer.rank < least:
         text = f"effective rank {layer.rank:.4g} of at most {layer.highest_rank} in {layer.channels} channels"
-        yield BrokenLimit("min-rank", layer.key, layer.call.index, layer.rank, least, text)
+        yield BrokenLimit("min-rank", key, index, layer.rank, least, text)
+
+
+def junit_xml(
+    suite: str, limits: Sequence[str], layers: Sequence[str], broken: Sequence[BrokenLimit], lost: int = 0
+) -> bytes:
+    """The result as a JUnit test suite, which CI services show: a case for each limit and layer.
+
+    Args:
+        suite: Name of the suite, such as ``hookscope check resnet34``.
+        limits: Names of the limits.
+        layers: Keys of the measured layers.
+        broken: The failures, see `broken_limits`.
+        lost: Number of images that could not be used; they are an error in a case of their own.
+
+    Example:
+        >>> junit_xml("check", ["no-nan"], ["conv1"], []).decode().splitlines()[1][:50]
+        '<testsuites><testsuite name="check" tests="1" fail'
+    """
+    failures = {(one.limit, one.layer): one for one in broken}
+    root = ElementTree.Element("testsuites")
+    tests, errors = len(limits) * len(layers) + bool(lost), int(bool(lost))
+    counts = {"tests": tests, "failures": len(failures), "errors": errors, "skipped": 0}
+    attributes = {name: str(count) for name, count in counts.items()}
+    cases = ElementTree.SubElement(root, "testsuite", {"name": printable(suite), **attributes})
+    if lost:
+        case = ElementTree.SubElement(cases, "testcase", {"classname": "images", "name": "all could be used"})
+        ElementTree.SubElement(case, "error", {"message": f"{lost} could not be used", "type": "images"})
+    for limit in limits:
+        for layer in layers:
+            case = ElementTree.SubElement(cases, "testcase", {"classname": limit, "name": printable(layer)})
+            if failed := failures.get((limit, layer)):
+                message = printable(failed.evidence)
+                failure = ElementTree.SubElement(case, "failure", {"message": message, "type": limit})
+                failure.text = f"{message} (measured {failed.value:.6g}, allowed {failed.allowed:.6g})"
+    text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text if text.endswith(b"\n") else text + b"\n"

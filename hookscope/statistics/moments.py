@@ -1,4 +1,4 @@
-"""Counts, means, variances and extremes of many channels, added up in pieces and merged without loss."""
+"""Counts, means, variances and extremes of many channels, computed in pieces and merged."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 
-_AT_ONCE = 1 << 18  # values: they stay in a processor's cache while all is counted
-_CANCELLED = 1e-5  # the share of its squares below which a variance has lost digits that are wanted
+_AT_ONCE = 1 << 18  # values that stay in the processor's cache through all sums
+_CANCELLED = 1e-5  # a variance below this share of the mean square has lost too many digits
 
 Visit = Callable[[slice, "Tensor", "Tensor"], None]
 
 
 @dataclass(slots=True)
 class MapSums:
-    """The sums of each map of a batch ``(N, C, P)``, finite values alone: what moments are made from.
+    """Sums over the finite values of each map of a batch ``(N, C, P)``.
 
     Attributes:
         count: ``(N, C)`` finite values.
         total: ``(N, C)`` their sum.
-        squares: ``(N, C)`` their squared distances from ``centre``, summed.
-        centre: ``(C,)`` what ``squares`` are measured from.
-        low: ``(N, C)`` lowest, inf where nothing is finite.
-        high: ``(N, C)`` highest, -inf where nothing is finite.
-        zeros: ``(N, C)`` how many are exactly 0.
-        nan: ``(N, C)`` how many are NaN.
-        inf: ``(N, C)`` how many are infinite.
+        squares: ``(N, C)`` sum of their squared distances from ``centre``.
+        centre: ``(C,)`` the centre of ``squares``.
+        low: ``(N, C)`` lowest, inf if no value is finite.
+        high: ``(N, C)`` highest, -inf if no value is finite.
+        zeros: ``(N, C)`` number of exact zeros.
+        nan: ``(N, C)`` number of NaN.
+        inf: ``(N, C)`` number of Inf.
     """
 
     count: Counts
@@ -53,15 +53,15 @@ class MapSums:
 
 
 def sums_of_maps(values: Tensor, visit: Visit | None = None) -> MapSums:
-    """Look at each map of ``values`` ``(N, C, P)``, float32 or float64, with no empty axis.
+    """The sums of each map of ``values``.
 
-    Sums are taken in float64, where the square of a float32 is exact. A channel whose mean is more than 300 times its
-    standard deviation is looked at once more, from its mean, or the mean would drown the variance.
+    Sums are taken in float64, where the square of a float32 is exact. For a channel whose mean is more than 300 times
+    its standard deviation, a second pass takes the squares from the mean.
 
     Args:
-        values: On any device.
-        visit: ``(part, values, finite)`` is called for each part of the batch while it is in the processor's cache;
-            ``finite`` has 0 in place of NaN and Inf.
+        values: ``(N, C, P)``, float32 or float64, without an empty axis, on any device.
+        visit: Called as ``visit(part, values, finite)`` for each part of the batch while it is in the processor's
+            cache; ``finite`` has 0 in place of NaN and Inf.
     """
     items, channels, positions = values.shape
     floats = torch.empty(4, items, channels, dtype=torch.float64, device=values.device)
@@ -82,7 +82,7 @@ def sums_of_maps(values: Tensor, visit: Visit | None = None) -> MapSums:
 
 
 def _measure_from_the_mean(sums: MapSums, values: Tensor, step: int) -> None:
-    """Take the squares of those channels anew whose variance is the small difference of large numbers."""
+    """Repeat the squares of channels whose variance is the small difference of large numbers."""
     count = sums.count.sum(0).clip(min=1)
     with np.errstate(over="ignore", invalid="ignore"):
         mean, squares = sums.total.sum(0) / count, sums.squares.sum(0)
@@ -100,10 +100,10 @@ def _measure_from_the_mean(sums: MapSums, values: Tensor, step: int) -> None:
 
 
 def _fill(floats: Tensor, counts: Tensor, values: Tensor) -> Tensor:
-    """Write low, high, total, squares and count, zeros, nan, inf of each map; returns the values 0 for NaN and Inf."""
+    """Write low, high, total, squares and count, zeros, nan, inf; return the values with 0 for NaN and Inf."""
     finite = None
     low, high = values.amin(2), values.amax(2)
-    if not math.isfinite(float((high - low).sum())):  # the usual case pays nothing for NaN and Inf
+    if not math.isfinite(float((high - low).sum())):  # finite values need no masks
         finite = torch.isfinite(values)
         counts[2] = torch.isnan(values).sum(2)
         counts[0] = finite.sum(2)
@@ -120,8 +120,8 @@ def _fill(floats: Tensor, counts: Tensor, values: Tensor) -> Tensor:
 
 
 def _zeros(values: Tensor) -> Tensor:
-    """``(N, C)`` how many values are exactly 0; NumPy counts three times as fast as torch."""
-    if float(values.abs().amin()) > 0:  # no zero at all, as of most convolutions, is found out faster still
+    """``(N, C)`` number of exact zeros; NumPy counts three times as fast as torch."""
+    if float(values.abs().amin()) > 0:  # faster still for convolutions, which rarely have zeros
         return values.new_zeros(values.shape[:2], dtype=torch.int64)
     if values.device.type == "cpu":
         return values.shape[2] - torch.from_numpy(np.count_nonzero(values.numpy(), axis=2))
@@ -135,11 +135,11 @@ class ChannelMoments:
     of all values at once to nine digits, whatever the split.
 
     Attributes:
-        count: ``(C,)`` finite values seen.
-        mean: ``(C,)`` of the finite values.
-        m2: ``(C,)`` their squared distances from the mean, summed.
-        low: ``(C,)`` lowest, inf where nothing is finite.
-        high: ``(C,)`` highest, -inf where nothing is finite.
+        count: ``(C,)`` number of finite values.
+        mean: ``(C,)`` their mean.
+        m2: ``(C,)`` sum of their squared distances from the mean.
+        low: ``(C,)`` lowest, inf if no value is finite.
+        high: ``(C,)`` highest, -inf if no value is finite.
         zeros: ``(C,)`` exact zeros.
         nan: ``(C,)`` NaN.
         inf: ``(C,)`` Inf of either sign.
@@ -166,29 +166,29 @@ class ChannelMoments:
 
     @property
     def variance(self) -> Floats:
-        """``(C,)`` population variance; 0 where nothing is finite."""
+        """``(C,)`` population variance, 0 if no value is finite."""
         variance: Floats = self.m2 / self.count.clip(min=1)
         return variance
 
     def update(self, sums: MapSums) -> ChannelMoments:
-        """Add a batch; returns what the batch alone was."""
+        """Add a batch and return its own moments."""
         batch = ChannelMoments(len(self.count))
         batch.count = sums.count.sum(0)
         some = batch.count.clip(min=1)
         total = sums.total.sum(0)
         batch.mean = total / some
-        with np.errstate(over="ignore", invalid="ignore"):  # squares of doubles beyond 1e154
+        with np.errstate(over="ignore", invalid="ignore"):  # squares of float64 beyond 1e154
             off = batch.mean - sums.centre
             batch.m2 = (sums.squares.sum(0) - off * off * batch.count).clip(min=0)
         batch.low, batch.high = sums.low.min(0), sums.high.max(0)
-        batch.m2[batch.low >= batch.high] = 0  # constant: no rounding shall say otherwise
+        batch.m2[batch.low >= batch.high] = 0  # constant channels, whatever the rounding
         batch.zeros, batch.nan, batch.inf = sums.zeros.sum(0), sums.nan.sum(0), sums.inf.sum(0)
         self.merge(batch)
         return batch
 
     @classmethod
     def of_map_means(cls, sums: MapSums) -> Self:
-        """The moments of the maps' means, of maps that have a finite value."""
+        """Moments of the means of all maps with a finite value."""
         some = sums.count > 0
         means = sums.total / sums.count.clip(min=1)
         moments = cls(sums.count.shape[1])
@@ -202,7 +202,7 @@ class ChannelMoments:
         return moments
 
     def merge(self, other: ChannelMoments) -> None:
-        """Add what ``other`` has seen."""
+        """Add the moments of other values."""
         with np.errstate(over="ignore", invalid="ignore"):
             self.count, self.mean, self.m2 = merge_moments(
                 (self.count, self.mean, self.m2), (other.count, other.mean, other.m2)
@@ -211,12 +211,12 @@ class ChannelMoments:
         self.zeros, self.nan, self.inf = self.zeros + other.zeros, self.nan + other.nan, self.inf + other.inf
 
     def state_dict(self) -> dict[str, Any]:
-        """What `from_state` takes back."""
+        """Arrays for `from_state`."""
         return {name: getattr(self, name) for name in self.FIELDS}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The moments that `state_dict` told of."""
+        """Restore what `state_dict` returned."""
         moments = cls(len(state["count"]))
         for name in cls.FIELDS:
             setattr(moments, name, np.array(state[name], getattr(moments, name).dtype))

@@ -1,4 +1,4 @@
-"""Quantiles of a stream: a histogram whose bins are as wide as a 256th of their values, whatever their size."""
+"""Quantiles of a stream from a histogram with bins of constant relative width."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ _MIDDLE = _KEYS // 2
 class ValueHistogram:
     """Counts of values by the 16 highest bits of their float32: sign, exponent and 7 bits of the mantissa.
 
-    A value is found to within its bin, whose ends differ by at most 1/128 of their value: the relative error is below
-    2^-7, and far smaller where values lie close. Between two values a quantile is interpolated, as NumPy's are. Counts
-    are whole numbers, so two halves merged are the whole exactly, in any order. This is the idea of DDSketch (Masson,
-    Rim, Lee 2019, arXiv:1908.10693) with the floating-point format as its logarithm; a value costs a nanosecond,
-    against 35 in the KLL sketch of Apache DataSketches and 90 in a t-digest. Zero is a bin of its own, which holds the
-    magnitudes below 1e-40 too; below 1e-38 bins are 1e-40 wide. NaN and Inf are left out.
+    The ends of a bin differ by at most 1/128 of their value, so the relative error is below 2^-7. Quantiles between two
+    values are interpolated like NumPy's. Counts are whole numbers, so histograms merge exactly in any order. This is
+    DDSketch (Masson, Rim, Lee 2019, arXiv:1908.10693) with the floating-point format as its logarithm. A value costs a
+    nanosecond, against 35 in the KLL sketch of Apache DataSketches and 90 in a t-digest. Zero has its own bin, which
+    also holds magnitudes below 1e-40; below 1e-38 bins are 1e-40 wide. NaN and Inf are left out.
 
     Example:
         >>> import torch
@@ -35,7 +34,7 @@ class ValueHistogram:
     """
 
     def __init__(self) -> None:
-        # only the octaves that occur are kept: 60 of 512 for a usual layer
+        # only octaves with values are stored: 60 of 512 for a typical layer
         self._rows = np.full(_OCTAVES, -1, np.int64)
         self._counts = np.zeros((0, _BINS), np.int64)
 
@@ -55,7 +54,7 @@ class ValueHistogram:
         self._counts[self._rows[octaves]] += counts
 
     def merge(self, other: ValueHistogram) -> None:
-        """Add what ``other`` has counted."""
+        """Add the counts of ``other``."""
         self._add(*other._filled())
 
     def _filled(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -63,12 +62,12 @@ class ValueHistogram:
         return octaves, self._counts[self._rows[octaves]]
 
     def bins(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        """Lower ends, upper ends and counts ``(B,)`` of the bins that are not empty, from low to high, finite ones."""
+        """Lower ends, upper ends and counts ``(B,)`` of the non-empty bins, in ascending order."""
         dense = np.zeros((_OCTAVES, _BINS), np.int64)
         octaves, filled = self._filled()
         dense[octaves] = filled
         flat = dense.reshape(-1)
-        # key order: first the negative numbers, downwards from -0; then the positive ones upwards from 0
+        # order of keys: negative numbers from -0 downwards, then positive numbers from 0 upwards
         zeros = flat[0] + flat[_MIDDLE]
         near, far = _ends()
         negative, positive = flat[1 : len(near)], flat[_MIDDLE + 1 : _MIDDLE + len(near)]
@@ -79,7 +78,7 @@ class ValueHistogram:
         return lower[some], upper[some], counts[some]
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """The values below which ``shares`` (0 to 1) of all finite values lie; NaN where there are none."""
+        """The quantiles at ``shares`` (0 to 1) of all finite values; NaN if there are none."""
         lower, upper, counts = self.bins()
         if not counts.size:
             return [float("nan")] * len(shares)
@@ -96,21 +95,21 @@ class ValueHistogram:
         return [float(value) for value in below + (above - below) * (ranks % 1)]
 
     def state_dict(self) -> dict[str, Any]:
-        """What `from_state` takes back."""
+        """Arrays for `from_state`."""
         octaves, counts = self._filled()
         return {"octaves": octaves, "counts": counts}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The histogram that `state_dict` told of."""
+        """Restore what `state_dict` returned."""
         histogram = cls()
         histogram._add(np.array(state["octaves"], np.int64), np.array(state["counts"], np.int64))
         return histogram
 
 
 def _ends() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where the bins of positive finite keys begin and end."""
-    keys = np.arange(0x7F81, dtype=np.uint32) << 16  # up to and with infinity
+    """Lower and upper ends of the bins of positive finite keys."""
+    keys = np.arange(0x7F81, dtype=np.uint32) << 16  # infinity included
     with np.errstate(all="ignore"):
         edges = keys.view(np.float32).astype(np.float64)
     edges[-1] = float(np.finfo(np.float32).max)

@@ -1,4 +1,4 @@
-"""Where activation functions saturate: the bounds of each, and what counts as near one."""
+"""Bounds of activation functions, and the values that are near a bound."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 from hookscope.hooks import class_names
 
 NEAR_A_BOUND = 0.01
-"""A value is saturated within this share of the distance between the bounds, or of the only bound from 0."""
+"""A value is saturated within this share of the distance between the bounds, or between 0 and the only bound."""
 
 Bounds = tuple[float | None, float | None]
 
 _BOUNDS: dict[str, Bounds] = {
     "Hardsigmoid": (0.0, 1.0),
     "ReLU6": (None, 6.0),
-    "SELU": (-1.0507009873554805 * 1.6732632423543772, None),  # its scale times its alpha
+    "SELU": (-1.0507009873554805 * 1.6732632423543772, None),  # scale times alpha
     "Sigmoid": (0.0, 1.0),
     "Softsign": (-1.0, 1.0),
     "Tanh": (-1.0, 1.0),
@@ -24,9 +24,9 @@ _BOUNDS: dict[str, Bounds] = {
 
 
 def bounds_of(module: nn.Module) -> Bounds:
-    """The bounds at which an activation function saturates; None on a side where it does not.
+    """The bounds at which an activation function saturates, None on a side without one.
 
-    A ReLU6 saturates at 6: 0 is where it rests, which the share of zeros tells.
+    A ReLU6 saturates at 6 only: the share of zeros describes the other side.
 
     Example:
         >>> import torch
@@ -49,7 +49,7 @@ def _unless_zero(module: nn.Module, name: str, usual: float) -> float | None:
 
 
 def margins(bounds: Bounds) -> tuple[float, float]:
-    """A value is saturated up to the first and from the second on."""
+    """Values up to the first number and from the second number are saturated."""
     low, high = bounds
     margin = NEAR_A_BOUND * ((high or 0.0) - (low or 0.0))
     return -math.inf if low is None else low + margin, math.inf if high is None else high - margin

@@ -87,7 +87,7 @@ def fingerprint_of(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         digest.update(f"{name}\0".encode())
-        for tensor in tensors_in(value).values():  # a quantised layer packs weight and bias
+        for tensor in tensors_in(value).values():  # a quantized layer packs weight and bias
             values = tensor.dequantize() if tensor.is_quantized else tensor
             digest.update(f"{values.dtype} {tuple(values.shape)}\0".encode())
             digest.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -98,7 +98,7 @@ def save_statistics(path: StrPath, saved: SavedStatistics) -> None:
     """Write ``saved`` to ``path`` as JSON, whole or not at all.
 
     Raises:
-        WriteError: it cannot be written; what was there before is untouched.
+        WriteError: The file cannot be written; an earlier file is unchanged.
     """
     content = {
         "source": asdict(saved.source),
@@ -110,10 +110,10 @@ def save_statistics(path: StrPath, saved: SavedStatistics) -> None:
 
 
 def load_statistics(path: StrPath) -> SavedStatistics:
-    """What `save_statistics` wrote.
+    """Read a file of `save_statistics`.
 
     Raises:
-        InputError: there is no such file, or it is damaged, of another kind or of another format.
+        InputError: There is no such file, or it is damaged, of another kind or of another format.
 
     Example:
         >>> load_statistics("missing.json")
@@ -151,8 +151,7 @@ def merge_statistics(paths: Sequence[StrPath]) -> SavedStatistics:
     """Merge the running statistics of several files.
 
     Raises:
-        InputError: they are not of the same model, weights, preprocessing and layers, or of the same images, or one
-            cannot be read.
+        InputError: A file cannot be read, the sources differ, or two files hold the same images.
     """
     if not paths:
         raise InputError("no saved statistics to merge", do=_GIVE)
@@ -169,10 +168,10 @@ def merge_statistics(paths: Sequence[StrPath]) -> SavedStatistics:
 
 
 def check_same_source(first: Source, second: Source, first_name: str, second_name: str) -> None:
-    """Refuse to add up what was measured on different models, weights, preprocessings or layers.
+    """Refuse to merge statistics of different models, weights, preprocessings or layers.
 
     Raises:
-        InputError: it says what differs.
+        InputError: The sources differ; the error says in what.
     """
     for field in ("model", "weights", "fingerprint", "preprocess", "layers", "rank"):
         a, b = getattr(first, field), getattr(second, field)
@@ -189,7 +188,7 @@ def _digest(content: Any) -> str:
 
 
 def _encoded(value: Any) -> Any:
-    """``value`` as JSON holds it: arrays packed, numbers it does not have by their name."""
+    """``value`` for JSON: arrays packed, NaN and Inf by name."""
     if isinstance(value, np.ndarray):
         packed = zlib.compress(np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<")).tobytes(), 1)
         return {"array": value.dtype.name, "shape": list(value.shape), "data": base64.b64encode(packed).decode("ascii")}

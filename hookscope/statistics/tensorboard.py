@@ -18,16 +18,16 @@ from hookscope.statistics.layer_statistics import LayerStatistics
 from hookscope.statistics.quantiles import ValueHistogram
 from hookscope.system import StrPath, make_folder, write_atomically
 
-_CUTS = 48  # so many buckets as wide as each other, and about as many that hold as much as each other
+_CUTS = 48  # buckets of equal width, and about as many of equal count
 _CURE = "pip install 'hookscope[tensorboard]'"
-_NAMELESS = "(model)"  # the model itself measured as a layer; a tag that begins with a slash has no group
+_NAMELESS = "(model)"  # the model itself as a layer; a tag that begins with a slash has no group
 
 
 def check_installed() -> None:
-    """Find out before any work whether event files can be made.
+    """Check that TensorBoard can be imported.
 
     Raises:
-        InstallationError: TensorBoard is missing or does not fit what is installed beside it.
+        InstallationError: TensorBoard is missing or does not fit the other installed packages.
     """
     try:
         import tensorboard.compat.proto.event_pb2
@@ -35,7 +35,7 @@ def check_installed() -> None:
     except ModuleNotFoundError as error:
         missing = (error.name or "tensorboard").partition(".")[0]
         raise InstallationError(f"the package {missing} is not installed", do=_CURE) from error
-    except Exception as error:  # one too old for its protobuf or numpy: TypeError, AttributeError, in many lines
+    except Exception as error:  # TypeError or AttributeError of many lines if it is too old for protobuf or numpy
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InstallationError(f"cannot import tensorboard: {reason}", do=_CURE) from error
 
@@ -43,22 +43,21 @@ def check_installed() -> None:
 def write_events(
     folder: StrPath, layers: Sequence[LayerStatistics], step: int = 0, about: Mapping[str, str] | None = None
 ) -> None:
-    """Write one new event file to ``folder``, which is made where it is missing; what is there stays.
+    """Write one new event file to ``folder``, which is created if it is missing.
 
     A layer has the scalars ``KEY/mean``, ``std``, ``min``, ``max``, ``rms`` (of the finite values), ``zeros`` and
-    ``saturated`` (shares from 0 to 1), ``dead``, ``nan`` and ``inf`` (counts), ``rank`` where it was measured, and the
-    histogram ``KEY/values``. What a layer does not have is left out. KEY is `LayerStatistics.key`, control characters
-    as escapes.
+    ``saturated`` (shares from 0 to 1), ``dead``, ``nan`` and ``inf`` (counts), ``rank`` if it was measured, and the
+    histogram ``KEY/values``. KEY is `LayerStatistics.key` with control characters escaped.
 
     Args:
-        folder: What ``tensorboard --logdir`` takes, or a folder in it.
-        layers: In order of execution.
+        folder: The folder for ``tensorboard --logdir``, or a folder inside it.
+        layers: Statistics in order of execution.
         step: Position on TensorBoard's axis, such as the step of a training run.
-        about: Where the numbers come from, by name; a text of TensorBoard.
+        about: The source of the numbers, by name; shown as a text in TensorBoard.
 
     Raises:
         InstallationError: TensorBoard is not installed.
-        WriteError: the folder or the file cannot be written; no part of a file is left.
+        WriteError: The folder or the file cannot be written; no partial file remains.
 
     Example:
         >>> import tempfile, torch
@@ -77,24 +76,24 @@ def write_events(
 
 
 def _file_name() -> str:
-    """As TensorBoard expects it; it reads the files of a folder in the order of their names."""
+    """A name in TensorBoard's form, which reads the files of a folder in the order of their names."""
     seconds, rest = divmod(time.time_ns(), 10**9)
     return f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}.{rest:09d}"
 
 
 def _events(layers: Sequence[LayerStatistics], step: int, about: Mapping[str, str]) -> bytes:
-    """The content of an event file, by torch's own writer.
+    """The content of an event file.
 
-    It writes in a thread, which leaves a part of a file when the disk is full: hence to a folder of its own first.
+    The writer of torch leaves a partial file when the disk is full, so it writes to a temporary folder.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of TensorFlow, which it imports where there is one
+        warnings.simplefilter("ignore")  # from TensorFlow, which is imported if it is installed
         from torch.utils.tensorboard import SummaryWriter
 
     with tempfile.TemporaryDirectory(prefix="hookscope-") as folder:
         with SummaryWriter(folder) as writer:
             if about:
-                # indented it is verbatim: in Markdown `__init__` would be a bold "init"
+                # indented text is verbatim: Markdown would make `__init__` a bold "init"
                 lines = [f"    {printable(f'{name}: {text}')}" for name, text in about.items()]
                 writer.add_text("about", "\n".join(lines), step)
             for layer in layers:
@@ -130,7 +129,7 @@ def _scalars(layer: LayerStatistics) -> dict[str, float | None]:
 
 
 def _histogram(layer: LayerStatistics) -> dict[str, Any]:
-    """What TensorBoard keeps of a distribution: its finite values in buckets, and exact sums."""
+    """TensorBoard's form of a distribution: buckets of the finite values, and exact sums."""
     count = layer.values - layer.nan - layer.inf
     low, high = layer.min or 0.0, layer.max or 0.0
     limits, counts = buckets(layer.histogram, low, high)
@@ -146,11 +145,11 @@ def _histogram(layer: LayerStatistics) -> dict[str, Any]:
 
 
 def buckets(histogram: ValueHistogram, low: float, high: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Upper ends and counts ``(B,)`` of at most 100 buckets from ``low`` to ``high``, each beginning where one ended.
+    """Upper ends and counts ``(B,)`` of at most 100 adjacent buckets from ``low`` to ``high``.
 
-    They end where bins of the histogram do, so no count is guessed. Half of them are about as wide as each other, which
-    is how TensorBoard draws a histogram; half hold about as much as each other, or one outlier would leave a single
-    bucket to all other values and TensorBoard's percentiles nothing to be found from.
+    They end at bins of the histogram, so counts are exact. Half of the buckets have about equal width, which suits
+    TensorBoard's drawing. The other half have about equal counts: otherwise one outlier would push all other values
+    into one bucket, and TensorBoard's percentiles would be useless.
 
     Example:
         >>> import torch
@@ -169,8 +168,8 @@ def buckets(histogram: ValueHistogram, low: float, high: float) -> tuple[NDArray
     halves = upper[np.searchsorted(ends, shares * ends[-1])]
     cuts = np.concatenate([parts, halves])
     at = np.searchsorted(upper, cuts).clip(max=len(upper) - 1)
-    cuts = np.where(cuts > lower[at], upper[at], cuts)  # one within a bin moves to its end, one in a gap stays
-    # none at the low end: a bucket without width cannot be drawn
+    cuts = np.where(cuts > lower[at], upper[at], cuts)  # a cut within a bin moves to its end, a cut in a gap stays
+    # no cut at the low end: a bucket without width cannot be drawn
     limits = np.unique(np.append(cuts[(low < cuts) & (cuts < high)], high))
     below = np.append(0, ends)[np.searchsorted(upper, limits, side="right")]
     return limits, np.diff(below, prepend=0)
