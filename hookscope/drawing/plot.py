@@ -1,4 +1,4 @@
-"""Plots for people: matplotlib figures made by explicit settings alone, pages of labelled rows, figures as bytes."""
+"""Plots: matplotlib figures independent of settings around them, pages of labelled rows, figures as bytes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 110
 TITLE, BODY, SMALL = 11.0, 8.5, 7.5  # points
 
-# In inches. Rows are as high as their labels while the page stays within reason; then they get thinner, and only as
-# many of them are labelled as can be read.
+# In inches. Rows are as high as their labels until the page has its largest height; more rows are thinner, and only
+# some of them are labelled.
 _MARGIN, _GAP, _LINE = 0.2, 0.28, 0.17
 _ROW, _TALLEST = 0.145, 75.0
 _LONGEST_LABEL = 52
 
 
 class Colour:
-    """The colours of plots, which tell apart without red and green (Okabe and Ito)."""
+    """Colours that remain distinct for people with colour blindness (Okabe and Ito)."""
 
     INK = "#1a1a1a"
     FAINT = "#8c8c8c"
@@ -45,10 +45,10 @@ class Colour:
 
 
 def plot_suffix(path: str) -> str:
-    """The format of a plot by the suffix of its ``path``, ``.png`` for a device.
+    """The suffix of ``path``, which is the format of the plot; ``.png`` for a device such as ``/dev/null``.
 
     Raises:
-        UsageError: for any other suffix.
+        UsageError: for a suffix of another format.
 
     Example:
         >>> plot_suffix("out/Weights.SVG")
@@ -64,29 +64,29 @@ def plot_suffix(path: str) -> str:
 
 @contextmanager
 def plain_settings() -> Iterator[None]:
-    """Matplotlib by its own defaults, whatever a ``matplotlibrc`` or the caller has set; afterwards as before.
+    """Set matplotlib to its defaults, whatever a ``matplotlibrc`` or the caller has set, and restore it afterwards.
 
-    A figure is made and written inside: some settings are read when an artist is made, others when it is drawn.
+    Create and write a figure inside: some settings are read when an artist is created, others when it is drawn.
     """
-    ours = {"svg.hashsalt": "hookscope", "svg.fonttype": "path", "pdf.fonttype": 42, "axes.unicode_minus": False}
-    # `backend` stays out of it: to look at it would import pyplot
+    own = {"svg.hashsalt": "hookscope", "svg.fonttype": "path", "pdf.fonttype": 42, "axes.unicode_minus": False}
+    # not `backend`: reading it would import pyplot
     defaults = {name: value for name, value in dict.items(matplotlib.rcParamsDefault) if not name.startswith("backend")}
     kept = {name: dict.__getitem__(matplotlib.rcParams, name) for name in defaults}
     try:
-        dict.update(matplotlib.rcParams, defaults | ours)
+        dict.update(matplotlib.rcParams, defaults | own)
         yield
     finally:
         dict.update(matplotlib.rcParams, kept)
 
 
 def figure_bytes(figure: Figure, suffix: str, provenance: Mapping[str, Any] | None = None) -> bytes:
-    """The file of ``figure`` in the format ``suffix``, the same bytes for the same figure: it holds no date.
+    """The file of ``figure`` in the format ``suffix``; without a date, so equal figures give equal bytes.
 
     Args:
-        figure: Of matplotlib, made inside `plain_settings`.
+        figure: A matplotlib figure, created inside `plain_settings`.
         suffix: One of `SUFFIXES`.
-        provenance: Where it comes from: in a PNG the text chunk ``hookscope``, which
-            `read_provenance` reads, in an SVG the description, in a PDF the keywords.
+        provenance: Where the figure comes from. A PNG has it in the text chunk ``hookscope``, which `read_provenance`
+            reads, an SVG in the description, a PDF in the keywords.
 
     Example:
         >>> page = page_of_rows(["conv1"], ["weights"], "resnet18")
@@ -101,25 +101,25 @@ def figure_bytes(figure: Figure, suffix: str, provenance: Mapping[str, Any] | No
     }
     buffer = io.BytesIO()
     with plain_settings(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # it is drawn as a box, which says as much
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the box that is drawn instead says the same
         figure.savefig(buffer, format=suffix[1:], dpi=DPI, metadata=metadata[suffix], facecolor="white")
     return buffer.getvalue()
 
 
 def write(target: Axes | Figure, x: float, y: float, text: str, **more: Any) -> Any:
-    """Text as it is: ``$`` is no mathematics, control characters are escapes."""
+    """Write text literally: ``$`` starts no formula, control characters are escaped."""
     settings: dict[str, Any] = {"fontsize": BODY, "color": Colour.INK, "va": "center"} | more
     return target.text(x, y, printable(text), parse_math=False, **settings)
 
 
 @dataclass(frozen=True)
 class RowPage:
-    """A page of panels beside each other that share their rows.
+    """A page of panels side by side with common rows.
 
     Attributes:
         figure: The page.
-        panels: One for each title, row 0 at the top, rows at 0, 1, 2...; y is set up, x is the caller's.
-        row_height: Of a row, in inches.
+        panels: Axes for each title, with rows at y = 0, 1, 2... from the top; the caller sets x.
+        row_height: Height of a row in inches.
     """
 
     figure: Figure
@@ -136,19 +136,19 @@ def page_of_rows(
     marked: Mapping[int, str] | None = None,
     alarms: Collection[int] = (),
 ) -> RowPage:
-    """A page with a heading, lines of text, and for each of ``titles`` a panel; rows are labelled at the left.
+    """A page with a heading, lines of text, and a panel for each of ``titles``; row labels are at the left.
 
-    The page is as high as its rows need. Beyond some 500 rows they get thinner and every second, third... is
-    labelled, but the marked ones always are.
+    Rows have a fixed height up to some 500 rows. More rows are thinner, and only every second, third... is labelled;
+    marked rows always are.
 
     Args:
-        labels: Of the rows, from top to bottom; long ones lose their middle.
-        titles: Of the panels.
+        labels: Labels of the rows, from top to bottom; long ones are shortened in the middle.
+        titles: Titles of the panels.
         heading: The first line.
-        lines: Further lines below it.
-        widths: Of the panels, in inches.
-        marked: Rows to look at, each with its words at the right; they have a coloured ground.
-        alarms: Which of ``lines`` stand out.
+        lines: Further lines below the heading.
+        widths: Widths of the panels in inches.
+        marked: Rows with a finding and the words to write at their right; they have a coloured background.
+        alarms: Which of ``lines`` have the alarm colour.
     """
     with plain_settings():
         marked = dict(marked or {})
@@ -202,7 +202,7 @@ def _panel(figure: Figure, place: Any, title: str, rows: int, marked: Collection
         if at in marked or at % 2:
             ground = Colour.ALARM_STRIPE if at in marked else Colour.STRIPE
             axes.axhspan(at - 0.5, at + 0.5, facecolor=ground, edgecolor="none", zorder=0)
-    # numbers below the rows and above them: of a page that is taller than a screen one end is seen
+    # numbers above and below the rows: a screen may show only one end of a tall page
     axes.tick_params(axis="x", top=True, labeltop=True, pad=1)
     inches = figure.get_size_inches()[1] * place[3]
     title_at = {"transform": axes.transAxes, "clip_on": False, "fontweight": "bold"}
@@ -229,5 +229,5 @@ def _short(label: str) -> str:
 
 
 def _inches(text: str, points: float) -> float:
-    """How wide a line is, in bold, the widest it can be."""
+    """The width of a line in bold."""
     return float(font(100, True).getlength(text)) * points / 100 / 72

@@ -1,4 +1,4 @@
-"""Write a PNG atomically with its provenance, and read the provenance and the values of a sheet back."""
+"""PNG files with provenance: write them, read the provenance, and turn the pixels of a sheet back into values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hookscope.system import StrPath, write_atomically
 
 _KEYWORD = "hookscope"
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_LARGEST_TEXT = 64 << 20  # a sheet of 7000 channels has 300 kB; far above that the file is an attack or damaged
+_LARGEST_TEXT = 64 << 20  # a sheet of 7000 channels has 300 kB; a far larger text is an attack or damaged
 _PIECE = 1 << 20
 
 
@@ -32,20 +32,20 @@ def encode_png(image: Image.Image, provenance: Mapping[str, Any], compress_level
     """The PNG file of ``image`` with ``provenance`` as JSON in its text chunk ``hookscope``, as bytes.
 
     Args:
-        image: A picture of a mode PNG knows (``L``, ``RGB``, ``P``, ``RGBA``, ``I;16``...).
-        provenance: Where the picture comes from: what JSON can hold, numbers finite.
+        image: An image of a mode that PNG has (``L``, ``RGB``, ``P``, ``RGBA``, ``I;16``...).
+        provenance: Where the image comes from: values of JSON types, numbers finite.
         compress_level: 0 to 9. Level 1 makes a sheet a quarter larger than level 6, in a third of the time.
 
     Raises:
-        ValueError: ``provenance`` holds NaN or Inf.
-        TypeError: ``provenance`` holds what JSON does not know, such as a tensor.
+        ValueError: ``provenance`` contains NaN or Inf.
+        TypeError: ``provenance`` contains a type that JSON does not have, such as a tensor.
 
     Example:
         >>> from PIL import Image
         >>> read_provenance(encode_png(Image.new("L", (2, 2)), {"model": "resnet18"}))
         {'model': 'resnet18'}
     """
-    # Not compressed: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB.
+    # uncompressed text: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB
     info = PngInfo()
     info.add_text(_KEYWORD, json.dumps(dict(provenance), allow_nan=False, separators=(",", ":")))
     buffer = io.BytesIO()
@@ -54,11 +54,11 @@ def encode_png(image: Image.Image, provenance: Mapping[str, Any], compress_level
 
 
 def write_png(image: Image.Image, path: StrPath, provenance: Mapping[str, Any]) -> None:
-    """Write ``image`` with its ``provenance`` as a PNG to ``path``, whole or not at all.
+    """Write ``image`` with its ``provenance`` as a PNG to ``path``, completely or not at all.
 
     Raises:
-        WriteError: it cannot be written; what was there before is untouched.
-        ValueError, TypeError: JSON cannot hold ``provenance``, see `encode_png`.
+        WriteError: the file cannot be written; an existing file is unchanged.
+        ValueError, TypeError: ``provenance`` is no JSON, see `encode_png`.
 
     Example:
         >>> from PIL import Image
@@ -74,12 +74,12 @@ def read_provenance(source: StrPath | bytes | BinaryIO) -> dict[str, Any]:
         source: A path, the bytes of a PNG, or a binary stream, which need not be seekable.
 
     Raises:
-        ImageError: it cannot be read, is no PNG, is damaged, or holds no provenance of hookscope.
+        ImageError: the source cannot be read, is no PNG, is damaged, or has no provenance of hookscope.
 
     Example:
         >>> read_provenance(b"GIF89a")
         Traceback (most recent call last):
-        hookscope.errors.ImageError: the picture is no PNG; hookscope writes its provenance into PNG files
+        hookscope.errors.ImageError: the picture is no PNG; hookscope writes provenance into PNG files
     """
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the picture"
     try:
@@ -88,7 +88,7 @@ def read_provenance(source: StrPath | bytes | BinaryIO) -> dict[str, Any]:
     except OSError as error:
         raise ImageError(f"cannot read {name}: {error.strerror or error}") from error
     if text is None:
-        raise ImageError(f"{name} holds no provenance of hookscope", do="only PNG files written by hookscope do")
+        raise ImageError(f"{name} has no provenance of hookscope", do="only PNG files written by hookscope have it")
     try:
         provenance = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -107,9 +107,9 @@ def _opened(source: StrPath | bytes | BinaryIO) -> contextlib.AbstractContextMan
 
 
 def _find_text(stream: BinaryIO, name: str) -> bytes | None:
-    """The text of the chunk ``hookscope``, found by hand: Pillow reads no large text and no stream it cannot seek."""
+    """The text of the chunk ``hookscope``. Pillow reads neither large texts nor streams that are not seekable."""
     if stream.read(len(_SIGNATURE)) != _SIGNATURE:
-        raise ImageError(f"{name} is no PNG", do="hookscope writes its provenance into PNG files")
+        raise ImageError(f"{name} is no PNG", do="hookscope writes provenance into PNG files")
     while True:
         head = _read(stream, 8, name)
         length, kind = int.from_bytes(head[:4], "big"), head[4:]
@@ -123,24 +123,24 @@ def _find_text(stream: BinaryIO, name: str) -> bytes | None:
         if keyword != _KEYWORD.encode():
             continue
         if zlib.crc32(kind + body) != int.from_bytes(check, "big"):
-            raise ImageError(f"the provenance in {name} is damaged", do="write the picture anew")
+            raise ImageError(f"the provenance in {name} is damaged", do="write the picture again")
         return _TEXTS[kind](rest, name)
 
 
 def _read(stream: BinaryIO, count: int, name: str) -> bytes:
     data = b"".join(_pieces(stream, count))
     if len(data) < count:
-        raise ImageError(f"{name} ends in the middle", do="write or copy the picture anew")
+        raise ImageError(f"{name} is cut off", do="write or copy the file again")
     return data
 
 
 def _skip(stream: BinaryIO, count: int, name: str) -> None:
     if sum(map(len, _pieces(stream, count))) < count:
-        raise ImageError(f"{name} ends in the middle", do="write or copy the picture anew")
+        raise ImageError(f"{name} is cut off", do="write or copy the file again")
 
 
 def _pieces(stream: BinaryIO, count: int) -> Iterator[bytes]:
-    """``count`` bytes in pieces, fewer at the end: a damaged length must not reserve gigabytes."""
+    """``count`` bytes, or less at the end, in pieces: a damaged length must not allocate gigabytes."""
     while count and (piece := stream.read(min(count, _PIECE))):
         count -= len(piece)
         yield piece
@@ -155,24 +155,24 @@ def _compressed_text(rest: bytes, name: str) -> bytes:
     try:
         text = unpacker.decompress(rest[1:], _LARGEST_TEXT)
     except zlib.error as error:
-        raise ImageError(f"the provenance in {name} is damaged", do="write the picture anew") from error
+        raise ImageError(f"the provenance in {name} is damaged", do="write the picture again") from error
     if unpacker.unconsumed_tail:
         raise ImageError(f"the provenance in {name} is larger than {_LARGEST_TEXT >> 20} MiB")
     return text
 
 
-# hookscope writes the first; picture tools that rewrite a PNG may turn long text into the second.
+# hookscope writes tEXt; tools that rewrite a PNG may change a long text to zTXt
 _TEXTS = {b"tEXt": _plain_text, b"zTXt": _compressed_text}
 
 
 def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArray[np.float64]]]:
-    """The numbers in a sheet's pixels: for each part its channels and their values ``(C, H, W)``.
+    """Turn the pixels of a sheet back into numbers: for each part its channels and their values ``(C, H, W)``.
 
-    A value is right within half a level, ``(high - low) / (levels - 1) / 2`` of its channel; NaN and Inf come back
-    as such, a clipped value as the end of the scale.
+    On a linear scale a value is right to half a level, ``(high - low) / (levels - 1) / 2`` of its channel. NaN and Inf
+    are returned as such, and a clipped value as the end of the scale.
 
     Raises:
-        ImageError: for a PNG without hookscope's provenance, an overlay, or a picture changed since.
+        ImageError: for a PNG without provenance of hookscope, an overlay, a modified sheet, or an unknown scale.
 
     Example:
         >>> read_sheet("no.png")
@@ -181,9 +181,9 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
     """
     provenance, name = read_provenance(path), os.fspath(path)
     if not provenance.get("parts") or not {"overlay", "size", "cmap", "levels"} <= provenance.keys():
-        raise ImageError(f"{name} is no sheet of feature maps", do="visualize makes them")
+        raise ImageError(f"{name} is no sheet of feature maps", do="visualize draws sheets")
     if provenance["overlay"]:
-        raise ImageError(f"{name} holds no values any more", "an overlay mixes them with the photograph")
+        raise ImageError(f"{name} is an overlay", "its colours mix values and photograph", "draw it without --overlay")
     try:
         with Image.open(path) as image:
             pixels, palette = np.asarray(image), image.getpalette()
@@ -194,7 +194,7 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
     except UsageError as error:
         raise ImageError(f"{name} was drawn with the colour map '{provenance['cmap']}'", error.exists) from error
     if [list(pixels.shape[::-1]), palette] != drawn or provenance["levels"] != colours.LEVELS:
-        raise ImageError(f"{name} was changed since it was drawn", do="draw it again")
+        raise ImageError(f"{name} was modified after it was drawn", do="draw it again")
     try:
         return {part["part"]: (part["channels"], _values(pixels, part)) for part in provenance["parts"]}
     except UsageError as error:

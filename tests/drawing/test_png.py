@@ -1,4 +1,4 @@
-"""A picture and its provenance come back as they were written."""
+"""PNG files: images and provenance are read back as written, and the values of a sheet within half a level."""
 
 from __future__ import annotations
 
@@ -13,12 +13,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from torch import nn
 
 import hookscope
+from hookscope.drawing import colours
 from hookscope.drawing.png import encode_png, read_provenance, write_png
+from hookscope.drawing.reduce import reduce_output
+from hookscope.drawing.scale import Scale
+from hookscope.drawing.sheet import Origin, Style, draw_sheet
+from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import ImageError, WriteError
+from hookscope.hooks.maps import InputSize, feature_maps
+from hookscope.hooks.selection import Call
 
 PROVENANCE: dict[str, Any] = {
     "hookscope": "0.1.0",
@@ -135,22 +144,22 @@ def damaged() -> bytes:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "the picture is no PNG; hookscope writes its provenance into PNG files"),
-        (b"\xff\xd8\xff\xe0", "the picture is no PNG; hookscope writes its provenance into PNG files"),
-        (encode_png(image(), PROVENANCE)[:60], "the picture ends in the middle; write or copy the picture anew"),
-        (encode_png(image(), PROVENANCE)[:8], "the picture ends in the middle; write or copy the picture anew"),
+        (b"", "the picture is no PNG; hookscope writes provenance into PNG files"),
+        (b"\xff\xd8\xff\xe0", "the picture is no PNG; hookscope writes provenance into PNG files"),
+        (encode_png(image(), PROVENANCE)[:60], "the picture is cut off; write or copy the file again"),
+        (encode_png(image(), PROVENANCE)[:8], "the picture is cut off; write or copy the file again"),
         (
             png_with("Comment", "hookscope"),
-            "the picture holds no provenance of hookscope; only PNG files written by hookscope do",
+            "the picture has no provenance of hookscope; only PNG files written by hookscope have it",
         ),
         (png_with("hookscope", "no json"), "the provenance in the picture is no JSON"),
         (png_with("hookscope", "[" * 100_000), "the provenance in the picture is no JSON"),
         (png_with("hookscope", "[1]"), "the provenance in the picture is no JSON object"),
-        (damaged(), "the provenance in the picture is damaged; write the picture anew"),
+        (damaged(), "the provenance in the picture is damaged; write the picture again"),
         (bomb(), "the provenance in the picture is larger than 64 MiB"),
         (
             png_with("a", "b")[:33] + b"\x7f\xff\xff\xfftEXt",
-            "the picture ends in the middle; write or copy the picture anew",
+            "the picture is cut off; write or copy the file again",
         ),
     ],
     ids=["empty", "jpeg", "cut", "signature", "foreign", "no-json", "deep", "list", "damaged", "bomb", "length"],
@@ -171,3 +180,128 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_pictures_never_import_torch() -> None:
     script = "import sys, hookscope.drawing.png; sys.exit(bool({'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(hookscope.__file__).parents[1]).returncode == 0
+
+
+ORIGIN = Origin("net", "none", "cat.jpg", "", "none")
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.manual_seed(0) and torch.randn(shape)
+
+
+def written(path: Path, output: Any, scale: str = "channel", channels: str = "0-9999", **more: Any) -> Path:
+    activity = reduce_output(output, more.pop("module", None), more.pop("shown", None), ChannelChoice.parse(channels),
+                             Scale.parse(scale))  # fmt: skip
+    overlay = more.pop("overlay", None)
+    sheet = draw_sheet(activity, Call("a", "Conv2d", 0, 0), ORIGIN, Style(**more), overlay)
+    write_png(sheet.image, path, sheet.provenance)
+    return path
+
+
+def broken() -> torch.Tensor:
+    values = random(1, 8, 5, 6)
+    values[0, 0, 0, 0], values[0, 1, 1], values[0, 2, :, 2], values[0, 3] = math.nan, math.inf, -math.inf, math.nan
+    values[0, 4], values[0, 5] = 0, 7
+    return values
+
+
+OUTPUTS = {
+    "conv": (random(1, 70, 7, 7), {}),
+    "plain": (random(1, 7, 9, 11), {"plain": True, "columns": 2}),
+    "cell": (random(1, 70, 7, 7), {"cell": 1}),
+    "one": (random(1, 40, 1, 1), {}),
+    "broken": (broken(), {}),
+    "broken layer": (broken(), {"scale": "layer"}),
+    "symmetric": (random(1, 5, 6, 7), {"scale": "symmetric", "cmap": "RdBu_r"}),
+    "tiny": (random(1, 3, 5, 5) * 1e-38, {}),
+    "huge": (random(1, 3, 5, 5) * 1e37, {}),
+    "double": (random(1, 3, 5, 5).double() * 1e307, {}),
+    "widest": (torch.tensor([[[[-1.7e308, 1.7e308, 0.0]]]], dtype=torch.float64), {}),
+    "offset": (random(1, 3, 5, 5) + 1000, {}),
+    "far": (random(1, 3, 5, 5).double() + 1e9, {}),
+    "parts": ({"out": random(1, 3, 5, 5), "aux": random(2, 4, 3, 9)}, {}),
+    "clip": (random(1, 3, 4, 5, 6), {"module": nn.Conv3d(1, 1, 1)}),
+    "clip plain": (random(1, 3, 4, 5, 6), {"module": nn.Conv3d(1, 1, 1), "plain": True, "cell": 12}),
+    "tokens": (random(1, 197, 12), {"shown": InputSize(224, 224)}),
+    "strip": (random(1, 3, 1, 5000), {}),
+    "half": (random(1, 3, 5, 5).half(), {}),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_values_come_back_within_half_a_level(tmp_path: Path, name: str) -> None:
+    output, more = OUTPUTS[name]
+    read = hookscope.read_sheet(written(tmp_path / "a.png", output, **more))
+    expected = feature_maps(output, more.get("module"), more.get("shown"))
+    assert list(read) == [maps.label for maps in expected]
+    for maps in expected:
+        channels, values = read[maps.label]
+        true = maps.values.double().numpy()
+        assert channels == list(range(len(true)))
+        assert values.shape == true.shape
+        finite = np.isfinite(true)
+        assert np.array_equal(values[~finite], true[~finite], equal_nan=True)
+        shared = "scale" in more or true[0].size == 1
+        for at, one in enumerate(true):
+            seen = true[finite] if shared else one[finite[at]]
+            if seen.size:
+                low, high = seen.min(), seen.max()
+                low, high = (-max(-low, high), max(-low, high)) if more.get("scale") == "symmetric" else (low, high)
+                half = (high / 2 - low / 2) / (colours.LEVELS - 1)
+                assert (abs(values[at][finite[at]] - one[finite[at]]) <= half * 1.005 + abs(low) * 1e-15).all(), at
+
+
+def test_constants_come_back_exactly(tmp_path: Path) -> None:
+    values = torch.stack([torch.zeros(3, 3), torch.full((3, 3), 7.0), torch.full((3, 3), -1.1)])[None]
+    _, read = hookscope.read_sheet(written(tmp_path / "a.png", values))[""]
+    assert np.array_equal(read, values[0].double().numpy())
+
+
+def test_clipped_values_come_back_as_the_end_of_the_scale(tmp_path: Path) -> None:
+    values = torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0]).view(1, 1, 1, 5)
+    _, read = hookscope.read_sheet(written(tmp_path / "a.png", values, "-1:1", module=nn.Conv2d(1, 1, 1)))[""]
+    assert read[0, 0, [0, 1, 3, 4]].tolist() == [-1, -1, 1, 1]
+    assert abs(read[0, 0, 2]) < 1.001 / (colours.LEVELS - 1)
+
+
+def test_chosen_channels_come_back_in_their_order(tmp_path: Path) -> None:
+    values = random(1, 9, 4, 4)
+    channels, read = hookscope.read_sheet(written(tmp_path / "a.png", values, channels="7,2"))[""]
+    assert channels == [7, 2]
+    assert abs(read - values[0, [7, 2]].numpy()).max() < 0.02
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ImageError) as caught:
+        hookscope.read_sheet(path)
+    return str(caught.value).replace(str(path), "FILE")
+
+
+def test_pictures_that_hold_no_values(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    photograph = Image.new("RGB", (9, 9))
+    assert refused(written(path, random(1, 3, 4, 4), overlay=[[photograph]])).startswith("FILE is an overlay")
+    write_png(photograph, path, {"model": "resnet18"})
+    assert refused(path) == "FILE is no sheet of feature maps; visualize draws sheets"
+    photograph.save(path)
+    assert "has no provenance" in refused(path)
+
+
+def test_pictures_changed_since(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.png", random(1, 3, 4, 4))
+    whole = path.read_bytes()
+    with Image.open(path) as image:
+        image.load()
+        provenance = json.loads(image.info["hookscope"])
+        changes = [
+            image.resize((image.width // 2, image.height)),
+            image.convert("RGB"),
+            image.crop((5, 0, *image.size)),
+        ]
+        other = image.copy()
+    other.putpalette(colours.palette("gray").tobytes())
+    for changed in [*changes, other]:
+        write_png(changed, path, provenance)
+        assert refused(path) == "FILE was modified after it was drawn; draw it again"
+    path.write_bytes(whole[:-300])
+    assert refused(path).startswith("cannot read FILE: ")
