@@ -1,4 +1,4 @@
-"""Do something as soon as a module has been imported, whoever imports it, and not import it oneself."""
+"""Call a function right after a module has been imported, whoever imports it, without importing it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from typing import Any
 
 
 def after_import(name: str, then: Callable[[], None]) -> None:
-    """Call ``then()`` once, when the module ``name`` is there: now, or right after the import that brings it.
+    """Call ``then()`` once: now if the top-level module ``name`` is imported, else right after its first import.
 
-    An import that fails does not count; the next one may succeed.
-
-    Args:
-        name: Of a module that is in no package.
-        then: Called within the ``import`` statement, in its thread; what it raises comes out of that statement.
+    It is called inside the ``import`` statement, which raises what it raises. A failed import does not count.
 
     Example:
         >>> after_import("sys", lambda: print("sys is there"))
@@ -29,10 +25,9 @@ def after_import(name: str, then: Callable[[], None]) -> None:
 
 
 class _Finder:
-    """Finds what the finders after it find, and has the loader tell when it is done.
+    """Finds what later finders find, and wraps ``exec_module`` of that one loader until it is called.
 
-    Only the method of that one loader is replaced, and put back before it loads: to whoever asks a module for its
-    loader, or asks of which class that is, nothing has changed.
+    So the loader of the module and its class are those that Python itself would have used.
     """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
@@ -44,18 +39,17 @@ class _Finder:
     ) -> ModuleSpec | None:
         if name != self._name:
             return None
-        found = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            self._tell_after(spec.loader)
+        specs = (finder.find_spec(name, path, target) for finder in list(sys.meta_path) if finder is not self)
+        spec = next((spec for spec in specs if spec is not None), None)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                loader.exec_module(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._then()
+
+            loader.exec_module = exec_module
         return spec
-
-    def _tell_after(self, loader: Any) -> None:
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
-            loader.exec_module(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                self._then()
-
-        loader.exec_module = exec_module

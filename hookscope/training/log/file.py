@@ -1,4 +1,4 @@
-"""The log of a watched training run: one JSON object a line, appended whole or not at all, read back while it grows."""
+"""The log of a training run: one JSON object a line, each written whole or not at all, readable while it grows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -19,7 +19,6 @@ from hookscope.system import StrPath, check_writable
 
 _FIRST = b'{"row": "run"'
 _CHUNK = 1 << 16
-_GIVE = "give a log of `hookscope watch` or `hookscope.Monitor`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +26,10 @@ class Run:
     """One watched run, as far as its log goes.
 
     Attributes:
-        header: Its first line: when it started, with what, what is watched.
-        rows: A line for each layer call and sampled step, in the order they were written.
-        notes: What was noted, such as the first value that is not finite.
-        end: Its last line; None where it goes on still, or was killed.
+        header: The first line: when it started, with which command, what is watched.
+        rows: A line for each layer call and sampled step, in the order of writing.
+        notes: Notes, such as the first value that is not finite.
+        end: The last line; None while the run goes on, or if it was killed.
     """
 
     header: dict[str, Any]
@@ -40,12 +39,12 @@ class Run:
 
 
 def read_runs(path: StrPath) -> list[Run]:
-    """The runs of a log, oldest first; of a log that nothing was written to yet, none.
+    """The runs of a log, oldest first; none for an empty log.
 
-    A last line that is cut off, lines that cannot be read and lines of a kind that is not known are passed over.
+    Lines that are cut off, unreadable or of an unknown kind are ignored.
 
     Raises:
-        InputError: there is no such file, or it is no log of a run.
+        InputError: the file does not exist, or is no log of a run.
 
     Example:
         >>> import tempfile
@@ -62,24 +61,19 @@ def read_runs(path: StrPath) -> list[Run]:
         with open(path, "rb") as stream:
             first = stream.readline()
             if first and not _begins_a_log(first):
-                raise InputError(f"'{name}' is no log of a run", do=_GIVE)
-            for line in _objects(chain([first], stream)):
-                _sort(line, runs)
+                do = "give a log of `hookscope watch` or `hookscope.Monitor`"
+                raise InputError(f"'{name}' is no log of a run", do=do)
+            for line in map(_parsed, chain([first], stream)):
+                if isinstance(line, dict):
+                    _add_line(line, runs)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"no log '{name}': {getattr(error, 'strerror', None) or error}") from error
     return runs
 
 
 def _begins_a_log(first: bytes) -> bool:
-    """Whether a file that begins so is a log; its very first line may have been cut off by a kill."""
+    """Whether a file that begins so is a log; a kill may have cut off its very first line."""
     return first.startswith(_FIRST) or _FIRST.startswith(first)
-
-
-def _objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        value = _parsed(line)
-        if isinstance(value, dict):
-            yield value
 
 
 def _parsed(line: bytes) -> Any:
@@ -89,31 +83,29 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-def _sort(line: dict[str, Any], runs: list[Run]) -> None:
+def _add_line(line: dict[str, Any], runs: list[Run]) -> None:
     kind = line.get("row")
     if kind == "run":
         runs.append(Run(line))
-    elif not runs:
-        return
-    elif kind == "layer":
+    elif runs and kind == "layer":
         runs[-1].rows.append(line)
-    elif kind == "note":
+    elif runs and kind == "note":
         runs[-1].notes.append(line)
-    elif kind == "end":
+    elif runs and kind == "end":
         runs[-1] = Run(runs[-1].header, runs[-1].rows, runs[-1].notes, line)
 
 
 class RunLog:
-    """A log that is open for appending lines: each is in the file whole or not at all.
+    """A log opened for appending lines, each written whole or not at all.
 
-    A new file is made; one that is there must be such a log, and goes on after its last whole line. A device or a
-    pipe is written to as it is. Of a process that forked, the child writes nothing.
+    An existing file must be such a log, and is continued after its last whole line. Devices and pipes are written to
+    as they are. A forked child writes nothing.
 
     Args:
-        path: Where; its folder must exist.
+        path: The file; its folder must exist.
 
     Raises:
-        WriteError: it cannot be written, holds something else, or another process is writing to it.
+        WriteError: the file cannot be written, is no log, or another process is writing to it.
 
     Example:
         >>> log = RunLog("/dev/null")
@@ -124,52 +116,53 @@ class RunLog:
     def __init__(self, path: StrPath) -> None:
         self.path = os.fspath(path)
         check_writable(path)
-        self._pid, self._place = os.getpid(), (-1, -1)
-        with_reading = os.O_RDWR if _is_regular(path) else os.O_WRONLY  # a pipe opened for both would be its own reader
+        self._pid, self._identity = os.getpid(), (-1, -1)
+        with_reading = os.O_RDWR if _is_regular(path) else os.O_WRONLY  # a pipe open for both would be its own reader
         try:
             self._descriptor = os.open(path, with_reading | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise self._refused(error.strerror or str(error)) from error
+            raise self._error(error.strerror or str(error)) from error
         try:
-            found = os.fstat(self._descriptor)
-            self._place = (found.st_dev, found.st_ino)
-            self._regular = stat.S_ISREG(found.st_mode)
+            status = os.fstat(self._descriptor)
+            self._identity = (status.st_dev, status.st_ino)
+            self._regular = stat.S_ISREG(status.st_mode)
             if self._regular:
                 self._lock()
-                self._continue()
+                self._continue(status.st_size)
         except OSError as error:
             self.close()
-            raise self._refused(error.strerror or str(error)) from error
+            raise self._error(error.strerror or str(error)) from error
         except WriteError:
             self.close()
             raise
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append a line for each of ``rows``; a number that is not finite is written as null.
+        """Append a line for each of ``rows``; NaN and Inf are written as null.
 
         Raises:
-            WriteError: a line could not be written whole; those before it stay, nothing of it does.
+            WriteError: a line could not be written whole; no part of it stays.
         """
         if self._descriptor < 0 or os.getpid() != self._pid:
             return
         for row in rows:
-            self._append(_line(row))
+            values = {name: None if _is_nan_or_inf(value) else value for name, value in row.items()}
+            self._append(json.dumps(values, allow_nan=False).encode("ascii") + b"\n")
 
     def close(self) -> None:
-        """Let the file go; what is written afterwards goes nowhere."""
+        """Close the file; later lines are dropped."""
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # somebody has closed it; what has its number now is not ours
-                self._found()
+            with contextlib.suppress(OSError):  # somebody closed it: its number may belong to another file now
+                self._status()
                 os.close(self._descriptor)
             self._descriptor = -1
 
     def _append(self, line: bytes) -> None:
         size = None
         try:
-            found = self._found()
-            if self._regular and not found.st_nlink:
+            status = self._status()
+            if self._regular and not status.st_nlink:
                 raise OSError(errno.ENOENT, "it was removed")
-            size = found.st_size if self._regular else None
+            size = status.st_size if self._regular else None
             written = os.write(self._descriptor, line)
             while not self._regular and written < len(line):  # a pipe takes what it has room for
                 written += os.write(self._descriptor, line[written:])
@@ -177,53 +170,48 @@ class RunLog:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             if size is not None:
-                self._take_back(size)
-            raise self._refused(error.strerror or str(error)) from error
+                with contextlib.suppress(OSError):  # leave no part of a line
+                    if self._status().st_size > size:
+                        os.ftruncate(self._descriptor, size)
+            raise self._error(error.strerror or str(error)) from error
 
-    def _found(self) -> os.stat_result:
-        """What is behind the descriptor, as long as it is the log: its number may have been closed and given out again.
+    def _status(self) -> os.stat_result:
+        """The status of the open file.
 
         Raises:
-            OSError: it is closed, or something else.
+            OSError: somebody closed it, or its number belongs to another file now.
         """
         with contextlib.suppress(OSError):
-            found = os.fstat(self._descriptor)
-            if (found.st_dev, found.st_ino) == self._place:
-                return found
+            status = os.fstat(self._descriptor)
+            if (status.st_dev, status.st_ino) == self._identity:
+                return status
         raise OSError(errno.EBADF, "somebody closed it")
 
-    def _take_back(self, size: int) -> None:
-        """Let nothing stay of a line that was not written whole."""
-        with contextlib.suppress(OSError):
-            if self._found().st_size > size:
-                os.ftruncate(self._descriptor, size)
-
     def _lock(self) -> None:
-        """Keep other processes out: the lines of two runs at once would not tell which is whose."""
+        """Lock out other processes: mixed lines of two runs could not be told apart."""
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise self._refused("another run is writing to it", "give each run a log of its own") from None
+                raise self._error("another run is writing to it", "give each run a log of its own") from None
             # a file system without locks: go on without
 
-    def _continue(self) -> None:
-        """Make sure that it is a log, and that what comes begins a line."""
-        size = os.fstat(self._descriptor).st_size
+    def _continue(self, size: int) -> None:
+        """Check that the file is a log, and end its last line, or remove the part of a line that a kill left."""
         if not size:
             return
         if not _begins_a_log(os.pread(self._descriptor, len(_FIRST), 0)):
-            raise self._refused("it holds something else", "name a new file")
+            raise self._error("it holds something else", "name a new file")
         start = self._start_of_last_line(size)
         if start == size:
             return
         if _parsed(os.pread(self._descriptor, size - start, start)) is None:
-            os.ftruncate(self._descriptor, start)  # a kill cut it off
+            os.ftruncate(self._descriptor, start)
         else:
             os.write(self._descriptor, b"\n")
 
     def _start_of_last_line(self, size: int) -> int:
-        """Where the last line begins; the end of the file where no line is open."""
+        """The position after the last newline."""
         at = size
         while at:
             below = max(0, at - _CHUNK)
@@ -233,20 +221,16 @@ class RunLog:
             at = below
         return 0
 
-    def _refused(self, why: str, do: str = "") -> WriteError:
+    def _error(self, why: str, do: str = "") -> WriteError:
         return WriteError(f"cannot write the log {printable(self.path)}: {why}", do=do)
 
 
 def _is_regular(path: StrPath) -> bool:
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:  # nothing is there yet
+    except OSError:  # it does not exist yet
         return True
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps({name: _finite(value) for name, value in row.items()}, allow_nan=False).encode("ascii") + b"\n"
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _is_nan_or_inf(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
