@@ -95,7 +95,27 @@ def public_names(module: str) -> list[str]:
 def _api(module: str) -> str:
     """Every public name of a module: its signature and its docstring."""
     package = import_module(module)
-    return "\n\n".join(_object(name, getattr(package, name)) for name in public_names(module))
+    sections = []
+    for name in public_names(module):
+        section = _object(name, getattr(package, name))
+        if ">>>" not in section:
+            section += f"\n\nSee {', '.join(_users(name))}."
+        sections.append(section)
+    return "\n\n".join(sections)
+
+
+def _users(name: str) -> list[str]:
+    """Links to the public names with `name` in their signature, or in that of their ``with`` block, with an example."""
+    users = []
+    for module in ("hookscope", "hookscope.interventions"):
+        for user in public_names(module):
+            thing = getattr(import_module(module), user)
+            text = _signature(user, thing) + str(getattr(getattr(thing, "__enter__", None), "__annotations__", ""))
+            base = inspect.isclass(thing) and any(parent.__name__ == name for parent in thing.__mro__[1:])
+            if user != name and (base or re.search(rf"\b{name}\b", text)) and ">>>" in (inspect.getdoc(thing) or ""):
+                users.append(f"[`{user}`](#{user.lower()})")
+    assert users, f"{name} needs an example"
+    return users
 
 
 def _object(name: str, thing: Any) -> str:
