@@ -98,23 +98,24 @@ def _api(module: str) -> str:
     sections = []
     for name in public_names(module):
         section = _object(name, getattr(package, name))
-        if ">>>" not in section:
+        if ">>>" not in section and _users(name):
             section += f"\n\nSee {', '.join(_users(name))}."
         sections.append(section)
     return "\n\n".join(sections)
 
 
 def _users(name: str) -> list[str]:
-    """Links to the public names with `name` in their signature, or in that of their ``with`` block, with an example."""
+    """Links to the public names with `name` in their signature, a method's or their text, with an example."""
     users = []
     for module in ("hookscope", "hookscope.interventions"):
         for user in public_names(module):
             thing = getattr(import_module(module), user)
-            text = _signature(user, thing) + str(getattr(getattr(thing, "__enter__", None), "__annotations__", ""))
+            text = f"{_signature(user, thing)} {(documentation := inspect.getdoc(thing) or '')}"
+            members = vars(thing).values() if inspect.isclass(thing) else ()
+            text += str([getattr(member, "__annotations__", "") for member in members])
             base = inspect.isclass(thing) and any(parent.__name__ == name for parent in thing.__mro__[1:])
-            if user != name and (base or re.search(rf"\b{name}\b", text)) and ">>>" in (inspect.getdoc(thing) or ""):
+            if user != name and (base or re.search(rf"\b{name}\b", text)) and ">>>" in documentation:
                 users.append(f"[`{user}`](#{user.lower()})")
-    assert users, f"{name} needs an example"
     return users
 
 
