@@ -1,4 +1,4 @@
-"""Many pictures to batches of one model: read and prepared in worker processes, in the order of their names."""
+"""Pictures to batches for a model, read and prepared in worker processes, in their order."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ OnNote = Callable[[str, str], None]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Pictures that go through the model together.
+    """Pictures for one forward pass.
 
     Attributes:
-        names: As they were given, in order.
-        positions: The place of each among the paths, from 0.
-        inputs: The positional inputs of one forward pass, on the model's device.
+        names: Their paths, in order.
+        positions: Their positions among all paths, from 0.
+        inputs: The positional inputs of the pass, on the model's device.
     """
 
     names: tuple[str, ...]
@@ -48,7 +48,6 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """How many pictures there are."""
         return len(self.names)
 
 
@@ -56,15 +55,15 @@ def as_batch(family: str, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """The positional inputs of one forward pass of several pictures.
 
     Args:
-        family: What `family_of` says.
-        tensors: Prepared pictures ``(C, H, W)``, clips ``(C, T, H, W)`` for video; of one shape but for detection.
+        family: The model's family, see `family_of`.
+        tensors: Prepared pictures ``(C, H, W)``, or clips ``(C, T, H, W)`` for video; detection takes any shapes.
 
     Returns:
-        Detection: a list of ``(C, H, W)``. Optical flow: ``(N, C, H, W)`` twice, each picture against itself. The
-        others: ``(N, C, H, W)`` or ``(N, C, T, H, W)``.
+        Detection: a list of ``(C, H, W)``. Optical flow: ``(N, C, H, W)`` twice, each picture against itself. Other
+        families: ``(N, C, H, W)`` or ``(N, C, T, H, W)``.
 
     Raises:
-        InputError: There is no picture, or the shapes differ where they are stacked.
+        InputError: there is no picture, or shapes differ that must be stacked.
 
     Example:
         >>> [tuple(x.shape) for x in as_batch("optical_flow", [torch.zeros(3, 8, 8)] * 4)]
@@ -72,7 +71,7 @@ def as_batch(family: str, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """
     shapes = list(dict.fromkeys("x".join(map(str, tensor.shape)) for tensor in tensors))
     if not shapes:
-        raise InputError("a batch of no picture", do="give one or more")
+        raise InputError("a batch needs at least one picture")
     if family == "detection":
         return (list(tensors),)
     if len(shapes) > 1:
@@ -99,24 +98,23 @@ def load_batches(
     on_lost: OnLost = raise_lost,
     on_note: OnNote = warn_of_image,
 ) -> Generator[Batch, None, None]:
-    """Read, prepare and batch pictures as they are wanted; order and values are the same whatever the workers.
+    """Read, prepare and batch pictures on demand; order and values do not depend on the number of workers.
 
-    Up to ``batch_size`` pictures make a batch; where their shapes differ each run of one shape makes one (detection
-    takes any shapes in a batch). Optical flow sees each picture against itself. Video models get clips, for which a
-    still is repeated. About one batch is prepared ahead. Close the generator, or leave it to the garbage collector, and
-    the workers end.
+    Each run of up to ``batch_size`` pictures of one shape makes a batch; for detection the shapes may differ. Optical
+    flow compares each picture with itself. A video model gets clips; a still is repeated. About one batch is prepared
+    ahead. The workers end when the generator is closed or collected.
 
     Args:
-        net: The loaded model: its preprocessing, family and device.
+        net: The loaded model.
         paths: Files, pipes, ``-`` for standard input, as `find_pictures` lists them.
-        batch_size: The most pictures in a batch.
-        workers: How many processes read and prepare, each in one thread; 0 is this one.
-        on_lost: Called in order with position, name and error of each picture that cannot be used; the default raises.
-        on_note: Called with name and text of what a person should know of a picture; the default warns.
+        batch_size: The largest number of pictures in a batch.
+        workers: Number of processes that read and prepare, each with one thread; 0 is this process.
+        on_lost: Called in order with position, name and error of each picture that cannot be used; raises by default.
+        on_note: Called with name and text of each note about a picture; warns by default.
 
     Raises:
         UsageError: ``batch_size`` is below 1 or ``workers`` below 0.
-        HookscopeError: A worker was killed.
+        HookscopeError: a worker was killed.
 
     Example:
         >>> from hookscope.models import LoadedModel
@@ -128,9 +126,9 @@ def load_batches(
         []
     """
     if batch_size < 1:
-        raise UsageError(f"batches of {batch_size} pictures", "the least is 1")
+        raise UsageError(f"batch size must be at least 1, not {batch_size}")
     if workers < 0:
-        raise UsageError(f"{workers} worker processes", "the least is 0")
+        raise UsageError(f"workers must be at least 0, not {workers}")
     return _batches(net, _prepared(net.preprocess, paths, batch_size, workers), batch_size, on_lost, on_note)
 
 
@@ -143,13 +141,13 @@ def _batches(
             if not ready:
                 return
             while ready:
-                yield ready.popleft()  # and keep no reference while the model works on it
+                yield ready.popleft()  # keeps no reference while the model works on it
 
 
 def _take(results: Iterator[_Result], size: int, on_lost: OnLost, on_note: OnNote) -> list[_Result]:
-    """The next ``size`` pictures that can be used, fewer at the end."""
-    kept: list[_Result] = []
-    while len(kept) < size:
+    """The next ``size`` usable pictures, fewer at the end."""
+    usable: list[_Result] = []
+    while len(usable) < size:
         result = next(results, None)
         if result is None:
             break
@@ -158,14 +156,14 @@ def _take(results: Iterator[_Result], size: int, on_lost: OnLost, on_note: OnNot
         if result.error is not None:
             on_lost(result.position, result.name, result.error)
         else:
-            kept.append(result)
-    return kept
+            usable.append(result)
+    return usable
 
 
 def _runs(net: LoadedModel, results: list[_Result]) -> Iterator[Batch]:
-    """One batch, or one for each run of equal shapes."""
-    together = net.family == "detection"
-    for _, run in itertools.groupby(results, lambda result: together or tuple(result.tensor.shape)):
+    """One batch for each run of equal shapes."""
+    any_shape = net.family == "detection"
+    for _, run in itertools.groupby(results, lambda result: any_shape or tuple(result.tensor.shape)):
         members = list(run)
         inputs = as_batch(net.family, [result.tensor.to(net.device) for result in members])
         yield Batch(tuple(result.name for result in members), tuple(result.position for result in members), inputs)
@@ -173,7 +171,7 @@ def _runs(net: LoadedModel, results: list[_Result]) -> Iterator[Batch]:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One picture to read: its bytes where only the main process can have them, or why it has not."""
+    """One picture to read: with its bytes if only the main process can read them, or with the error of reading."""
 
     position: int
     name: str
@@ -183,7 +181,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Result:
-    """One picture prepared, or the reason why not."""
+    """One prepared picture, or the error."""
 
     position: int
     name: str
@@ -192,14 +190,14 @@ class _Result:
     error: HookscopeError | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Plain bytes between processes: torch would take a file descriptor and shared memory for each tensor, and
-        # there are limits of 1024 and in containers of 64 MB.
+        # Plain bytes between processes: torch would use a file descriptor and shared memory for each tensor, which are
+        # limited to 1024 and, in containers, to 64 MB.
         packed = None if self.tensor is None else _pack(self.tensor)
         return _unpacked, (self.position, self.name, self.notes, packed, self.error)
 
 
 def _pack(tensor: Tensor) -> tuple[bytearray, torch.dtype, tuple[int, ...]]:
-    flat = tensor.contiguous().view(-1).view(torch.uint8)  # numpy knows no bfloat16
+    flat = tensor.contiguous().view(-1).view(torch.uint8)  # numpy has no bfloat16
     return bytearray(flat.numpy()), tensor.dtype, tuple(tensor.shape)
 
 
@@ -212,7 +210,7 @@ def _unpacked(position: int, name: str, notes: tuple[str, ...], packed: Any, err
 
 @dataclass(frozen=True)
 class _Reader:
-    """The data set as DataLoader sees it: a task in, a result out; what goes wrong with a picture is a result too."""
+    """The data set of the DataLoader: from task to result. An error of a picture is a result too."""
 
     preprocess: Preprocess
 
@@ -230,18 +228,18 @@ class _Reader:
     def _prepare(self, task: _Task) -> _Result:
         source = task.name if task.content is None else io.BytesIO(task.content)
         picture = read_picture(source, frames=self.preprocess.frames, name=task.name)
-        with one_thread():  # four times as fast as in two
+        with one_thread():  # four times as fast as with two
             tensor = self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
         return _Result(task.position, task.name, picture.notes, tensor)
 
 
 def _bare(error: HookscopeError) -> HookscopeError:
-    """``error`` without its traceback and cause, which hold the picture in memory and need not survive pickling."""
+    """``error`` without traceback and cause, which keep the picture in memory and may not be picklable."""
     return type(error)(error.asked, error.exists, error.do)
 
 
 class _Tasks:
-    """The tasks in order, each made in the main process when DataLoader hands it out."""
+    """The tasks in order, each created in the main process when the DataLoader asks for it."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
@@ -252,7 +250,7 @@ class _Tasks:
 
 
 def _task(position: int, path: str) -> _Task:
-    """Read here what a worker cannot: its standard input is empty, and a pipe may be this process's alone."""
+    """The task for a path. Standard input and pipes are read here: a worker's standard input is empty."""
     if path == "-" and (sys.stdin is None or sys.stdin.isatty()):
         try:
             read_picture(path)
@@ -260,14 +258,14 @@ def _task(position: int, path: str) -> _Task:
             return _Task(position, path, error=error)
     try:
         return _Task(position, path, _bytes_of_pipe(path))
-    except (OSError, ValueError):  # the reader says it better
+    except (OSError, ValueError):  # the reader gives the error
         return _Task(position, path)
 
 
 def _bytes_of_pipe(path: str) -> bytes | None:
     if path == "-":
         return sys.stdin.buffer.read(MAX_BYTES + 1)
-    own = path.startswith(("/dev/std", "/dev/fd/", "/proc/"))  # another file in another process
+    own = path.startswith(("/dev/std", "/dev/fd/", "/proc/"))  # a different file in each process
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and not own):
         return None
@@ -278,37 +276,35 @@ def _bytes_of_pipe(path: str) -> bytes | None:
 def _prepared(
     preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int
 ) -> Generator[_Result, None, None]:
-    """A result for each of ``paths``, in order."""
     workers = min(workers, len(paths))
     iterator: Any = None
     try:
-        with _deaths_untold():
+        with _torch_handler_removed():
             iterator = _iterator(dataclasses.replace(preprocess, device="cpu"), paths, batch_size, workers)
         while (result := _next(iterator)) is not None:
             yield result
     except RuntimeError as error:
-        # whatever the reader raises comes back with a traceback's text; this one is of DataLoader itself
-        if "DataLoader worker (pid" not in str(error):
+        if "DataLoader worker (pid" not in str(error):  # not the DataLoader's own error
             raise
         do = "use fewer workers or a smaller batch size"
         raise HookscopeError("a worker process was killed", "perhaps the memory was full", do) from error
     finally:
-        # By hand: an exception that somebody keeps would keep the iterator too, and the workers with it.
+        # Explicitly: an exception that a caller keeps would keep the iterator and its workers alive.
         end = getattr(iterator, "_shutdown_workers", None)
         if end is not None:
             end()
 
 
 @contextlib.contextmanager
-def _deaths_untold() -> Iterator[None]:
-    """Put torch's handler aside, which raises wherever it is when a worker dies: in the midst of a pass or of a sum."""
+def _torch_handler_removed() -> Iterator[None]:
+    """Remove torch's signal handler, which raises at any line of the program when a worker dies."""
     number = _child_signal()
     before = None if number is None else signal.getsignal(number)
     try:
         yield
     finally:
         if number is not None:
-            if signal.getsignal(number) is not before:  # torch sets it but once
+            if signal.getsignal(number) is not before:  # torch sets it only once
                 _torchs_handler.append(signal.getsignal(number))
             signal.signal(number, before)
 
@@ -317,20 +313,20 @@ _torchs_handler: list[Any] = []
 
 
 def _child_signal() -> int | None:
-    """The signal of a dead child; None where there is none, or in a thread that may set no handler."""
+    """The signal of a dead child; None if the system has none or this thread may not set a handler."""
     main = threading.current_thread() is threading.main_thread()
     return getattr(signal, "SIGCHLD", None) if main else None
 
 
 def _next(iterator: Iterator[_Result]) -> _Result | None:
-    """The next result, None at the end. A worker that dies meanwhile, half a result in the pipe, ends the wait."""
+    """The next result, None at the end; raises if a worker dies meanwhile, which would leave it waiting."""
     number = _child_signal()
     workers = getattr(iterator, "_workers", [])
     if number is None or not workers or not _torchs_handler:
         return next(iterator, None)
     before = signal.signal(number, _torchs_handler[-1])
     try:
-        for worker in workers:  # who has died before this is told by no signal any more
+        for worker in workers:  # no signal comes for a worker that died before
             if worker.exitcode:
                 raise RuntimeError(f"DataLoader worker (pid {worker.pid}) has died")
         return next(iterator, None)
@@ -341,19 +337,19 @@ def _next(iterator: Iterator[_Result]) -> _Result | None:
 def _iterator(preprocess: Preprocess, paths: Sequence[str], batch_size: int, workers: int) -> Iterator[_Result]:
     more: dict[str, Any] = {}
     if workers:
-        importlib.import_module("torchvision.transforms.functional")  # once, and not in each worker
-        # One batch ahead. "fork" where it is safe: a person's own transforms need not be picklable.
+        importlib.import_module("torchvision.transforms.functional")  # once, not in each worker
+        # One batch ahead. "fork" where it is safe: a user's transforms need not be picklable.
         more = {"prefetch_factor": max(2, -(-batch_size // workers)), "worker_init_fn": _keep_quiet}
         more["multiprocessing_context"] = "fork" if sys.platform == "linux" else None
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than processors: as asked
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than processors
         loader: DataLoader[Any] = DataLoader(
-            cast(Any, _Reader(preprocess)),  # it asks for no more than __getitem__
+            cast(Any, _Reader(preprocess)),  # the DataLoader uses __getitem__ only
             batch_size=None,
             sampler=_Tasks(paths),
             num_workers=workers,
             collate_fn=_as_it_is,
-            generator=torch.Generator(),  # or its seed is drawn from everybody's random state
+            generator=torch.Generator(),  # else it draws its seed from the global random state
             **more,
         )
         return iter(loader)
@@ -364,14 +360,14 @@ def _as_it_is(result: Any) -> Any:
 
 
 def _keep_quiet(worker: int) -> None:
-    """A worker says nothing and leaves signals to the main process, which then ends it."""
+    """Silence a worker and leave signals to the main process, which ends the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)  # the main process's handler would raise
+            signal.signal(getattr(signal, name), signal.SIG_DFL)  # the handler of the main process would raise
     warnings.simplefilter("ignore")
-    nowhere = open(os.devnull, "w")  # noqa: SIM115  (open to the end of the process)
+    nowhere = open(os.devnull, "w")  # noqa: SIM115  (open until the process ends)
     for stream in (sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            os.dup2(nowhere.fileno(), stream.fileno())  # type: ignore[union-attr]  # for what a C library prints
+            os.dup2(nowhere.fileno(), stream.fileno())  # type: ignore[union-attr]  # for output of C libraries
     sys.stdout = sys.stderr = nowhere

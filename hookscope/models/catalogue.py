@@ -1,7 +1,7 @@
-"""The models that have names as a table of facts: task, size, cost, and how good the default weights are.
+"""The named models as a table: task, size, cost, and accuracy of the default weights.
 
-Everything comes from the metadata that torchvision keeps beside its weights, and from the files of the weights that
-ship; nothing is downloaded and no model built.
+The facts come from torchvision's metadata of weights and from the bundled weights files; nothing is downloaded and no
+model is built.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import fnmatch
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from hookscope.models.metadata import Description, count_parameters, read_descri
 from hookscope.models.names import package_versions
 from hookscope.system import cache
 
-# By the folder of torchvision.models that a builder stands in; the models of the folder itself classify pictures.
+# By the folder of a builder in torchvision.models; the builders in that folder itself are for classification.
 _TASKS = {
     "detection": "detection",
     "segmentation": "segmentation",
@@ -33,26 +33,24 @@ _TASKS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What torchvision says about one of its models with its default weights, or the file of a model that ships.
+    """What torchvision states about a model with its default weights, or what a bundled weights file states.
 
     Args:
-        name: The registered name, as ``MODEL`` of a command takes it.
+        name: The MODEL argument.
         task: ``classification``, ``detection``, ``segmentation``, ``video``, ``optical_flow`` or ``quantized``
-            (classification in 8-bit integers).
-        params: Number of parameters with the default weights, those of auxiliary classifiers included. A quantized
-            model counts those of the float model it was made from. Three vision transformers have more for weights
-            made for larger pictures: ``vit_h_14`` without weights has 632,045,800, not 633,470,440.
-        file_size: Size of the file of the default weights, in MB of 2**20 bytes.
-        gflops: Billions of multiply-adds of one pass, at the size that the default weights are made for.
-        accuracy: The headline number of the default weights: the first metric of the first data set that
-            torchvision states. For optical flow it is an end-point error in pixels, where less is better. Of a
-            model that ships, percent of the held-out pictures that its training wrote into the file.
-        metric: What ``accuracy`` measures: data set and metric, such as ``"ImageNet-1K acc@1"``.
-        weights: Names of the weights, the default first. A quantized model's are for its 8-bit form.
-        float_weights: Names of the float weights that the quantized ones were made from, in the same order, each once;
-            empty for a model that is not quantized.
+            (classification with 8-bit integers).
+        params: Number of parameters with the default weights, including auxiliary classifiers. For a quantized model,
+            that of its float model. Three vision transformers have more parameters with weights for larger pictures:
+            ``vit_h_14`` without weights has 632,045,800, not 633,470,440.
+        file_size: Size of the default weights file, in MB of 2**20 bytes.
+        gflops: Billions of multiply-adds of one pass, at the input size of the default weights.
+        accuracy: The first metric on the first data set that torchvision states for the default weights. For optical
+            flow an end-point error in pixels, where less is better. For a bundled model, percent of held-out pictures.
+        metric: Data set and metric of ``accuracy``, such as ``"ImageNet-1K acc@1"``.
+        weights: Names of the weights, the default first. Those of a quantized model are 8-bit weights.
+        float_weights: Names of the float weights of a quantized model, in the same order, each once.
 
-    A fact that nobody states is ``None``, or an empty text.
+    A fact that is not stated is ``None`` or an empty text.
 
     Example:
         >>> ModelInfo("resnet34", "classification", params=21797672).gflops is None
@@ -71,43 +69,43 @@ class ModelInfo:
 
 
 def catalogue() -> tuple[ModelInfo, ...]:
-    """Every model that torchvision registers itself, and those that ship, sorted by name.
+    """Every model that torchvision registers itself, and the bundled models, sorted by name.
 
-    The first call imports torchvision (seconds). Later ones, in other processes too, read its table from the cache as
-    long as the versions are the same; the files that ship are read each time.
+    The first call imports torchvision (seconds). Later calls, also in other processes, read torchvision's table from
+    the cache while the versions are the same; the bundled files are read each time.
 
     Raises:
-        ImportError: torchvision is not installed, or does not fit the installed torch.
+        ImportError: torchvision is missing or does not fit torch.
 
     Example:
         >>> resnet34 = next(model for model in catalogue() if model.name == "resnet34")
         >>> resnet34.params, resnet34.gflops, resnet34.accuracy, resnet34.metric
         (21797672, 3.664, 73.314, 'ImageNet-1K acc@1')
     """
-    models = [*_cached(), *map(_describe_shipped, BUNDLED.values())]
+    models = [*_cached(), *map(_describe_bundled, BUNDLED.values())]
     return tuple(sorted(models, key=lambda model: model.name))
 
 
 def _cached() -> tuple[ModelInfo, ...]:
     key = {**package_versions(), "fields": [field.name for field in dataclasses.fields(ModelInfo)]}
-    kept = _from_rows(cache.load("catalogue", key))
-    if kept is not None:
-        return kept
+    cached = _from_rows(cache.load("catalogue", key))
+    if cached is not None:
+        return cached
     models = _from_torchvision()
     cache.store("catalogue", key, [dataclasses.asdict(model) for model in models])
     return models
 
 
 def find_models(pattern: str | None = None) -> tuple[ModelInfo, ...]:
-    """The models of the :func:`catalogue` whose names match ``pattern``; all of them without one.
+    """The models of the :func:`catalogue` whose names match ``pattern``; all models without a pattern.
 
     Args:
-        pattern: A glob that fits the whole name (``resnet*``), a regular expression found anywhere in it
-            (``re:^vit_[bl]``), or a part of it (``mobilenet``). Case does not count.
+        pattern: A glob for the whole name (``resnet*``), a regular expression for any part of it
+            (``re:^vit_[bl]``), or a part of the name (``mobilenet``). Case does not matter.
 
     Raises:
-        SelectionError: The regular expression cannot be read.
-        ModelError: No name matches.
+        SelectionError: the regular expression is invalid.
+        ModelError: no name matches.
 
     Example:
         >>> [model.name for model in find_models("resnet1*")]
@@ -115,14 +113,14 @@ def find_models(pattern: str | None = None) -> tuple[ModelInfo, ...]:
     """
     if pattern is None:
         return catalogue()
-    matches = _matcher(pattern)  # first, because a bad pattern can be told in no time
+    matches = _matcher(pattern)  # first: a bad pattern fails at once
     models = catalogue()
-    found = tuple(model for model in models if matches(model.name))
-    if not found:
+    matching = tuple(model for model in models if matches(model.name))
+    if not matching:
         word = re.sub(r"^re:|\[.*?\]|[^\w]", "", pattern)
         exists = nearest(word, [model.name for model in models]) or f"there are {len(models)} models"
         raise ModelError(f"no model matches '{pattern}'", exists, "see `hookscope list-models`")
-    return found
+    return matching
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:
@@ -130,7 +128,7 @@ def _matcher(pattern: str) -> Callable[[str], object]:
         try:
             return re.compile(pattern[3:], re.IGNORECASE).search
         except (re.error, OverflowError, RecursionError) as error:
-            raise SelectionError(f"'{pattern}' is no regular expression: {error}") from error
+            raise SelectionError(f"'{pattern}' is not a regular expression: {error}") from error
     lower = pattern.lower()
     if re.search(r"[*?\[]", lower):
         return lambda name: fnmatch.fnmatchcase(name.lower(), lower)
@@ -138,26 +136,22 @@ def _matcher(pattern: str) -> Callable[[str], object]:
 
 
 def _from_rows(rows: Any) -> tuple[ModelInfo, ...] | None:
-    """The models that were stored, or ``None`` where a row is not what was stored."""
+    """The stored models, or ``None`` if a row is damaged."""
     try:
-        return tuple(ModelInfo(**{name: _hashable(value) for name, value in row.items()}) for row in rows) or None
+        return (
+            tuple(ModelInfo(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows)
+            or None
+        )
     except (TypeError, AttributeError):
         return None
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _from_torchvision() -> tuple[ModelInfo, ...]:
     from torchvision import models
 
-    return tuple(_describe(name, models) for name in models.list_models() if _is_torchvisions(name, models))
-
-
-def _is_torchvisions(name: str, models: Any) -> bool:
-    # A program may register models of its own; what it does in its process must not get into everybody's cache.
-    return str(models.get_model_builder(name).__module__).startswith("torchvision.")
+    # A program may register models of its own, which must not get into the cache of all programs.
+    names = (n for n in models.list_models() if models.get_model_builder(n).__module__.startswith("torchvision."))
+    return tuple(_describe(name, models) for name in names)
 
 
 def _describe(name: str, models: Any) -> ModelInfo:
@@ -176,26 +170,28 @@ def _describe(name: str, models: Any) -> ModelInfo:
         accuracy=accuracy,
         metric=metric,
         weights=tuple(each.name for each in weights),
-        float_weights=_float_weights(each.meta.get("unquantized") for each in weights),
+        float_weights=tuple(
+            dict.fromkeys(each.meta["unquantized"].name for each in weights if "unquantized" in each.meta)
+        ),
     )
 
 
-def _describe_shipped(shipped: BundledModel) -> ModelInfo:
-    """What the file of the weights says; a file that is not there, or is damaged, states nothing."""
+def _describe_bundled(bundled: BundledModel) -> ModelInfo:
+    """What the weights file states; nothing if the file is missing or damaged."""
     try:
-        path = weights_path(shipped)
+        path = weights_path(bundled)
         size = os.path.getsize(path)
-        said = read_description(path) or Description()
+        accuracy = (read_description(path) or Description()).accuracy
     except (WeightsError, OSError):
-        return ModelInfo(shipped.name, "classification")
+        return ModelInfo(bundled.name, "classification")
     return ModelInfo(
-        name=shipped.name,
+        name=bundled.name,
         task="classification",
         params=count_parameters(read_header(path)),
         file_size=round(size / 2**20, 3),
-        accuracy=None if said.accuracy is None else round(100 * said.accuracy, 3),
-        metric="" if said.accuracy is None else f"{shipped.name} acc@1",
-        weights=(shipped.file,),
+        accuracy=None if accuracy is None else round(100 * accuracy, 3),
+        metric="" if accuracy is None else f"{bundled.name} acc@1",
+        weights=(bundled.file,),
     )
 
 
@@ -204,10 +200,10 @@ def _task(module: str) -> str:
 
 
 def _weights(name: str, models: Any) -> list[Any]:
-    """The members of the model's weights enum, the default first; none where it has no weights."""
+    """The members of the model's weights enum, the default first."""
     try:
         members = list(models.get_model_weights(name))
-    except ValueError:  # the builder has no weights, or does not say of which kind
+    except ValueError:  # the builder has no weights, or does not declare their enum
         return []
     default = getattr(models.get_model_weights(name), "DEFAULT", None)
     return sorted(members, key=lambda each: each is not default)
@@ -220,7 +216,3 @@ def _headline(metrics: Mapping[str, Mapping[str, Any]] | None) -> tuple[float | 
             if isinstance(value, int | float) and math.isfinite(value):
                 return float(value), f"{data_set} {metric}"
     return None, ""
-
-
-def _float_weights(members: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(member.name for member in members if member is not None))

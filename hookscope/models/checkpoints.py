@@ -1,4 +1,4 @@
-"""Checkpoint files: read without executing anything, held against a model, loaded into it whole or not at all."""
+"""Checkpoint files: read without running code, compared with a model, loaded completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PREFIXES = ("module.", "_orig_mod.")
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The state dict in a checkpoint file, with wrappers and prefixes taken off; nothing in the file is executed.
+    """The state dict in a checkpoint file, without wrappers and prefixes; no code in the file runs.
 
-    Understood are ``.safetensors`` and what ``torch.save`` writes, told apart by content; ``state_dict``, ``model``,
-    ``model_state_dict`` and ``model_ema`` wrappers; ``module.`` and ``_orig_mod.`` prefixes.
+    The content tells whether it is safetensors or a file of ``torch.save``. The wrappers ``state_dict``, ``model``,
+    ``model_state_dict``, ``model_ema`` and ``net`` and the prefixes ``module.`` and ``_orig_mod.`` are removed.
 
     Raises:
-        WeightsError: missing, damaged, not a state dict, or a pickle that wants to run code.
+        WeightsError: the file is missing, damaged, not a state dict, or a pickle that would run code.
     """
     content = load_file(path)
     wrapped = ("model.",) if "pytorch-lightning_version" in content else ()
@@ -45,9 +45,9 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 def _tensors_of(content: Mapping[Any, Any]) -> dict[str, Tensor]:
     import torch
 
-    found = {key: value for key, value in content.items() if isinstance(value, torch.Tensor) and isinstance(key, str)}
-    found.pop("n_averaged", None)  # what an averaged model carries beside its weights
-    return found
+    state = {key: value for key, value in content.items() if isinstance(value, torch.Tensor) and isinstance(key, str)}
+    state.pop("n_averaged", None)  # the counter of an averaged model is not a weight
+    return state
 
 
 def _without_prefixes(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> dict[str, Tensor]:
@@ -57,7 +57,7 @@ def _without_prefixes(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> di
 
 
 def load_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """The mapping in a checkpoint file, read without executing anything."""
+    """The mapping in a checkpoint file; no code in the file runs."""
     content = load_content(path)
     if not isinstance(content, Mapping):
         held = type(content).__name__
@@ -66,7 +66,7 @@ def load_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 
 
 def load_content(path: str | os.PathLike[str]) -> Any:
-    """Whatever tensors a file of torch or safetensors holds, read without executing anything."""
+    """The content of a torch or safetensors file; no code in the file runs."""
     try:
         with open(path, "rb") as file:
             head = file.read(9)
@@ -103,19 +103,19 @@ def _load_torch(path: str | os.PathLike[str], head: bytes) -> Any:
         if danger:
             asked = f"{path} is more than weights: loading it {danger}; refused"
             raise WeightsError(asked, do="save model.state_dict()") from error
-        raise WeightsError(f"cannot read weights {path}: damaged, cut short or no checkpoint") from error
+        raise WeightsError(f"cannot read weights {path}: damaged, cut short or not a checkpoint") from error
 
 
 def _danger(text: str, head: bytes) -> str:
-    """What a refused file would have done; empty for one that is merely damaged or no checkpoint.
+    """What a refused file would do; empty if it is only damaged or not a checkpoint.
 
-    torch's own text is long and advises the unsafe switch: it is read here and never shown.
+    ``text`` is torch's refusal, which is long and recommends the unsafe switch: it is never shown.
     """
     if refused := re.search(r"GLOBAL ([\w.]+)", text):
         return f"would run code ({refused[1]})"
     if "TorchScript" in text:
         return "would run code (TorchScript)"
-    return "could run code" if "weights_only" in text and head[:1] == b"\x80" else ""  # 0x80: a pickle begins
+    return "could run code" if "weights_only" in text and head[:1] == b"\x80" else ""  # a pickle begins with 0x80
 
 
 def _first_line(error: BaseException) -> str:
@@ -123,28 +123,24 @@ def _first_line(error: BaseException) -> str:
     return text.splitlines()[0][:200] if text else type(error).__name__
 
 
-def _is_optional(key: str) -> bool:
-    return key.endswith("num_batches_tracked")  # old checkpoints have none
-
-
 def mismatches(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """The keys that are missing, left over or of another shape when ``state`` is loaded into ``model``."""
+    """The keys of ``state`` and ``model`` that are missing, unknown or of another shape."""
     own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    given = {key: tuple(value.shape) for key, value in state.items()}
-    wrong = (key for key in sorted(own.keys() | given.keys()) if own.get(key) != given.get(key))
-    return [key for key in wrong if key in given or not _is_optional(key)]
+    loaded = {key: tuple(value.shape) for key, value in state.items()}
+    wrong = (key for key in sorted(own.keys() | loaded.keys()) if own.get(key) != loaded.get(key))
+    return [key for key in wrong if key in loaded or not key.endswith("num_batches_tracked")]  # old files lack it
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], path: str) -> list[str]:
-    """Load a state dict that has no `mismatches` into ``model``, and return what is to be noted of it.
+    """Load a state dict without `mismatches` into ``model``, and return the notes.
 
     Raises:
-        WeightsError: where a tensor cannot become what the model holds, such as one of 8-bit integers.
+        WeightsError: a tensor has a type that the model cannot hold, such as 8-bit integers.
     """
     own = model.state_dict()
     missing = {key: value for key, value in own.items() if key not in state}
     whole: OrderedDict[str, Any] = OrderedDict(**missing, **state)
-    # the keys are those of this layout: without its versions, MNASNet and others refuse or rename them
+    # Without the versions of this layout MNASNet and others refuse or rename the keys.
     whole._metadata = own._metadata  # type: ignore[attr-defined]
     try:
         model.load_state_dict(whole)
@@ -166,7 +162,7 @@ def load_checkpoint(model: nn.Module, path: str, name: str) -> tuple[str, list[s
 
 
 def non_finite_note(path: str, state: Mapping[str, Tensor]) -> list[str]:
-    """One note when weights hold NaN or infinite values, none otherwise."""
+    """One note if weights have NaN or infinite values, else none."""
     import torch
 
     bad = sum(int((~torch.isfinite(v)).sum()) for v in state.values() if v.is_floating_point())
@@ -176,24 +172,24 @@ def non_finite_note(path: str, state: Mapping[str, Tensor]) -> list[str]:
 def fitting_error(
     path: str, name: str, model: nn.Module, state: Mapping[str, Tensor], fits: str | None
 ) -> WeightsError:
-    """The one line for a checkpoint of another architecture: how many keys match, and which model would fit."""
+    """The error for a checkpoint of another architecture: how many keys match, and which model would fit."""
     wrong = mismatches(model, state)
     own = model.state_dict()
     matching = sum(key in own and own[key].shape == value.shape for key, value in state.items())
     missing = [key for key in wrong if key not in state]
     unknown = [key for key in wrong if key not in own]
     other = [f"{key} has another shape" for key in wrong if key in own and key in state]
-    found = [f"{keys[0]} is {what}" for keys, what in ((missing, "missing"), (unknown, "unknown to the model")) if keys]
-    exists = ", ".join([f"{matching} of {len(own)} keys match", *found, *other[:1]])
+    first = [f"{keys[0]} is {what}" for keys, what in ((missing, "missing"), (unknown, "unknown to the model")) if keys]
+    exists = ", ".join([f"{matching} of {len(own)} keys match", *first, *other[:1]])
     return WeightsError(f"{Path(path)} does not fit {name}", exists, f"it would fit {fits}" if fits else "")
 
 
 def fitting_kwargs(
     build: Callable[..., nn.Module], tries: Iterable[dict[str, Any]], state: Mapping[str, Tensor]
 ) -> dict[str, Any] | None:
-    """The first of ``tries`` with which ``build`` makes a model that ``state`` fits; None if nothing helps.
+    """The first of ``tries`` with which ``build`` gives a model that ``state`` fits; None if there is none.
 
-    A checkpoint that was tuned to another number of classes fits with that number.
+    The number of classes of a fine-tuned checkpoint is tried too.
     """
     for kwargs in tries:
         model = build(**kwargs)
@@ -209,7 +205,7 @@ def fitting_kwargs(
 
 
 def _other_number_of_classes(model: nn.Module, state: Mapping[str, Tensor], wrong: Sequence[str]) -> int | None:
-    """The classes of a fine-tuned head: every key is there, and what differs does so in its first size alone."""
+    """The number of classes of a fine-tuned head: no key is missing, and shapes differ in their first size only."""
     own = model.state_dict()
     sizes: set[int] = set()
     for key in wrong:

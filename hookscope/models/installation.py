@@ -1,4 +1,4 @@
-"""What is wrong with the packages installed beside hookscope, in one line."""
+"""Errors of the packages that hookscope needs, in one line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from hookscope.errors import InstallationError
 from hookscope.models.names import package_versions
 
-# What torchvision says when it was built for another torch. The third text is its second import in the same process:
-# the first import died half-way and left a part of the module behind.
+# Torchvision's errors if it was built for another torch. The third comes at its second import in the same process:
+# the first import failed half-way and left part of the module behind.
 _MIXED_BUILDS = (
     "torchvision::nms does not exist",
     "Couldn't load custom C++ ops",
@@ -19,9 +19,7 @@ _NEEDED = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "num
 
 
 def broken_pair(error: BaseException) -> InstallationError | None:
-    """The error to show when ``error`` comes of a torch and a torchvision that were not built for one another.
-
-    The causes behind ``error`` are looked at too. None when it is about something else.
+    """The error to show if ``error``, or one of its causes, means that torch and torchvision do not fit; else None.
 
     Example:
         >>> broken_pair(RuntimeError("operator torchvision::nms does not exist")).asked
@@ -29,15 +27,17 @@ def broken_pair(error: BaseException) -> InstallationError | None:
         >>> broken_pair(RuntimeError("something else")) is None
         True
     """
-    if not any(_tells_of_mixed_builds(link) for link in _chain(error)):
+    kinds = (ImportError, RuntimeError, AttributeError)
+    causes = (cause for cause in _causes(error) if isinstance(cause, kinds))
+    if not any(text in str(cause) for cause in causes for text in _MIXED_BUILDS):
         return None
-    found = package_versions()
-    exists = f"installed: torch {found['torch']}, torchvision {found['torchvision']}"
+    versions = package_versions()
+    exists = f"installed: torch {versions['torch']}, torchvision {versions['torchvision']}"
     return InstallationError("torch and torchvision were not built for one another", exists, _CURE)
 
 
 def missing_package(error: BaseException) -> InstallationError | None:
-    """The error to show when ``error`` says that a package hookscope needs is not installed, else None.
+    """The error to show if ``error`` means that a package is not installed which hookscope needs, else None.
 
     Example:
         >>> str(missing_package(ModuleNotFoundError("No module named 'torch'", name="torch")))
@@ -49,13 +49,8 @@ def missing_package(error: BaseException) -> InstallationError | None:
     return InstallationError(f"the package {distribution} is not installed", do=f"pip install {distribution}")
 
 
-def _tells_of_mixed_builds(error: BaseException) -> bool:
-    kinds = (ImportError, RuntimeError, AttributeError)
-    return isinstance(error, kinds) and any(text in str(error) for text in _MIXED_BUILDS)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """``error`` and what caused it, outermost first; a ring of causes ends."""
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and its causes, outermost first, each once."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

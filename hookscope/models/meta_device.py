@@ -1,4 +1,4 @@
-"""Models and passes without arithmetic: everything on the meta device, where tensors have shapes and no values."""
+"""Models and passes on the meta device, where tensors have shapes and no values: no arithmetic, no memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hookscope.hooks import map_tensors
 
 
 def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model that ``build`` makes, on the meta device: its shapes are right, its values do not exist.
+    """The model that ``build`` returns, on the meta device.
 
-    Only ``torch.empty`` is sent to the meta device while building, for some builders (RegNet) calculate with real
-    tensors; initialisation of the parameters then costs nothing.
+    Only ``torch.empty`` goes to the meta device while building, because some builders (RegNet) compute with tensors.
+    Initialising the parameters then costs nothing.
 
     Example:
         >>> import torch
@@ -38,12 +38,12 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def meta_forward(model: nn.Module, args: tuple[Any, ...]) -> Any:
-    """One forward pass on the meta device with the parameters and buffers of ``model`` swapped out, none touched.
+    """One forward pass on the meta device, with meta tensors in place of the parameters and buffers of ``model``.
 
     Raises:
-        Exception: whatever the model raises where an operation needs values (``nonzero`` in detectors).
+        Exception: whatever the model raises if an operation needs values (``nonzero`` in detectors).
     """
     named = [*model.named_parameters(), *model.named_buffers()]
-    ghosts = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
+    replacements = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
     with torch.no_grad():
-        return functional_call(model, ghosts, map_tensors(args, lambda tensor: tensor.to("meta")))
+        return functional_call(model, replacements, map_tensors(args, lambda tensor: tensor.to("meta")))

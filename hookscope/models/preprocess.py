@@ -1,4 +1,4 @@
-"""From a photograph to the tensor a model takes, and back to the picture that the network saw."""
+"""From a photograph to the input tensor of a model, and back to the picture that the network sees."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Turns a photograph into the tensor ``(3, H, W)`` that a model takes; clips become ``(3, T, H, W)``.
+    """Turns a photograph into an input tensor ``(3, H, W)``, and a clip into ``(3, T, H, W)``.
 
     Attributes:
-        family: What input the model takes, see `family_of`.
-        transforms: torchvision's own transforms of the weights, used as they are; None for a model without.
-        mode: ``weights`` (the transforms), ``stretch`` (resize to ``size`` whatever the proportions, range [0, 1]),
-            ``none`` (range [0, 1] at the picture's own size).
-        size: ``(H, W)`` that the tensor shall have; None for the transforms' own.
-        default_size: ``(H, W)`` that ``stretch`` goes to without ``size``.
-        channels: 3, or 1 for a model of grey pictures.
-        device: Where the tensor goes.
-        frames: How many frames the clip of a video model has, 1 for the others.
+        family: The model's family, see `family_of`.
+        transforms: Torchvision's transforms of the weights; None for a model without.
+        mode: ``weights`` (the transforms), ``stretch`` (resize to ``size``, range [0, 1]), or ``none`` (the picture's
+            own size, range [0, 1]).
+        size: ``(H, W)`` of the tensor; None for that of the transforms.
+        default_size: ``(H, W)`` of ``stretch`` without ``size``.
+        channels: 3, or 1 for grey pictures.
+        device: Device of the tensor.
+        frames: Number of frames in a clip of a video model, 1 for other models.
         dtype: Data type of the tensor, None for float32.
 
     Raises:
-        InputError: on call, for a picture that the transforms cannot take.
+        InputError: on call, if the transforms cannot process the picture.
     """
 
     family: str
@@ -54,12 +54,11 @@ class Preprocess:
     dtype: Any = None
 
     def __call__(self, image: Image.Image | Sequence[Image.Image]) -> Tensor:
-        """The tensor of one photograph, or the clip of a sequence of frames."""
         frames = list(image) if isinstance(image, Sequence) else [image]
         try:
             if self.family == "video":
                 frames = frames if len(frames) == self.frames else frames[:1] * self.frames
-                tensor = self._clip(torch.stack([_as_bytes(frame) for frame in frames]))
+                tensor = self._clip(torch.stack([pil_to_tensor(frame) for frame in frames]))
             else:
                 tensor = self._still(frames[0])
         except (RuntimeError, ValueError, MemoryError) as error:
@@ -78,14 +77,11 @@ class Preprocess:
             return pair
         if self.family in ("detection", "segmentation") and self.size is not None:
             image = image.resize(_wide_high(self.size), resample=2)
-        return self._by_transforms(image)
-
-    def _by_transforms(self, image: Image.Image) -> Tensor:
         tensor: Tensor = self.transforms_for((image.height, image.width))(image)
         return tensor
 
     def transforms_for(self, picture: tuple[int, int]) -> Any:
-        """The transforms of the weights, set to ``size``, for a picture of ``(H, W)`` pixels."""
+        """The transforms of the weights, changed to give ``size``, for a picture of ``(H, W)`` pixels."""
         transforms = copy.copy(self.transforms)
         if self.size is None:
             return transforms
@@ -99,7 +95,7 @@ class Preprocess:
         return transforms
 
     def _clip(self, frames: Tensor) -> Tensor:
-        """``(T, 3, h, w)`` of bytes to ``(3, T, H, W)``."""
+        """Bytes ``(T, 3, h, w)`` to ``(3, T, H, W)``."""
         if self.mode != "weights":
             size = list(self.size or self.default_size) if self.mode == "stretch" else list(frames.shape[-2:])
             resized: Tensor = F.resize(frames, size, antialias=True).div(255)
@@ -109,7 +105,7 @@ class Preprocess:
         return clip
 
     def seen(self, tensor: Tensor) -> Image.Image:
-        """The RGB picture that the network saw: ``tensor`` with its normalisation undone; a clip's first frame."""
+        """The RGB picture that the network sees: ``tensor`` without its normalisation; the first frame of a clip."""
         picture = tensor[:, 0] if tensor.dim() == 4 else tensor
         mean, std = self._normalisation()
         picture = picture.cpu().float().expand(3, -1, -1) if picture.shape[0] == 1 else picture.cpu().float()
@@ -148,7 +144,7 @@ class Preprocess:
         return tuple(self.transforms.mean), tuple(self.transforms.std)
 
     def describe(self) -> str:
-        """One line for people and provenance, such as ``ImageClassification resize 256 crop 224``."""
+        """One line such as ``ImageClassification resize 256 crop 224``."""
         size = f" {self.size[0]}x{self.size[1]}" if self.size else ""
         if self.mode == "none":
             return "none: own size, range [0, 1]"
@@ -182,14 +178,14 @@ def _wide_high(size: Sequence[int]) -> tuple[int, int]:
 
 
 def _flow_size(high: int, wide: int) -> tuple[int, int]:
-    """The picture's own size in steps of 8 and not below 128, as RAFT takes it, and not above what memory bears."""
-    scale = min(1.0, _LARGEST_FLOW / max(high, wide))  # RAFT compares each eighth pixel with each other
+    """The picture's size, rounded to the multiple of 8 from 128 that RAFT takes, and limited to spare memory."""
+    scale = min(1.0, _LARGEST_FLOW / max(high, wide))  # RAFT compares all pairs of every eighth pixel
     high, wide = (max(128, 8 * round(side * scale / 8)) for side in (high, wide))
     return high, wide
 
 
 def _covering(transforms: Any, picture: tuple[int, int], size: tuple[int, int]) -> list[int]:
-    """Where to resize so that a crop of ``size`` cuts off the same share as the weights' own recipe does."""
+    """The resize before a crop of ``size`` that cuts off the same share as the weights' own transforms."""
     margin = transforms.resize_size[0] / transforms.crop_size[0]
     if size[0] == size[1]:
         return [round(size[0] * margin)]
@@ -197,23 +193,19 @@ def _covering(transforms: Any, picture: tuple[int, int], size: tuple[int, int]) 
     return [max(math.ceil(side * scale), want) for side, want in zip(picture, size, strict=True)]
 
 
-def _as_bytes(image: Image.Image) -> Tensor:
-    tensor: Tensor = pil_to_tensor(image)
+def _as_floats(image: Image.Image) -> Tensor:
+    tensor: Tensor = pil_to_tensor(image).float().div(255)
     return tensor
 
 
-def _as_floats(image: Image.Image) -> Tensor:
-    return _as_bytes(image).float().div(255)
-
-
 def made_for(transforms: Any) -> tuple[int, int]:
-    """``(H, W)`` of what ``transforms`` puts out, 224 by 224 where it leaves the size as it is."""
+    """``(H, W)`` of the output of ``transforms``, 224 by 224 if they keep the size."""
     size = getattr(transforms, "crop_size", None) or getattr(transforms, "resize_size", None) or [224]
     return (size[0], size[-1])
 
 
 def usual_transforms(family: str) -> Any:
-    """The recipe of torchvision for models of a family that say nothing of their own."""
+    """Torchvision's usual transforms for a family, for models without transforms of their own."""
     if family == "detection":
         return presets.ObjectDetection()
     if family == "segmentation":
@@ -224,5 +216,5 @@ def usual_transforms(family: str) -> Any:
 
 
 def imagenet_transforms(crop: int = 224, resize: int = 256, **normalisation: Sequence[float]) -> Any:
-    """The usual recipe for models that say nothing of their own: resize, centre crop, ImageNet normalisation."""
+    """Resize, centre crop and normalisation, by default that of ImageNet."""
     return ImageClassification(crop_size=crop, resize_size=resize, **(normalisation or _IMAGENET))

@@ -228,7 +228,7 @@ def test_where_all_is_allowed_the_table_says_so(run: Run) -> None:
         (["--no-nan", "--junit", "no/x.xml"], 1, "its folder does not exist"),
         (["--no-nan", "--junit", "pics/0.png"], 1, "it is the image pics/0.png itself"),
         (["--no-nan", "--layer", "cony"], 1, "no layer 'cony'"),
-        (["--no-nan", "bad.jpg", "--strict"], 1, "'bad.jpg' is no picture"),
+        (["--no-nan", "bad.jpg", "--strict"], 1, "'bad.jpg' is not a picture"),
     ],
 )
 def test_what_is_refused_is_one_error(run: Run, here: Path, words: list[str], status: int, message: str) -> None:

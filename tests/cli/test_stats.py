@@ -348,7 +348,7 @@ def test_lost_images_are_named_and_the_rows_still_come(run: Run, here: Path) -> 
     assert (status, images_in(out)) == (1, 7)
     first, second, skipped = errors.splitlines()
     assert skipped == "Note: 2 of 9 images skipped"
-    assert first.startswith("Error: 'bad.jpg' is no picture")
+    assert first.startswith("Error: 'bad.jpg' is not a picture")
     assert second.startswith("Error: 'evil\\x1b]0;x\\n.png' is empty")
 
 
@@ -364,9 +364,9 @@ def empty_folders(here: Path) -> None:
         ([], 2, "no image was given"),
         (["empty"], 1, "no pictures in 'empty': it is empty"),
         (["texts"], 1, "no pictures in 'texts'"),
-        (["bad.jpg"], 1, "'bad.jpg' is no picture"),
+        (["bad.jpg"], 1, "'bad.jpg' is not a picture"),
         (["nothing.png"], 1, "no picture 'nothing.png'"),
-        (["pics", "bad.jpg", "--strict"], 1, "'bad.jpg' is no picture"),
+        (["pics", "bad.jpg", "--strict"], 1, "'bad.jpg' is not a picture"),
         (["--files0-from", "missing"], 1, "the names in 'missing' cannot be read"),
         (["pics", "--layer", "conv9"], 1, "no layer 'conv9' in Small; nearest: conv"),
         (["pics", "--layer", "re:("], 2, "bad regular expression"),
@@ -689,7 +689,7 @@ def test_a_terminal_gets_a_bar_and_a_table() -> None:
     assert child.wait(60) == 1
     text = seen.decode()
     assert "images/s" in text
-    assert "Error: 'bad.jpg' is no picture" in text
+    assert "Error: 'bad.jpg' is not a picture" in text
     assert "index  name" in text
     assert "3 findings" in text
     assert "\x1b[?25h" in text or "\x1b[?25l" not in text  # the cursor is there again

@@ -170,7 +170,7 @@ def bad_images(here: Path) -> dict[str, str]:
         "missing.jpg": "no picture 'missing.jpg'",
         "empty.jpg": "'empty.jpg' is empty",
         "cut.jpg": "'cut.jpg' cannot be decoded",
-        "text.png": "'text.png' is no picture",
+        "text.png": "'text.png' is not a picture",
         "folder": "'folder' is a folder",
         "evil\x1b]0;x\n.jpg": "'evil\\x1b]0;x\\n.jpg' is empty",
         "bomb.png": "'bomb.png' is too large",

@@ -107,7 +107,7 @@ def test_as_batch_refuses_what_does_not_stack() -> None:
     with pytest.raises(InputError, match="do not stack; 3x4x5, 3x6x7; make batches of one shape"):
         as_batch("classification", [torch.zeros(3, 4, 5), torch.zeros(3, 6, 7)])
     for family in ("classification", "detection"):
-        with pytest.raises(InputError, match="a batch of no picture"):
+        with pytest.raises(InputError, match="a batch needs at least one picture"):
             as_batch(family, [])
 
 
@@ -185,7 +185,7 @@ def test_no_paths_no_batches() -> None:
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}])
 def test_numbers_that_make_no_sense_are_refused_at_once(wrong: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match="the least is"):
+    with pytest.raises(UsageError, match="must be at least"):
         load_batches(net(), ["a.png"], **wrong)
 
 
@@ -199,7 +199,7 @@ def test_what_cannot_be_used_is_told_in_order_and_skipped(tmp_path: Path, worker
     batches = kept.load(net(), paths, 4, workers)
     assert [batch.positions for batch in batches] == [(1, 2, 5, 6), (7, 8)]
     assert [(position, name) for position, name, _ in kept.lost] == [(n, paths[n]) for n in (0, 3, 4, 9)]
-    words = ["cannot be decoded", "is no picture", "no picture", "is a folder, not a picture"]
+    words = ["cannot be decoded", "is not a picture", "no picture", "is a folder, not a picture"]
     for (_, name, line), word in zip(kept.lost, words, strict=True):
         assert name in line and word in line
 

@@ -297,5 +297,5 @@ def test_no_match_says_what_is_near(pattern: str, exists: str) -> None:
 
 def test_a_bad_regular_expression_needs_no_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "catalogue", lambda: pytest.fail("asked for the catalogue"))
-    with pytest.raises(SelectionError, match=r"'re:\[' is no regular expression: unterminated character set"):
+    with pytest.raises(SelectionError, match=r"'re:\[' is not a regular expression: unterminated character set"):
         find_models("re:[")

@@ -293,11 +293,11 @@ def test_a_scripted_model_is_refused(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (b"", "the file is empty"),
-        (b"not a checkpoint, whatever its name says\n", "damaged, cut short or no checkpoint"),
-        (b"<!DOCTYPE html><title>404</title>", "damaged, cut short or no checkpoint"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(64), "damaged, cut short or no checkpoint"),
-        (b"\x00" * 100, "damaged, cut short or no checkpoint"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "damaged, cut short or no checkpoint"),
+        (b"not a checkpoint, whatever its name says\n", "damaged, cut short or not a checkpoint"),
+        (b"<!DOCTYPE html><title>404</title>", "damaged, cut short or not a checkpoint"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(64), "damaged, cut short or not a checkpoint"),
+        (b"\x00" * 100, "damaged, cut short or not a checkpoint"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "damaged, cut short or not a checkpoint"),
         (pickle.dumps({"a": 3}), "loading it could run code"),
     ],
     ids=["empty", "text", "page", "picture", "zeros", "lfs", "pickle"],
@@ -329,7 +329,7 @@ def test_files_cut_short(tmp_path: Path, zipped: bool, share: float) -> None:
     torch.save({"a": torch.rand(1000)}, file, _use_new_zipfile_serialization=zipped)
     path = tmp_path / "own.pth"
     path.write_bytes(file.getvalue()[: int(len(file.getvalue()) * share)])
-    assert "damaged, cut short or no checkpoint" in refused(path)
+    assert "damaged, cut short or not a checkpoint" in refused(path)
 
 
 def test_safetensors_cut_short_or_lying(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_numbers_as_the_model_calculates() -> None:
 
 @pytest.mark.parametrize("size", [(), (0, 5), (5, -1), (1, 3, 0, 4)])
 def test_bad_sizes(size: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match=r"bad input size .*; give \(H, W\) or a whole shape"):
+    with pytest.raises(UsageError, match=r"bad input size .*; give \(H, W\) or a full shape"):
         example_inputs(nn.Conv2d(3, 4, 3), size)
 
 
