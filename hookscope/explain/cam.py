@@ -45,6 +45,12 @@ class ClassActivationMap:
     unreached: bool = False
 
     @property
+    def still(self) -> NDArray[np.float32]:
+        """The map ``(h, w)`` that is drawn: for a clip the mean over its frames."""
+        values: NDArray[np.float32] = self.values.mean(0) if self.values.ndim == 3 else self.values
+        return values
+
+    @property
     def is_empty(self) -> bool:
         """Whether no place speaks for the class: no value is above 0; there may be some below."""
         return not bool((self.values > 0).any())
@@ -273,7 +279,7 @@ def fused(maps: Sequence[ClassActivationMap]) -> ClassActivationMap:
     """
     if len({(one.prediction.index, one.seen) for one in maps}) != 1:
         raise HookscopeError("maps of several classes or pictures cannot be fused")
-    stills = [torch.from_numpy(one.values.mean(0) if one.values.ndim == 3 else one.values).relu() for one in maps]
+    stills = [torch.from_numpy(one.still).relu() for one in maps]
     size = (max(still.shape[0] for still in stills), max(still.shape[1] for still in stills))
     scaled = [still / peak if (peak := float(still.max())) > 0 else still for still in stills]
     together = torch.stack([resized(still[None, None], size)[0, 0] for still in scaled]).mean(0)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.errors import InputError, ModelError, UsageError, nearest
@@ -47,6 +49,13 @@ class Saliency:
         For the methods that multiply by the picture the absolute sum over the channels.
         """
         return self.values.sum(0).abs() if SALIENCY_METHODS[self.method].signed else self.values.abs().amax(0)
+
+    @property
+    def still(self) -> NDArray[np.float32]:
+        """The map ``(H, W)`` that is drawn: for a clip the mean over its frames."""
+        still = self.map.float()
+        values: NDArray[np.float32] = (still.mean(0) if still.dim() == 3 else still).cpu().numpy()
+        return values
 
 
 def saliency_maps(

@@ -177,12 +177,12 @@ def _groups(maps: Sequence[ClassActivationMap], fuse: bool) -> list[list[ClassAc
 
 
 def _row(one: Explanation, found: ClassActivationMap, file: str, fuse: bool) -> dict[str, Any]:
-    from hookscope.explain import still_of, why_empty
+    from hookscope.explain import why_empty
 
     if reason := why_empty(found):
         one.note(f"the map of {found.call.key} for class {found.prediction.index}: {reason}")
     one.plan.raw.keep(f"{one.word}/{found.call.key}/{found.prediction.index}", found.values)
-    still = still_of(found)
+    still = found.still
     return {
         "image": one.subject.origin.image,
         "layer": found.call.name,

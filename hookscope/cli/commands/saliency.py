@@ -147,9 +147,7 @@ def _note(one: Explanation, found: Saliency, total: float) -> None:
 
 
 def _row(one: Explanation, found: Saliency, file: str) -> dict[str, Any]:
-    from hookscope.explain import saliency_still
-
-    still, answer = saliency_still(found), found.prediction
+    still, answer = found.still, found.prediction
     if not still.any():
         one.note(f"class {answer.index} does not depend on any pixel: the map is all zero")
     total = float(found.values.double().sum())

@@ -1,29 +1,41 @@
-"""Pages of class activation maps: what they say, how they are laid out, and what their files remember."""
+"""Pages of class activation maps and saliency maps: what they say, how they are laid out, what their files hold."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from hookscope.drawing.overlay import Panel
 from hookscope.drawing.png import read_provenance, write_png
 from hookscope.drawing.sheet import Origin
 from hookscope.errors import UsageError
-from hookscope.explain import cam_page as cam_pages
+from hookscope.explain import page as pages
 from hookscope.explain.cam import ClassActivationMap, fused
-from hookscope.explain.cam_page import draw_overlay, draw_sheet, still_of, why_empty
-from hookscope.explain.overlay_source import OverlaySource
+from hookscope.explain.page import (
+    OverlaySource,
+    answer_facts,
+    answer_lines,
+    draw_overlay,
+    draw_saliency,
+    draw_sheet,
+    why_empty,
+)
+from hookscope.explain.saliency import Saliency
+from hookscope.explain.saliency_methods import SALIENCY_METHODS
 from hookscope.hooks.selection import Call
 from hookscope.scores.logits import Prediction
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
 TABBY = Prediction(281, "tabby", 12.25, 0.875)
+SOURCE = OverlaySource(Image.new("RGB", (400, 300), (200, 10, 10)), (50.0, 0.0, 350.0, 300.0), ORIGIN)
 VALUES = np.arange(49, dtype=np.float32).reshape(7, 7)
 
 
@@ -41,13 +53,13 @@ def cam(layer: str = "layer4", values: Any = VALUES, answer: Prediction = TABBY,
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the last page was made of."""
     kept: dict[str, Any] = {}
-    draw = cam_pages.draw_page
+    draw = pages.draw_page
 
     def record(photograph: Any, heading: Any, rows: Any, cmap: str, width: Any = None, warning: str = "") -> Any:
         kept.update(heading=heading, rows=rows, cmap=cmap, width=width, warning=warning)
         return draw(photograph, heading, rows, cmap, width, warning=warning)
 
-    monkeypatch.setattr(cam_pages, "draw_page", record)
+    monkeypatch.setattr(pages, "draw_page", record)
     return kept
 
 
@@ -107,10 +119,10 @@ def test_of_a_clip_the_mean_of_the_frames_is_drawn(drawn: dict[str, Any]) -> Non
     clip = cam(values=np.stack([VALUES, VALUES[::-1, ::-1] * 3]))
     draw_overlay(subject(), [clip])
     assert only(drawn).words[1] == "Sequential  512 channels of 7×7  mean of 2 frames"
-    assert np.array_equal(still_of(clip), (VALUES + VALUES[::-1, ::-1] * 3) / 2)
+    assert np.array_equal(clip.still, (VALUES + VALUES[::-1, ::-1] * 3) / 2)
     heat = only(drawn).heat
     assert heat is not None
-    assert heat.peak == subject().peak_in(still_of(clip))
+    assert heat.peak == subject().peak_in(clip.still)
 
 
 def test_a_fused_map_has_a_scale_of_its_own(drawn: dict[str, Any]) -> None:
@@ -130,8 +142,8 @@ def test_maps_stand_side_by_side_and_many_in_rows(drawn: dict[str, Any], count: 
 def test_several_maps_of_a_large_photograph_are_drawn_smaller_and_the_page_says_so(
     drawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cam_pages._LARGEST == 60_000_000
-    monkeypatch.setattr(cam_pages, "_LARGEST", 600_000)
+    assert pages._LARGEST == 60_000_000
+    monkeypatch.setattr(pages, "_LARGEST", 600_000)
     page, _ = draw_overlay(subject(600, 400), [cam(f"layer{at}") for at in range(4)])
     assert drawn["width"] == int(600 * (60 / 96) ** 0.5) == 474
     assert drawn["heading"][-1].endswith("  drawn at 79 % of its size")
@@ -139,7 +151,7 @@ def test_several_maps_of_a_large_photograph_are_drawn_smaller_and_the_page_says_
 
 
 def test_one_map_of_a_large_photograph_has_its_size(drawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cam_pages, "_LARGEST", 1000)
+    monkeypatch.setattr(pages, "_LARGEST", 1000)
     draw_overlay(subject(), [cam()])
     assert drawn["width"] is None
 
@@ -242,3 +254,158 @@ def test_the_peak_is_under_the_mark() -> None:
 def test_a_colour_map_that_does_not_exist() -> None:
     with pytest.raises(UsageError, match="no colour map"):
         draw_sheet(subject(), [cam()], "infern")
+
+
+def saliency(values: Any = None, method: str = "gradient", answer: Prediction = TABBY) -> Saliency:
+    values = np.random.default_rng(0).normal(size=(3, 40, 40)) if values is None else values
+    return Saliency(answer, method, torch.as_tensor(values, dtype=torch.float32))
+
+
+@pytest.fixture
+def drawn_saliency(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the last page was made of."""
+    kept: dict[str, Any] = {}
+    draw = pages.draw_page
+
+    def record(photograph: Any, heading: Any, rows: Any, cmap: str, faded: bool, warning: str) -> Any:
+        [[panel]] = rows
+        kept.update(heading=heading, panel=panel, faded=faded, warning=warning)
+        return draw(photograph, heading, rows, cmap, faded=faded, warning=warning)
+
+    monkeypatch.setattr(pages, "draw_page", record)
+    return kept
+
+
+def test_the_page_says_class_origin_and_where_colours_end(drawn_saliency: dict[str, Any]) -> None:
+    found = saliency()
+    draw_saliency(SOURCE, found)
+    assert drawn_saliency["heading"] == ["tabby (281)", "score 12.25  probability 87.5 %", *SOURCE.lines("gradient")]
+    assert drawn_saliency["warning"] == "the weights are random: class and map mean nothing"
+    values = found.map.numpy()
+    top, panel = np.sort(values.ravel())[round(0.995 * 1600) - 1], drawn_saliency["panel"]
+    assert panel.words[0] == "how strongly the score reacts to the pixel: |dS/dx|, largest of its colours"
+    assert panel.words[1] == f"colours end at {top:.3g}, 99.5 % of the pixels; highest {values.max():.3g}"
+    assert panel.heat.top == pytest.approx(top)
+    assert (values > panel.heat.top).mean() == pytest.approx(0.005, abs=1e-3)
+    assert (panel.scale, panel.alarm, drawn_saliency["faded"]) == ("value of the map", "", True)
+    y, x = np.unravel_index(values.argmax(), values.shape)
+    assert panel.heat.peak == pytest.approx((50 + (x + 0.5) * 7.5, (y + 0.5) * 7.5))
+
+
+@pytest.mark.parametrize("method", SALIENCY_METHODS)
+def test_every_method_has_its_words(drawn_saliency: dict[str, Any], method: str) -> None:
+    draw_saliency(SOURCE, saliency(method=method))
+    assert "colours" in drawn_saliency["panel"].words[0]
+
+
+def test_all_zero_is_said(drawn_saliency: dict[str, Any]) -> None:
+    draw_saliency(SOURCE, saliency(np.zeros((3, 4, 4))))
+    panel = drawn_saliency["panel"]
+    assert panel.alarm == "all zero: the score does not depend on any pixel"
+    assert (panel.heat.peak, panel.scale, len(panel.words)) == (None, "", 1)
+
+
+def test_one_pixel_that_counts_is_drawn(drawn_saliency: dict[str, Any]) -> None:
+    values = np.zeros((3, 40, 40))
+    values[1, 20, 10] = -4
+    draw_saliency(SOURCE, saliency(values))
+    assert drawn_saliency["panel"].heat.top == 4
+    assert drawn_saliency["panel"].heat.peak == pytest.approx((50 + 10.5 * 7.5, 20.5 * 7.5))
+
+
+def test_a_single_position_is_enough(drawn_saliency: dict[str, Any]) -> None:
+    draw_saliency(SOURCE, saliency(np.ones((1, 1, 1))))
+    assert drawn_saliency["panel"].heat.top == 1
+
+
+def test_of_a_clip_the_mean_of_the_frames(drawn_saliency: dict[str, Any]) -> None:
+    clip = np.random.default_rng(1).random((3, 4, 10, 10))
+    draw_saliency(SOURCE, saliency(clip))
+    assert np.allclose(saliency(clip).still, np.abs(clip).max(0).mean(0))
+    assert drawn_saliency["panel"].words[0].endswith("|dS/dx|, largest of its colours, mean of 4 frames")
+
+
+def test_half_precision_is_drawn() -> None:
+    draw_saliency(SOURCE, Saliency(TABBY, "gradient", torch.ones(3, 4, 4, dtype=torch.bfloat16)))
+
+
+@pytest.mark.parametrize("score", [12.25, float("nan")])
+def test_the_file_of_a_saliency_map_remembers_where_it_comes_from(tmp_path: Path, score: float) -> None:
+    found = saliency(answer=Prediction(281, "tabby", score, 0.875))
+    page, about = draw_saliency(SOURCE, found, "magma")
+    write_png(page, tmp_path / "x.png", about)
+    told = read_provenance(tmp_path / "x.png")
+    assert told == about == json.loads(json.dumps(about, allow_nan=False))
+    assert (told["model"], told["weights"], told["image"]) == ("resnet34", "random (seed 0)", "cat.jpg")
+    assert (told["method"], told["cmap"], told["size"]) == ("gradient", "magma", list(page.size))
+    assert (told["class"], told["label"], told["score"]) == (281, "tabby", score if score == score else None)
+    assert (told["shape"], told["seen"]) == ([3, 40, 40], [50, 0, 350, 300])
+    assert 0 < told["top"] < told["high"] == pytest.approx(float(found.map.max()))
+
+
+def test_outside_of_what_was_seen_it_is_darker() -> None:
+    page, _ = draw_saliency(SOURCE, saliency(np.eye(3)[:, :, None].repeat(3, 2)))
+    pixels = np.asarray(page)
+    grey = pixels[200, 14 + 20]
+    assert len(set(grey.tolist())) == 1
+    assert grey[0] == pytest.approx(0.45 * 0.4 * 66.8, abs=1)  # 66.8 is the grey of the photograph
+
+
+def source_of(box: tuple[float, float, float, float], origin: Origin = ORIGIN) -> OverlaySource:
+    return OverlaySource(Image.new("RGB", (400, 300)), box, origin)
+
+
+def test_the_peak_is_the_middle_of_the_highest_cell_in_the_box() -> None:
+    values = np.zeros((3, 5), np.float32)
+    values[2, 1] = 0.5
+    values[0, 0] = 0.25
+    assert source_of((100, 0, 200, 30)).peak_in(values) == (100 + 1.5 * 20, 25)
+    assert source_of((-50, -30, 450, 330)).peak_in(values) == (-50 + 150, -30 + 300)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_no_peak_where_nothing_is_above_zero(value: float) -> None:
+    assert source_of((0, 0, 9, 9)).peak_in(np.full((2, 2), value, np.float32)) is None
+
+
+def test_two_lines_say_where_it_comes_from() -> None:
+    assert source_of((0, 0, 9, 9)).lines("gradcam") == [
+        "resnet34  gradcam  weights: random (seed 0)",
+        "cat.jpg  input: ImageClassification resize 256 crop 224",
+    ]
+    assert source_of((0, 0, 9, 9), Origin("m", "w", "folder/", "", "p")).image == "folder/"
+
+
+@pytest.mark.parametrize(
+    ("weights", "warns"),
+    [("random (seed 0)", True), ("IMAGENET1K_V1", False), ("from factory (seed 0)", False), ("my random.pth", False)],
+)
+def test_random_weights_are_warned_of(weights: str, warns: bool) -> None:
+    found = source_of((0, 0, 9, 9), Origin("m", weights, "cat.jpg", "", "p")).warning
+    assert found == ("the weights are random: class and map mean nothing" if warns else "")
+
+
+def test_the_provenance_is_json() -> None:
+    told = source_of((0, 1 / 3, 9, 9)).provenance("gradcam", "inferno", (30, 20))
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert {"hookscope", "torch", "torchvision"} <= told.keys()
+    assert (told["model"], told["weights"], told["image"]) == ("resnet34", "random (seed 0)", "cat.jpg")
+    assert (told["sha256"], told["preprocess"]) == (ORIGIN.sha256, ORIGIN.preprocess)
+    assert (told["seen"], told["method"], told["cmap"], told["size"]) == (
+        [0, 0.333, 9, 9],
+        "gradcam",
+        "inferno",
+        [30, 20],
+    )
+
+
+def test_answers_in_words_and_in_numbers() -> None:
+    assert answer_lines(Prediction(3, None, -1.0, 0.00012)) == ["class 3", "score -1  probability 0.012 %"]
+    assert answer_facts(Prediction(3, "owl", 2.5, 0.5)) == {
+        "class": 3,
+        "label": "owl",
+        "score": 2.5,
+        "probability": 0.5,
+    }
+    broken = answer_facts(Prediction(3, None, math.nan, math.nan))
+    assert (broken["score"], broken["probability"]) == (None, None)

@@ -1,0 +1,242 @@
+"""Pages of class activation maps and saliency maps: the maps over the photograph, with facts and provenance."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.drawing import MOST_PIXELS, Heat, Origin, Panel, draw_page
+from hookscope.explain.cam import ClassActivationMap
+from hookscope.explain.saliency import Saliency
+from hookscope.explain.saliency_methods import SALIENCY_METHODS
+from hookscope.findings import counted, percent
+from hookscope.scores import Prediction
+
+_CELL = 300  # width of a panel of the sheet, in pixels
+_VALUE = "value of the map"
+_LARGEST = MOST_PIXELS * 3 // 4  # of all panels together: text and gaps take up to a third more
+_BESIDE = 4  # more maps than this make several rows
+_TOP = 0.995  # share of the pixels below the strongest colour: single pixels are much higher than all others
+
+
+@dataclass(frozen=True)
+class OverlaySource:
+    """A photograph, the part of it that the network saw, and the network.
+
+    Attributes:
+        photograph: RGB.
+        box: ``(left, top, right, bottom)`` of the seen part in pixels of the photograph, see `seen_box`.
+        origin: Model, weights, image and preprocessing.
+    """
+
+    photograph: Image.Image
+    box: tuple[float, float, float, float]
+    origin: Origin
+
+    @property
+    def image(self) -> str:
+        """The name of the image without its folder."""
+        return os.path.basename(self.origin.image) or self.origin.image
+
+    def lines(self, method: str) -> list[str]:
+        """A line with model, method and weights, and a line with image and preprocessing."""
+        origin = self.origin
+        return [
+            f"{origin.model}  {method}  weights: {origin.weights}",
+            f"{self.image}  input: {origin.preprocess}",
+        ]
+
+    @property
+    def warning(self) -> str:
+        """A warning of random weights, empty for trained ones."""
+        weights = self.origin.weights
+        return "the weights are random: class and map mean nothing" if weights.startswith("random") else ""
+
+    def peak_in(self, values: NDArray[np.float32]) -> tuple[float, float] | None:
+        """``(x, y)`` of the cell of ``values`` ``(h, w)`` with the highest value, in pixels of the photograph.
+
+        None where no value is above 0. The point may lie outside the photograph: the network may have seen a border.
+        """
+        index = int(values.argmax())
+        if not values.flat[index] > 0:
+            return None
+        height, width = values.shape
+        y, x = divmod(index, width)
+        left, top, right, bottom = self.box
+        return left + (x + 0.5) / width * (right - left), top + (y + 0.5) / height * (bottom - top)
+
+    def provenance(self, method: str, cmap: str, size: tuple[int, int]) -> dict[str, Any]:
+        """The facts of a page of ``size`` for its text chunk."""
+        return {
+            **self.origin.facts(),
+            "seen": [round(side, 3) for side in self.box],
+            "method": method,
+            "cmap": cmap,
+            "size": list(size),
+        }
+
+
+def answer_lines(answer: Prediction) -> list[str]:
+    """A line with the class, and a line with its score and probability.
+
+    Example:
+        >>> from hookscope.scores import Prediction
+        >>> answer_lines(Prediction(281, "tabby", 12.345, 0.87))
+        ['tabby (281)', 'score 12.35  probability 87 %']
+    """
+    name = f"{answer.label} ({answer.index})" if answer.label else f"class {answer.index}"
+    return [name, f"score {answer.score:.4g}  probability {100 * answer.probability:.3g} %"]
+
+
+def answer_facts(answer: Prediction) -> dict[str, Any]:
+    """The class, its score and probability for a text chunk: None where they are not finite."""
+    return {
+        "class": answer.index,
+        "label": answer.label,
+        "score": answer.score if math.isfinite(answer.score) else None,
+        "probability": answer.probability if math.isfinite(answer.probability) else None,
+    }
+
+
+def why_empty(cam: ClassActivationMap) -> str:
+    """Why no value of the map is above 0; empty if one is."""
+    if cam.still.max() > 0:
+        return ""
+    if cam.unreached:
+        return "all zero: the score does not depend on any place of this map"
+    zero = "nothing is above 0" if cam.values.any() else "all zero"
+    return f"{zero}: no place of this layer speaks for this class"
+
+
+def draw_overlay(
+    source: OverlaySource, maps: Sequence[ClassActivationMap], cmap: str = "inferno", fused: bool = False
+) -> tuple[Image.Image, dict[str, Any]]:
+    """Draw the maps of one class side by side over the photograph; the page and its provenance.
+
+    The photograph keeps its size, unless several maps would exceed 60 million pixels; the page then says its scale.
+
+    Args:
+        source: The photograph and its origin.
+        maps: Maps of one class.
+        cmap: Colour map.
+        fused: Whether the maps come from `fused`, with values that are shares.
+
+    Raises:
+        UsageError: for an unknown colour map.
+    """
+    photograph, count = source.photograph, len(maps)
+    pixels, columns = count * photograph.width * photograph.height, count
+    if count > _BESIDE:  # a page of about 3:2
+        columns = max(1, min(count, round(math.sqrt(count * 1.5 * photograph.height / photograph.width))))
+    scale = "mean, each map 0..1" if fused else _VALUE
+    panels = [_panel(source, cam, [cam.call.key, _shape_line(cam)], scale) for cam in maps]
+    heading, width = [*answer_lines(maps[0].prediction), *source.lines(maps[0].method)], None
+    if count > 1 and pixels > _LARGEST:
+        width = int(photograph.width * math.sqrt(_LARGEST / pixels))
+        heading[-1] += f"  drawn at {percent(width / photograph.width)} of its size"
+    rows = [panels[at : at + columns] for at in range(0, count, columns)]
+    page = draw_page(photograph, heading, rows, cmap, width, warning=source.warning)
+    return page, {**_provenance(source, maps, cmap, page), "fused": fused}
+
+
+def draw_sheet(
+    source: OverlaySource, maps: Sequence[ClassActivationMap], cmap: str = "inferno"
+) -> tuple[Image.Image, dict[str, Any]]:
+    """Draw a row for each layer with the photograph and the maps of all classes; the page and its provenance.
+
+    Raises:
+        UsageError: for an unknown colour map, or more maps than fit on a page.
+    """
+    by_layer: dict[str, list[ClassActivationMap]] = {}
+    for cam in maps:
+        by_layer.setdefault(cam.call.key, []).append(cam)
+    rows = []
+    for layer, cams in by_layer.items():
+        # one scale for the classes of a layer: on its own scale, a weak class would look as strong as the others
+        top = max(float(cam.still.max()) for cam in cams)
+        panels = [_panel(source, cam, _class_lines(cam), _VALUE, top) for cam in cams]
+        rows.append([Panel(None, [layer, _shape_line(cams[0])]), *panels])
+    classes = len({cam.prediction.index for cam in maps})
+    heading = f"{source.image}  {counted(len(by_layer), 'layer')}, {classes} {'class' if classes == 1 else 'classes'}"
+    lines = [heading, *source.lines(maps[0].method)]
+    page = draw_page(source.photograph, lines, rows, cmap, _CELL, warning=source.warning)
+    return page, _provenance(source, maps, cmap, page)
+
+
+def draw_saliency(source: OverlaySource, found: Saliency, cmap: str = "inferno") -> tuple[Image.Image, dict[str, Any]]:
+    """Draw the map over the faded photograph at its own size; the page and its provenance.
+
+    99.5 % of the pixels lie below the strongest colour; the page prints the highest value.
+
+    Raises:
+        UsageError: for an unknown colour map.
+    """
+    values = found.still
+    highest = float(values.max())
+    rank = max(0, round(_TOP * values.size) - 1)
+    # the highest value where all but a few pixels are 0
+    top = float(np.partition(values.ravel(), rank)[rank]) or highest
+    frames = f", mean of {found.map.shape[0]} frames" if found.map.dim() == 3 else ""
+    words = [SALIENCY_METHODS[found.method].caption + frames]
+    heat = Heat(values, source.box, top, source.peak_in(values))
+    if highest:
+        words.append(f"colours end at {top:.3g}, {100 * _TOP:g} % of the pixels; highest {highest:.3g}")
+        panel = Panel(heat, words, "", _VALUE)
+    else:
+        panel = Panel(heat, words, "all zero: the score does not depend on any pixel", "")
+    heading = [*answer_lines(found.prediction), *source.lines(found.method)]
+    page = draw_page(source.photograph, heading, [[panel]], cmap, faded=True, warning=source.warning)
+    return page, {
+        **source.provenance(found.method, cmap, page.size),
+        **answer_facts(found.prediction),
+        "shape": list(found.values.shape),
+        "top": top,
+        "high": highest,
+    }
+
+
+def _class_lines(cam: ClassActivationMap) -> list[str]:
+    highest = float(cam.still.max()) + 0.0  # no -0
+    return [*answer_lines(cam.prediction), f"highest {highest:.3g}"]
+
+
+def _panel(
+    source: OverlaySource, cam: ClassActivationMap, words: Sequence[str], scale: str, top: float | None = None
+) -> Panel:
+    values = cam.still
+    low, high = float(values.min()), float(values.max())
+    below = [f"lowest {low:.3g}, not drawn"] if low < 0 else []
+    heat = Heat(values, source.box, high if top is None else top, source.peak_in(values))
+    return Panel(heat, [*words, *below], why_empty(cam), scale if high > 0 else "")
+
+
+def _shape_line(cam: ClassActivationMap) -> str:
+    *frames, height, width = cam.values.shape
+    clip = [f"mean of {counted(frames[0], 'frame')}"] if frames else []
+    return "  ".join([cam.call.type, f"{counted(cam.channels, 'channel')} of {height}×{width}", *clip])
+
+
+def _provenance(
+    source: OverlaySource, maps: Iterable[ClassActivationMap], cmap: str, page: Image.Image
+) -> dict[str, Any]:
+    maps = list(maps)
+    facts = [
+        {
+            "layer": cam.call.name,
+            "call": cam.call.call,
+            "type": cam.call.type,
+            **answer_facts(cam.prediction),
+            "shape": list(cam.values.shape),
+            "low": float(cam.values.min()),
+            "high": float(cam.values.max()),
+        }
+        for cam in maps
+    ]
+    return {**source.provenance(maps[0].method, cmap, page.size), "maps": facts}
