@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hookscope.hooks.captured import CallMapping, Gradients
 from hookscope.hooks.observer import Observer, PassProgress
 from hookscope.hooks.selection import Call, Layers
-from hookscope.hooks.tensors import map_tensors, shares_storage, storage_keys, tensors_in
+from hookscope.hooks.tensors import joined_inputs, map_tensors, shares_storage, storage_keys, tensors_in
 
 
 def keep_and_hand_on(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
@@ -205,7 +205,7 @@ class capture:  # a `with` word, named as one reads it
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._drop_unwanted()
-        # what is kept belongs to the caller alone, and goes when the caller lets it go
+        # only the caller holds the kept tensors from here on
         self._activations = Activations(PassProgress())
         return self._observer.__exit__(kind, error, trace)
 
@@ -214,14 +214,8 @@ class capture:  # a `with` word, named as one reads it
         self._undecided.clear()
 
     def _keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) == 1 and not kwargs:
-            value: Any = args[0]
-        elif kwargs:
-            value = (args, kwargs) if args else kwargs
-        else:
-            value = args
-        # a copy, and never handed on: code may rely on a layer changing the very tensor it was given
-        return self._own(map_tensors(value, self._place), storage_keys(args, kwargs))
+        # a copy, which the network never gets: code may rely on a layer changing the tensor that it was given
+        return self._own(map_tensors(joined_inputs(args, kwargs), self._place), storage_keys(args, kwargs))
 
     def _keep(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if self._plain:
@@ -238,17 +232,17 @@ class capture:  # a `with` word, named as one reads it
             return handed_on
         if not self._observer.wants(call):
             self._undecided.append(call)
-        # the eldest are the first of which it is known that the end is too far away
+        # the oldest calls are the first known to be too far from the end
         while self._undecided and not self._observer.may_want(self._undecided[0]):
             self._drop(self._undecided.popleft())
         return handed_on
 
     def _reduced(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any, Any]:
-        """What the layer returned, what to keep of it, and what goes on in its place."""
+        """The layer's own output, the reduced value to keep, and the replacement for the network."""
         own, handed_on = output, None
         if (self._transform is not None or self._gradients) and _in_graph(output):
-            # what the transform saves for its backward pass must not be overwritten by the next layer; and a gradient
-            # is that of what the layer returned, not of what is kept of it
+            # the next layer must not overwrite what the transform saves for its backward pass, and gradients are those
+            # of the layer's output, not of the reduced value
             own, handed_on = keep_and_hand_on(module, args, kwargs, output)
         reduced = own if self._transform is None else self._transform(own)
         live = storage_keys(own, args, kwargs)
@@ -257,7 +251,7 @@ class capture:  # a `with` word, named as one reads it
         return own, kept, handed_on
 
     def _own(self, value: Any, live: set[int | None], spare: Container[int] = ()) -> Any:
-        """``value`` with copies of the tensors in memory that others hold, but for the ``spare`` ones."""
+        """``value`` with copies of the tensors in ``live`` memory, except the ``spare`` ones."""
         return map_tensors(value, lambda t: t.clone() if shares_storage(t, live) and id(t) not in spare else t)
 
     def _place(self, tensor: Tensor) -> Tensor:
@@ -265,7 +259,7 @@ class capture:  # a `with` word, named as one reads it
         return tensor if self._device is None and dtype is None else tensor.to(self._device, dtype)
 
     def _drop_unwanted(self) -> None:
-        """Let go of calls that were kept only because the number of calls was not known yet."""
+        """Drop calls that were kept only because the number of calls was not known yet."""
         if self._observer.complete:
             for call in self._undecided:
                 if not self._observer.wanted(call):
