@@ -89,7 +89,7 @@ def run_and_reduce(
     without_map = [item for item in without_map if observer.wanted(item[0])]
     if not summaries:
         raise _nothing_to_draw(net, without_map, observer)
-    did_not_run = observer.did_not_run if observer.complete else ()
+    did_not_run = observer.progress.did_not_run if observer.progress.complete else ()
     return PassResult(tuple(summaries), tuple(without_map), tuple(did_not_run))
 
 
@@ -103,7 +103,7 @@ def _nothing_to_draw(
     net: LoadedModel, without_map: list[tuple[Call, HookscopeError]], observer: Observer
 ) -> HookscopeError:
     if not without_map:
-        idle = ", ".join(observer.did_not_run[:3]) or "nothing"
+        idle = ", ".join(observer.progress.did_not_run[:3]) or "nothing"
         return NoMapError(f"nothing to draw: {idle} did not run", do="choose another layer")
     call, error = without_map[0]
     if not isinstance(error, NoMapError):

@@ -110,7 +110,7 @@ def layer_gradients(
             targets=targets,
             layers=at_layers,
             parameters=_of_parameters(model, own, after),
-            did_not_run=record.observer.did_not_run,
+            did_not_run=record.observer.progress.did_not_run,
             total_norm=total_norm(own.values()),
             total_after=None if after is None else total_norm(after.values()),
             loss=loss.name,

@@ -260,7 +260,7 @@ class capture:  # a `with` word, named as one reads it
 
     def _drop_unwanted(self) -> None:
         """Drop calls that were kept only because the number of calls was not known yet."""
-        if self._observer.complete:
+        if self._observer.progress.complete:
             for call in self._undecided:
                 if not self._observer.wanted(call):
                     self._drop(call)

@@ -167,31 +167,11 @@ class Observer:
             layer.open_inputs.clear()
         if error is not None:
             return error is stop
-        if self.complete:
+        if self.progress.complete:
             ran = [(layer.names, layer.calls) for layer in self.progress.layers]
             named = (name for name, _ in self.model.named_modules(remove_duplicate=False))
-            self.selection.check_ran(ran, self.total, self.types, named)
+            self.selection.check_ran(ran, self.progress.total, self.types, named)
         return False
-
-    @property
-    def total(self) -> int:
-        """How many calls of the chosen types there were in the latest pass."""
-        return self.progress.total
-
-    @property
-    def complete(self) -> bool:
-        """Whether the latest pass came to its end."""
-        return self.progress.complete
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the observer ended the latest pass early."""
-        return self.progress.stopped
-
-    @property
-    def did_not_run(self) -> tuple[str, ...]:
-        """The watched layers that the latest pass did not reach, in order of registration."""
-        return self.progress.did_not_run
 
     @property
     def first_names(self) -> dict[str, str]:
@@ -207,12 +187,12 @@ class Observer:
 
     def may_want(self, call: Call) -> bool:
         """Whether ``call`` may turn out to be wanted once the number of calls is known."""
-        return self.selection.may_want(call.index, self.total)
+        return self.selection.may_want(call.index, self.progress.total)
 
     def wanted(self, call: Call) -> bool:
         """Whether ``call`` is wanted by any name of its layer, now that the pass is over."""
         names = self._named[call.name].names
-        return any(self.selection.wants_of(name, call.call, call.index, self.total) for name in names)
+        return any(self.selection.wants_of(name, call.call, call.index, self.progress.total) for name in names)
 
     def _layers_to_watch(self) -> list[tuple[nn.Module, _Watched]]:
         """Layers whose calls have an index, and layers wanted by name, in order of registration."""

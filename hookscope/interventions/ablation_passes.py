@@ -133,7 +133,7 @@ def baseline(
             raise NoMapError(f"the output of {call.key} has no channels", recorder.shapes[call.key], do)
         else:
             skipped.append(call.key)
-    idle = [name for name in observer.did_not_run if name in selection.plain_names]
+    idle = [name for name in observer.progress.did_not_run if name in selection.plain_names]
     if idle or not (sites or skipped):
         raise LayerError(f"{', '.join(idle[:3]) or 'no layer'} did not run", do="choose a layer that runs: list-layers")
     norms = [module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
@@ -168,14 +168,16 @@ class _Recorder:
         self._input_bytes[call.name] = self.observer.input
         names = self._names[id(module)]
         certain = any(self._selection.wants(name, call.call, call.index) for name in names)
-        if certain or self._selection.may_want(call.index, self.observer.total):
+        if certain or self._selection.may_want(call.index, self.observer.progress.total):
             self._calls.append((call, names, _channels_in(output, module)))
             self.shapes[call.key] = str(shape_of(output) or "no tensor")
 
     def chosen(self) -> Iterator[tuple[Call, AblationSite | None]]:
         """The chosen calls, now that their number is known; None for those without channels."""
         for call, names, facts in self._calls:
-            if any(self._selection.wants_of(name, call.call, call.index, self.observer.total) for name in names):
+            if any(
+                self._selection.wants_of(name, call.call, call.index, self.observer.progress.total) for name in names
+            ):
                 yield call, self._site(call, *facts) if facts else None
 
     def _site(

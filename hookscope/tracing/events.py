@@ -176,8 +176,8 @@ def trace_events(
 def _idle(model: nn.Module, observer: Observer) -> tuple[str, ...]:
     """Chosen layers that did not run, without lists of layers, which have no forward of their own."""
     selection = observer.selection
-    wants_one_more = selection.wants_index(observer.total)
-    idle = [name for name in observer.did_not_run if wants_one_more or selection.calls_by_name([name])]
+    wants_one_more = selection.wants_index(observer.progress.total)
+    idle = [name for name in observer.progress.did_not_run if wants_one_more or selection.calls_by_name([name])]
     return tuple(name for name in idle if type(model.get_submodule(name)).forward is not nn.Module.forward)
 
 

@@ -154,8 +154,9 @@ class PairedPasses:
             changes = before.changes()
         calls = tuple(call for call in signatures if observer.wanted(call))
         by_key = {call.key: signatures[call] for call in calls}
+        total = observer.progress.total
         return cls(
-            net, pictures, selection, types, plain, hooked, activations, calls, observer.total, by_key, len(before),
+            net, pictures, selection, types, plain, hooked, activations, calls, total, by_key, len(before),
             own_changes, changes,
         )  # fmt: skip
 

@@ -91,7 +91,7 @@ def test_calls_that_may_be_wanted_are_handed_on_and_sorted_out_at_the_end() -> N
     with observer:
         net(X)
     assert [call.key for call in calls if observer.wanted(call)] == ["fc", "head.0#1"]
-    assert observer.total == 4 and observer.complete and not observer.stopped
+    assert observer.progress.total == 4 and observer.progress.complete and not observer.progress.stopped
 
 
 def test_an_alias_counts_as_wanted_at_the_end() -> None:
@@ -107,11 +107,11 @@ def test_what_did_not_run_in_order_of_registration() -> None:
     net = Pyramid()
     observer = Observer(net, "all,fc", ("Conv2d",), Keys())
     with observer:
-        assert observer.did_not_run == ("idle", "head.0", "stem", "fc")
+        assert observer.progress.did_not_run == ("idle", "head.0", "stem", "fc")
         net.stem(X)
-        assert observer.did_not_run == ("idle", "head.0", "fc")
+        assert observer.progress.did_not_run == ("idle", "head.0", "fc")
         net(X)
-    assert observer.did_not_run == ("idle",)
+    assert observer.progress.did_not_run == ("idle",)
 
 
 def test_each_pass_starts_clean_and_says_so() -> None:
@@ -153,14 +153,14 @@ def test_a_model_that_calls_itself_is_in_one_pass() -> None:
     )
     with observer:
         net(X, left=2)
-        assert observer.complete
+        assert observer.progress.complete
         net.fails_at = 0
         with pytest.raises(ValueError, match="as asked"):
             net(X, left=2)
-        assert not observer.complete
+        assert not observer.progress.complete
         net.fails_at = -1
         net(X, left=1)
-        assert observer.complete
+        assert observer.progress.complete
     assert said == ["on", "off", "on", "on", "off"]
     assert keys.seen == [("conv", 0), ("conv#1", 1), ("conv#2", 2), ("conv", 0), ("conv#1", 1)]
     assert hooks_on(net) == 0
@@ -248,7 +248,7 @@ def test_the_input_of_a_call_that_failed_is_not_held() -> None:
         with pytest.raises(ValueError, match="as asked"):
             net(X)
     gc.collect()
-    assert len(seen) == 3 and seen[2]() is None and observer.did_not_run == ("idle", "head.0", "fc")
+    assert len(seen) == 3 and seen[2]() is None and observer.progress.did_not_run == ("idle", "head.0", "fc")
 
 
 def test_no_input_is_taken_of_layers_that_cannot_be_wanted() -> None:
@@ -315,7 +315,7 @@ def test_a_block_without_a_pass_is_no_error() -> None:
     observer = Observer(Pyramid(), "99", ("Conv2d",), Keys())
     with observer:
         pass
-    assert not observer.complete and observer.total == 0
+    assert not observer.progress.complete and observer.progress.total == 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -352,7 +352,7 @@ class TestStop:
             net(X)
             after = True
         assert hooks_on(net) == 0
-        assert observer.stopped is not after and observer.complete is after
+        assert observer.progress.stopped is not after and observer.progress.complete is after
         return [key for key, _ in keys.seen], observer
 
     @pytest.mark.parametrize(
@@ -373,12 +373,12 @@ class TestStop:
     )
     def test_after_the_last_wanted_call(self, layers: str, seen: list[str], ran: int) -> None:
         keys, observer = self.stopped(layers)
-        assert keys == seen and observer.stopped and observer.total == ran
+        assert keys == seen and observer.progress.stopped and observer.progress.total == ran
 
     @pytest.mark.parametrize("layers", ["all", "-1", "1:", "idle", "fc,idle", "0:-1"])
     def test_not_before_the_end_where_only_the_end_tells(self, layers: str) -> None:
         _, observer = self.stopped(layers)
-        assert not observer.stopped and observer.total == 4
+        assert not observer.progress.stopped and observer.progress.total == 4
 
     def test_an_empty_range_is_still_an_error(self) -> None:
         with pytest.raises(LayerError, match="no range 2:2"):
@@ -407,7 +407,7 @@ class TestStop:
         for _ in range(2):
             with observer:
                 net(X)
-            assert observer.stopped
+            assert observer.progress.stopped
         assert keys.seen == [("stem", 0), ("stem", 0)]
 
 
@@ -527,7 +527,7 @@ def test_what_is_computed_again_is_the_same_call_once_more(reentrant: bool, laye
     net, before, after = Again(1, reentrant), Arguments(), Keys()
     with Observer(net, layers, ("Conv2d",), after, on_before=before, again=True) as observer:
         net(X.clone().requires_grad_()).sum().backward()
-        assert before.seen == after.seen == [("a", 0), ("a", 0)] and observer.total == 1
+        assert before.seen == after.seen == [("a", 0), ("a", 0)] and observer.progress.total == 1
     with Observer(net, layers, ("Conv2d",), once := Keys()):
         net(X.clone().requires_grad_()).sum().backward()
     assert once.seen == [("a", 0)]
