@@ -7,9 +7,6 @@ import io
 import math
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -75,12 +72,21 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, data: Any, after: Ca
         after()
 
 
+def with_sgd(net: Any, lr: float = 0.1) -> tuple[Any, torch.optim.SGD]:
+    return net, torch.optim.SGD(net.parameters(), lr=lr)
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor | None = None) -> None:
+    net(torch.ones(1, 2) if x is None else x).sum().backward()
+    optimizer.step()
+
+
 def by_key(rows: list[dict[str, Any]], step: int = 0, optimizer: int = 0) -> dict[tuple[str, int], dict[str, Any]]:
     return {(r["layer"], r["call"]): r for r in rows if r["step"] == step and r["optimizer"] == optimizer}
 
 
-def hand_figures(values: torch.Tensor) -> dict[str, Any]:
-    """The figures of an activation, as slow as they are plain."""
+def hand_metrics(values: torch.Tensor) -> dict[str, Any]:
+    """The metrics of an activation, computed the plain and slow way."""
     values = values.double()
     dead = sum(not bool(values[:, c].any()) for c in range(values.shape[1]))
     return {
@@ -141,7 +147,7 @@ def test_every_figure_is_that_of_a_plain_recording_loop() -> None:
         assert [(r["layer"], r["call"]) for r in sorted(rows.values(), key=lambda r: r["index"])] == ORDER
         for key, values in kept.items():
             row = rows[key]
-            for name, value in hand_figures(values).items():
+            for name, value in hand_metrics(values).items():
                 assert close(row[name], value), (key, name, row[name], value)
             assert close(row["loss"], loss.item()) and row["learning_rate"] == 0.1
             assert (row["step"], row["model"], row["optimizer"]) == (step, 0, 0)
@@ -224,8 +230,7 @@ def test_module_hooks_are_on_only_for_a_step_that_is_sampled() -> None:
 
 
 def test_the_model_can_be_copied_and_saved_within(tmp_path: Path) -> None:
-    net = small()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = with_sgd(small())
 
     def copies() -> None:
         copy.deepcopy(net)
@@ -265,8 +270,7 @@ class TestPasses:
         assert [by_key(monitor.rows, step)["1", 0]["dead_channels"] for step in (0, 1)] == [1, 0]
 
     def test_batch_norm_over_accumulated_passes(self) -> None:
-        net = nn.BatchNorm1d(2)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net, optimizer = with_sgd(nn.BatchNorm1d(2))
         x = torch.randn(12, 2, generator=torch.Generator().manual_seed(1)) * 3 + 5
         with Monitor(every=1) as monitor:
             for part in x.split([4, 8]):
@@ -278,8 +282,7 @@ class TestPasses:
         assert close(row["running_var_ratio"], float(ratio))
 
     def test_validation_and_recomputation_are_no_passes(self) -> None:
-        net = small()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net, optimizer = with_sgd(small())
         (x, y), (other, _), *_ = batches()
         with Monitor(net, every=1) as monitor:
             with torch.no_grad():
@@ -303,14 +306,12 @@ class TestPasses:
                     raise ValueError("no")
                 return self.inner(x)
 
-        net = Fails()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net, optimizer = with_sgd(Fails())
         with Monitor(every=1) as monitor:
             with pytest.raises(ValueError, match="no"):
                 net(torch.ones(1, 2))
             net.fail = False
-            net(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
+            step(net, optimizer)
             net.inner(torch.ones(1, 2)).sum().backward()  # a part of it alone keeps its names
             optimizer.step()
         assert [(r["layer"], r["call"]) for r in monitor.rows if r["step"] == 0] == [
@@ -327,22 +328,17 @@ class TestPasses:
                 x = self.fc(x)
                 return self(x, again=False) if again else x
 
-        net = Twice()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net, optimizer = with_sgd(Twice())
         with Monitor(every=1) as monitor:
-            net(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
+            step(net, optimizer)
         assert [(r["layer"], r["call"]) for r in monitor.rows] == [("fc", 0), ("fc", 1)]
 
     def test_a_layer_that_is_put_in_later(self) -> None:
-        net = nn.Sequential(nn.Linear(2, 2))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net, optimizer = with_sgd(nn.Sequential(nn.Linear(2, 2)))
         with Monitor(every=1) as monitor:
-            net(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
+            step(net, optimizer)
             net.append(nn.Tanh())
-            net(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
+            step(net, optimizer)
         assert [r["layer"] for r in monitor.rows] == ["0", "0", "1"]
 
 
@@ -472,14 +468,12 @@ class TestOptimizers:
         optimizer = Outer(torch.optim.SGD(net.parameters(), 0.1))
         with Monitor(*((net, optimizer) if given else ()), every=2) as monitor:
             for _ in range(3):
-                net(torch.ones(1, 2)).sum().backward()
-                optimizer.step()
+                step(net, optimizer)
         assert monitor.steps == 3 and [(r["step"], r["optimizer"]) for r in monitor.rows] == [(0, 0), (2, 0)]
         assert monitor.rows[0]["update_to_weight"] > 0
 
     def test_a_grad_scaler_that_passes_over_a_step(self) -> None:
-        net = nn.Linear(2, 2)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net, optimizer = with_sgd(nn.Linear(2, 2))
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         with Monitor(every=1, stop_on="non-finite") as monitor:
             for spoilt in (False, True, False):
@@ -493,7 +487,7 @@ class TestOptimizers:
         assert [r["step"] for r in monitor.rows] == [0, 1] and monitor.trouble is None
 
     @pytest.mark.parametrize("kind", ["plain", "fused", "unscaled by hand"])
-    def test_under_a_grad_scaler_figures_are_as_without(self, kind: str) -> None:
+    def test_under_a_grad_scaler_metrics_are_as_without(self, kind: str) -> None:
         def run(scaler: torch.amp.GradScaler, fused: bool) -> list[dict[str, Any]]:
             torch.manual_seed(0)
             net = nn.Linear(3, 2)
@@ -539,11 +533,9 @@ class TestOptimizers:
         short, long = (torch.optim.SGD(each.parameters(), 0.0) for each in (net, other))
         with Monitor(every=2):
             for _ in range(2):
-                net(torch.ones(1, 1)).sum().backward()
-                short.step()
+                step(net, short, torch.ones(1, 1))
             for _ in range(121):
-                other(torch.ones(1, 1)).sum().backward()
-                long.step()
+                step(other, long, torch.ones(1, 1))
             assert not modules._global_forward_hooks
 
     def test_the_loss_where_backward_is_not_called(self) -> None:
@@ -644,7 +636,7 @@ class TestKindsOfModels:
     @pytest.mark.filterwarnings("ignore")
     @pytest.mark.parametrize("in_place", [True, False])
     @pytest.mark.parametrize("given", [True, False])
-    def test_compiled_models_have_figures_of_parameters(self, in_place: bool, given: bool) -> None:
+    def test_compiled_models_have_metrics_of_parameters(self, in_place: bool, given: bool) -> None:
         from torch._dynamo.testing import CompileCounter
 
         torch._dynamo.reset()
@@ -657,8 +649,7 @@ class TestKindsOfModels:
         optimizer = torch.optim.SGD(inner.parameters(), 0.1)
         with Monitor(*((net, optimizer) if given else ()), every=2, on_trouble=said.append) as monitor:
             for _ in range(20):
-                net(torch.ones(1, 2)).sum().backward()
-                optimizer.step()
+                step(net, optimizer)
         assert len(said) == 1 and "compiled" in said[0]
         rows = by_key(monitor.rows, 18)
         assert rows["0", 0]["gradient_norm"] > 0 and rows["0", 0]["index"] is None
@@ -666,13 +657,11 @@ class TestKindsOfModels:
         assert counter.frame_count <= 2  # as hooks come and go nothing is compiled anew each time
 
     def test_functional_transforms_are_passed_over(self) -> None:
-        net = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net, optimizer = with_sgd(nn.Linear(2, 1))
         with Monitor(every=1, stop_on="non-finite") as monitor:
             torch.func.vmap(net)(torch.ones(3, 2))
             torch.func.grad(lambda x: net(x).sum())(torch.ones(3, 2))
-            net(torch.ones(3, 2)).sum().backward()
-            optimizer.step()
+            step(net, optimizer, torch.ones(3, 2))
         assert monitor.trouble is None and len(monitor.rows) == 1
 
 
@@ -687,8 +676,7 @@ class TestChoice:
             ({"layers": "0:2"}, ["conv", "bn"]),
             ({"layers": ["conv", "fc2"]}, ["conv", "fc2"]),
         ):
-            net = small()
-            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            net, optimizer = with_sgd(small())
             with Monitor(net, optimizer, **options) as monitor:
                 train(net, optimizer, data)
             assert [r["layer"] for r in monitor.rows] == names, options
@@ -720,8 +708,7 @@ class TestChoice:
             Monitor(torch.jit.script(nn.ReLU()))
 
     def test_a_selection_that_meets_nothing_is_said_once(self) -> None:
-        net, said = small(), []
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        (net, optimizer), said = with_sgd(small()), []
         with Monitor(every=1, layers="fc3", on_trouble=said.append) as monitor:
             train(net, optimizer, batches())
         assert len(said) == 1 and "no layer 'fc3' in Small" in said[0] and monitor.steps == 4
@@ -731,8 +718,7 @@ class TestChoice:
         optimizer, second = (torch.optim.SGD(each.parameters(), 0.1) for each in (net, other))
         with Monitor(net, optimizer, every=1) as monitor:
             for x, y in batches(2):
-                other(torch.ones(1, 1)).sum().backward()
-                second.step()
+                step(other, second, torch.ones(1, 1))
                 F.cross_entropy(net(x), y).backward()
                 optimizer.step()
         assert monitor.steps == 2 and {r["layer"] for r in monitor.rows} == {name for name, _ in ORDER}
@@ -743,10 +729,8 @@ class TestStop:
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         watching = Monitor(every=50, stop_on="non-finite", log=log, **options)
         with pytest.raises(NonFiniteError) as caught, watching:  # noqa: PT012
-            net(torch.ones(2, 3)).sum().backward()
-            optimizer.step()
-            net(x).sum().backward()
-            optimizer.step()
+            step(net, optimizer, torch.ones(2, 3))
+            step(net, optimizer, x)
         assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -788,8 +772,7 @@ class TestStop:
         match = r"output of 0 \(Linear\); 0.weight is not finite"
         with pytest.raises(NonFiniteError, match=match), Monitor(stop_on="non-finite"):  # noqa: PT012
             for _ in range(2):
-                net(torch.ones(2, 3)).sum().backward()
-                optimizer.step()
+                step(net, optimizer, torch.ones(2, 3))
 
     def test_the_input(self) -> None:
         text = self.run(nn.Sequential(nn.Linear(3, 3)), torch.full((1, 3), float("nan")))
@@ -861,16 +844,14 @@ class TestTrouble:
     def test_a_failure_of_the_watcher_ends_the_watching_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
         said: list[str] = []
         monkeypatch.setattr("hookscope.training.recorder.output_sums", lambda *args: 1 / 0)
-        net = small()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net, optimizer = with_sgd(small())
         with Monitor(every=1, on_trouble=said.append) as monitor:
             train(net, optimizer, batches())
         assert said == [monitor.trouble] and "ZeroDivisionError" in said[0] and "the training goes on" in said[0]
 
     def test_it_is_a_warning_and_never_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("hookscope.training.watcher.StepWeights", lambda *args, **kwargs: 1 / 0)
-        net = small()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net, optimizer = with_sgd(small())
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             with Monitor(every=1):
@@ -881,8 +862,7 @@ class TestTrouble:
 
     def test_a_log_that_is_removed_ends_the_watching_only(self, tmp_path: Path) -> None:
         said: list[str] = []
-        net, log = small(), tmp_path / "run.ndjson"
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        (net, optimizer), log = with_sgd(small()), tmp_path / "run.ndjson"
         with Monitor(every=1, log=log, on_trouble=said.append):
             train(net, optimizer, batches(), lambda: log.unlink(missing_ok=True))
         assert len(said) == 1 and "it was removed" in said[0]
@@ -918,8 +898,7 @@ class TestTrouble:
         def refuse(*args: object) -> None:
             raise OSError("no more")
 
-        net, said = small(), []
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        (net, optimizer), said = with_sgd(small()), []
         with Monitor(every=1, log=tmp_path / "run.ndjson", on_trouble=said.append):
             monkeypatch.setattr(RunLog, what, refuse)
             train(net, optimizer, batches())
@@ -931,8 +910,7 @@ class TestTrouble:
             pytest.fail("the block was entered")
 
     def test_a_forked_child_writes_nothing(self, tmp_path: Path) -> None:
-        log, net = tmp_path / "run.ndjson", small()
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        log, (net, optimizer) = tmp_path / "run.ndjson", with_sgd(small())
 
         class Models(torch.utils.data.Dataset[torch.Tensor]):
             def __len__(self) -> int:
@@ -955,8 +933,7 @@ class TestTrouble:
 
 
 def test_the_log_has_its_header_lines_and_end(tmp_path: Path) -> None:
-    net, log = small(), tmp_path / "run.ndjson"
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    (net, optimizer), log = with_sgd(small()), tmp_path / "run.ndjson"
     for _ in range(2):
         with Monitor(every=2, log=log, command=["train.py"], rank=1, world_size=2) as monitor:
             train(net, optimizer, batches())
@@ -971,11 +948,10 @@ def test_the_log_has_its_header_lines_and_end(tmp_path: Path) -> None:
     assert {**read_runs(log)[-1].end}.items() >= {"reason": "exit", "status": 5}.items()
 
 
-def test_the_same_figures_as_scalars_of_tensorboard(tmp_path: Path) -> None:
+def test_the_same_metrics_as_scalars_of_tensorboard(tmp_path: Path) -> None:
     from tests.statistics.test_tensorboard import read
 
-    net = small()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    net, optimizer = with_sgd(small())
     with Monitor(every=2, tensorboard=tmp_path) as monitor:
         train(net, optimizer, batches())
     events = read(tmp_path)
@@ -984,30 +960,3 @@ def test_the_same_figures_as_scalars_of_tensorboard(tmp_path: Path) -> None:
     assert math.isclose(scalars["relu#1/activation_mean"][2], row["activation_mean"], rel_tol=1e-6)
     assert math.isclose(scalars["loss"][2], row["loss"], rel_tol=1e-6) and scalars["learning_rate"].keys() == {0, 2}
     assert "conv/running_mean_shift" not in scalars and scalars["bn/frozen"][0] == 0
-
-
-KILLED = """
-import torch, sys
-from hookscope.training import Monitor
-net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(12)])
-optimizer = torch.optim.SGD(net.parameters(), 0.01)
-with Monitor(every=1, log=sys.argv[1]):
-    while True:
-        net(torch.randn(2, 4)).sum().backward()
-        optimizer.step()
-        print(flush=True)
-"""
-
-
-def test_a_killed_run_leaves_whole_lines(tmp_path: Path) -> None:
-    log = tmp_path / "run.ndjson"
-    child = subprocess.Popen([sys.executable, "-c", KILLED, str(log)], cwd=ROOT, stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    for _ in range(5):
-        child.stdout.readline()
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    (run,) = read_runs(log)
-    assert run.end is None and len([r for r in run.rows if r["step"] == 4]) == 12
-    assert {r["layer"] for r in run.rows} == {str(n) for n in range(12)}
