@@ -99,7 +99,7 @@ def _api(module: str) -> str:
     for name in public_names(module):
         section = _object(name, getattr(package, name))
         if ">>>" not in section and _users(name):
-            section += f"\n\nSee {', '.join(_users(name))}."
+            section += f"\n\nSee {', '.join(_users(name)[:3])}."
         sections.append(section)
     return "\n\n".join(sections)
 
