@@ -1,4 +1,4 @@
-"""The command ``hookscope``: its commands, and the one place where errors become exit statuses."""
+"""The program ``hookscope``: its commands, and the one place where errors become exit statuses."""
 
 from __future__ import annotations
 
@@ -27,40 +27,56 @@ from hookscope.cli.process import (
 from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses
 from hookscope.models import broken_pair, missing_package, package_versions
 
+# What `hookscope --help` says of each command, in at most 60 characters.
+SUMMARIES = {
+    "Look": {
+        "visualize": "Draw the feature maps of each layer.",
+        "list-layers": "List the layers of a model in order of execution.",
+        "trace": "Show what each layer call takes and returns.",
+    },
+    "Measure": {
+        "stats": "Measure every layer on images and report what is wrong.",
+        "check": "Check every layer against limits, for CI.",
+        "weights": "Report on the weights of a model.",
+        "verify": "Prove that hookscope reports the truth on this machine.",
+    },
+    "Explain": {
+        "predict": "Print the classes that a model gives to images.",
+        "cam": "Show where the model looked for a class.",
+        "saliency": "Show which pixels the score of a class depends on.",
+        "gradients": "Follow the gradient of a loss through the model.",
+    },
+    "Change": {
+        "intervene": "Change activations or weights and see the effect.",
+    },
+    "Train": {
+        "watch": "Run a training script and log what its layers do.",
+    },
+    "Models": {
+        "list-models": "List the models with size, cost and accuracy.",
+        "completion": "Print a script for shell completion.",
+    },
+}
 # Each module holds a click command named `command`; it is imported when it is run or its help is shown.
 COMMANDS = {
-    "visualize": "hookscope.cli.commands.visualize",
-    "predict": "hookscope.cli.commands.predict",
-    "cam": "hookscope.cli.commands.cam",
-    "saliency": "hookscope.cli.commands.saliency",
-    "gradients": "hookscope.cli.commands.gradients",
-    "intervene": "hookscope.cli.commands.intervene",
-    "stats": "hookscope.cli.commands.stats",
-    "check": "hookscope.cli.commands.check",
-    "weights": "hookscope.cli.commands.weights",
-    "verify": "hookscope.cli.commands.verify",
-    "trace": "hookscope.cli.commands.trace",
-    "watch": "hookscope.cli.commands.watch",
-    "list-layers": "hookscope.cli.commands.list_layers",
-    "list-models": "hookscope.cli.commands.list_models",
-    "completion": "hookscope.cli.commands.completion",
+    name: f"hookscope.cli.commands.{name.replace('-', '_')}" for commands in SUMMARIES.values() for name in commands
 }
 
 _PROGRAM = "hookscope"
 _COMPLETION = "_HOOKSCOPE_COMPLETE"
 _LONGEST_LINE = 300
-# What a write to standard output ends with. Such an error names no file: one that does has another cause.
+# Errors of a write to standard output, which name no file.
 _OUTPUT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ENXIO, errno.EROFS}
 
 
 @dataclass
 class _Run:
-    """What one run learns on its way and needs at its end.
+    """The state of one run.
 
     Attributes:
         traceback: Whether to show the traceback of an error.
-        then: What a command returned: to be run when hookscope has put back all that it sets up around a command.
-            From there on the process is that of a person's script, as Python makes it.
+        then: A function that a command returned. It runs after hookscope has put back all that it sets up around a
+            command, because it runs a user's script in a plain process.
     """
 
     traceback: bool = False
@@ -86,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if backend is not None:
             os.environ["MPLBACKEND"] = backend
         run.then()
-        sys.exit(status)  # not by leave(): the script's threads, exit handlers and objects have their end
+        sys.exit(status)  # not leave(): the threads, exit handlers and objects of the script end as usual
     if argv is None and "torch" in sys.modules:
         leave(status)
     sys.exit(status)
@@ -116,7 +132,7 @@ def _invoke(argv: list[str], run: _Run) -> int:
 
 
 def _complete(instruction: str) -> int:
-    """Answer the shell. Whatever goes wrong goes wrong in silence: the user is in the middle of a line."""
+    """Answer the shell; errors are silent, because the user is in the middle of a line."""
     from click.shell_completion import shell_complete
 
     try:
@@ -126,7 +142,7 @@ def _complete(instruction: str) -> int:
 
 
 def _status(error: BaseException, run: _Run) -> int:
-    """The exit status for ``error``, after saying in one line what it was, or nothing where nothing need be said."""
+    """Report ``error`` in one line, unless it needs no words, and return the exit status."""
     if isinstance(error, click.exceptions.Exit):
         return _flushed(error.exit_code, run)
     if isinstance(error, SystemExit):
@@ -143,20 +159,20 @@ def _status(error: BaseException, run: _Run) -> int:
     if isinstance(error, click.ClickException):
         note(f"Error: {_in_one_line(error)}")
         return error.exit_code
-    told = _told(error, run)
-    note(f"Error: {told}")
-    return told.exit_code
+    reported = _as_hookscope_error(error, run)
+    note(f"Error: {reported}")
+    return reported.exit_code
 
 
 def _in_one_line(error: click.ClickException) -> str:
-    """What click says in four lines: what is wrong, and where the help is."""
+    """One line instead of the four of click: what is wrong, and where the help is."""
     text = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
     return text if context is None else f"{text}; see `{context.command_path} --help`"
 
 
 def _flushed(status: int, run: _Run) -> int:
-    """``status``, once what ``--help`` and other early ends have printed is out."""
+    """Flush the output of ``--help`` and other early ends, and return ``status``."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -164,8 +180,8 @@ def _flushed(status: int, run: _Run) -> int:
     return status
 
 
-def _told(error: BaseException, run: _Run) -> HookscopeError:
-    """``error`` in one line: as it is when hookscope raised it, else with what is known of its kind."""
+def _as_hookscope_error(error: BaseException, run: _Run) -> HookscopeError:
+    """``error`` as it is when hookscope raised it, else with what is known of its kind."""
     if isinstance(error, HookscopeError):
         return error
     known = broken_pair(error) or missing_package(error)
@@ -223,20 +239,28 @@ def _traceback_option() -> click.Option:
 def _show_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if not value or context.resilient_parsing:
         return
-    found = package_versions()
-    click.echo(f"hookscope {found['hookscope']} (torch {found['torch']}, torchvision {found['torchvision']})")
+    versions = package_versions()
+    click.echo(f"hookscope {versions['hookscope']} (torch {versions['torch']}, torchvision {versions['torchvision']})")
     context.exit()
 
 
 class CommandGroup(click.Group):
-    """A group that imports a command of `COMMANDS` when it is wanted, and gives each the option ``--traceback``."""
+    """A group that imports a command of `COMMANDS` only to run it, and adds the option ``--traceback`` to each."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in the order in which somebody new needs them."""
+        """The names in the order of the help."""
         return list(COMMANDS)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each command in one whole line, grouped by the question it answers; no command is imported."""
+        width = max(len(name) for names in SUMMARIES.values() for name in names)
+        for title, commands in SUMMARIES.items():
+            with formatter.section(title):
+                for name, text in commands.items():
+                    formatter.write(f"  {name:<{width + 2}}{text}\n")
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, None where there is none."""
+        """The command ``cmd_name``; None if there is no such command."""
         if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(COMMANDS[cmd_name]).command
@@ -248,7 +272,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command to run; click knows no near misses of commands that it has not loaded."""
+        """Find the command to run, and suggest similar names; click suggests only commands that it has loaded."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             near = near_misses(name, COMMANDS)
@@ -266,7 +290,7 @@ class CommandGroup(click.Group):
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the versions."
 )
 def cli() -> None:
-    """See inside a vision model: what every layer makes of a picture.
+    """See inside a vision model: what every layer does with an image.
 
     \b
     Examples:

@@ -433,7 +433,7 @@ def test_one_of_several_images_is_broken(run: Run, here: Path) -> None:
         (["--layer", "unused"], 1, "unused did not run"),
         (["--layer", "re:("], 2, "bad regular expression"),
         (["--layer", ""], 2, "empty layer selection"),
-        (["--fuse"], 2, "--fuse joins the maps of several layers; none are chosen; choose them with --layer"),
+        (["--fuse"], 2, "--fuse needs several layers; no layer is chosen; choose layers with --layer"),
         (["--layer", "conv1", "--fuse"], 2, "the selection has one: conv1; choose several with --layer"),
         (["--target", "4"], 1, "no class 4; the model has 4 classes: 0 to 3"),
         (["--target", "fox"], 1, "no class 'fox'; the class names are unknown; give an index, or the names"),
@@ -459,7 +459,7 @@ def test_one_of_several_images_is_broken(run: Run, here: Path) -> None:
         (["-o", "x.jpg"], 2, "cannot write x.jpg"),
         (["-o", "no/x.png"], 1, "its folder does not exist"),
         (["--sheet", "x.jpg"], 2, "cannot write x.jpg"),
-        (["--sheet", "-"], 2, "--sheet - is no name of a file; give one that ends in .png"),
+        (["--sheet", "-"], 2, "--sheet - is not a file name; give a name that ends in .png"),
         (["--sheet", "x.png", "-o", "./x.png"], 2, "-o and --sheet both write x.png"),
         (["--sheet", "x.png", "--target", "top:21"], 2, "--sheet has room for 20 classes; --target is top:21"),
         (["--sheet", "x.png", "dog.png"], 2, "--sheet x.png takes one image; there are 2"),
@@ -584,7 +584,7 @@ def test_a_method_of_the_registry_is_in_the_help_and_runs(run: Run, monkeypatch:
     monkeypatch.setitem(CAM_METHODS, "toy", CamMethod(gradcam, "a toy method"))
     text = CliRunner().invoke(command, ["--help"]).output
     assert re.search(r"^    toy +a toy method$", text, re.MULTILINE) and "|toy]" in text.replace("\n", "")
-    status, out, _ = run("cat.jpg", "--method", "toy")
+    status, out, _ = run("cat.jpg", "--method", "toy", "--format", "ndjson")
     assert (status, rows(out)[0]["method"]) == (0, "toy")
 
 

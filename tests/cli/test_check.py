@@ -209,7 +209,7 @@ def test_where_all_is_allowed_the_table_says_so(run: Run) -> None:
     status, out, _ = run("--no-nan", "--allow", "*", "--format", "table", model="nets.py:sick")
     assert (status, out.splitlines()[-1]) == (
         0,
-        "nets.py:sick on 4 images: no call is left to hold against a limit (no-nan)",
+        "nets.py:sick on 4 images: there is no call to check (no-nan)",
     )
 
 
@@ -217,11 +217,14 @@ def test_where_all_is_allowed_the_table_says_so(run: Run) -> None:
     ("words", "status", "message"),
     [
         ([], 2, "no limit was given; give --max-dead"),
-        *[(["--max-dead", text], 2, f"'{text}' is no share") for text in ("x", "nan", "-1", "150%", "")],
+        *[(["--max-dead", text], 2, f"'{text}' is not a share") for text in ("x", "nan", "-1", "150%", "")],
         (["--max-dead", "1"], 2, "write 1% or 100%"),
-        *[(["--max-abs", text], 2, f"'{text}' is no number of at least 0") for text in ("x", "nan", "-1", "inf", "")],
-        *[(["--min-rank", text], 2, f"'{text}' is no rank") for text in ("x", "nan", "-1", "inf", "")],
-        (["--max-saturated", "101%"], 2, "'101%' is no share"),
+        *[
+            (["--max-abs", text], 2, f"'{text}' is not a number of at least 0")
+            for text in ("x", "nan", "-1", "inf", "")
+        ],
+        *[(["--min-rank", text], 2, f"'{text}' is not a rank") for text in ("x", "nan", "-1", "inf", "")],
+        (["--max-saturated", "101%"], 2, "'101%' is not a share"),
         (["--no-nan", "--allow", "conf"], 1, "no layer 'conf' in nets.py:net; nearest: conv"),
         (["--no-nan", "--allow", "re:("], 2, "bad regular expression"),
         (["--no-nan", "--allow", ""], 2, "empty layer selection"),

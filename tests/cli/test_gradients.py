@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hookscope.cli import process
-from hookscope.cli.commands.gradients import FIELDS, PARAMETER_FIELDS, command
+from hookscope.cli.commands.gradients import command
 from hookscope.cli.main import COMMANDS, main
+from hookscope.cli.output.gradient_rows import FIELDS, PARAMETER_FIELDS
 from hookscope.drawing.png import read_provenance
 
 NETS = """
@@ -318,7 +319,7 @@ def test_what_is_refused_is_one_line(
 
 
 def test_images(run: Run, here: Path) -> None:
-    assert "gradients takes one image" in run(images=("cat.png",) * 3)[2]
+    assert "expected one image, or two for optical flow, got 3" in run(images=("cat.png",) * 3)[2]
     assert "nets.py:small takes one image; there are 2" in run(images=("cat.png", "cat.png"))[2]
     assert "Missing argument 'IMAGE'" in run(images=())[2]
     assert run(images=("none.png",), model="no_such_model")[2].startswith("Error: no picture 'none.png'")
@@ -420,14 +421,14 @@ def test_clipping_by_norm_that_spreads_nan_is_no_norm_of_zero(tmp_path, capsys):
     assert [row["norm_after"] for row in told["parameters"]] == [None] * 4  # clip_grad_norm_ leaves NaN everywhere
     with pytest.raises(SystemExit):
         main([*asked, "--format", "table"])
-    assert "carries them to 4 parameters" in " ".join(capsys.readouterr().out.split())
+    assert "spreads NaN or Inf to 4 parameters" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_target_for_the_mean_square_is_wrong_usage(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["gradients", "shapes", "none.png", "--loss", "mse", "--target", "star"])
     assert ended.value.code == 2
-    assert "--loss mse has no target" in capsys.readouterr().err
+    assert "--loss mse takes no --target" in capsys.readouterr().err
 
 
 def test_a_plot_knows_what_it_was_made_from(tmp_path, capsys):

@@ -27,7 +27,8 @@ NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and devices
 FAKE = '''
 import sys, time, warnings
 import click
-from hookscope.cli.output import write_rows
+from hookscope.cli.output.report import Report
+from hookscope.cli.output.rows import write_report
 from hookscope.errors import LayerError
 
 @click.command("fake")
@@ -35,9 +36,9 @@ from hookscope.errors import LayerError
 def command(what):
     """Do as told."""
     if what == "rows":
-        write_rows(({"i": i} for i in range(100_000)), ["i"], "tsv", sys.stdout)
+        write_report(Report.of_rows(({"i": i} for i in range(100_000)), ["i"]), "tsv")
     if what == "json":
-        write_rows(({"i": i} for i in range(100_000)), ["i"], "json", sys.stdout)
+        write_report(Report.of_rows(({"i": i} for i in range(100_000)), ["i"]), "json")
     if what == "print":
         print("x")
     if what == "fail":
@@ -222,11 +223,15 @@ def test_wrong_usage_says_what_is_near(run: Any, words: list[str], hint: str) ->
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_shows_each_command_in_one_line(run: Any, option: str) -> None:
+def test_help_shows_each_command_in_one_whole_line(run: Any, option: str) -> None:
     status, output, errors = run(nothing, option)
     assert (status, errors) == (0, "")
-    assert "fake  Do as told.\n" in output
-    assert "And more" not in output
+    assert "..." not in output.partition("Options:")[2]
+    for group, commands in main_module.SUMMARIES.items():
+        assert f"\n{group}:\n" in output
+        for name, text in commands.items():
+            assert f"\n  {name:<12} {text}\n" in output
+            assert len(text) <= 60
     assert run(nothing, "fake", option)[0] == 0
 
 
@@ -261,7 +266,7 @@ def test_signal_handlers_are_put_back(run: Any) -> None:
 
 def test_the_commands_are_named_after_their_files() -> None:
     for name, module in COMMANDS.items():
-        assert module == "hookscope.cli." + name.replace("-", "_")
+        assert module == "hookscope.cli.commands." + name.replace("-", "_")
 
 
 def test_every_command_there_is_has_help_and_traceback() -> None:
@@ -271,6 +276,8 @@ def test_every_command_there_is_has_help_and_traceback() -> None:
         assert command is not None
         assert command.get_short_help_str()
         assert "traceback" in [parameter.name for parameter in command.params]
+        text = " ".join(command.get_help(click.Context(command, max_content_width=100)).split())
+        assert "9223372036854775807" not in text
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from PIL import Image
 import hookscope
 from hookscope.cli import process
 from hookscope.cli.commands.predict import FIELDS
-from hookscope.cli.main import COMMANDS, main
+from hookscope.cli.main import main
 
 NETS = """
 import torch
@@ -275,7 +275,3 @@ def test_a_video_model(run: Run) -> None:
     status, out, _ = run(*words, model="r3d_18")
     assert status == 0
     assert all(isinstance(row["label"], str) for row in rows(out)) and len(rows(out)) == 3
-
-
-def test_it_comes_after_visualize() -> None:
-    assert list(COMMANDS)[:2] == ["visualize", "predict"]

@@ -237,8 +237,8 @@ def test_shares_that_do_not_make_up_the_score_are_told(run: Run, steps: int) -> 
     (row,) = rows(out)
     off = abs(row["sum"] - row["expected"]) / abs(row["expected"])
     assert (status, off > 0.05) == (0, steps == 1)
-    what = f"the shares of class {row['class']} make {row['sum']:.4g} together, and not {row['expected']:.4g}"
-    said = f"Note: cat.jpg: {what}, the score less that of zeros; raise --steps\n"
+    what = f"the shares of class {row['class']} add up to {row['sum']:.4g}"
+    said = f"Note: cat.jpg: {what}, but the score minus that of zeros is {row['expected']:.4g}; raise --steps\n"
     assert errors == (said if steps == 1 else "")
 
 
@@ -248,11 +248,11 @@ def test_only_integrated_gradients_say_what_they_should_make_up(run: Run) -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "said"), [("half", "1 ReLU on the way is a function"), ("both", "2 ReLUs on the way are functions")]
+    ("model", "said"), [("half", "1 functional ReLU call not guided"), ("both", "2 functional ReLU calls not guided")]
 )
 def test_relus_that_are_not_guided_are_told(run: Run, model: str, said: str) -> None:
     status, _, errors = run("cat.jpg", "--method", "guided-backprop", model=f"nets.py:{model}")
-    assert (status, errors) == (0, f"Note: cat.jpg: {said} in a forward, which hooks do not see: not guided\n")
+    assert (status, errors) == (0, f"Note: cat.jpg: {said}: hooks do not see functions\n")
 
 
 def test_several_targets_are_a_union(run: Run, here: Path) -> None:

@@ -190,14 +190,14 @@ def test_columns(run: Run, format: str, between: str) -> None:
     relu = dict(zip(FIELDS, table[2], strict=True))
     assert (relu["name"], relu["dead"], relu["findings"], relu["index"]) == ("relu", "1", "dead-channels", "")
     assert relu["min_at"].startswith("image:pics/0.png channel:")
-    assert errors == "Note: found and in no row: few-images; see --format table or json\n"
+    assert errors == "Note: not in TSV: few-images; see --format table or json\n"
 
 
 def test_what_has_no_row_is_named(run: Run) -> None:
     _, _, errors = run("pics", model="nets.py:drifting")
-    assert errors == "Note: found and in no row: batchnorm-drift bn1, few-images; see --format table or json\n"
+    assert errors == "Note: not in TSV: batchnorm-drift bn1, few-images; see --format table or json\n"
     _, _, errors = run("pics", "--per-channel")
-    assert errors.startswith("Note: found and in no row: dead-channels relu, duplicate-channels conv2, few-images;")
+    assert errors.startswith("Note: not in TSV: dead-channels relu, duplicate-channels conv2, few-images;")
 
 
 def test_a_table_ends_with_the_findings_in_words(run: Run) -> None:
@@ -371,19 +371,19 @@ def empty_folders(here: Path) -> None:
         (["pics", "--layer", "conv9"], 1, "no layer 'conv9' in Small; nearest: conv"),
         (["pics", "--layer", "re:("], 2, "bad regular expression"),
         (["pics", "--type", "Conv3d"], 1, "no layer of type Conv3d"),
-        (["pics", "--resume"], 2, "--resume without --save"),
+        (["pics", "--resume"], 2, "--resume needs --save"),
         (["pics", "--plot", "x.jpg"], 2, "cannot write x.jpg; plots are PNG, SVG or PDF files"),
         (["pics", "--plot", "no/x.png"], 1, "its folder does not exist"),
         (["pics", "--plot", "pics/0.png"], 1, "it is the image pics/0.png itself"),
         (["pics", "--save", "no/x.json"], 1, "its folder does not exist"),
         (["pics", "--save", "pics"], 1, "Is a directory"),
         (["pics", "--save", ""], 1, "cannot write to an empty name"),
-        (["pics", "--save", "pics/0.png"], 2, "would write over what is no saved statistics"),
-        (["pics", "--save", "nets.py"], 2, "would write over what is no saved statistics"),
+        (["pics", "--save", "pics/0.png"], 2, "would replace a file that holds no statistics"),
+        (["pics", "--save", "nets.py"], 2, "would replace a file that holds no statistics"),
         (["pics", "--save", "x.png", "--plot", "./x.png"], 2, "--plot and --save name the same file"),
         (["pics", "--tensorboard", "nets.py"], 1, "cannot write nets.py"),
-        (["pics", "--exploding", "nan"], 2, "'nan' is no number of at least 0"),
-        (["pics", "--dead-share", "150%"], 2, "'150%' is no share"),
+        (["pics", "--exploding", "nan"], 2, "'nan' is not a number of at least 0"),
+        (["pics", "--dead-share", "150%"], 2, "'150%' is not a share"),
         (["pics", "--batch-size", "0"], 2, "--batch-size"),
         (["pics", "--input-size", "5x5", "--preprocess", "stretch"], 1, "refuses a picture of 2x3x5x5"),
     ],

@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from PIL import Image
 
 from hookscope.cli import process
-from hookscope.cli.commands.trace import EVENT_FIELDS, FIELDS, command
+from hookscope.cli.commands.trace import command
 from hookscope.cli.main import main
+from hookscope.cli.output.trace_rows import EVENT_FIELDS, FIELDS
 
 NETS = """
 import torch
@@ -182,7 +183,7 @@ def test_a_table_of_values(run: Run) -> None:
         "\n"
         "nets.py:ones, weights from factory (seed 0): 2 calls\n"
     )
-    assert errors == "Note: 1 tensor of more than 4 values left out; --most shows larger ones\n"
+    assert errors == "Note: 1 tensor of more than 4 values left out; --most shows larger tensors\n"
 
 
 def test_a_table_of_events_shows_nesting(run: Run) -> None:
@@ -256,7 +257,7 @@ def test_calls_without_a_gradient_are_told(run: Run) -> None:
     told = [(row["event"], row["name"]) for row in map(json.loads, out.splitlines())]
     assert (status, told[-2:]) == (0, [("backward", ""), ("backward", "main")])
     assert ("forward", "side") in told and ("backward", "side") not in told
-    assert errors == "Note: 1 call without a backward event, which no gradient reaches: side\n"
+    assert errors == "Note: 1 call without a gradient and backward event: side\n"
     _, out, errors = run("nets.py:blind", "tiny.png", "--preprocess", "none", "--events", "--format", "tsv")
     assert [line.split("\t")[1] for line in out.splitlines()[1:]] == ["pre-hook", "forward"]
     assert errors == "Note: no backward pass: the output of Blind has no gradient\n"
@@ -273,14 +274,14 @@ def test_optical_flow_takes_two_pictures(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (("--target", "1"), 2, "--target without --events: nothing is differentiated; add --events"),
-        (("--categories", "names.txt"), 2, "--categories without --events: nothing is differentiated; add --events"),
-        (("--most", "3"), 2, "--most without --values; add --values, which shows small tensors whole"),
+        (("--target", "1"), 2, "--target needs --events; there is no backward pass; add --events"),
+        (("--categories", "names.txt"), 2, "--categories needs --events; there is no backward pass; add --events"),
+        (("--most", "3"), 2, "--most needs --values; add --values, which shows small tensors whole"),
         (("--layer", "nope"), 1, "no layer 'nope' in Sequential"),
         (("--layer", "re:["), 2, "bad regular expression"),
         (("--type", "Conv3d", "--layer", "0"), 1, "no layer of type Conv3d"),
         (("--events", "--target", "9"), 1, "no class 9"),
-        (("tiny.png", "tiny.png"), 2, "trace takes one image, or two for optical flow; there are 3"),
+        (("tiny.png", "tiny.png"), 2, "expected one image, or two for optical flow, got 3"),
     ],
 )
 def test_wrong_usage_is_one_line(run: Run, words: tuple[str, ...], status: int, message: str) -> None:

@@ -128,7 +128,7 @@ def test_the_rows_before_the_difference_are_printed(run: Run) -> None:
         (["--layer", "1:2:3:4"], 2, "bad range '1:2:3:4'"),
         (["--device", "abacus"], 2, "no device 'abacus'"),
         (["cat.png", "dog.png"], 2, "nets.py:small takes one image"),
-        (["cat.png", "dog.png", "cat.png"], 2, "verify takes one image, or two for optical flow"),
+        (["cat.png", "dog.png", "cat.png"], 2, "expected one image, or two for optical flow"),
     ],
 )
 def test_errors_are_one_line(run: Run, words: list[str], status: int, said: str) -> None:

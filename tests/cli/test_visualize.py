@@ -321,7 +321,7 @@ def test_optical_flow_takes_two_pictures(run: Run, here: Path) -> None:
     assert (told["image"], told["second"]["image"]) == ("cat.jpg", "dog.png")
     assert told["sha256"] != told["second"]["sha256"]
     status, _, errors = run("cat.jpg", "dog.png", "cat.jpg", model="flow.py:Flow")
-    assert (status, "optical flow takes one or two pictures; there are 3" in errors) == (2, True)
+    assert (status, "optical flow takes one or two images; there are 3" in errors) == (2, True)
     assert run("cat.jpg", "-o", "y.png", model="flow.py:Flow")[0] == 0
 
 

@@ -219,9 +219,9 @@ def test_both_pictures_at_once(run: Run, here: Path) -> None:
         (["--kernels", "no/k.png"], 1, "its folder does not exist"),
         (["--plot", "a.png", "--kernels", "./a.png"], 2, "--plot and --kernels are both a.png"),
         (["--plot", "same.png", "--weights", "same.png"], 2, "it is the input itself"),
-        (["--dead-norm", "-1"], 2, "'-1' is no number of at least 0"),
-        (["--dead-norm", "nan"], 2, "'nan' is no number of at least 0"),
-        (["--duplicate-cosine", "1.5"], 2, "'1.5' is no number of 0 to 1"),
+        (["--dead-norm", "-1"], 2, "'-1' is not a number of at least 0"),
+        (["--dead-norm", "nan"], 2, "'nan' is not a number of at least 0"),
+        (["--duplicate-cosine", "1.5"], 2, "'1.5' is not a number of 0 to 1"),
         (["--channels", "1"], 2, "add --kernels FILE.png"),
         (["--kernels", "k.png", "--channels", "x"], 2, "bad channels 'x'"),
         (["--kernels", "k.png", "--cmap", "virids"], 2, "no colour map 'virids'"),
@@ -271,6 +271,6 @@ def test_help_has_the_manual() -> None:
     for line in (
         "hookscope weights resnet18 --weights my.safetensors --plot weights.png --kernels kernels.png",
         "--dead-norm SHARE",
-        "no forward pass",
+        "without a forward pass",
     ):
         assert line in text

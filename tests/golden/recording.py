@@ -163,7 +163,9 @@ def _read_stdout(stdout: bytes, facts: dict[str, Any], texts: dict[str, Any], fo
     text = _plain(stdout.decode(), folder)
     prose: dict[str, Any] = {}
     if text.startswith("Usage:"):
-        facts["options"] = [match[1] for match in map(OPTION_LINE.match, text.splitlines()) if match]
+        facts["options"] = [
+            match[1] for match in map(OPTION_LINE.match, text.partition("\nOptions:\n")[2].splitlines()) if match
+        ]
         texts["help"] = text.splitlines()
     elif text[0] in "[{":
         facts["json"] = _values(text, prose)

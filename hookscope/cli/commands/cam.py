@@ -1,26 +1,24 @@
-"""``hookscope cam``: class activation maps over photographs: where a model looked for a class."""
+"""``hookscope cam``: class activation maps over images."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from hookscope.cli import process
+from hookscope import drawing, explain, hooks, scores
 from hookscope.cli.progress import pass_progress
-from hookscope.cli.shared import explain as explaining
-from hookscope.cli.shared.explain import ExplainOptions, Explanation, answer_fields, explaining_options, peak_fields
-from hookscope.cli.shared.options import layer_option, model_argument, type_option, was_given
+from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
+from hookscope.cli.shared.model import ModelOptions, counted_types, running
+from hookscope.cli.shared.options import images_argument, layer_option, model_argument, type_option, was_given
+from hookscope.cli.shared.output_paths import OutputPath
+from hookscope.cli.shared.picture_run import Row
 from hookscope.cli.shared.registries import CommandWithTable, RegistryChoice
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
-
-if TYPE_CHECKING:
-    from hookscope.explain import ClassActivationMap
-    from hookscope.scores import Target
 
 FIELDS = (
     "image", "layer", "type", "call", "method", "class", "label", "score", "probability", "shape", "max", "peak_x",
@@ -29,16 +27,28 @@ FIELDS = (
 _SHEET_TARGET, _MOST_CLASSES = "top:3", 20
 
 
-def _methods() -> Iterator[tuple[str, str]]:
-    from hookscope.explain import CAM_METHODS
+@dataclass(frozen=True)
+class Options(ExplainOptions):
+    """The options of the command."""
 
-    return ((name, method.summary) for name, method in CAM_METHODS.items())
+    layers: tuple[str, ...]
+    types: tuple[str, ...]
+    method: str
+    fuse: bool
+    sheet: str | None
+    batch_size: int
+
+
+def _methods() -> Iterator[tuple[str, str]]:
+    return ((name, method.summary) for name, method in explain.CAM_METHODS.items())
 
 
 @click.command("cam", cls=CommandWithTable, table=_methods)
 @model_argument()
-@click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
-@layer_option("Which calls, as in visualize; several are drawn side by side.  [default: the last with a map]")
+@images_argument()
+@layer_option(
+    "Calls to explain, as in visualize; several are drawn side by side.  [default: the last call with a usable map]"
+)
 @type_option
 @click.option(
     "--method",
@@ -47,13 +57,13 @@ def _methods() -> Iterator[tuple[str, str]]:
     show_default=True,
     help="How the channels are weighted.",
 )
-@click.option("--fuse", is_flag=True, help="Join the maps of several layers in one: the mean, each brought to 0..1.")
+@click.option("--fuse", is_flag=True, help="Join the maps of several layers: the mean, each map scaled to 0..1.")
 @click.option(
     "--sheet",
     metavar="FILE",
     type=click.Path(),
-    help="Write one page too: the photograph and the maps of the three best classes (or --target) for the last layers"
-    " of three resolutions (or --layer).",
+    help="Write one page too: the image and the maps of the three best classes (or --target) for the last layers of"
+    " three resolutions (or --layer).",
 )
 @click.option(
     "--batch-size",
@@ -63,16 +73,16 @@ def _methods() -> Iterator[tuple[str, str]]:
     show_default=True,
     help="Images in one batch of the methods that run the model once per channel.",
 )
-@explaining_options("IMAGE/LAYER/CLASS")
-def command(model: str, images: tuple[str, ...], **options: Any) -> None:
-    """Show where MODEL looked when it gave each IMAGE its class (- reads one from standard input).
+@explain_options("IMAGE/LAYER/CLASS")
+def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
+    """Show where MODEL looked when it gave each IMAGE its class.
 
-    Lays a class activation map over the photograph (at its own size, a small one magnified) and writes it as PNG; what
-    the network did not see of the photograph is dark. Prints a row for each map: its layer, class, score and
-    probability, its highest value, and where in the photograph that is (in pixels); of a clip the mean over its frames.
-    Without --layer it takes the last layer with a map that the score depends on, pooling aside. A map in which nothing
-    is above 0 is drawn as such, and a note says so. Of layers chosen by a range, a pattern or `all`, those without a
-    map are left out.
+    IMAGE is a file, or - for standard input. The command draws a class activation map over the image, at the image's
+    own size (a small image is enlarged), and writes it as PNG. Parts that the model did not see are dark. It prints a
+    row for each map: layer, class, score, probability, highest value, and the position of that value in pixels of the
+    image. For a video model the position is that in the mean over the frames. Without --layer the command uses the last
+    non-pooling layer with a map that the score depends on. A map with no value above 0 is drawn, and a note says so.
+    Layers without a map are left out when a range, a pattern or `all` chose them.
 
     \b
     Methods, and what weights the channels:
@@ -86,160 +96,115 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope cam resnet50 cat.jpg --layer layer2,layer3,layer4 --fuse
       hookscope cam resnet34 cat.jpg --target top:3 --raw maps.npz --sheet sheet.png
     """
-    from hookscope.hooks import Selection
-    from hookscope.scores import Target
-
-    layers: tuple[str, ...] = options["layers"]
-    if layers:
-        Selection(layers)
-    elif options["fuse"]:
-        raise UsageError("--fuse joins the maps of several layers", "none are chosen", "choose them with --layer")
-    plan = ExplainOptions.parse(images, options)
-    if options["sheet"] is not None:
-        _check_sheet(options["sheet"], plan)
-    wish = _Wish(
-        layers=layers,
-        types=options["types"],
-        method=options["method"],
-        fuse=options["fuse"],
-        sheet=options["sheet"],
-        sheet_target=plan.target if was_given("target") else Target(_SHEET_TARGET),
-        batch_size=options["batch_size"],
-    )
-    explaining.explain_all(plan, model, options, FIELDS, lambda one: _rows(one, wish))
+    options = Options(**values)
+    if options.layers:
+        hooks.Selection(options.layers)
+    elif options.fuse:
+        raise UsageError("--fuse needs several layers", "no layer is chosen", "choose layers with --layer")
+    places = options.check(paths)
+    if options.sheet is not None:
+        _check_sheet(options.sheet, options, paths, places[0])
+    explain_images(model, paths, options, places, FIELDS, lambda explanation: _draw(explanation, options))
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """What this command alone was asked for, the same for every picture."""
-
-    layers: tuple[str, ...]
-    types: tuple[str, ...]
-    method: str
-    fuse: bool
-    sheet: str | None
-    sheet_target: Target
-    batch_size: int
-
-
-def _check_sheet(sheet: str, plan: ExplainOptions) -> None:
-    """Refuse a place where the sheet cannot go before anything is computed."""
-    from hookscope.cli.shared.output_paths import OutputPath
-
-    if len(plan.images) > 1:
-        raise UsageError(f"--sheet {sheet} takes one image", f"there are {len(plan.images)}")
-    if plan.target.count > _MOST_CLASSES:
-        raise UsageError(f"--sheet has room for {_MOST_CLASSES} classes", f"--target is {plan.target}", "ask for fewer")
-    where = OutputPath.parse(sheet, plan.images)
-    if where.kind != "file":
-        raise UsageError(f"--sheet {sheet} is no name of a file", do="give one that ends in .png")
-    same = os.path.realpath(sheet) == os.path.realpath(plan.destination.path or os.devnull)
+def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: OutputPath) -> None:
+    """Refuse a place where the sheet cannot go, before anything is computed."""
+    if len(paths) > 1:
+        raise UsageError(f"--sheet {sheet} takes one image", f"there are {len(paths)}")
+    if options.target.count > _MOST_CLASSES:
+        raise UsageError(
+            f"--sheet has room for {_MOST_CLASSES} classes", f"--target is {options.target}", "ask for fewer"
+        )
+    if OutputPath.parse(sheet, paths).kind != "file":
+        raise UsageError(f"--sheet {sheet} is not a file name", do="give a name that ends in .png")
+    same = os.path.realpath(sheet) == os.path.realpath(output.path or os.devnull)
     if same and sheet.lower().endswith(".png"):
         raise UsageError(f"-o and --sheet both write {sheet}", do="give one of them another name")
 
 
-def _rows(one: Explanation, wish: _Wish) -> Iterator[dict[str, Any]]:
-    """Make the maps of one picture, write them, and say a row for each."""
-    from hookscope.explain import draw_overlay
-
-    maps = _maps(one, wish, wish.layers or None, one.plan.target)
-    groups = _groups(maps, wish.fuse)
-    one.plan.raw.expect(sum(map(len, groups)))
-    if wish.sheet is not None:
-        _write_sheet(one, wish, wish.sheet, maps)
+def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
+    """Write the pages of one image, and yield a row for each map."""
+    maps = _maps(explanation, options, options.layers or None, options.target)
+    groups = _groups(maps, options.fuse)
+    explanation.raw.expect(sum(map(len, groups)))
+    if options.sheet is not None:
+        _write_sheet(explanation, options, options.sheet, maps)
     for group in groups:
-        page, about = draw_overlay(one.subject, group, one.plan.cmap, wish.fuse)
-        layers = "+".join(found.call.key for found in group).replace(" + ", "+")
-        what = wish.method + ("-fused" if wish.fuse else "") + (f"-{layers}" if wish.layers else "")
-        file = one.write(page, about, what, group[0].prediction.index, len(groups) == 1)
-        for found in group:
-            yield _row(one, found, file, wish.fuse)
+        page, provenance = explain.draw_overlay(explanation.source, group, options.cmap, options.fuse)
+        layers = "+".join(each.call.key for each in group).replace(" + ", "+")
+        what = options.method + ("-fused" if options.fuse else "") + (f"-{layers}" if options.layers else "")
+        path = explanation.write(page, provenance, what, group[0].prediction.index, len(groups) == 1)
+        for each in group:
+            yield _row(explanation, each, path, options.fuse)
 
 
-def _groups(maps: Sequence[ClassActivationMap], fuse: bool) -> list[list[ClassActivationMap]]:
-    """The maps class by class, what stands on one page; fused ones are one map.
+def _groups(maps: Sequence[explain.ClassActivationMap], fuse: bool) -> list[list[explain.ClassActivationMap]]:
+    """The maps of each class, which share a page; ``fuse`` makes one map of them.
 
     Raises:
-        UsageError: there is only one to fuse.
+        UsageError: there is only one map to fuse.
     """
-    from hookscope.explain import fused
-
-    by_class: dict[int, list[ClassActivationMap]] = {}
-    for found in maps:
-        by_class.setdefault(found.prediction.index, []).append(found)
+    by_class: dict[int, list[explain.ClassActivationMap]] = {}
+    for each in maps:
+        by_class.setdefault(each.prediction.index, []).append(each)
     groups = list(by_class.values())
     if not fuse:
         return groups
     if len(groups[0]) == 1:
-        asked, exists = "--fuse joins the maps of several layers", f"the selection has one: {maps[0].call.key}"
-        raise UsageError(asked, exists, "choose several with --layer")
-    return [[fused(group)] for group in groups]
+        exists = f"the selection has one: {maps[0].call.key}"
+        raise UsageError("--fuse needs several layers", exists, "choose several with --layer")
+    return [[explain.fused(group)] for group in groups]
 
 
-def _row(one: Explanation, found: ClassActivationMap, file: str, fuse: bool) -> dict[str, Any]:
-    from hookscope.explain import why_empty
-
-    if reason := why_empty(found):
-        one.note(f"the map of {found.call.key} for class {found.prediction.index}: {reason}")
-    one.plan.raw.keep(f"{one.word}/{found.call.key}/{found.prediction.index}", found.values)
-    still = found.still
-    return {
-        "image": one.subject.origin.image,
-        "layer": found.call.name,
-        "type": found.call.type,
-        "call": None if fuse else found.call.call,
-        "method": found.method,
-        **answer_fields(found.prediction),
-        "shape": list(found.values.shape),
+def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str, fuse: bool) -> Row:
+    call, still = result.call, result.still
+    if reason := explain.why_empty(result):
+        explanation.note(f"the map of {call.key} for class {result.prediction.index}: {reason}")
+    explanation.raw.keep(f"{explanation.word}/{call.key}/{result.prediction.index}", result.values)
+    more = {
+        "layer": call.name,
+        "type": call.type,
+        "call": None if fuse else call.call,
+        "method": result.method,
+        "shape": list(result.values.shape),
         "max": float(still.max()),
-        **peak_fields(one.subject.peak_in(still)),
-        "weights": one.net.weights,
-        "file": file,
     }
+    return explanation.row(result.prediction, explanation.source.peak_in(still), more, path)
 
 
-def _maps(one: Explanation, wish: _Wish, layers: Sequence[str] | None, target: Target) -> list[ClassActivationMap]:
-    from hookscope.explain import class_activation_maps
-    from hookscope.hooks import class_names, usual_types
-    from hookscope.models import model_errors_as_input_errors
-
-    net, inputs = one.net, one.net.inputs(one.tensor)
-    types = wish.types or usual_types(map(class_names, net.model.modules()))
-    skipped: list[str] = []
-    with (
-        process.prints_to_standard_error(),
-        model_errors_as_input_errors(net.name, inputs),
-        pass_progress() as on_progress,
-    ):
-        maps = class_activation_maps(
+def _maps(
+    explanation: Explanation, options: Options, layers: Sequence[str] | None, target: scores.Target
+) -> list[explain.ClassActivationMap]:
+    net, skipped = explanation.net, list[str]()
+    with running(net, explanation.inputs), pass_progress() as on_progress:
+        maps = explain.class_activation_maps(
             net.model,
-            inputs,
+            explanation.inputs,
             layers,
             target,
-            wish.method,
-            types=types,
-            categories=one.categories,
-            batch_size=wish.batch_size,
+            options.method,
+            types=counted_types(net, options.types),
+            categories=explanation.categories,
+            batch_size=options.batch_size,
             on_progress=on_progress,
             on_skip=lambda call, error: skipped.append(call.key),
         )
     if skipped:
-        one.note(f"{counted(len(skipped), 'call')} without a map left out: {listed(skipped, 3)}")
+        explanation.note(f"{counted(len(skipped), 'call')} without a map left out: {listed(skipped, 3)}")
     return maps
 
 
-def _write_sheet(one: Explanation, wish: _Wish, sheet: str, maps: list[ClassActivationMap]) -> None:
-    """The page of several classes and layers; what was not chosen is chosen here."""
-    from hookscope.drawing import write_png
-    from hookscope.explain import draw_sheet, landmark_layers
-    from hookscope.models import model_errors_as_input_errors
-
-    layers: Sequence[str] = wish.layers
+def _write_sheet(
+    explanation: Explanation, options: Options, sheet: str, maps: list[explain.ClassActivationMap]
+) -> None:
+    """Write the page of several classes and layers; defaults are used for what was not chosen."""
+    layers: Sequence[str] = options.layers
     if not layers:
-        inputs = one.net.inputs(one.tensor)
-        with process.prints_to_standard_error(), model_errors_as_input_errors(one.net.name, inputs):
-            layers = landmark_layers(one.net.model, inputs, one.plan.target, categories=one.categories)
-    if layers != wish.layers or wish.sheet_target != one.plan.target:
-        maps = _maps(one, wish, layers, wish.sheet_target)
-    page, about = draw_sheet(one.subject, maps, one.plan.cmap)
-    write_png(page, sheet, about)
+        net, inputs = explanation.net, explanation.inputs
+        with running(net, inputs):
+            layers = explain.landmark_layers(net.model, inputs, options.target, categories=explanation.categories)
+    target = options.target if was_given("target") else scores.Target(_SHEET_TARGET)
+    if layers != options.layers or target != options.target:
+        maps = _maps(explanation, options, layers, target)
+    page, provenance = explain.draw_sheet(explanation.source, maps, options.cmap)
+    drawing.write_png(page, sheet, provenance)

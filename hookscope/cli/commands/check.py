@@ -4,23 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
+from hookscope import hooks, statistics, system
 from hookscope.cli import process
 from hookscope.cli.output import rows as output
+from hookscope.cli.output.report import Report
 from hookscope.cli.shared.image_options import image_list, images_argument
 from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
-from hookscope.cli.shared.options import chosen_format, complete_layers, format_option, model_argument
+from hookscope.cli.shared.model import ModelOptions
+from hookscope.cli.shared.options import complete_layers, format_option, model_argument
+from hookscope.cli.shared.output_paths import refuse_input
 from hookscope.cli.shared.threshold_options import Number, Rank, Share
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
-if TYPE_CHECKING:
-    from hookscope.statistics import BrokenLimit, LayerStatistics, Limits, SavedStatistics
-
 FIELDS = ("limit", "index", "layer", "value", "allowed", "evidence", "weights")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of this command beside those of the measurement."""
+
+    max_dead: float | None
+    max_saturated: float | None
+    no_nan: bool
+    max_abs: float | None
+    min_rank: tuple[float | None, float | None] | None
+    junit: str | None
+    limit: int | None
+    files0_from: str | None
+    format: str
+
+    def limits(self) -> statistics.Limits:
+        """The limits.
+
+        Raises:
+            UsageError: there is no limit.
+        """
+        directions, share = self.min_rank or (None, None)
+        limits = statistics.Limits(self.max_dead, self.max_saturated, self.no_nan, self.max_abs, directions, share)
+        if not limits.names:
+            raise UsageError(
+                "no limit was given", do="give --max-dead, --max-saturated, --no-nan, --max-abs or --min-rank"
+            )
+        return limits
 
 
 @click.command("check")
@@ -28,38 +59,26 @@ FIELDS = ("limit", "index", "layer", "value", "allowed", "evidence", "weights")
 @images_argument
 @click.option("--max-dead", type=Share(), help="Largest share of dead channels in a layer: 5% or 0.05.")
 @click.option("--max-saturated", type=Share(), help="Largest share of values within 1 % of a bound.")
-@click.option("--no-nan", is_flag=True, help="No NaN and no Inf anywhere.")
+@click.option("--no-nan", is_flag=True, help="Allow no NaN and no Inf.")
 @click.option("--max-abs", type=Number(), help="Largest absolute value: 1e4.")
-@click.option("--min-rank", type=Rank(), help="Least effective rank of a layer: directions, or 5% of what it can be.")
+@click.option(
+    "--min-rank", type=Rank(), help="Smallest effective rank of a layer: a number of directions, or 5% of the maximum."
+)
 @click.option(
     "--allow",
     metavar="LAYER",
     multiple=True,
     shell_complete=complete_layers,
-    help="No limit for these layers: a selection as in --layer; repeatable.",
+    help="Layers without limits: a selection as in --layer; repeatable.",
 )
 @click.option("--junit", metavar="FILE", type=click.Path(), help="Write the result as JUnit XML too.")
 @measuring_options
 @format_option
-def command(
-    model: str,
-    images: tuple[str, ...],
-    max_dead: float | None,
-    max_saturated: float | None,
-    no_nan: bool,
-    max_abs: float | None,
-    min_rank: tuple[float | None, float | None] | None,
-    allow: tuple[str, ...],
-    junit: str | None,
-    limit: int | None,
-    files0_from: str | None,
-    format: str | None,
-    **options: Any,
-) -> None:
-    """Hold every layer of MODEL against limits, on images; exit with 3 when one is broken.
+def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
+    """Check every layer of MODEL against limits, on images; exit with 3 when a limit is broken.
 
-    Made for CI: a row for each broken limit, nothing but the header when all is well. What is measured is what `stats`
-    measures, without `--layer` every convolution and every activation function.
+    This command is made for CI. It prints a row for each broken limit, and only the header when all is well. It
+    measures what `stats` measures: without `--layer`, every convolution and every activation function.
 
     \b
     Examples:
@@ -67,77 +86,44 @@ def command(
       hookscope check my.py:model photos/ --weights my.pth --no-nan --junit report.xml
       hookscope check vgg16 photos/ --max-dead 0 --allow 'classifier.*' --format json
     """
-    from hookscope.cli.shared.output_paths import refuse_input
-    from hookscope.hooks import Selection
-    from hookscope.statistics import Limits, broken_limits, held_layers
-    from hookscope.system import check_writable
-
-    directions, share = min_rank or (None, None)
-    limits = Limits(max_dead, max_saturated, no_nan, max_abs, directions, share)
-    if not limits.names:
-        raise UsageError("no limit was given", do="give --max-dead, --max-saturated, --no-nan, --max-abs or --min-rank")
+    options = Options(**{name: values.pop(name) for name in Options.__dataclass_fields__})
+    limits, allow = options.limits(), values["allow"]
     if allow:
-        Selection(allow)
-    paths = image_list(images, files0_from, limit)
-    if junit is not None:
-        check_writable(junit)
-        refuse_input(junit, paths)
-    saved, lost = measure(MeasureOptions(model, paths, rank="min-rank" in limits.names, allow=allow, **options))
-    layers = held_layers(saved.totals.statistics(), allow)
-    offences = broken_limits(layers, limits)
-    if not limits.no_nan:
-        _tell_of_nan(layers)
+        hooks.Selection(allow)
+    images = image_list(paths, options.files0_from, options.limit)
+    if options.junit is not None:
+        system.check_writable(options.junit)
+        refuse_input(options.junit, images)
+    saved, lost = measure(MeasureOptions(model, images, rank="min-rank" in limits.names, **values))
+    layers = statistics.held_layers(saved.totals.statistics(), allow)
+    broken = statistics.broken_limits(layers, limits)
+    nonfinite = [layer.key for layer in layers if layer.nan or layer.inf]
+    if nonfinite and not limits.no_nan:  # a model that gives nothing but NaN breaks no other limit
+        output.note(f"Note: NaN or Inf in {listed(nonfinite, 3)}; --no-nan forbids them")
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
-        stack.callback(_report, saved, layers, limits, offences, chosen_format(format))
-        if junit is not None:
-            _write_junit(junit, model, limits, layers, offences, lost)
-    if offences:
+        stack.callback(_report, saved, layers, limits, broken, options.format)
+        if options.junit is not None:
+            keys = [layer.key for layer in layers]
+            suite = f"hookscope check {model.model}"
+            system.write_atomically(options.junit, statistics.junit_xml(suite, limits.names, keys, broken, lost))
+    if broken:
         raise click.exceptions.Exit(3)
     if lost:
         raise click.exceptions.Exit(1)
 
 
-def _tell_of_nan(layers: Sequence[LayerStatistics]) -> None:
-    """No limit but --no-nan sees a NaN, and a model of nothing else would pass for healthy."""
-    bad = [layer.key for layer in layers if layer.nan or layer.inf]
-    if bad:
-        output.note(f"Note: NaN or Inf in {listed(bad, 3)}; --no-nan forbids them")
-
-
-def _write_junit(
-    path: str, model: str, limits: Limits, layers: Sequence[LayerStatistics], offences: Sequence[BrokenLimit], lost: int
-) -> None:
-    from hookscope.statistics import junit_xml
-    from hookscope.system import write_atomically
-
-    suite = f"hookscope check {model}"
-    write_atomically(path, junit_xml(suite, limits.names, [layer.key for layer in layers], offences, lost))
-
-
 def _report(
-    saved: SavedStatistics,
-    layers: Sequence[LayerStatistics],
-    limits: Limits,
-    offences: Sequence[BrokenLimit],
+    saved: statistics.SavedStatistics,
+    layers: Sequence[statistics.LayerStatistics],
+    limits: statistics.Limits,
+    broken: Sequence[statistics.BrokenLimit],
     format: str,
 ) -> None:
-    rows = [
-        {
-            "limit": offence.limit,
-            "index": offence.index,
-            "layer": offence.layer,
-            "value": offence.value,
-            "allowed": offence.allowed,
-            "evidence": offence.evidence,
-            "weights": saved.source.weights,
-            **({"channels": offence.channels} if format in ("json", "ndjson") else {}),
-        }
-        for offence in offences
-    ]
-    broken = len({offence.layer for offence in offences})
-    verdict = f"{broken} of {len(layers)} calls break a limit" if broken else f"all {len(layers)} calls are within"
-    verdict = verdict if layers else "no call is left to hold against a limit"
-    totals = [f"{saved.source.model} on {counted(saved.totals.images, 'image')}: {verdict} ({', '.join(limits.names)})"]
-    fields = (*FIELDS, "channels") if format in ("json", "ndjson") else FIELDS
-    with process.reader_may_leave():  # the status is the result, whoever reads the rows
-        output.write_rows(rows, fields, format, process.standard_output(), totals)
+    own = [name for name in (*FIELDS, "channels") if name != "weights"]
+    rows = [{**{name: getattr(each, name) for name in own}, "weights": saved.source.weights} for each in broken]
+    count = len({each.layer for each in broken})
+    verdict = f"{count} of {len(layers)} calls break a limit" if count else f"all {len(layers)} calls are within"
+    verdict = verdict if layers else "there is no call to check"
+    total = f"{saved.source.model} on {counted(saved.totals.images, 'image')}: {verdict} ({', '.join(limits.names)})"
+    with process.reader_may_leave():  # the exit status is the result, even when nobody reads the rows
+        output.write_report(Report.of_rows(rows, FIELDS, [total], more_fields=["channels"]), format)

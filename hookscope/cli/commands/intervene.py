@@ -1,58 +1,74 @@
-"""``hookscope intervene``: change activations or weights in one pass, and see what it does to the answer."""
+"""``hookscope intervene``: change activations or weights in one pass, and see what that does to the output."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
+from hookscope import drawing, hooks, interventions, scores
 from hookscope.cli import process
-from hookscope.cli.commands.ablate import ablate
 from hookscope.cli.output import rows as output
 from hookscope.cli.output.effect_rows import (
+    CHANNEL_COLUMNS,
+    CHANNEL_FIELDS,
+    CLASS_COLUMNS,
     CLASS_FIELDS,
     FIELDS,
-    LEAST_NEEDED,
+    LAYER_COLUMNS,
     Row,
+    channel_row,
     class_rows,
     layer_row,
     target_lines,
 )
-from hookscope.cli.output.report import json_object
-from hookscope.cli.output.table_width import fitting, terminal_columns
+from hookscope.cli.output.report import Report, Section
+from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.intervention_options import InterventionOptions, ModelAndImages, at_option, interventions_of
-from hookscope.cli.shared.model import load_net
+from hookscope.cli.shared.intervention_options import Change, at_option
+from hookscope.cli.shared.model import ModelAndImages, ModelOptions, counted_types, model_options
 from hookscope.cli.shared.options import (
-    chosen_format,
     complete_layers,
     format_option,
+    images_argument,
     layer_option,
     model_argument,
-    net_options,
     type_option,
     was_given,
 )
+from hookscope.cli.shared.output_paths import OutputPath, refuse_input
 from hookscope.cli.shared.registries import CommandWithTable
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
-if TYPE_CHECKING:
-    from hookscope.interventions import Effect
-    from hookscope.models import LoadedModel
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command."""
+
+    changes: tuple[tuple[str, str], ...]
+    ablate: tuple[str, ...]
+    top: int
+    target: scores.Target
+    categories: tuple[str, ...] | None
+    layers: tuple[str, ...]
+    types: tuple[str, ...]
+    grid: str | None
+    classes: bool
+    batch_size: int | None
+    format: str
 
 
 def _interventions() -> Iterator[tuple[str, str]]:
-    from hookscope.interventions import help_rows
-
-    return help_rows()
+    return interventions.help_rows()
 
 
 @click.command("intervene", cls=CommandWithTable, table=_interventions)
 @model_argument()
-@click.argument("images", metavar="IMAGE", nargs=-1, required=True, type=click.Path())
+@images_argument("IMAGE")
 @at_option
 @click.option(
     "--ablate-each",
@@ -73,7 +89,7 @@ def _interventions() -> Iterator[tuple[str, str]]:
 @target_option(help="Whose score is shown")
 @categories_option
 @layer_option(
-    "Which calls are compared, and drawn by --grid: 30, 0:10, 'layer4.*', fc, all.  [default: changed layers and every"
+    "Calls to compare, and to draw with --grid: 30, 0:10, 'layer4.*', fc, all.  [default: changed layers and every"
     " layer with a weight of two or more dimensions, from the first change on]"
 )
 @type_option
@@ -85,9 +101,9 @@ def _interventions() -> Iterator[tuple[str, str]]:
     type=click.IntRange(1),
     help="Channels in one pass of --ablate-each.  [default: as many as fit in 16 MiB, 8 to 256]",
 )
-@net_options
+@model_options
 @format_option
-def command(model: str, images: tuple[str, ...], **options: Any) -> None:
+def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     """Change what flows through MODEL on IMAGE, and show the effect.
 
     IMAGE is a file, or - for standard input; optical flow takes two. Runs the model without and with the interventions
@@ -119,192 +135,167 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope intervene resnet34 cat.jpg --at 'layer4*.weight' quantize:bits=4,per_channel=true --classes
       hookscope intervene resnet34 cat.jpg --ablate-each layer4.2.conv2 --top 20
     """
-    wishes = _judged(images, options)
-    photographs = ImageFiles(images)
-    photographs.read_first()
-    names = ("weights", "seed", "device", "preprocess", "input_size")
-    net = load_net(model, *(options[name] for name in names))
-    read = photographs.read_together(net)
-    pictures = [net.prepare(picture) for picture in read]
-    one = ModelAndImages(net, read, pictures, net.inputs(*pictures), _types(net, options))
+    options = Options(**values)
+    changes = _check(paths, options)
+    subject = ModelAndImages.load(model, paths)
+    types = counted_types(subject.net, options.types)
     with process.prints_to_standard_error():
-        changes = interventions_of(net, wishes, one.types)
-    if options["ablate"]:
-        ablate(one, changes, options)
+        built = [(change.where, change.build(subject.net, types)) for change in changes]
+    if options.ablate:
+        report = _ablate(subject, built, types, model.seed, options)
     else:
-        _compare(one, wishes, changes, options)
+        report = _compare(subject, changes, built, types, model.seed, options)
+    output.write_report(report, options.format)
 
 
-def _judged(images: Sequence[str], options: Mapping[str, Any]) -> list[InterventionOptions]:
-    """Check all options before a model is loaded."""
-    from hookscope.hooks import Selection
-
-    wishes = [InterventionOptions.parse(where, text) for where, text in options["wishes"]]
-    for name in ("layers", "ablate"):
-        if options[name]:
-            Selection(options[name])
-    several = options["target"].count > 1
-    if not wishes and not options["ablate"]:
+def _check(paths: Sequence[str], options: Options) -> list[Change]:
+    """The interventions; refuse what cannot work before a model is loaded."""
+    changes = [Change.parse(where, text) for where, text in options.changes]
+    for selection in (options.layers, options.ablate):
+        if selection:
+            hooks.Selection(selection)
+    several = options.target.count > 1
+    if not changes and not options.ablate:
         asked = "intervene needs --at or --ablate-each"
         raise UsageError(asked, do="such as --at layer3 zero:channels=0-31; --help lists the interventions")
-    if options["ablate"] and (options["grid"] or options["layers"] or options["classes"]):
+    if options.ablate and (options.grid or options.layers or options.classes):
         raise UsageError("--ablate-each prints only channels", do="leave --grid, --layer and --classes out")
     for name, option in (("top", "--top"), ("batch_size", "--batch-size")):
-        if not options["ablate"] and was_given(name):
+        if not options.ablate and was_given(name):
             raise UsageError(f"{option} needs --ablate-each")
-    if options["ablate"] and several:
-        raise UsageError(f"--ablate-each needs one class, got --target {options['target']}")
-    if len(images) > 2:
-        raise UsageError(f"expected one image, or two for optical flow, got {len(images)}")
-    if options["grid"] is not None:
-        _check_grid(options["grid"], images)
-    return wishes
+    if options.ablate and several:
+        raise UsageError(f"--ablate-each needs one class, got --target {options.target}")
+    ModelAndImages.check_count(paths)
+    if options.grid is not None:
+        if OutputPath.parse(options.grid, paths).kind != "file":
+            raise UsageError(f"--grid {options.grid} is not a file name", do="give a name that ends in .png")
+        refuse_input(options.grid, paths)
+    return changes
 
 
-def _check_grid(path: str, images: Sequence[str]) -> None:
-    from hookscope.cli.shared.output_paths import OutputPath, refuse_input
-
-    where = OutputPath.parse(path, images)
-    if where.kind != "file":
-        raise UsageError(f"--grid {path} is not a file name", do="give a name that ends in .png")
-    refuse_input(path, images)
-
-
-def _types(net: LoadedModel, options: Mapping[str, Any]) -> Sequence[str]:
-    from hookscope.hooks import class_names, usual_types
-
-    types: Sequence[str] = options["types"] or usual_types(map(class_names, net.model.modules()))
-    return types
-
-
-def _asks_for_classes(options: Mapping[str, Any]) -> bool:
-    """Whether classes were asked for; a model without classes is then an error."""
-    return was_given("target") or options["classes"]
+def _ablate(
+    subject: ModelAndImages, changes: list[tuple[str, Any]], types: Sequence[str], seed: int, options: Options
+) -> Report:
+    """Set channel after channel to 0, on top of what ``--at`` changes."""
+    net, categories = subject.net, categories_of(subject.net, options.categories)
+    with ExitStack() as stack:
+        stack.enter_context(subject.run())
+        changes = list(interventions.from_the_start(net.model, subject.inputs, changes, types, seed))
+        stack.enter_context(interventions.intervene(net.model, changes, types))
+        ablation = interventions.ablate_each(
+            net.model,
+            subject.inputs,
+            options.ablate,
+            options.target,
+            types=types,
+            categories=categories,
+            batch_size=options.batch_size,
+            on_progress=stack.enter_context(pass_progress()),
+            seed=seed,
+        )
+    if ablation.skipped:
+        skipped = counted(len(ablation.skipped), "call")
+        output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
+    if ablation.channels and all(channel.worth == 0 for channel in ablation.channels):
+        also = ", after what --at does" if changes else ""
+        output.note(f"Note: the score is the same without any of these channels{also}")
+    shown = ablation.channels[: options.top]
+    rows = [channel_row(place, channel, categories, net.weights) for place, channel in enumerate(shown, 1)]
+    asked = ablation.prediction
+    name, count = f"{asked.index} {asked.label or ''}".strip(), counted(len(ablation.channels), "channel")
+    totals = [
+        f"{len(shown)} of {count}, by what each is worth to the score of {name}",
+        f"with all of them: {asked.score:.4g}",
+    ]
+    return Report.of_rows(rows, CHANNEL_FIELDS, totals, columns=CHANNEL_COLUMNS)
 
 
 def _compare(
-    one: ModelAndImages,
-    wishes: Sequence[InterventionOptions],
-    changes: list[tuple[str, Any]],
-    options: Mapping[str, Any],
-) -> None:
-    """Run both passes, and report and draw the difference."""
-    from hookscope.interventions import intervention_effect
-    from hookscope.models import model_errors_as_input_errors
-
-    asked = _asks_for_classes(options)
-    keep = _kept(one, wishes, options) if options["grid"] is not None else None
-    with process.prints_to_standard_error(), model_errors_as_input_errors(one.net.name, one.inputs):
-        effect = intervention_effect(
-            one.net.model,
-            one.inputs,
-            changes,
-            options["layers"] or None,
-            one.types,
-            seed=options["seed"],
-            keep=keep,
+    subject: ModelAndImages,
+    changes: Sequence[Change],
+    built: list[tuple[str, Any]],
+    types: Sequence[str],
+    seed: int,
+    options: Options,
+) -> Report:
+    """Run both passes and compare them."""
+    net = subject.net
+    keep = _drawn_layers(subject, changes, options) if options.grid is not None else None
+    with subject.run():
+        effect = interventions.intervention_effect(
+            net.model, subject.inputs, built, options.layers or None, types, seed=seed, keep=keep
         )
-    classes = _class_rows(one, effect, options, asked)
-    _note_idle(wishes, effect)
+    classes = _class_rows(subject, effect, options)
+    _note_idle(changes, effect)
     if effect.missing:
         output.note(f"Note: {counted(len(effect.missing), 'call')} ran in only one pass: {listed(effect.missing, 3)}")
-    if options["grid"] is not None:
-        _draw(one, wishes, effect, options)
-    _report(one, wishes, effect, classes, options)
+    if options.grid is not None:
+        _draw(options.grid, subject, changes, effect, seed)
+    words = [{"at": change.where, "word": change.spec.text} for change in changes]
+    about = {"model": net.name, "weights": net.weights, "seed": seed}
+    about |= {"image": [image.name for image in subject.images], "interventions": words, "changed": effect.changed}
+    done = f"changed: {listed(list(effect.changed), 6)}" if effect.changed else "nothing was changed"
+    layers = [layer_row(layer, net.weights) for layer in effect.layers]
+    sections = [
+        Section(
+            classes,
+            CLASS_FIELDS,
+            "class",
+            columns=CLASS_COLUMNS,
+            totals=target_lines(classes),
+            in_flat=options.classes,
+            needs_rows=True,
+        ),
+        Section(layers, FIELDS, "layer", columns=LAYER_COLUMNS, in_table=not options.classes, needs_rows=True),
+    ]
+    return Report(sections, about=about, totals=[done])
 
 
-def _note_idle(wishes: Sequence[InterventionOptions], effect: Effect) -> None:
+def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:
+    """Name the interventions that did nothing."""
     if not effect.changed:
         output.note("Note: nothing was changed")
     idle = [layer.call.key for layer in effect.layers if layer.changed and layer.relative_l2 == 0]
     if idle:
         output.note(f"Note: unchanged output: {listed(idle, 6)}")
-    for word in sorted({wish.spec.word for wish in wishes if not wish.spec.kind.changes_forward}):
+    for word in sorted({change.spec.word for change in changes if not change.spec.kind.changes_forward}):
         output.note(f"Note: {word} has no effect on a forward pass: it acts in training")
 
 
-def _kept(one: ModelAndImages, wishes: Sequence[InterventionOptions], options: Mapping[str, Any]) -> list[str]:
-    """What ``--grid`` draws: the layers chosen, else those that are changed."""
-    if options["layers"]:
-        return list(options["layers"])
-    parameters = dict(one.net.model.named_parameters(remove_duplicate=False))
-    return [wish.where.rpartition(".")[0] if wish.where in parameters else wish.where for wish in wishes]
+def _drawn_layers(subject: ModelAndImages, changes: Sequence[Change], options: Options) -> list[str]:
+    """What ``--grid`` draws: the chosen layers, else the changed ones."""
+    if options.layers:
+        return list(options.layers)
+    parameters = dict(subject.net.model.named_parameters(remove_duplicate=False))
+    return [each.where.rpartition(".")[0] if each.where in parameters else each.where for each in changes]
 
 
-def _class_rows(one: ModelAndImages, effect: Effect, options: Mapping[str, Any], asked: bool) -> list[dict[str, Any]]:
-    """The classes of both passes; none, and a note, where the model has no scores and nobody asked for them."""
-    from hookscope.scores import check_categories, class_scores, one_picture, without_scores
-
-    if not asked and (why := without_scores(effect.before, one.net.family, one.net.name)):
+def _class_rows(subject: ModelAndImages, effect: interventions.Effect, options: Options) -> list[Row]:
+    """The classes of both passes; a model without scores is an error only where an option is about classes."""
+    net, asked = subject.net, was_given("target") or options.classes
+    if not asked and (why := scores.without_scores(effect.before, net.family, net.name)):
         output.note(f"Note: {why}: layers alone")
         return []
-    categories = categories_of(one.net, options["categories"])
-    before, after = (one_picture(class_scores(answer, one.net.name)) for answer in (effect.before, effect.after))
+    categories = categories_of(net, options.categories)
+    before, after = (
+        scores.one_picture(scores.class_scores(answer, net.name)) for answer in (effect.before, effect.after)
+    )
     if categories:
-        check_categories(categories, len(before), one.net.name)
-    return class_rows(before, after, options["target"], categories, one.net.weights)
+        scores.check_categories(categories, len(before), net.name)
+    return class_rows(before, after, options.target, categories, net.weights)
 
 
 def _draw(
-    one: ModelAndImages, wishes: Sequence[InterventionOptions], effect: Effect, options: Mapping[str, Any]
+    path: str, subject: ModelAndImages, changes: Sequence[Change], effect: interventions.Effect, seed: int
 ) -> None:
-    """Write the page of ``--grid``; where nothing was changed there is nothing to draw."""
-    from hookscope.drawing import Origin, input_size_of, write_png
-    from hookscope.interventions import Cause, draw_effect
-
+    """Write the page of ``--grid``, unless nothing was changed."""
     if not effect.changed:
-        output.note(f"Note: {options['grid']} is not written")
+        output.note(f"Note: {path} is not written")
         return
-    net, picture = one.net, one.read[0]
-    origin = Origin(net.name, net.weights, picture.name, picture.sha256, net.preprocess.describe())
-    cause = Cause([f"{wish.where} {wish.spec.text}" for wish in wishes], options["seed"])
-    page, about = draw_effect(effect.layers, origin, cause, net.model, input_size_of(one.pictures[0]))
-    write_png(page, options["grid"], about)
-
-
-def _report(
-    one: ModelAndImages,
-    wishes: Sequence[InterventionOptions],
-    effect: Effect,
-    classes: Sequence[dict[str, Any]],
-    options: Mapping[str, Any],
-) -> None:
-    layers = [layer_row(layer, one.net.weights) for layer in effect.layers]
-    format, stream = chosen_format(options["format"]), process.standard_output()
-    if format == "table":
-        _report_tables(effect, classes, [] if options["classes"] else layers, stream)
-    elif format == "json":
-        done = [{"at": wish.where, "word": wish.spec.text} for wish in wishes]
-        about = {"model": one.net.name, "weights": one.net.weights, "seed": options["seed"]}
-        about |= {"image": [picture.name for picture in one.read], "interventions": done, "changed": effect.changed}
-        stream.write(json_object({**about, "classes": classes, "layers": layers}))
-        stream.flush()
-    elif format == "ndjson":
-        output.write_rows([{"row": "class", **row} for row in classes], ("row", *CLASS_FIELDS), format, stream)
-        output.write_rows([{"row": "layer", **row} for row in layers], ("row", *FIELDS), format, stream)
-    elif options["classes"]:
-        output.write_rows(classes, CLASS_FIELDS, format, stream)
-    else:
-        output.write_rows(layers, FIELDS, format, stream)
-
-
-def _report_tables(effect: Effect, classes: Sequence[Row], layers: Sequence[Row], stream: TextIO) -> None:
-    """Classes with what became of the target, then layers with what was changed."""
-    done = f"changed: {listed(list(effect.changed), 6)}" if effect.changed else "nothing was changed"
-    if classes:
-        lines = target_lines(classes)
-        _write_table(classes, CLASS_FIELDS, {"weights"}, lines if layers else [*lines, done], stream)
-    if classes and layers:
-        stream.write("\n")
-    if layers:
-        unusual = {name for name in ("call", "nonfinite") if not any(row[name] for row in layers)}
-        unusual |= {"index"} if all(row["index"] is None for row in layers) else set()
-        _write_table(layers, FIELDS, {"weights", *unusual}, [done], stream)
-
-
-def _write_table(
-    rows: Sequence[Row], fields: Sequence[str], without: Container[str], lines: Sequence[str], stream: TextIO
-) -> None:
-    kept = [name for name in fields if name not in without]
-    kept = fitting(rows, kept, LEAST_NEEDED, terminal_columns(stream))
-    output.write_rows([{name: row[name] for name in kept} for row in rows], kept, "table", stream, lines)
+    net, image = subject.net, subject.images[0]
+    origin = drawing.Origin(net.name, net.weights, image.name, image.sha256, net.preprocess.describe())
+    cause = interventions.Cause([f"{change.where} {change.spec.text}" for change in changes], seed)
+    page, provenance = interventions.draw_effect(
+        effect.layers, origin, cause, net.model, drawing.input_size_of(subject.tensors[0])
+    )
+    drawing.write_png(page, path, provenance)

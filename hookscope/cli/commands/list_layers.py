@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import click
 
+from hookscope import hooks, models, tracing
 from hookscope.cli import process
-from hookscope.cli.shared.options import chosen_format, format_option, model_argument, size_option, type_option
+from hookscope.cli.output.report import Report
+from hookscope.cli.output.rows import write_report
+from hookscope.cli.shared.options import format_option, model_argument, size_option, type_option
 from hookscope.findings import counted
-
-if TYPE_CHECKING:
-    from hookscope.hooks import LayerCall
-    from hookscope.tracing import Trace
 
 FIELDS = ("index", "name", "type", "call", "input_shape", "output_shape", "params", "macs", "note")
 
@@ -24,12 +21,12 @@ FIELDS = ("index", "name", "type", "call", "input_shape", "output_shape", "param
 @type_option
 @size_option
 @format_option
-def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | None, format: str | None) -> None:
-    """List a model's layers, in order of execution.
+def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | None, format: str) -> None:
+    """List the layers of a model, in order of execution.
 
-    MODEL is resnet34 when left out. The index is what `--layer` takes in other commands. Shapes come from a pass
-    without arithmetic where the model allows one; MACs are counted by torchinfo's rule. The note says when a later
-    layer overwrites this output in place, when a layer is called more than once, when it is shared, and when it did
+    MODEL is resnet34 by default. The index is what `--layer` takes in other commands. Shapes come from a pass without
+    arithmetic where the model allows one. MACs are counted by torchinfo's rule. The note says that a later layer
+    overwrites this output in place, that a layer is called more than once, that a layer is shared, or that a layer did
     not run.
 
     \b
@@ -39,39 +36,36 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | No
       hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
       hookscope list-layers inception_v3 --input-size 299x299 --format json
     """
-    from hookscope.cli.output.rows import write_rows
-    from hookscope.hooks import usual_types
-    from hookscope.tracing import rows_of_type
-
-    size, found = _trace(model, input_size)
-    types = types or usual_types(layer.types for layer in found.layers)
-    rows = rows_of_type(found, types)
-    as_rows = ({name: getattr(row, name) for name in FIELDS} for row in rows)
-    write_rows(as_rows, FIELDS, chosen_format(format), sys.stdout, _totals(model, size, found, rows, types))
+    size, trace = _trace(model, input_size)
+    types = types or hooks.usual_types(layer.types for layer in trace.layers)
+    calls = tracing.rows_of_type(trace, types)
+    rows = [{name: getattr(call, name) for name in FIELDS} for call in calls]
+    write_report(Report.of_rows(rows, FIELDS, _totals(model, size, trace, calls, types)), format)
 
 
-def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, int], Trace]:
-    from hookscope.models import find_source
-    from hookscope.tracing import cached_listing, listing
-
-    if (cached := cached_listing(model, input_size)) is not None:
+def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, int], tracing.Trace]:
+    if (cached := tracing.cached_listing(model, input_size)) is not None:
         return cached
-    find_source(model)  # an unknown name fails before torch is imported
+    models.find_source(model)  # an unknown name fails before torch is imported
     process.import_torch()
     with process.prints_to_standard_error():
-        return listing(model, input_size)
+        return tracing.listing(model, input_size)
 
 
 def _totals(
-    model: str, size: tuple[int, int], found: Trace, rows: Iterable[LayerCall], types: tuple[str, ...]
+    model: str,
+    size: tuple[int, int],
+    trace: tracing.Trace,
+    calls: Iterable[hooks.LayerCall],
+    types: tuple[str, ...],
 ) -> list[str]:
-    ran = [row for row in rows if row.index is not None]
-    idle = sum(row.index is None for row in rows)
-    params = sum({row.name: row.params for row in rows}.values())
-    of_type = "/".join(types)
+    ran = [call for call in calls if call.index is not None]
+    idle = sum(call.index is None for call in calls)
+    params = sum({call.name: call.params for call in calls}.values())
+    names = "" if "all" in types else f"{'/'.join(types)} "
     return [
-        counted(len(ran), f"{of_type} call") + (f", {counted(idle, 'layer')} did not run" if idle else ""),
-        f"{of_type}: {params:,} parameters, {sum(row.macs for row in ran):,} MACs",
-        f"{model} at {size[0]}x{size[1]}: {found.params:,} parameters, {found.macs:,} MACs"
-        + (" (by a real pass)" if found.real else ""),
+        counted(len(ran), f"{names}call") + (f", {counted(idle, 'layer')} did not run" if idle else ""),
+        f"{names.strip() or 'all layers'}: {params:,} parameters, {sum(call.macs for call in ran):,} MACs",
+        f"{model} at {size[0]}x{size[1]}: {trace.params:,} parameters, {trace.macs:,} MACs"
+        + (" (by a real pass)" if trace.real else ""),
     ]

@@ -1,42 +1,48 @@
-"""``hookscope saliency``: which pixels of a photograph the score of a class depends on."""
+"""``hookscope saliency``: which pixels of an image the score of a class depends on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from hookscope.cli import process
+from hookscope import explain
 from hookscope.cli.progress import pass_progress
-from hookscope.cli.shared import explain as explaining
-from hookscope.cli.shared.explain import ExplainOptions, Explanation, answer_fields, explaining_options, peak_fields
-from hookscope.cli.shared.options import model_argument
+from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
+from hookscope.cli.shared.model import ModelOptions, running
+from hookscope.cli.shared.options import images_argument, model_argument
+from hookscope.cli.shared.picture_run import Row
 from hookscope.cli.shared.registries import CommandWithTable, RegistryChoice
-from hookscope.explain import Settings
-from hookscope.findings import counted
-
-if TYPE_CHECKING:
-    from hookscope.explain import Saliency
 
 FIELDS = (
     "image", "method", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x", "peak_y",
     "weights", "file",
 )  # fmt: skip
-_DEFAULTS = Settings()
-_GAP = 0.05  # from which on shares that do not make up the score are told
-_ROUNDING = 1e-5  # of the score, which the difference of two that are nearly the same is made of
+_DEFAULTS = explain.Settings()
+_GAP = 0.05  # relative difference of sum and score from which a note says so
+_ROUNDING = 1e-5  # relative rounding error of the score difference
+
+
+@dataclass(frozen=True)
+class Options(ExplainOptions):
+    """The options of the command."""
+
+    method: str
+    samples: int
+    noise: float
+    steps: int
+    batch_size: int
 
 
 def _methods() -> Iterator[tuple[str, str]]:
-    from hookscope.explain import SALIENCY_METHODS
-
-    return ((name, method.summary) for name, method in SALIENCY_METHODS.items())
+    return ((name, method.summary) for name, method in explain.SALIENCY_METHODS.items())
 
 
 @click.command("saliency", cls=CommandWithTable, table=_methods)
 @model_argument()
-@click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
+@images_argument()
 @click.option(
     "--method",
     type=RegistryChoice(lambda: dict(_methods())),
@@ -50,7 +56,7 @@ def _methods() -> Iterator[tuple[str, str]]:
     type=click.IntRange(1),
     default=_DEFAULTS.samples,
     show_default=True,
-    help="Noisy pictures of smoothgrad.",
+    help="Number of noisy copies for smoothgrad.",
 )
 @click.option(
     "--noise",
@@ -58,7 +64,7 @@ def _methods() -> Iterator[tuple[str, str]]:
     type=click.FloatRange(0),
     default=_DEFAULTS.noise,
     show_default=True,
-    help="Standard deviation of smoothgrad's noise, as a share of the picture's range.",
+    help="Standard deviation of the noise of smoothgrad, as a share of the image's range.",
 )
 @click.option(
     "--steps",
@@ -66,7 +72,7 @@ def _methods() -> Iterator[tuple[str, str]]:
     type=click.IntRange(1),
     default=_DEFAULTS.steps,
     show_default=True,
-    help="Points of integrated-gradients between a picture of zeros and the picture.",
+    help="Number of points between zeros and the image for integrated-gradients.",
 )
 @click.option(
     "--batch-size",
@@ -74,16 +80,17 @@ def _methods() -> Iterator[tuple[str, str]]:
     type=click.IntRange(1),
     default=_DEFAULTS.batch_size,
     show_default=True,
-    help="Pictures in one pass of these two.",
+    help="Images in one forward pass of smoothgrad and integrated-gradients.",
 )
-@explaining_options("IMAGE/CLASS")
-def command(model: str, images: tuple[str, ...], **options: Any) -> None:
-    """Show which pixels of each IMAGE the score that MODEL gives a class depends on (- reads one from standard input).
+@explain_options("IMAGE/CLASS")
+def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
+    """Show which pixels of each IMAGE the score of a class depends on.
 
-    Writes a PNG, the map over the photograph in grey, and prints a row: class, score and probability, the sum of the
-    signed values and what it should be (integrated-gradients: the score less that of a picture of zeros; a note says
-    when more --steps are needed), the highest value of the map and where it is, in pixels of the photograph (of a clip,
-    in the mean over its frames). --raw keeps the signed values (3, H, W) of what the network saw.
+    IMAGE is a file, or - for standard input. The command draws a grey map over the image and writes it as PNG. It
+    prints a row: class, score, probability, the sum of the signed values, the expected sum, the highest value of the
+    map, and the position of that value in pixels of the image. For a video model the position is that in the mean over
+    the frames. The expected sum of integrated-gradients is the score minus the score of an image of zeros; a note says
+    when more --steps are needed. --raw keeps the signed values (3, H, W) of the model's input.
 
     \b
     Methods:
@@ -96,72 +103,55 @@ def command(model: str, images: tuple[str, ...], **options: Any) -> None:
       hookscope saliency vgg16 cat.jpg --method guided-backprop --target tabby -o cat-guided.png
       hookscope saliency resnet18 cat.jpg --method integrated-gradients --raw shares.npy --format json
     """
-    plan = ExplainOptions.parse(images, options)
-    names = ("samples", "noise", "steps", "batch_size", "seed")
-    settings = Settings(**{name: options[name] for name in names})
-    explaining.explain_all(plan, model, options, FIELDS, lambda one: _rows(one, options["method"], settings))
+    options = Options(**values)
+    settings = explain.Settings(options.samples, options.noise, options.steps, options.batch_size, model.seed)
+    draw = lambda explanation: _draw(explanation, options, settings)  # noqa: E731
+    explain_images(model, paths, options, options.check(paths), FIELDS, draw)
 
 
-def _rows(one: Explanation, method: str, settings: Settings) -> Iterator[dict[str, Any]]:
-    """Make the maps of one picture, write them, and say a row for each."""
-    from hookscope.explain import draw_saliency
-
-    maps = _maps(one, method, settings)
-    for found in maps:
-        page, about = draw_saliency(one.subject, found, one.plan.cmap)
-        file = one.write(page, about, method, found.prediction.index, len(maps) == 1)
-        yield _row(one, found, file)
-
-
-def _maps(one: Explanation, method: str, settings: Settings) -> list[Saliency]:
-    from hookscope.explain import saliency_maps
-    from hookscope.models import model_errors_as_input_errors
-
-    inputs = one.net.inputs(one.tensor)
-    with (
-        process.prints_to_standard_error(),
-        model_errors_as_input_errors(one.net.name, inputs),
-        pass_progress() as on_progress,
-    ):
-        return saliency_maps(
-            one.net.model,
-            inputs,
-            one.plan.target,
-            method,
-            categories=one.categories,
+def _draw(explanation: Explanation, options: Options, settings: explain.Settings) -> Iterator[Row]:
+    """Write the pictures of one image, and yield a row for each."""
+    with running(explanation.net, explanation.inputs), pass_progress() as on_progress:
+        maps = explain.saliency_maps(
+            explanation.net.model,
+            explanation.inputs,
+            options.target,
+            options.method,
+            categories=explanation.categories,
             settings=settings,
             on_progress=on_progress,
         )
+    for result in maps:
+        page, provenance = explain.draw_saliency(explanation.source, result, options.cmap)
+        path = explanation.write(page, provenance, options.method, result.prediction.index, len(maps) == 1)
+        yield _row(explanation, result, path)
 
 
-def _note(one: Explanation, found: Saliency, total: float) -> None:
-    """Say where a map is less than its method promises."""
-    index, score = found.prediction.index, found.prediction.score
-    if found.expected is not None and abs(total - found.expected) > _GAP * abs(found.expected) + _ROUNDING * abs(score):
-        what = f"the shares of class {index} make {total:.4g} together, and not {found.expected:.4g}"
-        one.note(f"{what}, the score less that of zeros; raise --steps")
-    if found.unguided:
-        are = "is a function" if found.unguided == 1 else "are functions"
-        many = counted(found.unguided, "ReLU")
-        one.note(f"{many} on the way {are} in a forward, which hooks do not see: not guided")
-
-
-def _row(one: Explanation, found: Saliency, file: str) -> dict[str, Any]:
-    still, answer = found.still, found.prediction
+def _row(explanation: Explanation, result: explain.Saliency, path: str) -> Row:
+    still, prediction = result.still, result.prediction
     if not still.any():
-        one.note(f"class {answer.index} does not depend on any pixel: the map is all zero")
-    total = float(found.values.double().sum())
-    _note(one, found, total)
-    one.plan.raw.keep(f"{one.word}/{answer.index}", found.values.cpu().float().numpy())
-    return {
-        "image": one.subject.origin.image,
-        "method": found.method,
-        **answer_fields(answer),
-        "shape": list(found.values.shape),
+        explanation.note(f"class {prediction.index} does not depend on any pixel: the map is all zero")
+    total = float(result.values.double().sum())
+    _note_limits(explanation, result, total)
+    explanation.raw.keep(f"{explanation.word}/{prediction.index}", result.values.cpu().float().numpy())
+    more = {
+        "method": result.method,
+        "shape": list(result.values.shape),
         "sum": total,
-        "expected": found.expected,
+        "expected": result.expected,
         "max": float(still.max()),
-        **peak_fields(one.subject.peak_in(still)),
-        "weights": one.net.weights,
-        "file": file,
     }
+    return explanation.row(prediction, explanation.source.peak_in(still), more, path)
+
+
+def _note_limits(explanation: Explanation, result: explain.Saliency, total: float) -> None:
+    """Say where a map is less than its method promises."""
+    index, score, expected = result.prediction.index, result.prediction.score, result.expected
+    if expected is not None and abs(total - expected) > _GAP * abs(expected) + _ROUNDING * abs(score):
+        explanation.note(
+            f"the shares of class {index} add up to {total:.4g}, but the score minus that of zeros is {expected:.4g};"
+            " raise --steps"
+        )
+    if result.unguided:
+        calls = "call" if result.unguided == 1 else "calls"
+        explanation.note(f"{result.unguided} functional ReLU {calls} not guided: hooks do not see functions")

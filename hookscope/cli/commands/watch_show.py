@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any
 
-from hookscope.cli import process
 from hookscope.cli.output import rows as output
-from hookscope.cli.output.report import write_report
-from hookscope.cli.shared.options import chosen_format
-from hookscope.errors import InputError, UsageError, near_misses, printable
+from hookscope.cli.output.report import Columns, Report, Section
+from hookscope.errors import InputError, UsageError, near_misses
 from hookscope.system import check_writable, write_atomically
 from hookscope.training import Run, TimedFinding, duration_words, findings_over_time, read_runs, summary
 
@@ -20,7 +18,7 @@ _TABLE = ("step", "last_step", "time", "finding", "layer")
 _NO_METRICS = ("row", "loss", "learning_rate")  # in the line of a layer
 
 
-def show(log: str, plot: str | None, format: str | None) -> None:
+def show(log: str, plot: str | None, format: str) -> None:
     """Write the findings of the last run in ``log`` to standard output, and draw its curves to the file ``plot``."""
     if plot is not None:
         _check_plot(plot, log)
@@ -35,7 +33,7 @@ def show(log: str, plot: str | None, format: str | None) -> None:
     lines = [_what_ran(run, len(runs)), f"{summary(run)}{written if run.end is None else ''}"]
     if plot is not None:
         _draw(plot, run, findings, lines[0])
-    _report(run, findings, lines, chosen_format(format), process.standard_output())
+    _report(run, findings, lines, format)
 
 
 def _check_plot(plot: str, log: str) -> None:
@@ -90,14 +88,9 @@ def _draw(path: str, run: Run, findings: Sequence[TimedFinding], heading: str) -
     write_atomically(path, figure_bytes(run_figure(run, findings, heading), plot_suffix(path), provenance))
 
 
-def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str], format: str, stream: TextIO) -> None:
+def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str], format: str) -> None:
+    """Write the findings; json also has the run and the last metrics of each layer."""
     rows = [{name: value for name, value in finding.as_row().items() if name in FIELDS} for finding in findings]
-    if format == "json":
-        write_report(_last_of_each_layer(run), (), findings, format, stream, about={"run": _run_row(run)})
-    elif format != "table":
-        output.write_rows(rows, FIELDS, format, stream)
-    elif rows:
-        write_report(rows, _TABLE, findings, "table", stream, lines)
-    else:
-        stream.write("".join(f"{printable(line)}\n" for line in [*lines, "", "no findings"]))
-        stream.flush()
+    section = Section(rows, FIELDS, columns=Columns(_TABLE), needs_rows=True)
+    about = {"run": _run_row(run), "layers": _last_of_each_layer(run)}
+    output.write_report(Report([section], findings, about, lines), format)

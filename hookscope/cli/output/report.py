@@ -1,120 +1,106 @@
-"""A report to a stream: rows of facts, and after them the findings."""
+"""A report: what a command prints, before any format lays it out."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from hookscope.cli.output.rows import RowWriter, plain_json
-from hookscope.errors import printable
 from hookscope.findings import Finding
 
-_MOST_COLUMNS, _LEAST_COLUMNS = 100, 60
-_WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+Row = Mapping[str, Any]
 
 
-def write_report(
-    rows: Iterable[Mapping[str, Any]],
-    fields: Sequence[str],
-    findings: Sequence[Finding],
-    format: str,
-    stream: TextIO,
-    totals: Sequence[str] = (),
-    kind: str = "layer",
-    about: Mapping[str, Any] | None = None,
-) -> None:
-    """Write rows and findings in one of `FORMATS`.
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a table shows, so that it is short and fits the terminal.
 
-    A table is followed by ``totals`` and the findings in words; ``json`` is one object ``{"layers": [...],
-    "findings": [...]}``; in ``ndjson`` each line says by ``"row"`` which it is; ``tsv`` and ``csv`` hold the rows
-    alone, so that every line has the same columns.
-
-    Args:
-        rows: As in `write_rows`; fields that are
-            no columns (too long for one) are in ``json`` and ``ndjson`` alone.
-        fields: The columns.
-        findings: What was found.
-        format: One of the formats.
-        stream: Where to, as text.
-        totals: Lines under a table.
-        kind: What a row is about; its plural is the name of the rows in ``json``.
-        about: What the rows were made from, beside rows and findings in ``json``.
-
-    Example:
-        >>> import sys
-        >>> found = [Finding("dead-channels", "conv1", "1 of 8 channels never leaves 0", "It is wasted.")]
-        >>> write_report([{"name": "conv1", "dead": 1}], ["name", "dead"], found, "table", sys.stdout)
-        name   dead
-        conv1     1
-        <BLANKLINE>
-        1 finding
-          dead-channels  conv1: 1 of 8 channels never leaves 0
-                         It is wasted.
+    Attributes:
+        fields: The columns, in order.
+        only_with_values: Columns that are left out when every value is 0, false, empty or None.
+        only_if_known: Columns that are left out when every value is None.
+        only_if_varied: Columns that are left out together when all their values are the same.
+        least_needed: Groups of columns; the first group goes first when the table is too wide.
     """
-    whole = [dict(row) for row in rows]
-    if format == "json":
-        as_json = {f"{kind}s": whole, "findings": [found.as_row() for found in findings]}
-        stream.write(json_object({**(about or {}), **as_json}))
-        stream.flush()
-        return
-    if format == "ndjson":
-        for row in whole:
-            stream.write(json.dumps({"row": kind, **_record(row)}, allow_nan=False) + "\n")
-        for found in findings:
-            stream.write(json.dumps({"row": "finding", **_record(found.as_row())}, allow_nan=False) + "\n")
-        stream.flush()
-        return
-    writer = RowWriter(fields, format, stream)
-    for row in whole:
-        writer.write({name: value for name, value in row.items() if name in fields})
-    writer.finish(totals)
-    if format == "table":
-        stream.write("".join(f"{line}\n" for line in _in_words(findings, _columns(stream))))
-        stream.flush()
+
+    fields: Sequence[str]
+    only_with_values: Collection[str] = ()
+    only_if_known: Collection[str] = ()
+    only_if_varied: Collection[str] = ()
+    least_needed: Sequence[Collection[str]] = ()
+
+    def chosen(self, rows: Sequence[Row]) -> list[str]:
+        """The columns that are worth showing for these rows, whatever their width."""
+        varied = {row.get(name) for row in rows for name in self.only_if_varied} - {None}
+        hidden = {name for name in self.only_with_values if not any(row.get(name) for row in rows)}
+        hidden |= {name for name in self.only_if_known if all(row.get(name) is None for row in rows)}
+        hidden |= set(self.only_if_varied) if len(varied) < 2 else set()
+        return [name for name in self.fields if name not in hidden]
 
 
-def _record(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: plain_json(value) for name, value in row.items()}
+@dataclass(frozen=True)
+class Section:
+    """Rows of one kind.
+
+    Attributes:
+        rows: Mappings from field to None, a truth value, a number, a text, a path, a sequence of these (integers make
+            a shape, ``1x64x112x112``) or a mapping of these. A missing field counts as None.
+        fields: The fields of every format, in order.
+        kind: What a row is about: ``"row": "layer"`` in ndjson, the list ``"layers"`` in json. Without a kind the
+            rows stand alone.
+        more_fields: Fields that only nested formats hold.
+        columns: The columns of a table; the default is all ``fields``.
+        totals: Lines under the table; read after the last row.
+        for_table: Turns a row into what a table shows.
+        as_json: Fields that tsv and csv hold as JSON text.
+        in_table: Whether a table shows the section.
+        in_flat: Whether tsv and csv may show the section; they hold the first such section.
+        needs_rows: Whether a table leaves the section out when it has no rows.
+    """
+
+    rows: Iterable[Row]
+    fields: Sequence[str]
+    kind: str = ""
+    more_fields: Sequence[str] = ()
+    columns: Columns | None = None
+    totals: Iterable[str] = ()
+    for_table: Callable[[Row], Row] | None = None
+    as_json: Collection[str] = ()
+    in_table: bool = True
+    in_flat: bool = True
+    needs_rows: bool = False
+
+    def check(self, row: Row) -> Row:
+        """Return ``row``.
+
+        Raises:
+            ValueError: the row has a field that the section does not have.
+        """
+        unknown = [name for name in row if name not in self.fields and name not in self.more_fields]
+        if unknown:
+            raise ValueError(f"a row has the unknown fields {unknown}; there are {', '.join(self.fields)}")
+        return row
 
 
-def json_object(value: Mapping[str, Any]) -> str:
-    """A JSON object with one row a line, in ASCII, so that no terminal obeys what a name holds."""
-    parts = []
-    for name, part in value.items():
-        if isinstance(part, list):
-            lines = ",\n    ".join(json.dumps(plain_json(row), allow_nan=False) for row in part)
-            text = f"[\n    {lines}\n  ]" if part else "[]"
-        else:
-            text = json.dumps(plain_json(part), allow_nan=False)
-        parts.append(f"  {json.dumps(name)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+@dataclass(frozen=True)
+class Report:
+    """What a command prints.
 
+    Attributes:
+        sections: The rows.
+        findings: The findings, in words under a table, as rows in json and ndjson; None where a command has none.
+        about: What json holds beside the rows.
+        totals: Lines under the last table.
+        flat_note: A note for standard error where a format holds rows alone.
+    """
 
-def _columns(stream: TextIO) -> int:
-    """How long a line of words may be: what can be read at a glance, and no longer than the terminal is wide."""
-    with contextlib.suppress(OSError, ValueError):
-        return max(_LEAST_COLUMNS, min(_MOST_COLUMNS, os.get_terminal_size(stream.fileno()).columns or _MOST_COLUMNS))
-    return _MOST_COLUMNS
+    sections: Sequence[Section]
+    findings: Sequence[Finding] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    totals: Sequence[str] = ()
+    flat_note: str = ""
 
-
-def _in_words(findings: Sequence[Finding], columns: int) -> list[str]:
-    lines = ["", f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}"]
-    width = max((len(found.finding) for found in findings), default=0)
-    told: set[str] = set()
-    for found in findings:
-        where = f"{found.layer}: " if found.layer else ""
-        lines += _wrapped(f"  {found.finding:<{width}}  ", f"{where}{found.evidence}", columns)
-        if found.meaning not in told:  # of many findings of one name, the first says what it means
-            lines += _wrapped(" " * (width + 4), found.meaning, columns)
-            told.add(found.meaning)
-    return lines
-
-
-def _wrapped(begin: str, text: str, columns: int) -> list[str]:
-    """``text`` beside ``begin`` in lines of at most so many columns; a name is never parted."""
-    below = " " * len(begin)
-    return textwrap.wrap(printable(text), columns, initial_indent=begin, subsequent_indent=below, **_WHOLE_WORDS)
+    @classmethod
+    def of_rows(cls, rows: Iterable[Row], fields: Sequence[str], totals: Sequence[str] = (), **more: Any) -> Report:
+        """A report of rows alone, which json writes as one array."""
+        return cls([Section(rows, fields, **more)], totals=totals)

@@ -1,22 +1,29 @@
-"""Rows of facts to a stream, as a table for people or as tsv, csv, json and ndjson for programs."""
+"""Formats: a report as a table for people, or as tsv, csv, json and ndjson for programs.
+
+To add a format, write a function ``(report, stream)`` and enter it in `FORMATS`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import json
 import math
 import numbers
 import os
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
+from hookscope.cli.output.report import Columns, Report, Row, Section
 from hookscope.errors import printable
+from hookscope.findings import Finding
 
-FORMATS = ("table", "tsv", "csv", "json", "ndjson")
+_MOST_COLUMNS, _LEAST_COLUMNS = 100, 60  # of a line of words, which can be read at a glance
 
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
@@ -32,113 +39,28 @@ def default_format(stream: TextIO | None) -> str:
 
 
 def note(text: str) -> None:
-    """Say ``text`` in one line on standard error, control characters as escapes.
+    """Print ``text`` in one line on standard error, control characters as escapes.
 
-    A standard error that is closed or full is no reason to lose a result: it is passed over.
+    A standard error that is closed or full is no reason to lose a result.
     """
     with contextlib.suppress(OSError, ValueError):
         print(printable(text), file=sys.stderr, flush=True)
 
 
-def write_rows(
-    rows: Iterable[Mapping[str, Any]],
-    fields: Sequence[str],
-    format: str,
-    stream: TextIO,
-    totals: Sequence[str] = (),
-) -> None:
-    """Write ``rows`` to ``stream`` in one of `FORMATS`; tsv, csv and ndjson row by row as they come.
-
-    Args:
-        rows: Each a mapping from field to None, a truth value, a number, a text, a path, a sequence of these (integers
-            make a shape, ``1x64x112x112``) or a mapping of these. A row may lack a field, which counts as None.
-        fields: The names of the columns, in order.
-        format: One of `FORMATS`.
-        stream: Where to, as text.
-        totals: Lines that follow a table after a blank line; read after the last row, in a table alone.
-
-    Raises:
-        ValueError: an unknown format, or a row with a field that is not in ``fields``.
-        TypeError: a value that no format knows.
-
-    Example:
-        >>> rows = [{"index": 0, "shape": (1, 64, 56, 56)}, {"index": 1, "shape": None}]
-        >>> write_rows(rows, ["index", "shape"], "table", sys.stdout, ["2 layers"])
-        index  shape
-            0  1x64x56x56
-            1  -
-        <BLANKLINE>
-        2 layers
-        >>> write_rows(rows, ["index", "shape"], "ndjson", sys.stdout)
-        {"index": 0, "shape": [1, 64, 56, 56]}
-        {"index": 1, "shape": null}
-    """
-    writer = RowWriter(fields, format, stream)
-    try:
-        for row in rows:
-            writer.write(row)
-    except Exception:
-        if writer.begun:  # what was done before it went wrong is not lost
-            writer.finish()
-        raise
-    writer.finish(totals)
+def terminal_columns(stream: TextIO, default: int = 100) -> int:
+    """How many characters a line of the terminal has; ``default`` where ``stream`` is no terminal."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns or default
+    return default
 
 
-class RowWriter:
-    """The writer behind `write_rows`, for results that come one by one; the arguments are the same.
-
-    Example:
-        >>> writer = RowWriter(["name", "mean"], "csv", sys.stdout)
-        >>> writer.write({"name": "conv1", "mean": 0.1})
-        name,mean
-        conv1,0.1
-        >>> writer.finish()
-    """
-
-    def __init__(self, fields: Sequence[str], format: str, stream: TextIO) -> None:
-        if format not in FORMATS:
-            raise ValueError(f"no format {format!r}; there are {', '.join(FORMATS)}")
-        self._fields = tuple(fields)
-        self._format = format
-        self._stream = stream
-        self._kept: list[list[Plain]] = []  # for table and json alone, which need every row before the first line
-        self._line = _LINES.get(format)
-        self.begun = False
-
-    def _begin(self) -> None:
-        """Write the header, with the first row and not before: an error may come instead of it."""
-        if not self.begun and self._format in _HEADED:
-            self._emit(_HEADED[self._format](self._fields))
-        self.begun = True
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Write one row, or keep it for `finish` where the format needs all of them."""
-        unknown = [name for name in row if name not in self._fields]
-        if unknown:
-            raise ValueError(f"a row has the unknown fields {unknown}; there are {', '.join(self._fields)}")
-        values = [_plain(row.get(name)) for name in self._fields]
-        self._begin()
-        if self._line is None:
-            self._kept.append(values)
-        else:
-            self._emit(self._line(self._fields, values))
-
-    def finish(self, totals: Sequence[str] = ()) -> None:
-        """Write what was kept; ``totals`` follow a table and are left out of the other formats."""
-        self._begin()
-        if self._format == "table":
-            self._emit(_table(self._fields, self._kept, totals))
-        elif self._format == "json":
-            self._emit(_json_array(self._fields, self._kept))
-        self._stream.flush()
-
-    def _emit(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()  # a pipe shall see each row when it is made
+def _emit(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()  # a pipe sees each row when it is made
 
 
 def _plain(value: Any) -> Plain:
-    """``value`` in the types of JSON; the numbers of numpy are numbers here too."""
+    """``value`` in the types of JSON; numpy's numbers are numbers here too."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, numbers.Integral):
@@ -155,7 +77,6 @@ def _plain(value: Any) -> Plain:
 
 
 def _finite(value: Plain) -> Plain:
-    """``value`` with None for NaN and Inf, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list):
@@ -166,7 +87,7 @@ def _finite(value: Plain) -> Plain:
 
 
 def plain_json(value: Any) -> Plain:
-    """``value`` as JSON holds it: numbers as numbers, NaN and Inf, which it does not have, as None.
+    """``value`` as JSON holds it: numbers as numbers; NaN and Inf, which JSON does not have, as None.
 
     Example:
         >>> plain_json({"mean": math.nan, "shape": (1, 64)})
@@ -176,7 +97,7 @@ def plain_json(value: Any) -> Plain:
 
 
 def _text(value: Plain, number: Callable[[int | float], str] = repr) -> str:
-    """``value`` as one text, raw; ``number`` writes a number that stands alone (repr: the shortest exact one)."""
+    """``value`` as one text; ``number`` writes a number that stands alone (repr: the shortest exact one)."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -186,64 +107,144 @@ def _text(value: Plain, number: Callable[[int | float], str] = repr) -> str:
     if isinstance(value, dict):
         return " ".join(f"{key}:{_text(item)}" for key, item in value.items())
     if isinstance(value, list):
-        return _joined(value)
+        if all(item is None or (isinstance(item, int) and not isinstance(item, bool)) for item in value):
+            return "x".join("?" if item is None else _text(item) for item in value)
+        return (" " if any(isinstance(item, list | dict) for item in value) else ",").join(map(_text, value))
     return value
 
 
-def _joined(items: list[Plain]) -> str:
-    if all(item is None or (isinstance(item, int) and not isinstance(item, bool)) for item in items):
-        return "x".join("?" if item is None else _text(item) for item in items)
-    between = " " if any(isinstance(item, list | dict) for item in items) else ","
-    return between.join(map(_text, items))
+# tsv and csv: one section, a header and a line for each row
 
 
-def _tsv_line(fields: Sequence[str], values: Sequence[Plain]) -> str:
+def _tsv_line(values: Sequence[Plain]) -> str:
     return "\t".join(printable(_text(value).replace("\\", "\\\\")) for value in values) + "\n"
 
 
-def _csv_line(fields: Sequence[str], values: Sequence[Plain]) -> str:
+def _csv_line(values: Sequence[Plain]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow([_text(value) for value in values])
     return line.getvalue()
 
 
-def _json_line(fields: Sequence[str], values: Sequence[Plain]) -> str:
-    record = {name: _finite(value) for name, value in zip(fields, values, strict=True)}
-    return json.dumps(record, allow_nan=False) + "\n"  # in ASCII, so that no terminal obeys what a name holds
+def _write_flat(report: Report, stream: TextIO, line: Callable[[Sequence[Plain]], str]) -> None:
+    section = next(section for section in report.sections if section.in_flat)
+    header = line(list(section.fields))
+    for row in section.rows:
+        section.check(row)
+        cells = {name: _json(row[name]) if name in section.as_json else row[name] for name in row}
+        # the header comes with the first row and not before: an error may come instead
+        _emit(stream, header + line([_plain(cells.get(name)) for name in section.fields]))
+        header = ""
+    _emit(stream, header)
+    if report.flat_note:
+        note(report.flat_note)
 
 
-def _json_array(fields: Sequence[str], rows: Sequence[Sequence[Plain]]) -> str:
-    lines = [_json_line(fields, values).rstrip("\n") for values in rows]
-    return "[\n  " + ",\n  ".join(lines) + "\n]\n" if lines else "[]\n"
+# json and ndjson: every row whole, in ASCII, so that no terminal obeys what a name holds
 
 
-_LINES = {"tsv": _tsv_line, "csv": _csv_line, "ndjson": _json_line}
-_HEADED: dict[str, Callable[[Sequence[str]], str]] = {
-    "tsv": lambda fields: _tsv_line(fields, list(fields)),
-    "csv": lambda fields: _csv_line(fields, list(fields)),
-}
+def _json(value: Any) -> str:
+    return json.dumps(plain_json(value), allow_nan=False)
 
 
-def _table(fields: Sequence[str], rows: Sequence[Sequence[Plain]], totals: Sequence[str]) -> str:
-    columns = [_column(name, [values[place] for values in rows]) for place, name in enumerate(fields)]
-    lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
-    if totals:
-        lines += ["", *(printable(line) for line in totals)]
-    return "".join(f"{line}\n" for line in lines)
+def _whole(section: Section, row: Row) -> dict[str, Any]:
+    section.check(row)
+    return {name: row.get(name) for name in (*section.fields, *section.more_fields)}
+
+
+def _write_ndjson(report: Report, stream: TextIO) -> None:
+    for section in report.sections:
+        kind = {"row": section.kind} if section.kind else {}
+        for row in section.rows:
+            _emit(stream, _json({**kind, **_whole(section, row)}) + "\n")
+    for finding in report.findings or ():
+        if any(section.kind for section in report.sections):
+            _emit(stream, _json({"row": "finding", **finding.as_row()}) + "\n")
+    stream.flush()
+
+
+def _write_json(report: Report, stream: TextIO) -> None:
+    """One object with a list for each kind of rows, or one array where there is nothing but rows without a kind."""
+    members: dict[str, Any] = dict(report.about)
+    for section in report.sections:
+        rows, error = _until_error(_whole(section, row) for row in section.rows)
+        if not section.kind and not members:
+            lines = ",\n  ".join(map(_json, rows))
+            _emit(stream, f"[\n  {lines}\n]\n" if rows else "[]\n")
+        elif section.kind:
+            members[f"{section.kind}{'es' if section.kind.endswith('s') else 's'}"] = rows
+        if error is not None:
+            raise error
+    if report.findings is not None:
+        members.setdefault("findings", [finding.as_row() for finding in report.findings])
+    if members:
+        _emit(stream, "{\n" + ",\n".join(f"  {json.dumps(name)}: {_member(part)}" for name, part in members.items()))
+        _emit(stream, "\n}\n")
+
+
+def _member(part: Any) -> str:
+    """A member of a JSON object; a list has one element a line."""
+    if not isinstance(part, list) or not part:
+        return _json(part)
+    return "[\n    " + ",\n    ".join(map(_json, part)) + "\n  ]"
+
+
+def _until_error(rows: Iterable[Any]) -> tuple[list[Any], Exception | None]:
+    """All rows, or those before an error: what was done before is not lost.
+
+    Raises:
+        Exception: the error, where there is no row before it.
+    """
+    collected: list[Any] = []
+    try:
+        collected.extend(rows)
+    except Exception as error:
+        if not collected:
+            raise
+        return collected, error
+    return collected, None
+
+
+# the table: for people, in lines that fit a terminal
+
+
+def _write_table(report: Report, stream: TextIO) -> None:
+    columns, lines = terminal_columns(stream), list[str]()
+    sections = [section for section in report.sections if section.in_table]
+    for section in sections:
+        rows, error = _until_error(map(section.check, section.rows))
+        shown = bool(rows) or not section.needs_rows
+        if shown:
+            people = section.for_table or dict
+            lines += [*([""] if lines else []), *_table([people(row) for row in rows], section, columns)]
+        if error is not None:
+            _emit(stream, "".join(f"{line}\n" for line in lines))
+            raise error
+        totals = [*(section.totals if shown else ()), *(report.totals if section is sections[-1] else ())]
+        if totals:
+            lines += [*([""] if lines else []), *map(printable, totals)]
+    if report.findings is not None:
+        lines += _findings_in_words(report.findings, max(_LEAST_COLUMNS, min(_MOST_COLUMNS, columns)))
+    _emit(stream, "".join(f"{line}\n" for line in lines))
+
+
+def _table(rows: Sequence[Row], section: Section, columns: int) -> list[str]:
+    shown = section.columns or Columns(section.fields)
+    cells = {name: _column(name, [_plain(row.get(name)) for row in rows]) for name in shown.chosen(rows)}
+    for group in shown.least_needed:
+        if sum(_width(column[0]) + 2 for column in cells.values()) - 2 > columns:
+            cells = {name: column for name, column in cells.items() if name not in group}
+    return ["  ".join(line).rstrip() for line in zip(*cells.values(), strict=True)]
 
 
 def _column(name: str, values: Sequence[Plain]) -> list[str]:
     """The header and the cells of one column, all of one width: numbers to the right, text to the left."""
-    cells = [printable(name), *(_cell(value) for value in values)]
+    cells = [printable(name), *("-" if value is None else printable(_text(value, _rounded)) for value in values)]
     width = max(map(_width, cells))
     known = [value for value in values if value is not None]
     numeric = bool(known) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
     blanks = [" " * (width - _width(cell)) for cell in cells]
     return [blank + cell if numeric else cell + blank for cell, blank in zip(cells, blanks, strict=True)]
-
-
-def _cell(value: Plain) -> str:
-    return "-" if value is None else printable(_text(value, _rounded))
 
 
 def _rounded(value: int | float) -> str:
@@ -254,10 +255,67 @@ def _rounded(value: int | float) -> str:
 
 def _width(text: str) -> int:
     """The columns ``text`` takes on a terminal: two for an East Asian wide character, none for a combining one."""
-    return sum(_character_width(character) for character in text)
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
+        for character in text
+    )
 
 
-def _character_width(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+def _findings_in_words(findings: Sequence[Finding], columns: int) -> list[str]:
+    lines = ["", f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}"]
+    width = max((len(finding.finding) for finding in findings), default=0)
+    meanings: set[str] = set()
+    for finding in findings:
+        where = f"{finding.layer}: " if finding.layer else ""
+        lines += _wrapped(f"  {finding.finding:<{width}}  ", f"{where}{finding.evidence}", columns)
+        if finding.meaning not in meanings:  # the first finding of a name says what it means
+            lines += _wrapped(" " * (width + 4), finding.meaning, columns)
+            meanings.add(finding.meaning)
+    return lines
+
+
+def _wrapped(begin: str, text: str, columns: int) -> list[str]:
+    """``text`` beside ``begin`` in lines of at most so many columns; a name is never split."""
+    return textwrap.wrap(
+        printable(text),
+        columns,
+        initial_indent=begin,
+        subsequent_indent=" " * len(begin),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+FORMATS: dict[str, Callable[[Report, TextIO], None]] = {
+    "table": _write_table,
+    "tsv": functools.partial(_write_flat, line=_tsv_line),
+    "csv": functools.partial(_write_flat, line=_csv_line),
+    "json": _write_json,
+    "ndjson": _write_ndjson,
+}
+
+
+def write_report(report: Report, format: str, stream: TextIO | None = None) -> None:
+    """Write ``report`` in one of `FORMATS`, to standard output unless ``stream`` says otherwise.
+
+    Raises:
+        ValueError: an unknown format, or a row with a field that its section does not have.
+        TypeError: a value that no format knows.
+
+    Example:
+        >>> rows = [{"index": 0, "shape": (1, 64, 56, 56)}, {"index": 1, "shape": None}]
+        >>> write_report(Report.of_rows(rows, ["index", "shape"], ["2 layers"]), "table")
+        index  shape
+            0  1x64x56x56
+            1  -
+        <BLANKLINE>
+        2 layers
+        >>> write_report(Report.of_rows(rows, ["index", "shape"]), "ndjson")
+        {"index": 0, "shape": [1, 64, 56, 56]}
+        {"index": 1, "shape": null}
+    """
+    if format not in FORMATS:
+        raise ValueError(f"no format {format!r}; there are {', '.join(FORMATS)}")
+    FORMATS[format](report, stream or sys.stdout)

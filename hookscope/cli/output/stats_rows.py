@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hookscope.findings import Finding
-    from hookscope.statistics import LayerStatistics, ValuePosition
+from hookscope import statistics
+from hookscope.findings import Finding
 
 FIELDS = (
     "index", "name", "type", "call", "calls", "shape", "images", "mean", "std", "min", "max", "min_at", "max_at", "rms",
     "zeros", "p1", "p5", "p25", "p50", "p75", "p95", "p99", "nan", "inf", "channels", "dead", "saturated", "duplicate",
     "rank", "findings", "weights",
 )  # fmt: skip
+# too long for a column
+NESTED_FIELDS = ("dead_channels", "duplicate_channels", "nonfinite_at")
 TABLE_FIELDS = (
     "index", "name", "type", "call", "shape", "mean", "std", "min", "max", "zeros", "dead", "saturated", "duplicate",
     "findings",
@@ -25,14 +26,12 @@ CHANNEL_FIELDS = (
 
 
 def layer_rows(
-    layers: Sequence[LayerStatistics], findings: Sequence[Finding], weights: str
+    layers: Sequence[statistics.LayerStatistics], findings: Sequence[Finding], weights: str
 ) -> Iterator[dict[str, Any]]:
-    """A row for each layer call; what is too long for a column has a field that only JSON shows."""
-    from hookscope.statistics import QUANTILES
-
+    """A row for each layer call."""
     named: dict[str, list[str]] = {}
-    for found in findings:
-        named.setdefault(found.layer, []).append(found.finding)
+    for finding in findings:
+        named.setdefault(finding.layer, []).append(finding.finding)
     for layer in layers:
         yield {
             "index": layer.call.index,
@@ -50,7 +49,7 @@ def layer_rows(
             "max_at": _place(layer.high_at),
             "rms": layer.rms,
             "zeros": layer.zeros,
-            **{f"p{100 * share:g}": layer.quantiles.get(share) for share in QUANTILES},
+            **{f"p{100 * share:g}": layer.quantiles.get(share) for share in statistics.QUANTILES},
             "nan": layer.nan,
             "inf": layer.inf,
             "channels": layer.channels,
@@ -66,7 +65,7 @@ def layer_rows(
         }
 
 
-def channel_rows(layers: Sequence[LayerStatistics], weights: str) -> Iterator[dict[str, Any]]:
+def channel_rows(layers: Sequence[statistics.LayerStatistics], weights: str) -> Iterator[dict[str, Any]]:
     """A row for each channel of each layer call; ``dead`` is 1 or 0, as a layer's row counts them."""
     for layer in layers:
         m, dead = layer.by_channel, set(layer.dead_channels)
@@ -92,11 +91,11 @@ def channel_rows(layers: Sequence[LayerStatistics], weights: str) -> Iterator[di
             }
 
 
-def _name(layer: LayerStatistics) -> str:
+def _name(layer: statistics.LayerStatistics) -> str:
     return f"{layer.call.name} {layer.part}" if layer.part else layer.call.name
 
 
-def _place(place: ValuePosition | None) -> dict[str, Any] | None:
+def _place(place: statistics.ValuePosition | None) -> dict[str, Any] | None:
     if place is None:
         return None
     return {"image": place.image, "channel": place.channel, "position": list(place.position)}

@@ -1,18 +1,14 @@
-"""The rows of ``trace``: calls and events as columns, as tables that fit a terminal, and small tensors whole."""
+"""The rows of ``trace``: calls and events, and small tensors whole."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from hookscope.cli.output.rows import plain_json
-from hookscope.cli.output.table_width import fitting
-from hookscope.hooks import call_key
-
-if TYPE_CHECKING:
-    from hookscope.hooks import Call, Facts, TensorSummary
-    from hookscope.tracing import CallRecord, Event, PassRecord
+from hookscope import hooks, tracing
+from hookscope.cli.output.report import Columns, Row, Section
+from hookscope.cli.output.rows import terminal_columns
 
 FIELDS = (
     "index", "name", "type", "call", "input_shape", "input_dtype", "input_min", "input_max", "output_shape",
@@ -22,95 +18,74 @@ EVENT_FIELDS = (
     "number", "event", "name", "type", "call", "depth", "shape", "dtype", "min", "max", "nonfinite", "weights",
     "values",
 )  # fmt: skip
-# in a table the name says which call it is, that of an event is indented, and values follow below
+# in a table the name says which call it is, the name of an event is indented, and values follow below
 _NOT_IN_A_TABLE = ("call", "depth", "weights", "values", "input_values", "output_values")
-_WHERE_THERE_IS_ONE = ("index", "output_nonfinite", "nonfinite")
-_WHERE_THEY_DIFFER = ("input_dtype", "output_dtype", "dtype")
-# which a table does without where it would be too wide, the first first
 _LEAST_NEEDED = (
     {"input_dtype", "output_dtype"}, {"type"}, {"input_min", "input_max"}, {"input_shape"}, {"dtype"}, {"shape"},
 )  # fmt: skip
 
-Row = dict[str, Any]
 
-
-def call_row(seen: CallRecord, weights: str, values: bool) -> Row:
-    """A call: what went in and what came out.
+def section(record: tracing.PassRecord, weights: str, events: bool, values: bool, totals: Iterable[str]) -> Section:
+    """The rows of a pass.
 
     Args:
-        seen: The call.
-        weights: Which the model has.
+        record: The pass.
+        weights: The weights of the model.
+        events: Whether the rows are events, else calls.
         values: Whether the fields of values are wanted.
+        totals: Lines under a table.
     """
-    given, made = _columns(seen.input, "input_"), _columns(seen.output, "output_")
-    del given["input_nonfinite"]
-    row = {"index": seen.call.index, "name": seen.call.name, "type": seen.call.type, "call": seen.call.call}
-    row |= {**given, **made, "weights": weights}
-    return row | {"input_values": _values(seen.input), "output_values": _values(seen.output)} if values else row
+    fields = [name for name in (EVENT_FIELDS if events else FIELDS) if values or not name.endswith("values")]
+    rows = [_event_row(event) for event in record.events] if events else [_call_row(call) for call in record.calls]
+    return Section(
+        [{name: {**row, "weights": weights}[name] for name in fields} for row in rows],
+        fields,
+        columns=Columns(
+            [name for name in fields if name not in _NOT_IN_A_TABLE],
+            only_with_values=("index", "output_nonfinite", "nonfinite"),
+            only_if_varied=("input_dtype", "output_dtype", "dtype"),
+            least_needed=_LEAST_NEEDED,
+        ),
+        totals=totals,
+        for_table=_for_table,
+        as_json=[name for name in fields if name.endswith("values")],
+    )
 
 
-def event_row(event: Event, weights: str, values: bool) -> Row:
-    """An event: of what shape and range the tensors were that it brought."""
-    call = event.call
-    row = {"number": event.number, "event": event.event, "name": call.name, "type": call.type, "call": call.call}
-    row |= {"depth": event.depth, **_columns(event.tensors, ""), "weights": weights}
-    return row | {"values": _values(event.tensors)} if values else row
+def _call_row(record: tracing.CallRecord) -> dict[str, Any]:
+    return {**record.call.as_row(), **_columns(record.input, "input_"), **_columns(record.output, "output_")}
 
 
-def _columns(facts: Facts, prefix: str) -> Row:
-    row = {f"{prefix}{name}": _each(facts, name) for name in ("shape", "dtype", "min", "max")}
-    return row | {f"{prefix}nonfinite": sum(one.nonfinite for one in facts.values()) if facts else None}
+def _event_row(event: tracing.Event) -> dict[str, Any]:
+    row = {"number": event.number, "event": event.event, "depth": event.depth}
+    return {**row, **event.call.as_row(), **_columns(event.tensors, "")}
 
 
-def _each(facts: Facts, name: str) -> Any:
-    """One fact: of a bare tensor alone, of several ``{part: fact}``, of none None."""
-    each = {part: getattr(one, name) for part, one in facts.items()}
-    return each[""] if "" in each else each or None
+def _columns(facts: hooks.Facts, prefix: str) -> dict[str, Any]:
+    """The facts of a tensor; of several tensors a mapping from part to fact for each column."""
+    row: dict[str, Any] = {f"{prefix}nonfinite": sum(each.nonfinite for each in facts.values()) if facts else None}
+    for name in ("shape", "dtype", "min", "max", "values"):
+        parts = {part: getattr(each, name) for part, each in facts.items()}
+        row[prefix + name] = parts[""] if "" in parts else parts or None
+    return row
 
 
-def _values(facts: Facts) -> Any:
-    return _each(facts, "values")
+def tensors_left_out(record: tracing.PassRecord, backward: bool) -> int:
+    """How many tensors of the rows are too large to be shown whole."""
+    kinds = [[call.input, call.output, call.gradient if backward else {}] for call in record.calls]
+    return sum(each.values is None for facts in kinds for parts in facts for each in parts.values())
 
 
-def left_out(record: PassRecord, backward: bool) -> int:
-    """How many tensors of the rows are too large to be told whole."""
-    kinds = [[seen.input, seen.output, seen.gradient if backward else {}] for seen in record.calls]
-    return sum(one.values is None for facts in kinds for each in facts for one in each.values())
-
-
-def as_text(row: Row) -> Row:
-    """``row`` with the values as JSON in one text, for formats whose cells hold no lists."""
-    told = {name: json.dumps(plain_json(row[name]), allow_nan=False) for name in row if name.endswith("values")}
-    return {**row, **told}
-
-
-def table(rows: Sequence[Row], fields: Sequence[str], columns: int) -> tuple[list[Row], list[str]]:
-    """The rows and columns of a table: what is usual in no row, several parts as one, and no more than fits.
-
-    Args:
-        rows: All of the table.
-        fields: Every column that there is.
-        columns: How many characters a line may have.
-    """
-    shown = [_for_people(row) for row in rows]
-    kept = [name for name in fields if name not in _NOT_IN_A_TABLE]
-    kept = [name for name in kept if name not in _WHERE_THERE_IS_ONE or any(row[name] for row in shown)]
-    if len({row[name] for row in shown for name in row if name in _WHERE_THEY_DIFFER} - {None}) < 2:
-        kept = [name for name in kept if name not in _WHERE_THEY_DIFFER]
-    kept = fitting(shown, kept, _LEAST_NEEDED, columns)
-    return [{name: row[name] for name in kept} for row in shown], kept
-
-
-def _for_people(row: Row) -> Row:
-    told = {name: _together(name.rpartition("_")[2], value) for name, value in row.items()}
-    return {**told, "name": "  " * row.get("depth", 0) + (call_key(row["name"], row["call"]) or "(model)")}
+def _for_table(row: Row) -> Row:
+    cells = {name: _together(name.rpartition("_")[2], value) for name, value in row.items()}
+    return {**cells, "name": "  " * row.get("depth", 0) + (hooks.call_key(row["name"], row["call"]) or "(model)")}
 
 
 def _together(what: str, value: Any) -> Any:
-    """What several parts have in common: of shapes the first, of types all, of ranges the widest."""
+    """One cell for several tensors: the first shape, all types, the widest range."""
     if not isinstance(value, Mapping):
         return value
-    known = [one for one in value.values() if one is not None]
+    known = [each for each in value.values() if each is not None]
     if what == "shape":
         part, shape = next(iter(value.items()))
         more = f" +{len(value) - 1} more" if len(value) > 1 else ""
@@ -124,39 +99,36 @@ def _size(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "one value"
 
 
-def value_lines(record: PassRecord, events: bool, columns: int) -> Iterator[str]:
-    """The small tensors whole, each under a line that says whose it is, for a table.
+def value_lines(record: tracing.PassRecord, events: bool) -> Iterator[str]:
+    """The small tensors whole, each under a line with its call, for a table.
 
     Args:
-        record: What was seen.
+        record: The pass.
         events: Whether the rows are events, else calls.
-        columns: How many characters a line may have.
     """
-    for whose, facts in _titled(record, events):
-        for part, one in facts.items():
-            if one.values is not None:
-                yield f"{whose}{f' {part}' if part else ''}  {_size(one.shape)}"
-                yield from (f"  {line}".rstrip() for line in _array(one, columns - 2))
+    columns = terminal_columns(sys.stdout)
+    for title, facts in _titles(record, events):
+        for part, tensor in facts.items():
+            if tensor.values is not None:
+                yield f"{title}{f' {part}' if part else ''}  {_size(tensor.shape)}"
+                yield from (f"  {line}".rstrip() for line in _array(tensor, columns - 2))
 
 
-def _titled(record: PassRecord, events: bool) -> Iterator[tuple[str, Facts]]:
+def _titles(record: tracing.PassRecord, events: bool) -> Iterator[tuple[str, hooks.Facts]]:
     if events:
         for event in record.events:
-            yield f"{event.number} {event.event} {_whose(event.call)}", event.tensors
+            yield f"{event.number} {event.event} {event.call.key or '(model)'} {event.call.type}", event.tensors
         return
-    for seen in record.calls:
-        yield f"{_whose(seen.call)} input", seen.input
-        yield f"{_whose(seen.call)} output", seen.output
+    for each in record.calls:
+        name = f"{each.call.key or '(model)'} {each.call.type}"
+        yield f"{name} input", each.input
+        yield f"{name} output", each.output
 
 
-def _whose(call: Call) -> str:
-    return f"{call.key} {call.type}" if call.key else f"(model) {call.type}"
-
-
-def _array(tensor: TensorSummary, columns: int) -> list[str]:
+def _array(tensor: hooks.TensorSummary, columns: int) -> list[str]:
     import numpy as np
 
     array = np.array(tensor.values)
-    # numbers of single precision and less show their noise when they are written as double ones
+    # numbers of single precision and less would show their noise as double ones
     array = array.astype(np.float32) if array.dtype == np.float64 and tensor.dtype != "float64" else array
     return np.array2string(array, max_line_width=columns, threshold=array.size + 1).splitlines()

@@ -1,8 +1,8 @@
-"""Options of commands that take many images, as named values, and what these commands do about images they lose.
+"""Options of commands that take many images, and what these commands do about images that cannot be used.
 
 =====================  =========================================================
-``images_argument``     IMAGE...: files, folders or ``-``; may be left out
-``files0_option``       ``--files0-from FILE``: a list of names, each ended by NUL
+``images_argument``     IMAGE...: files, folders or ``-``; optional
+``files0_option``       ``--files0-from FILE``: a list of names, each followed by NUL
 ``batch_size_option``   ``--batch-size N``
 ``workers_option``      ``--workers N``: processes that read
 ``limit_option``        ``--limit N``: the first N images
@@ -18,18 +18,19 @@ from collections.abc import Sequence
 
 import click
 
+from hookscope import images
 from hookscope.cli.output import rows as output
 from hookscope.errors import HookscopeError, ImageError, UsageError
 
 _NOTES_SHOWN = 3
 _KINDS_SHOWN = 3
 
-images_argument = click.argument("images", metavar="[IMAGE]...", nargs=-1, type=click.Path())
+images_argument = click.argument("paths", metavar="[IMAGE]...", nargs=-1, type=click.Path())
 files0_option = click.option(
     "--files0-from",
     metavar="FILE",
     type=click.Path(),
-    help="Read the names of images and folders from FILE (- for standard input), each ended by NUL as `find -print0`"
+    help="Read the names of images and folders from FILE (- for standard input), each followed by NUL as `find -print0`"
     " writes them.",
 )
 batch_size_option = click.option(
@@ -46,35 +47,33 @@ workers_option = click.option(
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Processes that read and prepare images; 0: this one.",
+    help="Number of processes that read and prepare images; 0: no extra process.",
 )
-limit_option = click.option("--limit", metavar="N", type=click.IntRange(1), help="Take the first N images only.")
+limit_option = click.option("--limit", metavar="N", type=click.IntRange(1), help="Use only the first N images.")
 strict_option = click.option(
     "--strict", is_flag=True, help="Stop at the first image that cannot be used instead of skipping it."
 )
 
 
-def image_list(images: Sequence[str], files0_from: str | None, limit: int | None = None) -> list[str]:
+def image_list(paths: Sequence[str], files0_from: str | None, limit: int | None = None) -> list[str]:
     """The images of a run, folders walked: from the command line or from a list of names, the first ``limit``.
 
     Raises:
         UsageError: There are none, there are names in both places, or standard input is wanted twice.
         ImageError: The list cannot be read, or `find_pictures` finds nothing.
     """
-    from hookscope.images import find_pictures, read_names
-
     if files0_from is None:
-        if not images:
+        if not paths:
             raise UsageError("no image was given", do="name files or folders, - for standard input, or --files0-from")
-        return find_pictures(_once(images), limit)
-    if images:
+        return images.find_pictures(_once(paths), limit)
+    if paths:
         asked = "images are named on the command line and in --files0-from"
-        raise UsageError(asked, f"{images[0]} and {files0_from}", "use one of the two")
-    names = _once(read_names(_list_content(files0_from), files0_from))
+        raise UsageError(asked, f"{paths[0]} and {files0_from}", "use one of the two")
+    names = _once(images.read_names(_list_content(files0_from), files0_from))
     if files0_from == "-" and "-" in names:
         asked = "standard input is the list of --files0-from and an image in it"
         raise UsageError(asked, do="write ./- for a file of that name")
-    return find_pictures(names, limit)
+    return images.find_pictures(names, limit)
 
 
 def _once(names: Sequence[str]) -> Sequence[str]:
@@ -84,29 +83,25 @@ def _once(names: Sequence[str]) -> Sequence[str]:
 
 
 def _list_content(source: str) -> bytes:
-    from hookscope.images import MAX_BYTES
-
     if source == "-" and (sys.stdin is None or sys.stdin.isatty()):
         where = "closed" if sys.stdin is None else "the terminal"
         raise ImageError(f"no names on standard input: it is {where}", do="pipe them in: find ... -print0 | ...")
     try:
         if source == "-":
-            content = sys.stdin.buffer.read(MAX_BYTES + 1)
+            content = sys.stdin.buffer.read(images.MAX_BYTES + 1)
         else:
             with open(source, "rb") as stream:
-                content = stream.read(MAX_BYTES + 1)
+                content = stream.read(images.MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ImageError(f"the names in '{source}' cannot be read: {reason}", do="check the path") from error
-    if len(content) > MAX_BYTES:
-        raise ImageError(f"'{source}' is too long for a list of names", f"the limit is {MAX_BYTES:,} bytes")
+    if len(content) > images.MAX_BYTES:
+        raise ImageError(f"'{source}' is too long for a list of names", f"the limit is {images.MAX_BYTES:,} bytes")
     return content
 
 
 class Losses:
-    """What a run loses: each lost image in a line on standard error and counted, and the notes on the others.
-
-    `lost` and `note` are what `load_batches` takes as ``on_lost`` and ``on_note``.
+    """The lost images of a run, each reported on standard error and counted, and the notes on the others.
 
     Attributes:
         count: How many images were lost.
@@ -119,14 +114,14 @@ class Losses:
         self._rest: Counter[str] = Counter()
 
     def lost(self, position: int, name: str, error: HookscopeError) -> None:
-        """Say and count one lost image; with ``strict`` it is the error of the run."""
+        """Report and count one lost image; with ``strict`` its error ends the run."""
         if self._strict:
             raise error
         self.count += 1
         output.note(f"Error: {error}")
 
     def note(self, name: str, text: str) -> None:
-        """Say the first three notes; a folder may hold thousands of images with the same."""
+        """Print the first three notes; a folder may hold thousands of images with the same note."""
         self._noted += 1
         if self._noted <= _NOTES_SHOWN:
             output.note(f"Note: {name}: {text}")

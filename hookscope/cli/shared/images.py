@@ -1,4 +1,4 @@
-"""The images of a run, read one by one: what is wrong with one keeps none of the others from being done."""
+"""The images of a run, read one by one: an image that cannot be used does not stop the others."""
 
 from __future__ import annotations
 
@@ -7,88 +7,93 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from hookscope import images as image_reader, models
 from hookscope.cli.output import rows as output
+from hookscope.cli.shared.output_paths import image_words
 from hookscope.errors import HookscopeError, UsageError
 
-if TYPE_CHECKING:
-    from hookscope.images import InputImage
-    from hookscope.models import LoadedModel
+
+def with_notes(image: image_reader.InputImage) -> image_reader.InputImage:
+    """``image``, once its notes are on standard error."""
+    for text in image.notes:
+        output.note(f"Note: {image.name}: {text}")
+    return image
 
 
 class ImageFiles:
-    """The images of a run: one that cannot be used is named on standard error, and the others are still done."""
+    """The images of a run.
+
+    Attributes:
+        paths: The files, ``-`` for standard input.
+        words: The name of each file as part of file names.
+        done: How many images, or pairs of them, have been used.
+        failed: How many could not be used.
+    """
 
     def __init__(self, paths: Sequence[str]) -> None:
-        from hookscope.cli.shared.output_paths import image_words
-
         if paths.count("-") > 1:
             raise UsageError("standard input is named more than once", do="it can be read once: leave one -")
         self.paths = paths
         once = list(dict.fromkeys(paths))
         self.words = dict(zip(once, image_words(once), strict=True))
         self.failed = self.done = 0
-        self._first: InputImage | None = None
-        self._kept: bytes | None = None
+        self._first: image_reader.InputImage | None = None
+        self._content: bytes | None = None
 
     def read_first(self) -> None:
-        """Read an only image before the model is loaded: a wrong name is told at once."""
+        """Read a single image before the model is loaded, so that a wrong name is reported at once."""
         if len(self.paths) == 1:
-            self._kept = _bytes_of_pipe(self.paths[0])
+            self._content = _content_of_pipe(self.paths[0])
             self._first = self._read(self.paths[0], 1)
 
-    def read(self, path: str, frames: int) -> InputImage:
-        """The picture at ``path`` with so many frames."""
-        return self._first if self._first is not None and frames == 1 else self._read(path, frames)
+    def read(self, path: str, frames: int) -> image_reader.InputImage:
+        """The image at ``path`` with so many frames; notes on it go to standard error."""
+        return with_notes(self._first if self._first is not None and frames == 1 else self._read(path, frames))
 
-    def _read(self, path: str, frames: int) -> InputImage:
-        from hookscope.images import read_picture
+    def _read(self, path: str, frames: int) -> image_reader.InputImage:
+        source = path if self._content is None else io.BytesIO(self._content)
+        return image_reader.read_picture(source, frames=frames, name=path)
 
-        source = path if self._kept is None else io.BytesIO(self._kept)
-        return read_picture(source, frames=frames, name=path)
-
-    def read_together(self, net: LoadedModel) -> list[InputImage]:
-        """All of them, which one pass takes: one picture, or two for optical flow; their notes are told.
+    def read_together(self, net: models.LoadedModel) -> list[image_reader.InputImage]:
+        """All images, for one forward pass: one image, or two for optical flow.
 
         Raises:
-            UsageError: for two pictures and another model.
+            UsageError: there are two images and the model takes one.
         """
         if len(self.paths) > 1 and net.family != "optical_flow":
             raise UsageError(f"{net.name} takes one image", f"there are {len(self.paths)}")
-        read = [self.read(path, net.preprocess.frames) for path in self.paths]
-        for picture in read:
-            for text in picture.notes:
-                output.note(f"Note: {picture.name}: {text}")
-        return read
+        return [self.read(path, net.preprocess.frames) for path in self.paths]
 
-    def groups(self, size: int) -> list[Sequence[str]]:
-        """The paths that go into one pass together: one, or for optical flow two."""
-        if size == 2:
-            if len(self.paths) > 2:
-                raise UsageError("optical flow takes one or two pictures", f"there are {len(self.paths)}")
-            return [self.paths]
-        return [[path] for path in self.paths]
+    def groups(self, net: models.LoadedModel) -> list[Sequence[str]]:
+        """The paths of each forward pass: one, or for optical flow two.
+
+        Raises:
+            UsageError: there are more than two images for optical flow.
+        """
+        if net.family != "optical_flow":
+            return [[path] for path in self.paths]
+        if len(self.paths) > 2:
+            raise UsageError("optical flow takes one or two images", f"there are {len(self.paths)}")
+        return [self.paths]
 
     def lost(self, error: HookscopeError) -> None:
-        """Say what is wrong with one of several images and go on; an only one is the error of the run."""
+        """Report an image that cannot be used; the error of a single image is the error of the run."""
         if len(self.paths) == 1:
             raise error
         self.failed += 1
         output.note(f"Error: {error}")
 
 
-def _bytes_of_pipe(path: str) -> bytes | None:
-    """What standard input or a FIFO holds, which can be read but once; None for all else and for what fails."""
-    from hookscope.images import MAX_BYTES
-
+def _content_of_pipe(path: str) -> bytes | None:
+    """The content of standard input or a FIFO, which can be read only once; None for other files and on failure."""
     try:
         if path == "-":
             alone = sys.stdin is None or sys.stdin.isatty()
-            return None if alone else sys.stdin.buffer.read(MAX_BYTES + 1)
+            return None if alone else sys.stdin.buffer.read(image_reader.MAX_BYTES + 1)
         if not stat.S_ISFIFO(os.stat(path).st_mode):
             return None
         with open(path, "rb") as stream:
-            return stream.read(MAX_BYTES + 1)
+            return stream.read(image_reader.MAX_BYTES + 1)
     except (OSError, ValueError):
         return None

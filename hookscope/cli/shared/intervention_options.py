@@ -1,102 +1,69 @@
-"""``--at SEL WORD``: interventions from the command line, with the images and tensors they read from files."""
+"""``--at SEL WORD``: an intervention, checked before a model is loaded and built once there is one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope.cli.output import rows as output
-from hookscope.cli.shared.options import complete_layers
+from hookscope import hooks, interventions, models
+from hookscope.cli.shared.images import with_notes
+from hookscope.cli.shared.options import complete_layers, complete_words
 from hookscope.errors import UsageError
-from hookscope.hooks import Selection
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hookscope.images import InputImage
-    from hookscope.interventions import InterventionSpec
-    from hookscope.models import LoadedModel
 
 
 def _complete_at(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of layers and words of interventions: click does not say which of the two is being typed."""
-    from hookscope.interventions import WORDS
-
-    words = [CompletionItem(word) for word in sorted(WORDS) if word.startswith(incomplete)]
+    """Names of layers and words for interventions: click does not say which of the two is being typed."""
+    words = complete_words(*sorted(interventions.WORDS))(ctx, param, incomplete)
     return complete_layers(ctx, param, incomplete) + words
 
 
 at_option = click.option(
     "--at",
-    "wishes",
+    "changes",
     metavar="SEL WORD",
     nargs=2,
     multiple=True,
     shell_complete=_complete_at,
-    help="Where (a layer selection or a parameter's name) and what; repeatable, applied in the given order.",
+    help="A layer selection or the name of a parameter, and an intervention; repeatable, applied in the order given.",
 )
 
 
 @dataclass(frozen=True)
-class ModelAndImages:
-    """A model and the images it runs on.
+class Change:
+    """One ``--at``.
 
     Attributes:
-        net: The model.
-        read: The images as read.
-        pictures: The images as prepared tensors.
-        inputs: The inputs of the model.
-        types: Class names that indices count.
+        where: The layer selection or the name of a parameter.
+        spec: The intervention.
     """
-
-    net: LoadedModel
-    read: Sequence[InputImage]
-    pictures: Sequence[Tensor]
-    inputs: tuple[Any, ...]
-    types: Sequence[str]
-
-
-@dataclass(frozen=True)
-class InterventionOptions:
-    """One ``--at``, checked before a model is loaded."""
 
     where: str
-    spec: InterventionSpec
+    spec: interventions.InterventionSpec
 
     @classmethod
-    def parse(cls, where: str, text: str) -> InterventionOptions:
-        """Parse both values.
+    def parse(cls, where: str, text: str) -> Change:
+        """Check both halves.
 
         Raises:
-            UsageError: for an unknown or incomplete intervention.
-            SelectionError: for a selection that cannot be read.
+            UsageError: the intervention is unknown, or a parameter is missing.
+            SelectionError: the selection cannot be read.
         """
-        from hookscope.interventions import WORDS, InterventionSpec
-
-        if where.partition(":")[0] in WORDS and text.partition(":")[0] not in WORDS:
+        words = interventions.WORDS
+        if where.partition(":")[0] in words and text.partition(":")[0] not in words:
             raise UsageError(f"no intervention '{text}'", do=f"the layer comes first: --at {text} {where}")
-        Selection(where)
-        return cls(where, InterventionSpec.parse(text, one_image=True))
+        hooks.Selection(where)
+        return cls(where, interventions.InterventionSpec.parse(text, one_image=True))
 
+    def build(self, net: models.LoadedModel, types: Sequence[str]) -> Any:
+        """The intervention, with what it reads from files.
 
-def interventions_of(
-    net: LoadedModel, wishes: Sequence[InterventionOptions], types: Sequence[str]
-) -> list[tuple[str, Any]]:
-    """Build the interventions, with what they read from files.
-
-    Raises:
-        ImageError: for an image that cannot be read.
-        WeightsError: for a tensor that cannot be read.
-    """
-    from hookscope.interventions import read_source
-
-    def note(image: InputImage) -> None:
-        for text in image.notes:
-            output.note(f"Note: {image.name}: {text}")
-
-    sources = (read_source(net, wish.where, wish.spec, types, note) for wish in wishes)
-    return [(wish.where, wish.spec.build(source, one_pass=True)) for wish, source in zip(wishes, sources, strict=True)]
+        Raises:
+            ImageError: an image cannot be read.
+            WeightsError: a tensor cannot be read.
+        """
+        source = interventions.read_source(net, self.where, self.spec, types, with_notes)
+        return self.spec.build(source, one_pass=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from hookscope import hooks, statistics
 from hookscope.cli import process
 from hookscope.cli.output import rows as output
 from hookscope.cli.progress import image_progress
@@ -18,18 +19,15 @@ from hookscope.cli.shared.image_options import (
     strict_option,
     workers_option,
 )
-from hookscope.cli.shared.model import load_net
-from hookscope.cli.shared.options import layer_option, net_options, type_option
+from hookscope.cli.shared.model import ModelOptions, model_options
+from hookscope.cli.shared.options import apply_options, layer_option, type_option
 from hookscope.findings import counted
-
-if TYPE_CHECKING:
-    from hookscope.statistics import SavedStatistics
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _layer_option = layer_option(
-    "Which calls, as in visualize; indices count Conv2d unless --type says otherwise.  [default: every"
-    " convolution and every activation function]"
+    "Calls to measure, as in visualize; indices count Conv2d unless --type is given.  [default: every convolution and"
+    " every activation function]"
 )
 
 
@@ -43,45 +41,35 @@ def measuring_options(command: Command) -> Command:
         workers_option,
         limit_option,
         strict_option,
-        net_options,
+        model_options,
     ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return apply_options(options, command)
 
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """What is to be measured, the same for every image."""
+    """What to measure, the same for every image."""
 
-    model: str
+    model: ModelOptions
     paths: Sequence[str]
     layers: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     batch_size: int = 16
     workers: int = 0
     strict: bool = False
-    weights: str = "auto"
-    seed: int = 0
-    device: str = "auto"
-    preprocess: str = "weights"
-    input_size: tuple[int, int] | None = None
     rank: bool = False
     save: str | None = None
     resume: bool = False
     allow: tuple[str, ...] = ()
 
 
-def measure(job: MeasureOptions) -> tuple[SavedStatistics, int]:
+def measure(job: MeasureOptions) -> tuple[statistics.SavedStatistics, int]:
     """Run every image through the model; returns the statistics and the number of lost images."""
-    from hookscope.hooks import Selection
-    from hookscope.statistics import measure_images
-
     if job.layers:
-        Selection(job.layers)
-    net = load_net(job.model, job.weights, job.seed, job.device, job.preprocess, job.input_size)
+        hooks.Selection(job.layers)
+    net = job.model.load()
     if job.allow:
-        Selection(job.allow).check_names([name for name, _ in net.model.named_modules()], net.name)
+        hooks.Selection(job.allow).check_names([name for name, _ in net.model.named_modules()], net.name)
     losses = Losses(job.strict or len(job.paths) == 1)  # the error of a single image is the error of the run
     total = counted(len(job.paths), "image")
     advance: Any = None
@@ -94,7 +82,7 @@ def measure(job: MeasureOptions) -> tuple[SavedStatistics, int]:
             advance = stack.enter_context(image_progress(len(job.paths) - count))
             stack.enter_context(process.prints_to_standard_error())
 
-        saved = measure_images(
+        saved = statistics.measure_images(
             net,
             job.paths,
             job.layers or None,

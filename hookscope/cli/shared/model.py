@@ -1,35 +1,129 @@
-"""The model of a command: loaded with its notes and its download told on standard error."""
+"""MODEL and the options that say how it is loaded: the one way from the command line to a model that is ready."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from hookscope import hooks, models
 from hookscope.cli import process
 from hookscope.cli.output import rows as output
 from hookscope.cli.progress import download_progress
+from hookscope.cli.shared.images import ImageFiles
+from hookscope.cli.shared.options import (
+    apply_options,
+    device_option,
+    preprocess_option,
+    seed_option,
+    size_option,
+    weights_option,
+)
+from hookscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from hookscope.models import LoadedModel
+    from torch import Tensor
 
 
-def load_net(
-    model: str,
-    weights: str,
-    seed: int,
-    device: str = "cpu",
-    preprocess: str = "weights",
-    input_size: tuple[int, int] | None = None,
-) -> LoadedModel:
-    """What `load_model` makes of these options; a misspelt name is told before torch is imported."""
-    from hookscope.models import WeightsChoice, find_source
+@dataclass(frozen=True)
+class ModelOptions:
+    """MODEL, ``--weights``, ``--seed``, ``--device``, ``--preprocess`` and ``--input-size``."""
 
-    find_source(model)
-    choice = WeightsChoice.parse(weights)
-    process.import_torch()
-    from hookscope.models import load_model
+    model: str
+    weights: str = "auto"
+    seed: int = 0
+    device: str = "cpu"
+    preprocess: str = "weights"
+    input_size: tuple[int, int] | None = None
 
-    with process.prints_to_standard_error(), download_progress() as progress:
-        net = load_model(model, choice, seed, device, preprocess=preprocess, input_size=input_size, progress=progress)
-    for text in net.notes:
-        output.note(f"Note: {text}")
-    return net
+    def load(self) -> models.LoadedModel:
+        """Load the model; notes and the progress of a download go to standard error."""
+        models.find_source(self.model)  # an unknown name fails before torch is imported
+        choice = models.WeightsChoice.parse(self.weights)
+        process.import_torch()
+        with process.prints_to_standard_error(), download_progress() as progress:
+            net = models.load_model(
+                self.model,
+                choice,
+                self.seed,
+                self.device,
+                preprocess=self.preprocess,
+                input_size=self.input_size,
+                progress=progress,
+            )
+        for text in net.notes:
+            output.note(f"Note: {text}")
+        return net
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `ModelOptions`, which the command gets as ``model``."""
+
+    @functools.wraps(command)
+    def with_model(
+        model: str,
+        weights: str,
+        seed: int,
+        device: str,
+        preprocess: str,
+        input_size: tuple[int, int] | None,
+        **options: Any,
+    ) -> Any:
+        return command(model=ModelOptions(model, weights, seed, device, preprocess, input_size), **options)
+
+    return apply_options([weights_option, seed_option, device_option, preprocess_option, size_option], with_model)
+
+
+@contextmanager
+def running(net: models.LoadedModel, inputs: Any) -> Iterator[None]:
+    """Run the model inside: what it prints goes to standard error, what it raises is an InputError."""
+    with process.prints_to_standard_error(), models.model_errors_as_input_errors(net.name, inputs):
+        yield
+
+
+def counted_types(net: models.LoadedModel, types: Sequence[str]) -> Sequence[str]:
+    """The class names that indices count: those of ``--type``, else the usual ones of the model."""
+    return types or hooks.usual_types(map(hooks.class_names, net.model.modules()))
+
+
+@dataclass(frozen=True)
+class ModelAndImages:
+    """A model and the images of one forward pass.
+
+    Attributes:
+        net: The model.
+        images: One image, or two for optical flow; none where a command can do without.
+        tensors: The prepared images.
+        inputs: What the model takes.
+    """
+
+    net: models.LoadedModel
+    images: Sequence[Any]
+    tensors: Sequence[Tensor]
+    inputs: tuple[Any, ...]
+
+    @staticmethod
+    def check_count(paths: Sequence[str]) -> None:
+        """Refuse more images than any model takes.
+
+        Raises:
+            UsageError: there are more than two.
+        """
+        if len(paths) > 2:
+            raise UsageError(f"expected one image, or two for optical flow, got {len(paths)}")
+
+    @classmethod
+    def load(cls, options: ModelOptions, paths: Sequence[str]) -> ModelAndImages:
+        """Read and prepare the images; a single one is read before the model is loaded."""
+        files = ImageFiles(paths)
+        files.read_first()
+        net = options.load()
+        images = files.read_together(net)
+        tensors = [net.prepare(image) for image in images]
+        return cls(net, images, tensors, net.inputs(*tensors) if tensors else ())
+
+    def run(self) -> Any:
+        """The context in which the model runs on these images."""
+        return running(self.net, self.tensors)

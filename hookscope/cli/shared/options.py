@@ -1,33 +1,38 @@
 """Options that several commands share, as named values.
 
-=================  ============================================================
-``model_argument``  MODEL: torchvision name, ``shapes``, factory, ``timm:NAME``
-``type_option``     ``--type``: class names that indices count
-``size_option``     ``--input-size HxW``
-``format_option``   ``--format``: how rows go to standard output
-``weights_option``  ``--weights``: auto, default, none, a name or a file
-``seed_option``     ``--seed`` of random weights
-``device_option``   ``--device auto|cpu|cuda|mps``
-``preprocess_option``  ``--preprocess weights|stretch|none``
-``net_options``     the five above that say which model and what it is shown
-``layer_option``    ``--layer SEL``, with a help text of the command's own
-=================  ============================================================
+======================  =======================================================
+``model_argument``      MODEL: torchvision name, ``shapes``, factory, ``timm:NAME``
+``images_argument``     IMAGE...: at least one file
+``layer_option``        ``--layer SEL``, with a help text of the command's own
+``type_option``         ``--type``: class names that indices count
+``size_option``         ``--input-size HxW``
+``weights_option``      ``--weights``: auto, default, none, a name or a file
+``seed_option``         ``--seed`` of random weights
+``device_option``       ``--device auto|cpu|cuda|mps``
+``preprocess_option``   ``--preprocess weights|stretch|none``
+``colour_map_option``   ``--cmap``, with a help text of the command's own
+``format_option``       ``--format``: how rows go to standard output
+======================  =======================================================
+
+The options that say how MODEL is loaded come together as `hookscope.cli.shared.model.model_options`.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from hookscope import drawing, models, tracing
 from hookscope.cli.output.rows import FORMATS, default_format
-from hookscope.drawing import scale_examples
+from hookscope.cli.shared.registries import RegistryChoice
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
@@ -39,106 +44,140 @@ class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
         """``"224x320"`` to ``(224, 320)``; a side is between 1 and 16384 pixels."""
         if isinstance(value, tuple):
             return value[0], value[1]
-        found = re.fullmatch(r"(\d{1,5})(?:[xX×](\d{1,5}))?", value.strip())
-        size = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        sides = re.fullmatch(r"(\d{1,5})(?:[xX×](\d{1,5}))?", value.strip())
+        size = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
         if not 1 <= min(size) <= max(size) <= 16384:
-            self.fail(f"'{value}' is no size; write height x width in pixels, such as 224x320", param, ctx)
+            self.fail(f"'{value}' is not a size; write height x width in pixels, such as 224x320", param, ctx)
         return size
 
 
+class Seed(click.IntRange):
+    """A seed that torch takes; help does not show the range."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2**63 - 1)
+
+    def _describe_range(self) -> str:
+        return ""
+
+
+def apply_options(options: Iterable[Callable[[Any], Any]], command: Command) -> Command:
+    """``command`` with ``options``, which its help shows in this order."""
+    for option in reversed(list(options)):
+        command = option(command)
+    return command
+
+
+def complete_words(*words: str) -> Completion:
+    """A completion that offers these words."""
+    return lambda ctx, param, incomplete: [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
 def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of torchvision's models and of those that ship, without importing torch."""
-    from hookscope.models import model_names
-
-    return [CompletionItem(name) for name in model_names() if name.startswith(incomplete)]
+    """Names of torchvision's models and of the bundled ones, without importing torch."""
+    return complete_words(*models.model_names())(ctx, param, incomplete)
 
 
-def _listed(ctx: click.Context) -> Any:
-    """The cached trace of the model typed so far; a completion never waits for torch."""
-    from hookscope.tracing import cached_listing
-
+def typed_model(ctx: click.Context) -> str | None:
+    """The MODEL that has been typed so far."""
     # before an option that still lacks its value click leaves the arguments where they are
-    model = next(iter(ctx.args), None) or ctx.params.get("model") or "resnet34"
-    found = cached_listing(model, ctx.params.get("input_size")) or cached_listing(model)
-    return found[1] if found else None
+    return next(iter(ctx.args), None) or ctx.params.get("model")
+
+
+def _cached_layers(ctx: click.Context) -> Any:
+    """The cached layers of the model typed so far; a completion never waits for torch."""
+    model = typed_model(ctx) or "resnet34"
+    cached = tracing.cached_listing(model, ctx.params.get("input_size")) or tracing.cached_listing(model)
+    return [layer for layer in cached[1].layers if layer.types] if cached else None
 
 
 def complete_layers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the layers of the model typed, once it has been listed."""
-    found = _listed(ctx)
-    names = [(layer.name, layer.types[0]) for layer in found.layers if layer.name and layer.types] if found else []
-    return [CompletionItem(name, help=kind) for name, kind in names if name.startswith(incomplete)]
+    layers = [layer for layer in _cached_layers(ctx) or () if layer.name.startswith(incomplete)]
+    return [CompletionItem(layer.name, help=layer.types[0]) for layer in layers if layer.name]
 
 
 def complete_types(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Class names of the layers of the model typed, once it has been listed."""
-    found = _listed(ctx)
-    names = sorted({layer.types[0] for layer in found.layers if layer.types}) if found else ["Conv2d"]
-    return [CompletionItem(name) for name in ["all", *names] if name.startswith(incomplete)]
+    layers = _cached_layers(ctx)
+    names = ["Conv2d"] if layers is None else sorted({layer.types[0] for layer in layers})
+    return complete_words("all", *names)(ctx, param, incomplete)
 
 
 def complete_colour_maps(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of matplotlib's colour maps."""
-    from hookscope.drawing import colour_map_names
-
-    return [CompletionItem(name) for name in colour_map_names() if name.startswith(incomplete)]
+    return complete_words(*drawing.colour_map_names())(ctx, param, incomplete)
 
 
 def complete_weights(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The words for weights; anything else is completed as a file."""
-    from hookscope.models import WEIGHTS_WORDS
-
-    words = [CompletionItem(word) for word in WEIGHTS_WORDS if word.startswith(incomplete)]
+    words = complete_words(*models.WEIGHTS_WORDS)(ctx, param, incomplete)
     return words or [CompletionItem(incomplete, type="file")]
 
 
-def complete_scales(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """A text for each scale."""
-    return [CompletionItem(text) for text in scale_examples() if text.startswith(incomplete)]
-
-
-def complete_channels(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The ways to the strongest channels; numbers are typed by hand."""
-    words = ("top:16", "top:16:max", "top:16:std", "top:16:mean")
-    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
-
-
-def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The words for devices."""
-    return [CompletionItem(word) for word in ("auto", "cpu", "cuda", "mps") if word.startswith(incomplete)]
-
-
-def chosen_format(format: str | None) -> str:
-    """``format``, or what suits standard output: a table for a person, tab-separated values for a pipe."""
-    return format or default_format(sys.stdout)
+complete_scales = complete_words(*drawing.scale_examples())
+complete_channels = complete_words("top:16", "top:16:max", "top:16:std", "top:16:mean")
+complete_devices = complete_words("auto", "cpu", "cuda", "mps")
 
 
 def was_given(option: str) -> bool:
-    """Whether the running command was given ``option``, be it as its default says."""
+    """Whether the running command was given ``option``, even with the value of its default."""
     return click.get_current_context().get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
 
 
 def model_argument(default: str | None = None) -> Callable[[Any], Any]:
-    """The MODEL argument, with a default where a command can do without."""
+    """The MODEL argument; required unless it has a default."""
     extra: dict[str, Any] = {"required": True} if default is None else {"default": default, "required": False}
     return click.argument("model", shell_complete=complete_models, **extra)
 
 
-type_option = click.option(
-    "--type",
-    "types",
-    metavar="CLASS",
-    multiple=True,
-    shell_complete=complete_types,
-    help="Class of layer that indices count; repeatable; a glob, or `all` for every leaf."
-    "  [default: Conv2d; Conv3d in models of clips]",
+def images_argument(metavar: str = "IMAGE...") -> Callable[[Any], Any]:
+    """The IMAGE argument, at least one; ``metavar`` is IMAGE for commands that run one forward pass."""
+    return click.argument("paths", metavar=metavar, nargs=-1, required=True, type=click.Path())
+
+
+SELECTION = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma separated."
+
+
+def layer_option(help: str, default: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+    """``--layer``: which calls."""
+    more: dict[str, Any] = {"default": default} if default else {}
+    return click.option(
+        "--layer", "layers", metavar="SEL", multiple=True, shell_complete=complete_layers, help=help, **more
+    )
+
+
+def type_option_with(help: str) -> Callable[[Any], Any]:
+    """``--type``: class names that indices count."""
+    return click.option("--type", "types", metavar="CLASS", multiple=True, shell_complete=complete_types, help=help)
+
+
+def colour_map_option(help: str, default: str | None = None) -> Callable[[Any], Any]:
+    """``--cmap``."""
+    shown = default is not None
+    return click.option(
+        "--cmap", metavar="NAME", default=default, show_default=shown, shell_complete=complete_colour_maps, help=help
+    )
+
+
+def _format_or_default(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    return value or default_format(sys.stdout)
+
+
+type_option = type_option_with(
+    "Layer class that indices count; repeatable. A glob works; `all` means every leaf layer."
+    "  [default: Conv2d; Conv3d in video models]"
 )
 size_option = click.option(
-    "--input-size", metavar="HxW", type=InputSize(), help="Height and width of the model's input.  [default: its own]"
+    "--input-size",
+    metavar="HxW",
+    type=InputSize(),
+    help="Height and width of the model's input.  [default: the model's own]",
 )
 format_option = click.option(
     "--format",
-    type=click.Choice(FORMATS),
+    type=RegistryChoice(lambda: FORMATS),
+    callback=_format_or_default,
     help="How to print the rows.  [default: table on a terminal, tsv in a pipe]",
 )
 weights_option = click.option(
@@ -147,11 +186,11 @@ weights_option = click.option(
     default="auto",
     show_default=True,
     shell_complete=complete_weights,
-    help="auto (default weights, random ones where they cannot be had), default or a name (these or nothing), none"
-    " (random), or a checkpoint file.",
+    help="auto: trained weights if available, else random; default or NAME: fail if unavailable; none: random; or a"
+    " checkpoint file.",
 )
 seed_option = click.option(
-    "--seed", metavar="N", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of random weights."
+    "--seed", metavar="N", type=Seed(), default=0, show_default=True, help="Seed of random weights."
 )
 device_option = click.option(
     "--device",
@@ -166,20 +205,6 @@ preprocess_option = click.option(
     type=click.Choice(["weights", "stretch", "none"]),
     default="weights",
     show_default=True,
-    help="weights: their own transforms; stretch: resize to the input size and [0, 1]; none: [0, 1] only.",
+    help="weights: the transforms of the weights; stretch: resize to the input size, scale to [0, 1]; none: scale to"
+    " [0, 1] only.",
 )
-
-
-def layer_option(help: str, default: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-    """``--layer``: which calls, with what the command says of it."""
-    more: dict[str, Any] = {"default": default} if default else {}
-    return click.option(
-        "--layer", "layers", metavar="SEL", multiple=True, shell_complete=complete_layers, help=help, **more
-    )
-
-
-def net_options(command: Command) -> Command:
-    """The options of `load_net`: weights, seed, device, preprocessing, size of the input."""
-    for option in (size_option, preprocess_option, device_option, seed_option, weights_option):
-        command = option(command)
-    return command

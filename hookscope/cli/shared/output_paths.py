@@ -1,4 +1,4 @@
-"""Where sheets are written: what ``-o`` means, names that sort in layer order and say what they show."""
+"""Where pages are written: the meaning of ``-o``, and file names that sort in layer order."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ _LONGEST_NAME, _LONGEST_IMAGE, _LONGEST_MODEL = 180, 80, 60
 
 @dataclass(frozen=True, slots=True)
 class OutputPath:
-    """What ``-o`` asks for: a ``file``, a ``folder``, ``stdout``, or by ``default`` a name of ours."""
+    """What ``-o`` asks for: a ``file``, a ``folder``, ``stdout``, or ``default``, a name that hookscope makes."""
 
     kind: str
     path: str = ""
 
     @classmethod
     def parse(cls, output: str | None, images: Sequence[str]) -> OutputPath:
-        """Decide what ``output`` means, and refuse what cannot work before anything is computed.
+        """Parse ``output``, and refuse what cannot work before anything is computed.
 
         A folder exists, ends in a slash or has no suffix; a file ends in ``.png`` or is a device.
 
         Raises:
-            UsageError: for a suffix other than ``.png``, several images into one file, an output that is an input.
-            WriteError: for a place that cannot be written.
+            UsageError: another suffix than ``.png``, or several images into one file.
+            WriteError: the place cannot be written.
         """
         if output is None:
             return cls("default")
         if not output:
             raise UsageError("-o has no value", do="name a file or a folder, or write - for standard output")
         if output == "-":
-            destination = cls("stdout")
-            destination.check_count(len(images) - 1)
-            return destination
+            output_path = cls("stdout")
+            output_path.check_count(len(images) - 1)
+            return output_path
         if os.path.isdir(output) or output.endswith(("/", os.sep)) or _would_be_folder(output):
             check_folder(output)
             return cls("folder", output)
         device = os.path.exists(output) and not os.path.isfile(output)
         if os.path.splitext(output)[1].lower() != ".png" and not device:
             raise UsageError(f"cannot write {output}", "sheets are PNG files", "name it .png, or give a folder")
-        destination = cls("file", output)
-        destination.check_count(len(images) - 1)
+        output_path = cls("file", output)
+        output_path.check_count(len(images) - 1)
         check_writable(output)
         refuse_input(output, images)
-        return destination
+        return output_path
 
     def check_count(self, passes: int) -> None:
         """Refuse more than one forward pass into one file: two images are one pass for optical flow alone.
@@ -62,7 +62,7 @@ class OutputPath:
         """
         if self.kind in ("file", "stdout") and passes > 1:
             what = "-o -" if self.kind == "stdout" else f"-o {self.path}"
-            raise UsageError(f"{what} takes one picture", "there are several images", "give one, or a folder")
+            raise UsageError(f"{what} takes one picture", "there are several images", "give one image, or a folder")
 
     def path_for(self, name: str, word: str, model: str, alone: bool) -> str:
         """The path of the sheet ``name`` of the image called ``word``; ``alone`` when it is the only one.
@@ -86,13 +86,13 @@ def refuse_input(output: str, images: Iterable[str]) -> None:
     """Refuse to write over one of the ``images``, such as a sheet of an earlier run that ``*.png`` named.
 
     Raises:
-        WriteError: ``output`` is one of them.
+        WriteError: ``output`` is an image of the run.
     """
     if not os.path.isfile(output):
         return
     for image in images:
         if os.path.isfile(image) and os.path.samefile(output, image):
-            raise WriteError(f"cannot write {output}: it is the image {image} itself", do="write somewhere else")
+            raise WriteError(f"cannot write {output}: it is the image {image} itself", do="choose another name")
 
 
 def file_word(text: str) -> str:
@@ -111,9 +111,9 @@ def _file_letter(letter: str) -> str:
     return quote(letter, safe="", errors="surrogatepass")
 
 
-def _cut(text: str, most: int) -> str:
-    """The beginning of ``text``, at most so many bytes long."""
-    return text.encode()[:most].decode(errors="ignore")
+def _cut(text: str, limit: int) -> str:
+    """The beginning of ``text``, at most ``limit`` bytes long."""
+    return text.encode()[:limit].decode(errors="ignore")
 
 
 def model_word(model: str) -> str:
@@ -140,13 +140,13 @@ def image_words(images: Sequence[str]) -> list[str]:
 
 
 def call_names(calls: Sequence[Call], word: str, model: str) -> list[str]:
-    """File names of the sheets of ``calls``, in order: they say image, model, index and layer and sort like the calls.
+    """File names of the sheets of ``calls``: image, model, index and layer; they sort in the order of the calls.
 
     A call outside the counted types has the index of the call before it and a letter.
 
     Args:
         calls: In order of execution.
-        word: What `image_words` calls the image.
+        word: The name of the image from `image_words`.
         model: The model argument.
 
     Example:
@@ -174,11 +174,10 @@ def _letters(number: int) -> str:
 
 
 def _distinct(words: list[str]) -> list[str]:
-    """The second of the same words with ``~2``: same also where a file system does not tell capitals apart."""
-    taken: set[str] = set()
-    found = []
+    """``words`` with ``~2`` behind the second of the same words; upper case and lower case count as the same."""
+    distinct: dict[str, str] = {}
     for word in words:
-        tries = (word if at == 1 else f"{word}~{at}" for at in count(1))
-        found.append(next(one for one in tries if one.casefold() not in taken))
-        taken.add(found[-1].casefold())
-    return found
+        tries = (word if number == 1 else f"{word}~{number}" for number in count(1))
+        free = next(name for name in tries if name.casefold() not in distinct)
+        distinct[free.casefold()] = free
+    return list(distinct.values())

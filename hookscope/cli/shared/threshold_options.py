@@ -1,9 +1,9 @@
-"""From where on something is a finding or beyond a limit: options and their types, as named values.
+"""Options for thresholds and limits, and their types, as named values.
 
 =====================  =============================================================
 ``Share``               ``5%`` or ``0.05``
-``Number``              a number from a least one on; with ``endless`` also ``inf``
-``Rank``                a number of directions, or a share of what there can be
+``Number``              a number in a range; with ``endless`` also ``inf``
+``Rank``                a number of directions, or a share of the maximum
 ``threshold_options``   options for the thresholds of findings, from the catalogue
 ``chosen_thresholds``   the values of these options
 =====================  =============================================================
@@ -36,12 +36,12 @@ class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
         if text == "1":
             self.fail("'1' may be meant as 1% or as all; write 1% or 100%", param, ctx)
         try:
-            # decimal, as it is written: 0.1% and 1 of 1000 are then the same number
+            # Decimal keeps 0.1% equal to 1 of 1000
             share = float(Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1))
         except InvalidOperation:
             share = -1.0
         if not 0 <= share <= 1:
-            self.fail(f"'{value}' is no share; write 5% or 0.05", param, ctx)
+            self.fail(f"'{value}' is not a share; write 5% or 0.05", param, ctx)
         return share
 
 
@@ -61,12 +61,12 @@ class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             number = math.nan
         if not self.least <= number <= self.most or (math.isinf(number) and not self.endless):
             span = f"at least {self.least:g}" if math.isinf(self.most) else f"{self.least:g} to {self.most:g}"
-            self.fail(f"'{value}' is no number of {span}", param, ctx)
+            self.fail(f"'{value}' is not a number of {span}", param, ctx)
         return number
 
 
 class Rank(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number of directions, or ``5%`` of those there can be, to ``(number, share)``, one of them None."""
+    """A number of directions, or ``5%`` of the maximum, to ``(number, share)``, one of them None."""
 
     name = "RANK"
 
@@ -83,7 +83,7 @@ class Rank(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         except ValueError:
             number = -1.0
         if not 0 <= number < math.inf:
-            self.fail(f"'{value}' is no rank; write a number of directions, or 5% of the channels", param, ctx)
+            self.fail(f"'{value}' is not a rank; write a number of directions, or 5% of the channels", param, ctx)
         return number, None
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hookscope.cli.output.report import write_report
+from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.rows import write_report
 from hookscope.findings.finding import Finding
 
 DEAD = Finding("dead-channels", "conv1", "1 of 8 channels never leaves 0: 3", "It is wasted.", channels=(3,))
@@ -23,9 +24,12 @@ ROWS = [
 FIELDS = ["name", "dead", "mean"]
 
 
-def written(format: str, findings: list[Finding], **more: Any) -> str:
-    stream = io.StringIO()
-    write_report(iter(ROWS), FIELDS, findings, format, stream, ["in all 2"], **more)
+def written(
+    format: str, findings: list[Finding], kind: str = "layer", stream: io.StringIO | None = None, **more: Any
+) -> str:
+    stream = stream or io.StringIO()
+    section = Section(iter(ROWS), FIELDS, kind, more_fields=["long"])
+    write_report(Report([section], findings, totals=["in all 2"], **more), format, stream)
     return stream.getvalue()
 
 
@@ -79,7 +83,7 @@ def test_json_is_one_object_of_plain_ascii() -> None:
 
 def test_json_of_nothing() -> None:
     stream = io.StringIO()
-    write_report([], FIELDS, [], "json", stream)
+    write_report(Report([Section([], FIELDS, "layer")], []), "json", stream)
     assert json.loads(stream.getvalue()) == {"layers": [], "findings": []}
 
 
@@ -114,7 +118,7 @@ def test_words_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns, most in ((80, 80), (200, 100), (10, 60), (0, 100)):
         monkeypatch.setattr(os, "get_terminal_size", lambda number, columns=columns: os.terminal_size((columns, 24)))
         stream = Terminal()
-        write_report([], FIELDS, [Finding("saturated", "a", "word " * 60, "Do.")], "table", stream)
+        written("table", [Finding("saturated", "a", "word " * 60, "Do.")], stream=stream)
         widest = max(len(line) for line in stream.getvalue().splitlines())
         assert most - 5 < widest <= most
 
@@ -122,3 +126,29 @@ def test_words_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_control_characters_in_words_are_escapes() -> None:
     evil = Finding("saturated", "a\x1b]0;x\n", "e\x07", "m")
     assert "a\\x1b]0;x\\n: e\\x07" in written("table", [evil])
+
+
+def test_sections_of_several_kinds() -> None:
+    classes = Section([{"index": 1}], ["index"], "class", totals=["one class"], in_flat=False)
+    layers = Section([{"name": "conv1"}], ["name"], "layer", needs_rows=True)
+    told = {}
+    for format in ("table", "tsv", "json", "ndjson"):
+        stream = io.StringIO()
+        write_report(Report([classes, layers], about={"seed": 0}, totals=["done"]), format, stream)
+        told[format] = stream.getvalue()
+    assert told["table"] == "index\n    1\n\none class\n\nname\nconv1\n\ndone\n"
+    assert told["tsv"] == "name\nconv1\n"
+    assert json.loads(told["json"]) == {"seed": 0, "classes": [{"index": 1}], "layers": [{"name": "conv1"}]}
+    assert told["ndjson"].splitlines() == ['{"row": "class", "index": 1}', '{"row": "layer", "name": "conv1"}']
+
+
+def test_a_table_may_do_without_an_empty_section() -> None:
+    stream = io.StringIO()
+    write_report(Report([Section([], FIELDS, needs_rows=True)], [], totals=["in all 0"]), "table", stream)
+    assert stream.getvalue() == "in all 0\n\nno findings\n"
+
+
+def test_a_note_says_what_flat_formats_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
+    for format, told in (("tsv", "Note: not here\n"), ("json", "")):
+        written(format, [DEAD], flat_note="Note: not here")
+        assert capsys.readouterr().err == told

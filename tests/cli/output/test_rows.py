@@ -6,16 +6,19 @@ import csv
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
 
-from hookscope.cli.output.rows import FORMATS, RowWriter, default_format, note, write_rows
+from hookscope.cli.main import main
+from hookscope.cli.output.report import Columns, Report, Section
+from hookscope.cli.output.rows import FORMATS, default_format, note, terminal_columns, write_report
 
 FIELDS = ("index", "layer", "shape", "mean")
 ROWS: list[dict[str, Any]] = [
@@ -27,7 +30,7 @@ ROWS: list[dict[str, Any]] = [
 
 def written(rows: list[dict[str, Any]], format: str, fields: tuple[str, ...] = FIELDS, totals: Any = ()) -> str:
     stream = io.StringIO()
-    write_rows(rows, fields, format, stream, totals)
+    write_report(Report.of_rows(rows, fields, totals), format, stream)
     return stream.getvalue()
 
 
@@ -178,7 +181,7 @@ def test_rows_are_seen_as_they_come(format: str) -> None:
             counts.append(stream.seen.count("\n"))
             yield {"index": index}
 
-    write_rows(rows(), ("index",), format, stream)
+    write_report(Report.of_rows(rows(), ("index",)), format, stream)
     header = 0 if format == "ndjson" else 1
     assert counts == [0, header + 1, header + 2]
 
@@ -191,7 +194,7 @@ def test_an_error_before_the_first_row_leaves_nothing_behind(format: str) -> Non
 
     stream = io.StringIO()
     with pytest.raises(OSError, match="no picture"):
-        write_rows(rows(), ("index",), format, stream)
+        write_report(Report.of_rows(rows(), ("index",)), format, stream)
     assert stream.getvalue() == ""
 
 
@@ -203,18 +206,22 @@ def test_an_error_after_a_row_loses_no_row(format: str) -> None:
 
     stream = io.StringIO()
     with pytest.raises(OSError, match="disk full"):
-        write_rows(rows(), ("index",), format, stream)
+        write_report(Report.of_rows(rows(), ("index",)), format, stream)
     whole = io.StringIO()
-    write_rows([{"index": 7}], ("index",), format, whole)
+    write_report(Report.of_rows([{"index": 7}], ("index",)), format, whole)
     assert stream.getvalue() == whole.getvalue()
 
 
 @pytest.mark.parametrize("format", ["table", "json"])
-def test_a_failure_half_way_leaves_no_half_document(format: str) -> None:
+def test_a_document_is_written_whole_and_not_row_by_row(format: str) -> None:
     stream = io.StringIO()
-    writer = RowWriter(("index",), format, stream)
-    writer.write({"index": 1})
-    assert stream.getvalue() == ""
+
+    def rows() -> Iterator[Mapping[str, Any]]:
+        yield {"index": 1}
+        assert stream.getvalue() == ""
+
+    write_report(Report.of_rows(rows(), ("index",)), format, stream)
+    assert stream.getvalue()
 
 
 def test_totals_may_be_counted_while_the_rows_run() -> None:
@@ -225,7 +232,7 @@ def test_totals_may_be_counted_while_the_rows_run() -> None:
         totals.append("1 row")
 
     stream = io.StringIO()
-    write_rows(rows(), ("index",), "table", stream, totals)
+    write_report(Report.of_rows(rows(), ("index",), totals), "table", stream)
     assert stream.getvalue() == "index\n    1\n\n1 row\n"
 
 
@@ -249,3 +256,81 @@ def test_note_outlives_a_closed_standard_error(monkeypatch: pytest.MonkeyPatch) 
     note("nobody hears this")
     monkeypatch.setattr(sys, "stderr", None)
     note("nor this")
+
+
+WIDE = [{"name": "layer1.0.conv1", "shape": (1, 64, 56, 56), "mean": 0.25, "note": "call 1 of 2"}]
+WIDE_FIELDS = ("name", "shape", "mean", "note")
+
+
+class Terminal(io.StringIO):
+    def fileno(self) -> int:
+        return 7
+
+
+def columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, columns: Columns) -> list[str]:
+    monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((width, 24)))
+    stream = Terminal()
+    write_report(Report([Section(WIDE, WIDE_FIELDS, columns=columns)]), "table", stream)
+    lines = stream.getvalue().splitlines()
+    header = lines[0].split()
+    assert max(map(len, lines)) <= width or header == ["name"]
+    return header
+
+
+@pytest.mark.parametrize(
+    ("width", "kept"),
+    [(80, ["name", "shape", "mean", "note"]), (40, ["name", "shape", "mean"]), (25, ["name"]), (3, ["name"])],
+)
+def test_the_least_needed_columns_go_first_and_only_where_they_must(
+    monkeypatch: pytest.MonkeyPatch, width: int, kept: list[str]
+) -> None:
+    columns = Columns(WIDE_FIELDS, least_needed=[["note"], ["shape", "mean"]])
+    assert columns_on_a_terminal(monkeypatch, width, columns) == kept
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    rows = [{"a": 0, "b": None, "c": "x", "d": "x"}, {"a": 0, "b": 0, "c": None, "d": "x"}]
+    assert Columns("abcd").chosen(rows) == ["a", "b", "c", "d"]
+    assert Columns("abcd", only_with_values=("a", "c")).chosen(rows) == ["b", "c", "d"]
+    assert Columns("abcd", only_if_known=("a", "b")).chosen(rows) == ["a", "b", "c", "d"]
+    assert Columns("abcd", only_if_known=("b",)).chosen(rows[:1]) == ["a", "c", "d"]
+    assert Columns("abcd", only_if_varied=("c", "d")).chosen(rows) == ["a", "b"]
+    assert Columns("abcd", only_if_varied=("b", "c")).chosen(rows) == ["a", "b", "c", "d"]
+
+
+def test_a_stream_that_is_no_terminal_has_a_hundred_columns() -> None:
+    assert terminal_columns(io.StringIO()) == 100
+    assert terminal_columns(io.StringIO(), 80) == 80
+    with open(os.devnull) as stream:
+        assert terminal_columns(stream) == 100
+
+
+@pytest.fixture
+def markdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A toy format, registered in the one place that knows formats."""
+
+    def write(report: Report, stream: TextIO) -> None:
+        for section in report.sections:
+            stream.write("| " + " | ".join(section.fields) + " |\n")
+            for row in section.rows:
+                stream.write("| " + " | ".join(str(row.get(name)) for name in section.fields) + " |\n")
+
+    monkeypatch.setitem(FORMATS, "markdown", write)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("list-models shapes", "| name | task | params |"),
+        ("weights shapes --layer features.0", "| name | type | shape |"),
+    ],
+)
+def test_a_new_format_is_known_to_help_and_commands(
+    markdown: None, capsys: pytest.CaptureFixture[str], words: str, line: str
+) -> None:
+    for arguments in ([*words.split(), "--help"], [*words.split(), "--format", "markdown"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+    shown, _, printed = capsys.readouterr().out.partition(line)
+    assert "[table|tsv|csv|json|ndjson|markdown]" in "".join(shown.split())
+    assert printed.count("\n| ") >= 1

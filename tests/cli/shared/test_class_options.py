@@ -57,9 +57,9 @@ def test_several_options_are_one_wish() -> None:
 
 def test_help() -> None:
     text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
-    assert "Which class to explain: a class index, a class name (a part that fits one name will do) or top:K;" in text
+    assert "explain: a class index, a class name (a part that matches one name is enough) or top:K;" in text
     assert "repeatable, comma separated. [default: top:1]" in text
-    assert "[default: those that come with the weights]" in text
+    assert "[default: the names that come with the weights]" in text
 
 
 def test_without_a_default() -> None:

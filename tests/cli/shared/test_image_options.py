@@ -58,14 +58,14 @@ def test_what_the_options_take() -> None:
     assert eval(run()) == [
         ("batch_size", 16),
         ("files0_from", None),
-        ("images", ()),
         ("limit", None),
+        ("paths", ()),
         ("strict", False),
         ("workers", 0),
     ]
     words = "a b - --files0-from - --batch-size 1 --workers 2 --limit 3 --strict"
     assert dict(eval(run(*words.split()))) == {
-        "images": ("a", "b", "-"),
+        "paths": ("a", "b", "-"),
         "files0_from": "-",
         "batch_size": 1,
         "workers": 2,
@@ -125,7 +125,7 @@ def test_lists_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_list_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookscope.images.reader.MAX_BYTES", 10)
+    monkeypatch.setattr("hookscope.images.MAX_BYTES", 10)
     piped(monkeypatch, b"a\0" * 100)
     assert refusal(ImageError, [], "-") == "'-' is too long for a list of names; the limit is 10 bytes"
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 from hookscope.cli import process
 from hookscope.cli.shared.measure import MeasureOptions, measure
+from hookscope.cli.shared.model import ModelOptions
 from hookscope.errors import HookscopeError, LayerError
 
 NETS = """
@@ -32,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def job(*paths: str, **more: object) -> MeasureOptions:
-    return MeasureOptions("nets.py:net", paths, preprocess="none", batch_size=1, **more)  # type: ignore[arg-type]
+    return MeasureOptions(ModelOptions("nets.py:net", preprocess="none"), paths, batch_size=1, **more)  # type: ignore[arg-type]
 
 
 def test_lost_images_are_named_and_counted(capsys: pytest.CaptureFixture[str]) -> None:

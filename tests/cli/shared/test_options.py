@@ -40,7 +40,7 @@ def test_sizes(text: str, size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "224x", "x224", "0x5", "5x0", "-3", "2.5", "1x2x3", "16385", "1e3", "9x9px"])
 def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no size; write height x width in pixels, such as 224x320"):
+    with pytest.raises(click.BadParameter, match="is not a size; write height x width in pixels, such as 224x320"):
         InputSize().convert(text, None, None)
 
 
@@ -94,7 +94,7 @@ def test_defaults_are_shown_in_the_help() -> None:
     text = visualize.get_help(click.Context(visualize, terminal_width=200))
     for words in (
         "[default: Conv2d; Conv3d",
-        "[default: its own]",
+        "[default: the model's own]",
         "table on a terminal, tsv in a pipe",
         "[default: auto]",
     ):

@@ -30,7 +30,7 @@ def test_a_share_is_the_nearest_number_to_what_is_written() -> None:
     "text", ["x", "nan", "inf", "-1", "-0.1%", "150%", "100.1%", "", "%", "5%%", "5", "1e400", "5,0%"]
 )
 def test_what_is_no_share(text: str) -> None:
-    with pytest.raises(click.BadParameter, match=r"is no share; write 5% or 0\.05"):
+    with pytest.raises(click.BadParameter, match=r"is not a share; write 5% or 0\.05"):
         Share().convert(text, None, None)
 
 
@@ -41,7 +41,7 @@ def test_a_bare_1_is_asked_back() -> None:
 
 @pytest.mark.parametrize("text", ["x", "nan", "-1", "", "inf", "1e400", "-inf"])
 def test_what_is_no_number(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no number of at least 0"):
+    with pytest.raises(click.BadParameter, match="is not a number of at least 0"):
         Number().convert(text, None, None)
 
 
@@ -49,9 +49,9 @@ def test_numbers() -> None:
     assert Number().convert("1e4", None, None) == 10000.0
     assert Number(endless=True).convert("inf", None, None) == float("inf")
     assert Number(1.0).convert("1", None, None) == 1.0
-    with pytest.raises(click.BadParameter, match=r"'0\.9' is no number of at least 1"):
+    with pytest.raises(click.BadParameter, match=r"'0\.9' is not a number of at least 1"):
         Number(1.0).convert("0.9", None, None)
-    with pytest.raises(click.BadParameter, match=r"'1\.1' is no number of 0 to 1"):
+    with pytest.raises(click.BadParameter, match=r"'1\.1' is not a number of 0 to 1"):
         Number(most=1.0).convert("1.1", None, None)
 
 
@@ -59,9 +59,9 @@ def test_ranks() -> None:
     assert Rank().convert("8", None, None) == (8.0, None)
     assert Rank().convert("5%", None, None) == (None, 0.05)
     for text in ("x", "nan", "-1", "inf", ""):
-        with pytest.raises(click.BadParameter, match="is no rank"):
+        with pytest.raises(click.BadParameter, match="is not a rank"):
             Rank().convert(text, None, None)
-    with pytest.raises(click.BadParameter, match="is no share"):
+    with pytest.raises(click.BadParameter, match="is not a share"):
         Rank().convert("150%", None, None)
 
 

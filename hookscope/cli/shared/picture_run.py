@@ -1,0 +1,146 @@
+"""One run from images to pages: what ``visualize``, ``cam`` and ``saliency`` share."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hookscope import drawing, images, models, system
+from hookscope.cli import process
+from hookscope.cli.output import rows
+from hookscope.cli.output.report import Report
+from hookscope.cli.shared.images import ImageFiles
+from hookscope.cli.shared.model import ModelOptions
+from hookscope.cli.shared.output_paths import OutputPath, refuse_input
+from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Row = dict[str, Any]
+
+
+def output_option(pages: str) -> Callable[[Any], Any]:
+    """``-o``: where the pages go."""
+    return click.option(
+        "-o",
+        "--output",
+        metavar="PATH",
+        type=click.Path(),
+        help=f"A file for one {pages}, a folder (made when missing), or - for standard output.",
+    )
+
+
+def parse_output(path: str | None, paths: Sequence[str]) -> OutputPath:
+    """What ``-o`` means, before a model is loaded.
+
+    Raises:
+        UsageError: it makes no sense, such as a picture written to a terminal.
+    """
+    output = OutputPath.parse(path, paths)
+    if output.kind == "stdout" and process.standard_output().isatty():
+        raise UsageError("-o - would write a picture to the terminal", do="send it to a file or a pipe")
+    return output
+
+
+@dataclass(frozen=True)
+class PictureRun:
+    """A model, the images of a run and the place of its pages.
+
+    Attributes:
+        net: The model.
+        files: The images.
+        output: What ``-o`` asked for.
+    """
+
+    net: models.LoadedModel
+    files: ImageFiles
+    output: OutputPath
+
+    @classmethod
+    def load(cls, options: ModelOptions, paths: Sequence[str], output: OutputPath) -> PictureRun:
+        """Load the model; a single image is read first."""
+        files = ImageFiles(paths)
+        files.read_first()
+        return cls(options.load(), files, output)
+
+    def print_rows(
+        self, draw: Callable[[Sequence[images.InputImage]], Iterator[Row]], fields: Sequence[str], format: str
+    ) -> None:
+        """Call ``draw`` with the images of each forward pass, and print its rows as they come.
+
+        No rows are printed where a page goes to standard output. All pages are drawn, even when the reader of the
+        rows leaves.
+        """
+        drawn = self._rows(draw)
+        with process.reader_may_leave():
+            if self.output.kind == "stdout":
+                deque(drawn, maxlen=0)
+                return
+            try:
+                rows.write_report(Report.of_rows(drawn, fields), format)
+            except BrokenPipeError:
+                deque(drawn, maxlen=0)
+                raise
+
+    def _rows(self, draw: Callable[[Sequence[images.InputImage]], Iterator[Row]]) -> Iterator[Row]:
+        groups = self.files.groups(self.net)
+        self.output.check_count(len(groups))
+        for paths in groups:
+            try:
+                yield from draw([self.files.read(path, self.net.preprocess.frames) for path in paths])
+            except (ImageError, InputError, NoMapError, LayerError) as error:
+                # a layer that has no map for the first image has none for any image
+                if isinstance(error, NoMapError | LayerError) and not self.files.done:
+                    raise
+                self.files.lost(error)
+            else:
+                self.files.done += 1
+
+    def exit(self) -> None:
+        """End a run in which an image could not be used.
+
+        Raises:
+            Exit: with status 1.
+        """
+        if self.files.failed:
+            raise click.exceptions.Exit(1)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is only one forward pass."""
+        return len(self.files.groups(self.net)) == 1
+
+    def origin(self, inputs: Sequence[images.InputImage]) -> drawing.Origin:
+        """Where a page comes from."""
+        first, *others = inputs
+        second = (others[0].name, others[0].sha256) if others else None
+        net = self.net
+        return drawing.Origin(net.name, net.weights, first.name, first.sha256, net.preprocess.describe(), second)
+
+    def path(self, name: str, image: str, is_only: bool) -> str:
+        """The path of the page ``name`` of ``image``; ``is_only`` when the run makes no other page.
+
+        Raises:
+            UsageError: several pages were to go to one file or to standard output.
+            WriteError: the page would replace an image of the run.
+        """
+        path = self.output.path_for(name, self.files.words[image], self.net.name, is_only)
+        refuse_input(path, self.files.paths)
+        return path
+
+    def write(self, page: Image.Image, provenance: Mapping[str, Any], path: str) -> None:
+        """Write a page to ``path``, or to standard output where ``-o -`` says so."""
+        if self.output.kind == "stdout":
+            stream = process.standard_output().buffer
+            stream.write(drawing.encode_png(page, provenance))
+            stream.flush()
+            return
+        if folder := os.path.dirname(path):
+            system.make_folder(folder)
+        drawing.write_png(page, path, provenance)
