@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
 
@@ -21,3 +21,8 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build().eval()
+
+
+def numbers(tensor: Tensor) -> list[float]:
+    """All values in a row, the way a test writes them down."""
+    return tensor.detach().flatten().tolist()

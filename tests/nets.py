@@ -52,5 +52,10 @@ class Fails(nn.Module):
         return x
 
 
-X = torch.tensor([1.0, -2.0]).reshape(1, 1, 1, 2)
+def row(*values: float) -> Tensor:
+    """An image of one row and one channel."""
+    return torch.tensor(values, dtype=torch.float32).reshape(1, 1, 1, -1)
+
+
+X = row(1, -2)
 """What `chain` is explained with."""

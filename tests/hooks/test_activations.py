@@ -21,31 +21,12 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.errors import LayerError, ModelError, SelectionError
 from hookscope.hooks.tensors import map_tensors, tensors_in
-from tests.helpers import HOOK_TABLES, hooks_on
-from tests.nets import conv
-
-
-def row(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32).reshape(1, 1, 1, -1)
-
-
-def numbers(tensor: Tensor) -> list[float]:
-    return tensor.detach().flatten().tolist()
-
-
-def chain() -> nn.Sequential:
-    """On (1, -2): (2, -4), in-place ReLU (2, 0), (-5, 1), in-place ReLU (0, 1), (3, 4)."""
-    return nn.Sequential(conv(2), nn.ReLU(inplace=True), conv(-3, 1), nn.ReLU(inplace=True), conv(1, 3))
-
-
-X = row(1, -2)
-
-
-# -- the interface -----------------------------------------------------------------------------------------------------
+from tests.helpers import HOOK_TABLES, hooks_on, numbers
+from tests.nets import X, chain, conv, row
 
 
 def test_values_are_those_from_paper_although_the_next_layer_overwrites_them() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net) as activations:
         assert numbers(net(X)) == [3, 4]
     assert list(activations) == ["0", "2", "4"] and len(activations) == 3
@@ -59,7 +40,7 @@ def test_values_are_those_from_paper_although_the_next_layer_overwrites_them() -
 
 
 def test_every_leaf_is_kept_with_its_own_values() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net, types=("all",)) as activations:
         net(X)
     assert [numbers(kept) for kept in activations.values()] == [[2, -4], [2, 0], [-5, 1], [0, 1], [3, 4]]
@@ -128,7 +109,7 @@ def test_what_is_not_kept_is_an_error_that_tells_what_is(key: Any, says: str) ->
 
 
 def test_keys_of_another_kind_are_a_type_error_and_not_contained() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net) as activations:
         net(X)
     for key in (None, 1.0, slice(0, 2)):
@@ -139,7 +120,7 @@ def test_keys_of_another_kind_are_a_type_error_and_not_contained() -> None:
 
 
 def test_without_a_pass_nothing_is_kept_and_it_says_so() -> None:
-    with hookscope.capture(chain()) as activations:
+    with hookscope.capture(chain(1)) as activations:
         pass
     assert len(activations) == 0 and not activations.complete
     with pytest.raises(LayerError, match="no forward pass reached a wanted layer"):
@@ -156,7 +137,7 @@ def test_names_with_a_number_sign_are_still_keys() -> None:
 
 
 def test_clear_forgets_everything() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net, inputs=True) as activations:
         net(X)
         activations.clear()
@@ -169,7 +150,7 @@ def test_clear_forgets_everything() -> None:
      ("::-2", ["0", "4"]), ("-1,1", ["2", "4"])],
 )  # fmt: skip
 def test_indices_from_the_end_also_within_the_block_and_after_a_second_pass(layers: Any, keys: list[str]) -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net, layers, inputs=True) as activations:
         for x in (X, row(5, 7)):
             net(x)
@@ -187,7 +168,7 @@ def test_no_more_than_the_latest_calls_are_held_while_the_end_is_unknown() -> No
 
 
 def test_an_index_from_the_end_is_the_same_inside_and_outside_the_block() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net, "0:2") as activations:
         net(X)
         assert -1 not in activations and numbers(activations[-2]) == [-5, 1]
@@ -195,7 +176,7 @@ def test_an_index_from_the_end_is_the_same_inside_and_outside_the_block() -> Non
 
 
 def test_errors_on_entry_and_on_leaving() -> None:
-    net = chain()
+    net = chain(1)
     for layers, error in (("conv9", LayerError), ("re:[", SelectionError), (99, LayerError), ("0#1", LayerError)):
         with pytest.raises(error), torch.no_grad(), hookscope.capture(net, layers):
             net(X)
@@ -206,12 +187,9 @@ def test_errors_on_entry_and_on_leaving() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_models_in_which_hooks_do_not_fire_are_refused() -> None:
-    for model in (torch.jit.script(chain()), torch.jit.trace(chain(), X), torch.compile(chain())):
+    for model in (torch.jit.script(chain(1)), torch.jit.trace(chain(1), X), torch.compile(chain(1))):
         with pytest.raises(ModelError), hookscope.capture(model):
             pass
-
-
-# -- a zoo, each net for one oddity ------------------------------------------------------------------------------------
 
 
 class Halves(NamedTuple):
@@ -561,7 +539,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("write", WRITES)
 def test_no_write_of_the_network_changes_what_is_kept(write: str, mode: str) -> None:
-    net = chain()[:1]
+    net = chain(1)[:1]
     save_output = hookscope.SaveOutput()
     handle = net[0].register_forward_hook(save_output)
     with MODES[mode](), hookscope.capture(net) as activations:
@@ -656,9 +634,6 @@ class State:
         return [name for name, value in vars(self).items() if name not in but and value != getattr(other, name)]
 
 
-# -- whatever is raised ------------------------------------------------------------------------------------------------
-
-
 def oddly_set() -> nn.Sequential:
     """Modes, gradient flags and hooks that nobody would restore by chance."""
     net = nn.Sequential(
@@ -719,7 +694,7 @@ def test_as_it_was_after_success_and_after_a_stop() -> None:
 
 
 def test_an_exception_half_way_keeps_what_ran_and_the_next_pass_starts_anew() -> None:
-    net, failing = chain(), []
+    net, failing = chain(1), []
     with torch.no_grad(), hookscope.capture(net, inputs=True) as activations:
         failing.append(net[3].register_forward_hook(raises))
         with pytest.raises(RuntimeError):
@@ -751,7 +726,7 @@ def test_what_was_undecided_in_a_failed_pass_is_not_dropped_from_the_next() -> N
 
 
 def test_two_passes_show_the_second_and_do_not_write_to_what_was_taken_of_the_first() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net) as activations:
         net(X)
         first = activations[0]
@@ -760,7 +735,7 @@ def test_two_passes_show_the_second_and_do_not_write_to_what_was_taken_of_the_fi
 
 
 def test_a_capture_entered_again_gives_new_activations() -> None:
-    net = chain()
+    net = chain(1)
     again = hookscope.capture(net, 0)
     with torch.no_grad(), again as one:
         net(X)
@@ -769,12 +744,9 @@ def test_a_capture_entered_again_gives_new_activations() -> None:
     assert numbers(one[0]) == [2, -4] and numbers(two[0]) == [6, 6]
 
 
-# -- one within the other ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_nested_captures_see_the_same(mode: str) -> None:
-    net = chain()
+    net = chain(1)
     with MODES[mode](), hookscope.capture(net) as outer, hookscope.capture(net, types=("all",)) as inner:
         assert numbers(net(X)) == [3, 4]
     assert [numbers(kept) for kept in outer.values()] == [[2, -4], [-5, 1], [3, 4]]
@@ -783,7 +755,7 @@ def test_nested_captures_see_the_same(mode: str) -> None:
 
 
 def test_a_nested_stop_ends_the_inner_block_alone_and_the_outer_goes_on() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net) as outer:
         with hookscope.capture(net, 1, stop=True) as inner:
             net(X)
@@ -796,7 +768,7 @@ def test_a_nested_stop_ends_the_inner_block_alone_and_the_outer_goes_on() -> Non
 
 
 def test_a_stop_of_the_outer_block_ends_both() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net, 0, stop=True) as outer:
         with hookscope.capture(net) as inner:
             net(X)
@@ -806,7 +778,7 @@ def test_a_stop_of_the_outer_block_ends_both() -> None:
 
 
 def test_two_nested_stops_each_in_its_own_pass() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net, 2, stop=True) as outer:
         with hookscope.capture(net, 0, stop=True) as inner:
             net(X)
@@ -815,11 +787,8 @@ def test_two_nested_stops_each_in_its_own_pass() -> None:
     assert list(outer) == ["4"] and list(inner) == ["0"]
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
-
-
 def test_inputs_are_as_they_went_in_although_layers_overwrite_them() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net, types=("all",), inputs=True) as activations:
         net(X)
     assert [numbers(kept) for kept in activations.inputs.values()] == [[1, -2], [2, -4], [2, 0], [-5, 1], [0, 1]]
@@ -862,7 +831,7 @@ def test_inputs_of_a_layer_that_calls_itself() -> None:
 
 
 def test_inputs_stay_in_the_graph_and_take_the_dtype() -> None:
-    net = chain()
+    net = chain(1)
     with hookscope.capture(net, 1, inputs=True, dtype=torch.float64) as activations:
         net(X)
     kept = activations.inputs[1]
@@ -871,7 +840,7 @@ def test_inputs_stay_in_the_graph_and_take_the_dtype() -> None:
 
 
 def test_a_stop_ends_the_pass_after_the_last_wanted_call() -> None:
-    net, ran = chain(), []
+    net, ran = chain(1), []
     for layer in net:
         layer.register_forward_hook(lambda layer, *call: ran.append(layer))
     with torch.no_grad(), hookscope.capture(net, "0,1", stop=True) as activations:
@@ -882,7 +851,7 @@ def test_a_stop_ends_the_pass_after_the_last_wanted_call() -> None:
 
 
 def test_a_stop_leaves_nothing_behind() -> None:
-    net, seen = chain(), []
+    net, seen = chain(1), []
     net[1].register_forward_hook(lambda layer, args, output: seen.append(weakref.ref(output)))
     gc.disable()
     try:
@@ -901,7 +870,7 @@ def test_a_stop_leaves_nothing_behind() -> None:
 
 
 def test_a_failure_leaves_nothing_behind() -> None:
-    net, seen = chain(), []
+    net, seen = chain(1), []
     with torch.no_grad(), hookscope.capture(net, "all", types=("all",), inputs=True) as activations:
         net[1].register_forward_hook(raises)
         x = X * 1
@@ -915,7 +884,7 @@ def test_a_failure_leaves_nothing_behind() -> None:
 
 
 def test_what_is_kept_goes_with_the_activations_without_waiting_for_the_collector() -> None:
-    net = chain()
+    net = chain(1)
     gc.disable()
     try:
         with torch.no_grad(), hookscope.capture(net) as activations:
@@ -928,7 +897,7 @@ def test_what_is_kept_goes_with_the_activations_without_waiting_for_the_collecto
 
 
 def test_activations_do_not_hold_the_model() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net) as activations:
         net(X)
     model = weakref.ref(net)
@@ -959,7 +928,7 @@ def test_with_a_transform_nothing_else_is_kept(transform: Callable[[Tensor], Any
 
 
 def test_a_transform_sees_the_output_before_the_next_layer_overwrites_it() -> None:
-    net = chain()
+    net = chain(1)
     for context in MODES.values():
         with context(), hookscope.capture(net, transform=lambda output: output) as activations:
             assert numbers(net(X)) == [3, 4]
@@ -967,7 +936,7 @@ def test_a_transform_sees_the_output_before_the_next_layer_overwrites_it() -> No
 
 
 def test_what_a_transform_returns_leads_back_to_the_parameters_although_its_input_was_overwritten() -> None:
-    net = chain()
+    net = chain(1)
     with hookscope.capture(net, 0, transform=lambda output: output.pow(2).sum()) as activations:
         net(X)
     # d/dw of (w + b)^2 + (-2w + b)^2 at w = 2, b = 0: 2 * 2 - 4 * (-4)
@@ -982,7 +951,7 @@ def test_a_transform_that_picks_a_part_keeps_it_on_the_way_to_the_loss() -> None
 
 
 def test_a_transform_that_fails_is_an_exception_of_the_pass() -> None:
-    net = chain()
+    net = chain(1)
     with pytest.raises(RuntimeError, match="as asked"), hookscope.capture(net, transform=raises):
         net(X)
     assert hooks_on(net) == 0
@@ -1020,7 +989,7 @@ def test_quantized_outputs_stay_quantized() -> None:
 
 
 def test_device_moves_what_is_kept() -> None:
-    net = chain()
+    net = chain(1)
     with torch.no_grad(), hookscope.capture(net, device="meta", inputs=True) as activations:
         assert numbers(net(X)) == [3, 4]
     assert {kept.device.type for kept in [*activations.values(), *activations.inputs.values()]} == {"meta"}
@@ -1030,17 +999,14 @@ def test_device_moves_what_is_kept() -> None:
 
 
 def test_a_model_on_the_meta_device() -> None:
-    net = chain().to("meta")
+    net = chain(1).to("meta")
     with torch.no_grad(), hookscope.capture(net) as activations:
         net(X.to("meta"))
     assert [tuple(kept.shape) for kept in activations.values()] == [(1, 1, 1, 2)] * 3
 
 
-# -- gradients ---------------------------------------------------------------------------------------------------------
-
-
 def test_gradients_of_activations_before_an_in_place_relu_are_those_from_paper() -> None:
-    net = chain()[:3]
+    net = chain(1)[:3]
     with hookscope.capture(net, types=("all",)) as activations:
         loss = net(X).pow(2).sum()
     assert loss.item() == 26  # (-5, 1) squared
@@ -1074,7 +1040,7 @@ def test_gradients_equal_those_of_a_forward_written_by_hand() -> None:
 
 
 def test_kept_tensors_are_in_the_graph_only_where_there_is_one() -> None:
-    net = chain()
+    net = chain(1)
     with hookscope.capture(net) as activations:
         net(X)
     assert all(kept.grad_fn is not None for kept in activations.values())
@@ -1086,7 +1052,7 @@ def test_kept_tensors_are_in_the_graph_only_where_there_is_one() -> None:
 
 
 def test_without_a_graph_the_network_goes_on_with_its_own_tensors() -> None:
-    net, returned, arrived = chain(), [], []
+    net, returned, arrived = chain(1), [], []
     net[0].register_forward_hook(lambda layer, args, output: returned.append(output))
     net[1].register_forward_pre_hook(lambda layer, args: arrived.append(args[0]))
     with torch.no_grad(), hookscope.capture(net) as activations:
@@ -1139,11 +1105,8 @@ def test_a_tensor_that_is_returned_twice_is_one_tensor_still(mode: str) -> None:
     assert one is other and numbers(one) == [2, -4]
 
 
-# -- the plain hook ----------------------------------------------------------------------------------------------------
-
-
 def test_save_output_keeps_every_call_in_order_and_clears() -> None:
-    net, save_output = chain(), hookscope.SaveOutput()
+    net, save_output = chain(1), hookscope.SaveOutput()
     handles = [layer.register_forward_hook(save_output) for layer in net]
     for context in MODES.values():
         with context():
@@ -1159,14 +1122,11 @@ def test_save_output_keeps_every_call_in_order_and_clears() -> None:
 
 
 def test_save_output_stays_in_the_graph_before_an_in_place_relu() -> None:
-    net, save_output = chain()[:3], hookscope.SaveOutput()
+    net, save_output = chain(1)[:3], hookscope.SaveOutput()
     handle = net[0].register_forward_hook(save_output)
     loss = net(X).pow(2).sum()
     handle.remove()
     assert numbers(torch.autograd.grad(loss, save_output.outputs[0])[0]) == [30, 0]
-
-
-# -- judges that are not ours ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["resnet34", "vgg16", "squeezenet1_1", "efficientnet_b0"])

@@ -20,34 +20,14 @@ import hookscope
 from hookscope.errors import LayerError
 from hookscope.hooks.registration import HookHandles
 from hookscope.hooks.tensors import tensors_in
-from tests.helpers import hooks_on
-from tests.nets import Twice, conv
-
-
-def row(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32).reshape(1, 1, 1, -1)
-
-
-def numbers(tensor: Tensor) -> list[float]:
-    return tensor.detach().flatten().tolist()
-
-
-def chain(inplace: bool = True) -> nn.Sequential:
-    """On (1, -2): (2, -4), ReLU (2, 0), (-5, 1), ReLU (0, 1), (3, 4)."""
-    relus = nn.ReLU(inplace=inplace), nn.ReLU(inplace=inplace)
-    return nn.Sequential(conv(2), relus[0], conv(-3, 1), relus[1], conv(5, 3))
-
-
-X = row(1, -2)
-
-
-# -- from paper and against autograd -----------------------------------------------------------------------------------
+from tests.helpers import hooks_on, numbers
+from tests.nets import Twice, X, chain, conv, row
 
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 def test_gradients_from_paper_inside_and_after_the_block(inplace: bool, inside: bool) -> None:
-    net = chain(inplace)
+    net = chain(inplace=inplace)
     with hookscope.capture(net, gradients=True) as activations:
         loss = (net(X) * row(1, 10)).sum()
         if inside:
@@ -160,9 +140,6 @@ def test_a_loss_on_an_activation_itself() -> None:
         net(X)
     (activations["2"] * row(7, 8)).sum().backward()
     assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {"0": [-21, 0], "2": [7, 8]}
-
-
-# -- calls, containers, passes -----------------------------------------------------------------------------------------
 
 
 def test_a_layer_that_runs_twice() -> None:
@@ -345,9 +322,6 @@ def test_an_early_stop() -> None:
     assert net[4].weight.grad is None
 
 
-# -- what is kept need not be what the layer returned ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -364,7 +338,7 @@ def test_an_early_stop() -> None:
 )
 @pytest.mark.parametrize("inplace", [False, True])
 def test_gradients_are_those_of_what_the_layer_returned(options: dict[str, Any], inplace: bool) -> None:
-    net = chain(inplace)
+    net = chain(inplace=inplace)
     with hookscope.capture(net, gradients=True, **options) as activations:
         output = net(X)
         (output * row(1, 10)).sum().backward()
@@ -402,9 +376,6 @@ def test_device_is_for_gradients_too() -> None:
         net(X).sum().backward()
     assert {gradient.device.type for gradient in activations.grad.values()} == {"meta"}
     assert tuple(activations.grad["4"].shape) == (1, 1, 1, 2)
-
-
-# -- where there is no gradient ----------------------------------------------------------------------------------------
 
 
 def said(activations: hookscope.Activations, key: str | int) -> str:
@@ -477,9 +448,6 @@ def test_clear_forgets_gradients_and_those_to_come() -> None:
         assert dict(activations.grad) == {}
         loss.backward()
     assert dict(activations.grad) == {}
-
-
-# -- nothing stays behind ----------------------------------------------------------------------------------------------
 
 
 def test_everything_goes_with_the_activations_and_the_loss() -> None:

@@ -274,9 +274,6 @@ def test_the_pyramid_of_a_detector_and_its_heads() -> None:
     assert torch.equal(maps.values, images.tensors[0])
 
 
-# -- channels for statistics -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("shape", "module", "channels", "positions"),
     [

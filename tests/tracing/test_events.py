@@ -20,17 +20,9 @@ from hookscope.scores.losses import Loss
 from hookscope.tracing.events import EVENTS, PassRecord, trace_events
 from hookscope.tracing.summary import list_layers
 from hookscope.verification.paired_passes import noise_pictures
-from tests.nets import conv
+from tests.nets import X, chain
 
 EVERYTHING = 10_000
-
-
-def chain(inplace: bool = True) -> nn.Sequential:
-    """On (1, -2): (2, -4), ReLU (2, 0), (-5, 1), ReLU (0, 1), (3, 8)."""
-    return nn.Sequential(conv(2), nn.ReLU(inplace), conv(-3, 1), nn.ReLU(inplace), conv(5, 3))
-
-
-X = torch.tensor([1.0, -2.0]).reshape(1, 1, 1, 2)
 
 
 def flat(facts: Any) -> list[float]:
@@ -52,9 +44,6 @@ class Kept(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self, *args, **kwargs) if self._modules else self.function(*args, **kwargs)
-
-
-# -- from paper --------------------------------------------------------------------------------------------------------
 
 
 def test_weights_of_ones_give_the_numbers_one_gets_on_paper() -> None:
@@ -80,7 +69,7 @@ def test_layers_that_work_in_place_are_seen_before_and_after(inplace: bool) -> N
         return (output * torch.tensor([1.0, 10.0])).sum()
 
     given = X.clone()
-    found = trace_events(chain(inplace), given, backward=True, loss=loss, values=2)
+    found = trace_events(chain(inplace=inplace), given, backward=True, loss=loss, values=2)
     assert [flat(seen.input) for seen in found.calls] == [[1, -2], [2, -4], [2, 0], [-5, 1], [0, 1]]
     assert [flat(seen.output) for seen in found.calls] == [[2, -4], [2, 0], [-5, 1], [0, 1], [3, 8]]
     # (1, 10) at the end, times 5, through a ReLU open on the right, times -3, through one open on the left
@@ -95,9 +84,6 @@ def test_the_input_of_a_first_layer_that_works_in_place(backward: bool) -> None:
     found = trace_events(nn.ReLU(inplace=True), given, types=("*",), backward=backward, values=2)
     assert [(flat(seen.input), flat(seen.output)) for seen in found.calls] == [([-1, 2], [0, 2])]
     assert given.tolist() == [[-1, 2]]
-
-
-# -- the order ---------------------------------------------------------------------------------------------------------
 
 
 def residual() -> nn.Module:
@@ -205,9 +191,6 @@ def test_events_end_with_forward_where_no_backward_pass_was_asked_for() -> None:
     assert (found.loss, found.value, found.targets, found.without_backward) == ("", None, (), "")
 
 
-# -- against autograd and torchvision ----------------------------------------------------------------------------------
-
-
 def test_gradients_equal_those_of_autograd() -> None:
     net = torchvision.models.squeezenet1_1(num_classes=5).eval()
     x = torch.randn(1, 3, 64, 64)
@@ -254,9 +237,6 @@ def test_calls_and_shapes_are_those_of_list_layers(name: str) -> None:
     assert not found.unreached
 
 
-# -- what is chosen ----------------------------------------------------------------------------------------------------
-
-
 def test_indices_count_within_the_types_and_from_the_end() -> None:
     found = trace_events(chain(), X, "-1", ("Conv2d",), backward=True)
     assert told(found) == [("pre-hook", "4"), ("forward", "4"), ("backward", "4")]
@@ -271,9 +251,6 @@ def test_layers_that_did_not_run_are_told_where_they_were_chosen() -> None:
     assert trace_events(net, X, types=("*",)).did_not_run == ("idle", "more")
     assert trace_events(net, X, "idle,used.0").did_not_run == ("idle",)
     assert trace_events(net, X, 0).did_not_run == ()
-
-
-# -- several tensors ---------------------------------------------------------------------------------------------------
 
 
 def test_parts_of_containers_and_keywords() -> None:
@@ -346,9 +323,6 @@ def test_quantized_layers() -> None:
     assert len(found.unreached) == 3
 
 
-# -- what is differentiated --------------------------------------------------------------------------------------------
-
-
 def test_the_loss_is_the_best_score_or_the_mean_square_without_classes() -> None:
     scores = trace_events(nn.Flatten(), X, backward=True)
     assert (scores.loss, scores.value, [answer.index for answer in scores.targets]) == ("score", 1.0, [0])
@@ -389,9 +363,6 @@ def test_checkpoints_are_passed_and_reentrant_ones_refused() -> None:
     assert len(found.events) == 9
     with pytest.raises(ModelError, match="reentrant"):
         trace_events(through(True), X, backward=True)
-
-
-# -- the model is as before --------------------------------------------------------------------------------------------
 
 
 class Restless(nn.Module):
