@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from hookscope.errors import ImageError, UsageError
+from hookscope.findings import counted
 from hookscope.images.file_types import foreign_kind, is_picture_suffix, picture_format
 from hookscope.images.reader import read_picture
 
@@ -133,7 +134,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
     if not mode:  # a broken link with the suffix of a picture is kept: the run then reports it as lost
         return "picture" if named else "broken link"
     if not stat.S_ISREG(mode):
-        return "pipe, socket or device"
+        return "special file"
     return "picture" if named or _begins_like_picture(_head(entry.path)) else "file"
 
 
@@ -172,13 +173,9 @@ def _head(path: str) -> bytes:
 def _without_pictures(folder: str, others: Counter[str], first: str) -> ImageError:
     if not others:
         return ImageError(f"no pictures in '{folder}': it is empty", do="name a folder with pictures in it")
-    counted = ", ".join(f"{count} {kind if count == 1 else _plural(kind)}" for kind, count in others.items())
+    counts = ", ".join(counted(count, kind) for kind, count in others.items())
     kind = foreign_kind(_head(first)) if first else ""
     example = f", such as {kind} in '{os.path.basename(first)}'" if kind else ""
     return ImageError(
-        f"no pictures in '{folder}'", f"it has {counted}{example}", "name a folder with JPEG, PNG or the like"
+        f"no pictures in '{folder}'", f"it has {counts}{example}", "name a folder with JPEG, PNG or the like"
     )
-
-
-def _plural(kind: str) -> str:
-    return "pipes, sockets or devices" if kind.startswith("pipe") else f"{kind}s"

@@ -114,7 +114,10 @@ def _content(source: Any, name: str) -> bytes:
         if hasattr(source, "read"):
             return _read_all(source, name)
         if os.fspath(source) == "-":
-            return _read_all(_standard_input(), name)
+            if sys.stdin is None or sys.stdin.isatty():
+                why = "it is closed" if sys.stdin is None else "it is the terminal"
+                raise ImageError(f"no picture on standard input: {why}", do="give a file, or pipe one in")
+            return _read_all(sys.stdin.buffer, name)
         with open(os.fspath(source), "rb") as stream:
             status = os.fstat(stream.fileno())
             if stat.S_ISREG(status.st_mode) and status.st_size > MAX_BYTES:
@@ -124,14 +127,6 @@ def _content(source: Any, name: str) -> bytes:
         raise _unreadable(source, name, error) from error
     except MemoryError as error:
         raise ImageError(f"'{name}' does not fit into memory", do="give a smaller file") from error
-
-
-def _standard_input() -> BinaryIO:
-    if sys.stdin is None:
-        raise ImageError("no picture on standard input: it is closed", do="give a file, or pipe one in")
-    if sys.stdin.isatty():
-        raise ImageError("no picture on standard input: it is the terminal", do="give a file, or pipe one in")
-    return sys.stdin.buffer
 
 
 def _read_all(stream: BinaryIO, name: str) -> bytes:
@@ -181,7 +176,10 @@ def _decode(content: bytes, name: str, count: int) -> tuple[tuple[Image.Image, .
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
-        raise _bomb(name, error) from error
+        match = re.search(r"(\d+) pixels", str(error))  # all that Pillow gives, above 179 megapixels
+        size = f"it has {int(match[1]):,} pixels" if match else str(error)
+        limit = f"{size}; the limit is {MAX_PIXELS:,}"
+        raise ImageError(f"'{name}' is too large", limit, "make it smaller first") from error
     except MemoryError as error:
         raise ImageError(f"'{name}' does not fit into memory", do="make it smaller first") from error
     except Exception as error:  # Pillow's decoders raise any kind of exception
@@ -211,13 +209,6 @@ def _open(content: bytes, name: str) -> ImageFile.ImageFile:
         raise ImageError(
             f"'{name}' is not a picture that can be read", holds, "give a JPEG, PNG or the like"
         ) from error
-
-
-def _bomb(name: str, error: Exception) -> ImageError:
-    """Above 179 megapixels Pillow itself refuses to open a file, and gives only the number of pixels."""
-    match = re.search(r"(\d+) pixels", str(error))
-    size = f"it has {int(match[1]):,} pixels" if match else str(error)
-    return ImageError(f"'{name}' is too large", f"{size}; the limit is {MAX_PIXELS:,}", "make it smaller first")
 
 
 def _take_frames(image: ImageFile.ImageFile, name: str, count: int) -> tuple[tuple[Image.Image, ...], list[str]]:

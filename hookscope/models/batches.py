@@ -238,17 +238,6 @@ def _bare(error: HookscopeError) -> HookscopeError:
     return type(error)(error.asked, error.exists, error.do)
 
 
-class _Tasks:
-    """The tasks in order, each created in the main process when the DataLoader asks for it."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self._paths = paths
-
-    def __iter__(self) -> Iterator[_Task]:
-        for position, path in enumerate(self._paths):
-            yield _task(position, path)
-
-
 def _task(position: int, path: str) -> _Task:
     """The task for a path. Standard input and pipes are read here: a worker's standard input is empty."""
     if path == "-" and (sys.stdin is None or sys.stdin.isatty()):
@@ -346,7 +335,7 @@ def _iterator(preprocess: Preprocess, paths: Sequence[str], batch_size: int, wor
         loader: DataLoader[Any] = DataLoader(
             cast(Any, _Reader(preprocess)),  # the DataLoader uses __getitem__ only
             batch_size=None,
-            sampler=_Tasks(paths),
+            sampler=cast(Any, itertools.starmap(_task, enumerate(paths))),  # in this process, on demand
             num_workers=workers,
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # else it draws its seed from the global random state

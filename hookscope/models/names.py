@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import glob
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
 
 from hookscope._version import __version__
 from hookscope.errors import InstallationError
@@ -50,24 +50,16 @@ def torchvision_names() -> tuple[str, ...]:
 @functools.cache
 def _scan(folder: str) -> dict[str, str]:
     """The name of each model and the folder of its definition, relative to ``folder``."""
-    names = {
-        match["name"] or match["function"]: place
-        for place, text in _sources(folder)
-        for match in _REGISTRATION.finditer(text)
-    }
+    names: dict[str, str] = {}
+    for path in sorted(glob.iglob("**/*.py", root_dir=folder, recursive=True)):
+        with open(os.path.join(folder, path), encoding="utf-8", errors="replace") as source:
+            matches = _REGISTRATION.finditer(source.read())
+        names |= {match["name"] or match["function"]: os.path.dirname(path) or "." for match in matches}
     if not names:
         raise InstallationError(
             "cannot read the names of torchvision's models", f"no model in {folder}", "reinstall torchvision"
         )
     return names
-
-
-def _sources(folder: str) -> Iterator[tuple[str, str]]:
-    for place, _, files in os.walk(folder):
-        for file in files:
-            if file.endswith(".py"):
-                with open(os.path.join(place, file), encoding="utf-8", errors="replace") as source:
-                    yield os.path.relpath(place, folder), source.read()
 
 
 def torchvision_class_names(name: str) -> tuple[str, ...]:

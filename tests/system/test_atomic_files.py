@@ -30,6 +30,16 @@ def umask() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.fixture
+def old(tmp_path: Path) -> Iterator[Path]:
+    """A file that is as it was, with nothing beside it, when the test is over."""
+    path = tmp_path / "a.png"
+    path.write_bytes(OLD)
+    yield path
+    assert path.read_bytes() == OLD
+    assert names(tmp_path) == ["a.png"]
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -76,10 +86,7 @@ def test_a_relative_name_and_a_long_one(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("step", ["open", "write", "replace"])
-def test_a_failure_at_any_step_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(OLD)
-
+def test_a_failure_at_any_step_leaves_the_old_file(old: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     def fail(*arguments: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -91,36 +98,25 @@ def test_a_failure_at_any_step_leaves_the_old_file(tmp_path: Path, monkeypatch: 
     else:
         monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(WriteError) as caught:
-        write_atomically(path, NEW)
-    assert str(caught.value) == (f"cannot write {path}: No space left on device; free some space or write elsewhere")
-    assert path.read_bytes() == OLD
-    assert names(tmp_path) == ["a.png"]
+        write_atomically(old, NEW)
+    assert str(caught.value) == f"cannot write {old}: No space left on device; free some space or write elsewhere"
 
 
-def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(OLD)
-
+def test_an_interrupt_leaves_the_old_file(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, NEW)
-    assert path.read_bytes() == OLD
-    assert names(tmp_path) == ["a.png"]
+        write_atomically(old, NEW)
 
 
-def test_a_size_limit_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(OLD)
+def test_a_size_limit_leaves_the_old_file(old: Path) -> None:
     script = "import sys; from hookscope.system import write_atomically; write_atomically(sys.argv[1], bytes(1 << 20))"
-    process = python(script, path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+    process = python(script, old, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"WriteError: cannot write {path}: File too large" in errors
-    assert path.read_bytes() == OLD
-    assert names(tmp_path) == ["a.png"]
+    assert f"WriteError: cannot write {old}: File too large" in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
