@@ -54,23 +54,23 @@ _REPEATABLE: dict[str, Callable[..., Tensor]] = {
 _MOST_NODES = 50
 _MOST_BEHIND = 200
 _KINDS = ("NaN", "Inf")
-_UNSEEN = "a tensor that nothing seen in the pass made"
+_UNSEEN = "a tensor of unknown origin"
 
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Where values stop being finite.
+    """The operation after which values are not finite.
 
     Attributes:
         phase: ``forward`` or ``backward``.
-        kind: ``NaN``, or ``Inf`` where there is no NaN at all.
-        operation: In the forward pass its name in torch, ``sqrt``; in the backward pass the node, ``SqrtBackward0``.
+        kind: ``NaN``, or ``Inf`` if there is no NaN.
+        operation: Its name in torch (``sqrt``) in the forward pass, the node (``SqrtBackward0``) in the backward pass.
         layer: Key of the innermost layer that was running, empty for the model itself.
-        place: File and line of the code that called the operation, ``net.py:17``; empty where it is not known.
-        source: The parameter, buffer, attribute or tensor that held it already, or ``the input``; empty where the
+        place: File and line of the code that called the operation, ``net.py:17``; empty if unknown.
+        source: The parameter, buffer, attribute or tensor that already held it, or ``the input``; empty if the
             operation made it.
-        infinite: The operation, layer and place that made Inf first, where the operation took Inf and made NaN of it.
-        forward: In the backward pass the operation of the forward pass that made the node, ``sqrt``, where it is known.
+        infinite: The origin of the Inf that the operation turned into NaN, if it did.
+        forward: In the backward pass, the operation of the forward pass (``sqrt``), if known.
     """
 
     phase: str
@@ -89,35 +89,37 @@ class Anomaly:
     @property
     def operation_and_place(self) -> str:
         """``sqrt at net.py:17``, ``SqrtBackward0 of sqrt at net.py:17``."""
-        name = self.operation or "an operation that torch does not name"
+        name = self.operation or "an unnamed operation"
         name += f" of {self.forward}" if self.forward else ""
         return f"{name} at {self.place}" if self.place else name
 
     @property
     def origin(self) -> Anomaly:
-        """The one to look at: what made the Inf where NaN came of it, else this."""
+        """The anomaly to look at: the origin of the Inf that became NaN, else this one."""
         return self.infinite or self
 
 
 def first_anomaly(model: nn.Module, inputs: Any, loss: LossLike = None) -> Anomaly | None:
-    """Run ``model`` forward and backward once and find the operation behind the first NaN, None where there is none.
+    """Run ``model`` forward and backward once and find the operation behind the first NaN or Inf.
 
-    In the forward pass that is the first operation with NaN in its result and none in what it was given, unless a
-    parameter or the input held it. In the backward pass it is the first node of the autograd graph that takes finite
-    gradients and gives NaN. Inf alone counts where it is in the loss or in a gradient: a mask may well be made of it.
-    The arguments are those of `layer_gradients`; nothing of the model changes. Where it returns
-    None the loss is finite.
+    In the forward pass it is the first operation with NaN in its result but not in its arguments, unless a parameter
+    or the input holds NaN. In the backward pass it is the first node of the autograd graph that turns finite gradients
+    into NaN. Inf alone counts only in the loss or in a gradient, because masks contain Inf. The arguments are those of
+    `layer_gradients`. The model does not change.
+
+    Returns:
+        The anomaly, None if the loss and all gradients are finite.
 
     Raises:
-        ModelError: a reentrant checkpoint, through which no gradient can be asked.
+        ModelError: There is a reentrant checkpoint, through which no gradient can be computed.
 
     Example:
         >>> import torch
         >>> class Root(torch.nn.Module):
         ...     def forward(self, x):
         ...         return x.sub(1).sqrt()
-        >>> found = first_anomaly(torch.nn.Sequential(torch.nn.Flatten(), Root()), torch.ones(1, 2))
-        >>> found.phase, found.operation, found.layer, found.kind
+        >>> anomaly = first_anomaly(torch.nn.Sequential(torch.nn.Flatten(), Root()), torch.ones(1, 2))
+        >>> anomaly.phase, anomaly.operation, anomaly.layer, anomaly.kind
         ('backward', 'SqrtBackward0', '1', 'NaN')
     """
     loss = as_loss(loss)
@@ -137,10 +139,10 @@ def first_anomaly(model: nn.Module, inputs: Any, loss: LossLike = None) -> Anoma
 
 
 class _Watch(WatchedPass):
-    """Looks at the result of every operation inside a ``with`` block, and notes which nodes it made.
+    """Tests the result of every operation inside a ``with`` block, and records the origin of graph nodes.
 
     Attributes:
-        origins: The operation, layer and place behind each node of the autograd graph.
+        origins: Operation, layer and place of each node of the autograd graph.
     """
 
     def __init__(self, model: nn.Module, leaves: Any) -> None:
@@ -158,13 +160,13 @@ class _Watch(WatchedPass):
         self._own |= {id(tensor): f"parameter '{name}'" for name, tensor in model.named_parameters()}
         self._own |= {id(tensor): f"buffer '{name}'" for name, tensor in model.named_buffers()}
         self._leaves = tensors_in(leaves).values()
-        self._blank: dict[int | None, Tensor] = {}  # memory that holds anything until it is written to
+        self._blank: dict[int | None, Tensor] = {}  # uninitialised memory
         self._constants: dict[int | None, tuple[Tensor, Anomaly]] = {}
         self._running: list[tuple[nn.Module, str]] = []
         self._times: dict[nn.Module, int] = {}
 
     def found(self, value: Tensor, output: Any) -> Anomaly | None:
-        """What the forward pass showed; an Inf counts where it has spoiled the loss, made from ``output``."""
+        """The anomaly of the forward pass; an Inf only counts if the loss ``value`` of ``output`` is not finite."""
         if value.requires_grad:
             self._note_nodes([value], Anomaly("forward", "NaN", "", "", ""))
         if self._nan is not None:
@@ -177,14 +179,14 @@ class _Watch(WatchedPass):
         return self._inf or self._brought or Anomaly("forward", kind, at_end, "", "", source)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func`` and look at its result."""
+        """Run ``func`` and test its result."""
         kwargs = kwargs or {}
         name = operation_name(func)
         given = list(tensors_in((args, kwargs)).values())
         written = given[:1] if _writes(name) else list(tensors_in(kwargs.get("out")).values())
         before = {kind: _bearers(given, kind) for kind in _KINDS} if written else None
-        # what a custom function made meanwhile is not of this operation
-        self._note_nodes([tensor for tensor in given if tensor.requires_grad], self._here("", seen=False))
+        # nodes of custom functions do not belong to this operation
+        self._note_nodes([tensor for tensor in given if tensor.requires_grad], self._here("", located=False))
         result = func(*args, **kwargs)
         made = [*tensors_in(result).values(), *written]
         if "empty" in name:
@@ -199,12 +201,12 @@ class _Watch(WatchedPass):
                 self._look(made, before or {kind: _bearers(given, kind) for kind in _KINDS}, written, origin)
         return result
 
-    def _here(self, name: str, seen: bool = True) -> Anomaly:
+    def _here(self, name: str, located: bool = True) -> Anomaly:
         layer = self._running[-1][1] if self._running else ""
-        return Anomaly("forward", "NaN", name, layer, place_of_code() if seen else "")
+        return Anomaly("forward", "NaN", name, layer, place_of_code() if located else "")
 
     def _note_constants(self, made: Iterable[Tensor], name: str) -> None:
-        """They count once something is made from them: one may well fill a tensor with NaN and write all of it."""
+        """Constants with NaN count once an operation uses them: they may be overwritten first."""
         spoiled = [tensor for tensor in made if any(_holds([tensor], kind) for kind in _KINDS)]
         self._constants |= {storage_key(tensor): (tensor, self._here(name)) for tensor in spoiled}
 
@@ -215,9 +217,9 @@ class _Watch(WatchedPass):
             if any(_is_among(tensor, self._blank) for tensor in bearers[kind]):
                 self._blank |= {storage_key(tensor): tensor for tensor in made}
                 continue
-            if any(tensor is one for tensor in bearers[kind] for one in written):  # the rest may be written to as well
-                continue
-            # nothing is known, so what holds it was there before the pass, or nobody saw how it was made
+            if any(tensor is target for tensor in bearers[kind] for target in written):
+                continue  # the other elements may be overwritten too
+            # its holder existed before the pass or was made out of sight
             found = self._brought_by(bearers[kind][0], here) if bearers[kind] else here
             taken = (self._inf or self._brought) if kind == "NaN" and not bearers[kind] and bearers["Inf"] else None
             found = replace(found, kind=kind, infinite=taken)
@@ -225,7 +227,7 @@ class _Watch(WatchedPass):
                 self._nan = found
             elif found.operation == here.operation and found.source != _UNSEEN:
                 self._inf = found
-            else:  # a mask, most likely: it counts where nothing else explains the loss
+            else:  # most likely a mask: it counts if nothing else explains the loss
                 self._brought = self._brought or found
 
     def _brought_by(self, tensor: Tensor, here: Anomaly) -> Anomaly:
@@ -235,7 +237,7 @@ class _Watch(WatchedPass):
         return replace(here, source=(self._own | inputs).get(id(tensor), _UNSEEN))
 
     def _note_nodes(self, within: list[Tensor], origin: Anomaly) -> None:
-        """All nodes between ``within`` and what is known already are of this operation."""
+        """Assign the unknown nodes behind ``within`` to this operation."""
         waiting = [node_of(tensor) for tensor in within]
         while waiting:
             node = waiting.pop()
@@ -251,7 +253,7 @@ class _Watch(WatchedPass):
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tensors = list(tensors_in(output).values())
         within = [tensor for tensor in tensors if tensor.requires_grad]
-        # what a custom function made shows only here
+        # nodes of custom functions only appear here
         self._note_nodes(within, Anomaly("forward", "NaN", "", self._running[-1][1] if self._running else "", ""))
         while self._running and self._running.pop()[0] is not module:
             pass
@@ -279,13 +281,13 @@ def _backward(value: Tensor, wanted: Sequence[Tensor], origins: dict[Any, Anomal
     if "NaN" in first:
         return first["NaN"]
     arrived = [gradient for gradient in gradients if gradient is not None]
-    # NaN that no node made is the sum of Inf and -Inf on two ways
+    # a NaN without an origin is the sum of Inf and -Inf from two paths
     return first.get("Inf") if _holds(arrived, "Inf") or _holds(arrived, "NaN") else None
 
 
 def _node_hook(name: str, origin: Anomaly, first: dict[str, Anomaly]) -> Any:
     def hook(given: Any, taken: Any) -> None:
-        """``given`` goes on to what came before in the forward pass, ``taken`` has come from what came after."""
+        """``given`` are the gradients of the node's inputs, ``taken`` those of its outputs."""
         for kind in ("Inf", "NaN"):
             if kind in first or "NaN" in first:
                 continue

@@ -1,4 +1,4 @@
-"""A forward pass followed by data and by graph: which call feeds which, and which operations end a graph."""
+"""A forward pass followed by data and by graph: sources of every tensor, and operations that end a graph."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class LeafCall:
     """One execution of a layer without children.
 
     Attributes:
-        name: Of the layer.
+        name: Name of the layer.
         key: ``name`` or ``name#call``.
-        bit: Its own bit in masks.
-        nodes: The nodes of the autograd graph that made what it put out.
-        floating: Whether it put out any floating-point number.
+        bit: Its bit in masks.
+        nodes: The nodes of the autograd graph of its output.
+        floating: Whether its output has floating-point numbers.
     """
 
     name: str
@@ -44,18 +44,18 @@ class LeafCall:
 
 @dataclass(slots=True, eq=False)
 class Cut:
-    """An operation on something that required a gradient, whose result does not.
+    """An operation whose input requires a gradient, but whose result does not.
 
     Attributes:
         operation: Its name in torch, such as ``detach``.
         place: File and line of the code that called it.
-        nodes: The nodes of the autograd graph that made what it was given.
-        bit: Its own bit in masks.
+        nodes: The nodes of the autograd graph of its input.
+        bit: Its bit in masks.
         no_grad: Whether it ran under ``no_grad``.
-        floating: Whether its result could have had a gradient.
-        leaves: Whether its result became something else than a tensor, so that nobody knows where it goes.
+        floating: Whether its result could have a gradient.
+        leaves: Whether its result left torch (as an array or a number), so that its use is unknown.
         call: The layer without children that was running, if any.
-        after: Key of the first such layer that took the result.
+        after: Key of the first such layer that used the result.
     """
 
     operation: str
@@ -75,7 +75,7 @@ class Cut:
 
 
 class WatchedPass(TorchFunctionMode):
-    """Sees every operation of torch, and each layer before and after it runs, inside a ``with`` block."""
+    """Observes every operation of torch, and each layer before and after it runs, inside a ``with`` block."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -107,15 +107,15 @@ class WatchedPass(TorchFunctionMode):
 
 
 class Flow(WatchedPass):
-    """Follows one forward pass of ``model`` inside a ``with`` block; whose values went where is in bit masks.
+    """Follows one forward pass of ``model`` inside a ``with`` block, with bit masks for the sources of values.
 
-    Every tensor that torch made or wrote to carries the bits of the calls, cuts and parameters that its values come
-    from, by its memory, so that views and writes in place count.
+    Every memory that torch wrote to has a mask of the calls, cuts and parameters that its values come from, so that
+    views and in-place writes count.
 
     Attributes:
-        calls: Of layers without children, in the order in which they returned.
-        cuts: In the order in which they happened.
-        parameters: The graph node that gathers the gradient, for the name of every parameter that is not frozen.
+        calls: Calls of layers without children, in the order in which they returned.
+        cuts: Cuts in the order in which they happened.
+        parameters: The graph node that accumulates the gradient, by name of every parameter that is not frozen.
         began: Names of all layers that ran.
     """
 
@@ -127,7 +127,7 @@ class Flow(WatchedPass):
         self.began: set[str] = set()
         self._model = model
         self._marks: dict[int | None, int] = {}
-        self._held: list[Any] = []  # memory that is given back would be taken for the old
+        self._held: list[Any] = []  # tensors kept alive, so that no memory is used twice
         self._made: dict[Any, int] = {}
         self._running: list[LeafCall] = []
         self._times: Counter[str] = Counter()
@@ -141,10 +141,10 @@ class Flow(WatchedPass):
         return super().__enter__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func`` and note what its result was made from."""
+        """Run ``func`` and record the sources of its result."""
         kwargs = kwargs or {}
         given = [*tensors_in(args).values(), *tensors_in(kwargs).values()]
-        # as they are now: an operation in place gives them another
+        # before the call, because an in-place operation changes the node
         within = {node_of(tensor) for tensor in given if in_graph(tensor)}
         mask = self._mask_of_all(given)
         result = func(*args, **kwargs)
@@ -157,12 +157,12 @@ class Flow(WatchedPass):
                 cut.leaves |= bool(cut.bit & mask)
         for tensor in made:
             self._mark(tensor, mask)
-        if given and (name.endswith("_") or name == "__set__"):  # written to, whatever came back
+        if given and (name.endswith("_") or name == "__set__"):  # in-place, whatever it returned
             self._mark(given[0], mask)
         return result
 
     def mask_of(self, value: Any) -> int:
-        """The bits of all that the tensors in ``value`` were made from."""
+        """The bits of all sources of the tensors in ``value``."""
         return self._mask_of_all(tensors_in(value).values())
 
     def _mask_of_all(self, tensors: Iterable[Tensor]) -> int:
@@ -173,7 +173,7 @@ class Flow(WatchedPass):
         return mask
 
     def _mask_by_graph(self, tensor: Tensor) -> int:
-        """For what a custom function made, which torch tells nobody of."""
+        """The mask of a custom function's output, which no hook of torch reports."""
         if tensor.grad_fn is None:
             return 0
         return sum({self._made[node] for node in nodes_behind([node_of(tensor)]) if node in self._made})
@@ -218,10 +218,10 @@ class Flow(WatchedPass):
         tensors = list(tensors_in(output).values())
         given = [*tensors_in(args).values(), *tensors_in(kwargs).values()]
         for tensor in tensors:
-            if storage_key(tensor) not in self._marks:  # made by what torch does not show
+            if storage_key(tensor) not in self._marks:  # from a custom function
                 self._mark(tensor, self._mask_of_all(given))
         name = self._names[module]
-        while self._running and is_leaf(module):  # calls that raised, and whose failure the model caught, go first
+        while self._running and is_leaf(module):  # first remove calls whose exception the model caught
             call = self._running.pop()
             if call.name == name:
                 self._note(call, tensors)
@@ -237,25 +237,25 @@ class Flow(WatchedPass):
 
 
 def in_graph(tensor: Tensor) -> bool:
-    """Whether ``tensor`` leads back into an autograd graph; what inference_mode made claims to, and has none."""
+    """Whether ``tensor`` is part of an autograd graph; tensors of inference_mode may claim so wrongly."""
     return tensor.requires_grad and not tensor.is_inference()
 
 
 def node_of(tensor: Tensor) -> Any:
-    """The node of the autograd graph that takes the gradient of ``tensor``."""
-    with torch.inference_mode(False):  # inside it a parameter has no node either
+    """The node of the autograd graph that receives the gradient of ``tensor``."""
+    with torch.inference_mode(False):  # in inference mode parameters have no node
         return get_gradient_edge(tensor).node
 
 
 def _nodes_of(tensor: Tensor) -> list[Any]:
-    """The nodes that stand for the values of ``tensor``: a write in place gives a view another, its base leads on."""
+    """The nodes of ``tensor``: an in-place write gives a view a new node, so its base counts too."""
     base = tensor._base
     whole = base is not None and base.requires_grad and base.numel() == tensor.numel()
     return [node_of(tensor), *([node_of(base)] if base is not None and whole else [])]
 
 
 def nodes_behind(nodes: Iterable[Any]) -> set[Any]:
-    """``nodes`` and every node of the autograd graph that a gradient comes to from them."""
+    """``nodes`` and every node of the autograd graph that their gradients reach."""
     found = set(nodes)
     waiting = list(found)
     while waiting:
@@ -267,17 +267,17 @@ def nodes_behind(nodes: Iterable[Any]) -> set[Any]:
 
 
 def refuse_reentrant_checkpoints(model: nn.Module, value: Tensor) -> None:
-    """Raise where gradients of ``value`` would have to pass one: it hands them on in a real ``backward()`` alone.
+    """Refuse reentrant checkpoints in the graph of ``value``: gradients pass them only in a real ``backward()``.
 
     Raises:
-        ModelError: ``torch.utils.checkpoint`` with ``use_reentrant=True`` in the graph.
+        ModelError: The graph has a ``torch.utils.checkpoint`` with ``use_reentrant=True``.
     """
     nodes = nodes_behind([node_of(value)]) if value.requires_grad else ()
     within = [node for node in nodes if node.name() == "CheckpointFunctionBackward"]
     if not within:
         return
     names = {id(module): name for name, module in model.named_modules()}
-    runs = [getattr(node, "run_function", None) for node in within]  # a layer, or a function that nobody can name
+    runs = [getattr(node, "run_function", None) for node in within]  # a layer, or a function without a name
     known = [names[id(run)] for run in runs if id(run) in names]
     where = ", ".join(f"'{name}'" for name in sorted(set(known))) or f"a part of {type(model).__name__}"
     asked = f"{where} runs inside a reentrant checkpoint, which torch.autograd.grad cannot follow"
@@ -285,9 +285,9 @@ def refuse_reentrant_checkpoints(model: nn.Module, value: Tensor) -> None:
 
 
 def place_of_code() -> str:
-    """File and line of the model's code that runs now, ``net.py:17``; empty where torch or hookscope calls.
+    """File and line of the code that called the running ``__torch_function__``, such as ``net.py:17``.
 
-    For a ``__torch_function__``, whose caller is meant.
+    Empty if hookscope itself called it.
     """
     library = os.path.dirname(torch.__file__) + os.sep
     frame: FrameType | None = sys._getframe(1)
@@ -302,7 +302,7 @@ def place_of_code() -> str:
 
 
 def operation_name(func: Any) -> str:
-    """The name under which one calls it; that of the attribute for a property such as ``data``."""
+    """The name of a function of torch; the name of the attribute for a property such as ``data``."""
     name = str(getattr(func, "__name__", func))
     if name in ("__get__", "__set__"):
         owner = getattr(func, "__self__", None)

@@ -169,7 +169,7 @@ def _without_gradient(model: nn.Module, inputs: Any, loss: AnyLoss, output: Any)
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _RecordedCall:
     """One call of the forward pass: its outputs in the graph, and the edges of its inputs."""
 
     call: Call
@@ -185,9 +185,9 @@ class _Record:
     """The hooks of the forward pass."""
 
     def __init__(self, model: nn.Module, layers: Layers, types: Iterable[Any]) -> None:
-        self._seen: list[_Seen] = []
+        self._calls: list[_RecordedCall] = []
         self.observer = Observer(
-            model, layers, types, self._on_call, on_input=self._on_input, on_start=lambda *_: self._seen.clear()
+            model, layers, types, self._on_call, on_input=self._on_input, on_start=lambda *_: self._calls.clear()
         )
 
     def __enter__(self) -> None:
@@ -199,9 +199,9 @@ class _Record:
         self.observer.__exit__(kind, error, trace)
 
     @property
-    def calls(self) -> list[_Seen]:
+    def calls(self) -> list[_RecordedCall]:
         """The selected calls in order of execution, after the pass."""
-        return [seen for seen in self._seen if self.observer.wanted(seen.call)]
+        return [recorded for recorded in self._calls if self.observer.wanted(recorded.call)]
 
     def _on_input(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         given = args[0] if len(args) == 1 and not kwargs else [*args, *kwargs.values()]
@@ -215,7 +215,9 @@ class _Record:
         tensors = list(tensors_in(kept).values())
         edges, input_shape = self.observer.input
         within = [tensor for tensor in tensors if in_graph(tensor)]
-        self._seen.append(_Seen(call, within, shape_of(output), edges, input_shape, *norm_and_nonfinite(tensors)))
+        self._calls.append(
+            _RecordedCall(call, within, shape_of(output), edges, input_shape, *norm_and_nonfinite(tensors))
+        )
         return handed_on
 
 
@@ -242,20 +244,20 @@ def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Se
         return back(lambda g: g if g is None else torch.zeros_like(g))
 
 
-def _measured(seen: _Seen, arrived: Sequence[Tensor | None]) -> LayerGradient:
-    pairs = [(tensor, g) for tensor, g in zip(seen.kept, arrived, strict=True) if g is not None]
+def _measured(recorded: _RecordedCall, arrived: Sequence[Tensor | None]) -> LayerGradient:
+    pairs = [(tensor, g) for tensor, g in zip(recorded.kept, arrived, strict=True) if g is not None]
     given: list[Tensor] = []
-    if pairs and seen.edges:
+    if pairs and recorded.edges:
         outputs, gradients = zip(*pairs, strict=True)
-        given = _through_call(outputs, seen.edges, gradients)
+        given = _through_call(outputs, recorded.edges, gradients)
     return LayerGradient(
-        seen.call,
-        seen.output_shape,
+        recorded.call,
+        recorded.output_shape,
         size_of([g for _, g in pairs]),
-        seen.input_shape,
+        recorded.input_shape,
         size_of(given),
-        seen.activation_norm,
-        seen.activation_nonfinite,
+        recorded.activation_norm,
+        recorded.activation_nonfinite,
     )
 
 

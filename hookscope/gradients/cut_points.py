@@ -1,7 +1,7 @@
-"""Where gradients stop, and why: a forward pass that follows every value by its graph and by its data.
+"""The places where gradients stop, found in a forward pass that follows values by graph and by data.
 
-Nothing is differentiated. A call is reached when the graph of the loss leads to what it put out; one that is not,
-although its values take part in the loss, was cut off, and the operation that cut it was seen.
+Nothing is differentiated. A call is *reached* if its output is in the loss's graph. If its values enter the loss but
+its graph does not, an operation cut it off, and that operation is known.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from hookscope.scores import LossLike, as_loss
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A chain of layer calls and parameters that no gradient reaches, and why.
+    """A chain of layer calls and parameters that no gradient reaches, and the reason.
 
     Attributes:
         reason: ``detached``, ``no graph`` or ``unused``.
-        layer: Where the gradient stops on its way back: the last call of the chain, or the layer of the parameters.
+        layer: The last call of the chain, where the gradient stops, or the layer of the parameters.
         calls: Keys of the chain's calls, in order of execution.
-        parameters: Names of its parameters that would have one.
-        why: In words, such as ``detached between 'conv1' and 'conv2' by detach at net.py:17``.
-        place: File and line of the operation, empty where there is none.
+        parameters: Names of its trainable parameters.
+        why: The reason in words, such as ``detached between 'conv1' and 'conv2' by detach at net.py:17``.
+        place: File and line of the operation, empty without an operation.
     """
 
     reason: str
@@ -40,13 +40,13 @@ class Stop:
 
 
 def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tuple[Stop, ...]:
-    """Every place where the gradient of ``loss`` stops although something before it could take one.
+    """Every place where the gradient of ``loss`` stops before layers or parameters that could have one.
 
-    Frozen parameters are none of them: gradients flow through their layers. The arguments are those of
-    `layer_gradients`; nothing of the model changes.
+    Frozen parameters do not count: gradients flow through their layers. The arguments are those of `layer_gradients`.
+    The model does not change.
 
     Raises:
-        ModelError: a reentrant checkpoint, inside which there is no graph until a real backward pass runs.
+        ModelError: There is a reentrant checkpoint, which has no graph before a real backward pass.
 
     Example:
         >>> import torch
@@ -72,7 +72,7 @@ def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tupl
 
 
 class _Chains:
-    """What was not reached, sorted by what keeps the gradient from it."""
+    """The calls and parameters that were not reached, grouped by the reason."""
 
     def __init__(self, flow: Flow, value: Any) -> None:
         self._flow = flow
@@ -84,7 +84,7 @@ class _Chains:
         self._left = {name: node for name, node in flow.parameters.items() if node not in reached}
 
     def stops(self) -> tuple[Stop, ...]:
-        """Those cut off first, in order of execution, then those nothing depends on, then lone parameters."""
+        """Cut-off calls in order of execution, then unused calls, then single parameters."""
         by_cut: dict[int, list[LeafCall]] = {}
         idle: list[LeafCall] = []
         followers: list[LeafCall] = []
@@ -92,13 +92,13 @@ class _Chains:
             cut = self._cut_of(call)
             if cut is not None:
                 by_cut.setdefault(cut.bit, []).append(call)
-            else:  # what has no graph, and cut nothing off itself, follows on something that did
+            else:  # a call without a graph that cut nothing off follows a call that did
                 (idle if call.nodes else followers).append(call)
         found = [*self._cut_off(by_cut, followers), *self._unused(idle)]
         return (*found, *self._lone_parameters())
 
     def _cut_of(self, call: LeafCall) -> Cut | None:
-        """The operation that keeps the gradient from ``call``: the last that ends its graph and goes on to the loss."""
+        """The operation that keeps the gradient from ``call``: the last cut between its graph and the loss."""
         own = [cut for cut in self._cuts if cut.call is call]
         if not call.nodes:
             return own[-1] if own else None
@@ -106,7 +106,7 @@ class _Chains:
         return max(ends, key=lambda cut: (cut.floating, cut.bit), default=None)
 
     def _cut_off(self, by_cut: dict[int, list[LeafCall]], followers: Sequence[LeafCall]) -> Iterator[Stop]:
-        """One stop for each operation, and one for a run of calls without a graph."""
+        """One stop for each operation, and one for consecutive calls without a graph."""
         cuts = {cut.bit: cut for cut in self._cuts}
         order = {call.bit: at for at, call in enumerate(self._flow.calls)}
         loose = {order[call.bit] for call in followers}
@@ -122,9 +122,7 @@ class _Chains:
                 groups.append((cut, list(calls)))
         for cut, calls in groups:
             words = self._words(cut, calls)
-            if (
-                cut.no_grad and cut.call is not None
-            ):  # frozen layers after it ran without a graph as well, and cut nothing
+            if cut.no_grad and cut.call is not None:  # frozen layers after it also ran without a graph
                 last = max(order[call.bit] for call in calls)
                 while last + 1 in loose:
                     last += 1
@@ -146,7 +144,7 @@ class _Chains:
     def _unused(self, idle: Sequence[LeafCall]) -> Iterator[Stop]:
         order = {call.bit: at for at, call in enumerate(self._flow.calls)}
         for run in chains(idle, lambda run, call: order[call.bit] == order[run[-1].bit] + 1):
-            yield self._stop("unused", run, f"nothing that the loss depends on takes what '{run[-1].key}' puts out")
+            yield self._stop("unused", run, f"the loss does not depend on the output of '{run[-1].key}'")
 
     def _stop(self, reason: str, calls: Sequence[LeafCall], why: str, place: str = "") -> Stop:
         names = {call.name for call in calls}
@@ -156,7 +154,7 @@ class _Chains:
         return Stop(reason, calls[-1].key, tuple(call.key for call in calls), own, why, place)
 
     def _lone_parameters(self) -> Iterator[Stop]:
-        """Parameters that are no part of an unreached call: their layer did not run, or does not use them."""
+        """Parameters outside unreached calls: their layer did not run or does not use them."""
         parted = [name for name in self._left if _layer(name) in self._flow.began or self._cut_of_parameter(name)]
         for name in parted:
             yield self._of_parameter(name)
@@ -172,7 +170,7 @@ class _Chains:
         cut = self._cut_of_parameter(name)
         del self._left[name]
         if cut is None:
-            return Stop("unused", _layer(name), (), (name,), f"nothing that the loss depends on takes '{name}'")
+            return Stop("unused", _layer(name), (), (name,), f"the loss does not depend on '{name}'")
         by = f"{cut.operation} at {cut.place}" if cut.place else cut.operation
         return Stop(cut.reason, _layer(name), (), (name,), f"'{name}' is cut off by {by}", cut.place)
 

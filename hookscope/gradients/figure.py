@@ -1,4 +1,4 @@
-"""The way of a gradient through a model on one page: activations, weights and biases, layer by layer."""
+"""Gradients of activations, weights and biases on one page, layer by layer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hookscope.gradients.report import GradientReport, LayerGradient, ParameterG
 from hookscope.hooks import GradientSize
 
 _MOST_LINES = 8
-_MOST_DECADES = 40  # beyond, what single precision can hold is drawn at the edge
-_WIDEST = 8.7  # all panels together, in inches
+_MOST_DECADES = 40  # smaller values are drawn at the edge
+_WIDEST = 8.7  # inches, all panels together
 
 _Sizes = list[tuple[int, GradientSize]]
 _Mark = tuple[str, str, dict[str, Any]]
@@ -33,7 +33,7 @@ _ZEROED: _Mark = ("0 after the change", "<", {"color": Colour.ORANGE, "ms": 4.0}
 
 @dataclass
 class _Row:
-    """One row of the page: a layer call, or a layer that was not asked for but has parameters."""
+    """One row of the page: a layer call, or a layer with parameters that was not selected."""
 
     label: str
     name: str
@@ -44,7 +44,7 @@ class _Row:
 
 @dataclass
 class _Panel:
-    """What is drawn in one panel, by row."""
+    """The content of one panel, by row."""
 
     title: str
     before: _Sizes
@@ -62,16 +62,16 @@ def gradient_figure(
 ) -> Figure:
     """A page with a row for each layer in order of execution: mean and largest gradient, on a logarithmic scale.
 
-    Panels: the gradient of what a layer puts out, that of its weights, that of its biases; what was changed stands
-    below what was there before. Every row in which something is beyond a threshold or gets no gradient is marked, each
-    link of a chain. Thresholds themselves are of ratios, and are not drawn among absolute values.
+    Panels: gradients of the layer outputs, of the weights and of the biases, changed gradients below the original
+    ones. Every row beyond a threshold or without a gradient is marked, also inside a chain. The thresholds are ratios,
+    so they are not drawn among absolute values.
 
     Args:
-        report: As `layer_gradients` made it.
-        findings: As `diagnose_gradients` made them.
-        heading: Which model with which weights.
+        report: The result of `layer_gradients`.
+        findings: The findings of `diagnose_gradients`.
+        heading: The heading, such as model and weights.
         lines: Further lines below the heading, such as totals.
-        thresholds: From where on something is marked; those that ``findings`` were made with.
+        thresholds: The thresholds of ``findings``.
 
     Example:
         >>> import torch
@@ -82,7 +82,7 @@ def gradient_figure(
         ['gradient of the activations', 'gradient of the weights', 'gradient of the biases']
     """
     rows = _rows(report)
-    told = _told(findings)
+    summary = _summary(findings)
     lost = [at for at, row in enumerate(rows) if row.layer is not None and row.layer.grad_output is None]
     panels = [_Panel("gradient of the activations", _of_layers(rows), [], lost, [])]
     for title, which in (("gradient of the weights", "weights"), ("gradient of the biases", "biases")):
@@ -93,10 +93,10 @@ def gradient_figure(
             [row.label for row in rows],
             [panel.title for panel in panels],
             heading,
-            [*lines, *told],
+            [*lines, *summary],
             [_WIDEST / len(panels)] * len(panels),
             _marked(rows, report.parameters, findings, thresholds),
-            range(len(lines), len(lines) + len(told)) if findings else (),
+            range(len(lines), len(lines) + len(summary)) if findings else (),
         )
         for panel, axes in zip(panels, page.panels, strict=True):
             _draw(axes, panel)
@@ -105,7 +105,7 @@ def gradient_figure(
 
 
 def _rows(report: GradientReport) -> list[_Row]:
-    """Calls in order of execution, each followed by the layers that were registered after it and were not asked for."""
+    """Calls in order of execution, each followed by the unselected layers that were registered after it."""
     by_layer: dict[str, list[ParameterGradient]] = {}
     for parameter in report.parameters:
         by_layer.setdefault(parameter.layer, []).append(parameter)
@@ -120,7 +120,7 @@ def _rows(report: GradientReport) -> list[_Row]:
         rows.append(_Row(layer.call.key or layer.call.type, layer.call.name, layer))
         rows += [_Row(name, name) for name in following.pop(layer.call.name, [])]
     for row in rows:
-        for parameter in by_layer.pop(row.name, []):  # a layer that ran twice shows them once
+        for parameter in by_layer.pop(row.name, []):  # a layer that ran twice shows them in its first row
             kind = row.biases if parameter.name.rpartition(".")[2].endswith("bias") else row.weights
             kind.append(parameter)
     return rows
@@ -132,7 +132,7 @@ def _of_layers(rows: Sequence[_Row]) -> _Sizes:
 
 
 def _of_parameters(title: str, rows: Sequence[_Row], which: str) -> _Panel:
-    """The gradients before and after; ``after`` only where something was changed."""
+    """The gradients before and after a change; ``after`` has only changed gradients."""
     own: list[tuple[int, ParameterGradient]] = [(at, p) for at, row in enumerate(rows) for p in getattr(row, which)]
     return _Panel(
         title,
@@ -149,26 +149,26 @@ def _marked(
     findings: Sequence[Finding],
     thresholds: GradientThresholds | None,
 ) -> dict[int, str]:
-    """What stands beside a row: the names of all that is wrong in it, and of findings that name it the reason."""
+    """The names of the findings of each row, with the reason if a finding names the row."""
     found: dict[int, list[str]] = {}
     for at, row in enumerate(rows):
         own = [*row.weights, *row.biases]
         names = [] if row.layer is None else list(layer_finding_names(row.layer, parameters, thresholds))
         names += [name for p in own for name in parameter_finding_names(p, thresholds)]
-        found[at] = [_told_why(name, row) for name in dict.fromkeys(names)]
+        found[at] = [_with_reason(name, row) for name in dict.fromkeys(names)]
     places = {row.name: at for at, row in reversed(list(enumerate(rows)))}
     keys = {row.label: at for at, row in enumerate(rows)}
     for finding in findings:
         at = keys.get(finding.layer, places.get(finding.layer.partition("#")[0], -1))
         if at >= 0:
             why = finding.numbers.get("reason")
-            told = f"{finding.finding}: {why}" if why else finding.finding
-            if not any(words.startswith(told) for words in found[at]):
-                found[at] = [words for words in found[at] if words != finding.finding] + [told]
+            mark = f"{finding.finding}: {why}" if why else finding.finding
+            if not any(words.startswith(mark) for words in found[at]):
+                found[at] = [words for words in found[at] if words != finding.finding] + [mark]
     return {at: ", ".join(dict.fromkeys(words)) for at, words in found.items() if words}
 
 
-def _told_why(name: str, row: _Row) -> str:
+def _with_reason(name: str, row: _Row) -> str:
     own = [*row.weights, *row.biases]
     if name != "no-gradient" or not any(p.frozen for p in own):
         return name
@@ -176,7 +176,7 @@ def _told_why(name: str, row: _Row) -> str:
     return f"{name}: frozen and cut off" if lost else f"{name}: frozen"
 
 
-def _told(findings: Sequence[Finding]) -> list[str]:
+def _summary(findings: Sequence[Finding]) -> list[str]:
     if not findings:
         return ["no findings"]
     lines = [f"{f.finding}  {f.layer}: {f.evidence}" if f.layer else f"{f.finding}: {f.evidence}" for f in findings]
@@ -209,7 +209,7 @@ def _draw(axes: Axes, panel: _Panel) -> None:
 
 
 def _spans(axes: Axes, sizes: _Sizes, shift: float, dark: str, light: str) -> None:
-    """The mean absolute value a dot, a line from it to the largest."""
+    """A dot at the mean absolute value and a line to the largest."""
     known = [(at + shift, size) for at, size in sizes if size.max_abs > 0]
     if not known:
         return
@@ -227,7 +227,7 @@ def _limits(sizes: Sequence[GradientSize]) -> tuple[float, float]:
     if not values:
         return 1e-3, 1.0
     most, least = max(values), _least(sizes)
-    beside = max(math.log10(1.8), 0.05 * math.log10(most / least))  # in decades: a dot shall not touch the frame
+    beside = max(math.log10(1.8), 0.05 * math.log10(most / least))  # in decades, so that no dot touches the frame
     return least / 10**beside, most * 10**beside
 
 
@@ -237,7 +237,7 @@ def _least(sizes: Sequence[GradientSize]) -> float:
 
 
 def _ticks(axes: Axes, left: float, right: float) -> None:
-    """About four powers of ten that can be read without touching; below two decades also 2 and 5 times a power."""
+    """About four powers of ten, below two decades also 2 and 5 times a power."""
     low, high = math.ceil(math.log10(left)), math.floor(math.log10(right))
     step = max(1, -(-(high - low) // 4))
     digits = (1, 2, 5) if right < 100 * left else (1,)
@@ -249,7 +249,7 @@ def _ticks(axes: Axes, left: float, right: float) -> None:
 
 
 def _legend(page: RowPage, changed: bool) -> None:
-    """Every mark with its meaning, in two lines at the foot of the page."""
+    """Every mark with its meaning, in two lines at the bottom of the page."""
     width, height = page.figure.get_size_inches()
     words = "absolute values on a log scale: dot mean, line to the largest"
     words += "; blue before, orange after the change" if changed else ""
@@ -269,7 +269,7 @@ def _marks(changed: bool) -> Iterator[_Mark]:
     if changed:
         yield _ZEROED
     yield from (_LOST, _FROZEN, _SPOILED)
-    yield "blank: it has no such parameter, did not run, or is told in its first call", "", {}
+    yield "blank: no such parameter, the layer did not run, or its first call shows it", "", {}
 
 
 def _sign(figure: Figure, x: float, y: float, marker: str, style: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Named findings on gradients: what vanishes, what explodes, and what gets none, each with the layer it comes from."""
+"""Named findings on gradients that vanish, explode or are missing, each with the layer where it begins."""
 
 from __future__ import annotations
 
@@ -26,25 +26,23 @@ Numbers = dict[str, float | int | str | None]
 
 @dataclass(frozen=True, slots=True)
 class GradientThresholds:
-    """From where on a gradient is a finding; both are shares of the weight's own norm.
+    """Thresholds of the norm of a weight's gradient over the norm of the weight.
 
-    Measured on 36 torchvision models with random weights, in eval mode, on a picture of 64 to 224 pixels, for the
-    score of the most likely class and, but for two, its cross-entropy. Where activations keep their size (resnet to
-    50 layers, resnext, vgg, densenet, alexnet, squeezenet, swin, regnet_x) the norm of a weight's gradient is 7e-4 to
-    48 times the weight's norm; a factor of 20 is left to the upper limit. Near the lower limit are ConvNeXt's filters
-    beside its layer scale (2.5e-7) and regnet_y's squeeze-and-excitation (2.3e-7), below it those of shufflenet (from
-    2e-8) and maxvit (from 2e-9). Where activations shrink (mobilenet, efficientnet, mnasnet, googlenet: mostly 1e-36
-    to 1e-7) or grow (resnet152, inception_v3: 7e4 to 7e8) random weights really vanish and explode, and are found.
-    A net of 20 sigmoid layers falls to 1e-14. Trained torchvision weights could not be had; `shapes` has 1.6e-2 to 3.8.
+    Measured on 36 torchvision models with random weights, in eval mode, on an image of 64 to 224 pixels, for the
+    score of the most likely class and, for all but two, its cross-entropy. Where activations keep their size (resnet
+    to 50 layers, resnext, vgg, densenet, alexnet, squeezenet, swin, regnet_x) the ratio is 7e-4 to 48, a factor of 20
+    below the upper threshold. Near the lower threshold are ConvNeXt's filters beside its layer scale (2.5e-7) and
+    regnet_y's squeeze-and-excitation (2.3e-7); below it are those of shufflenet (from 2e-8) and maxvit (from 2e-9).
+    Random weights really vanish where activations shrink (mobilenet, efficientnet, mnasnet, googlenet: mostly 1e-36
+    to 1e-7) and explode where they grow (resnet152, inception_v3: 7e4 to 7e8). A net of 20 sigmoid layers falls to
+    1e-14. Trained torchvision weights were not available; `shapes` has 1.6e-2 to 3.8.
 
     Attributes:
-        vanishing: Below it a gradient vanishes; the default is about the epsilon of single precision, so that a step
-            at a learning rate of 1 would not change the weight. Exactly 0 everywhere always does.
-        exploding: Above it a gradient explodes; with the default a step at a learning rate of 0.001 is as long as the
-            weight itself. NaN and Inf always do.
+        vanishing: A gradient below it vanishes; a gradient of exactly 0 always does.
+        exploding: A gradient above it explodes; NaN and Inf always do.
 
     Raises:
-        UsageError: for limits that leave nothing between them.
+        UsageError: The thresholds are not in order.
     """
 
     vanishing: float = default("vanishing-gradient", "vanishing")
@@ -53,7 +51,7 @@ class GradientThresholds:
     def __post_init__(self) -> None:
         if not 0 <= self.vanishing < self.exploding:
             asked = f"vanishing below {self.vanishing:g} and exploding above {self.exploding:g}"
-            raise UsageError(asked, "nothing is left between", "give a smaller and a larger number")
+            raise UsageError(asked, "the first must be smaller", "give a smaller and a larger number")
 
 
 def diagnose_gradients(
@@ -64,25 +62,25 @@ def diagnose_gradients(
     *,
     looked_for_anomaly: bool = False,
 ) -> list[Finding]:
-    """What is wrong with the gradients, the gravest first; one finding for a chain, which names where it begins.
+    """Findings on gradients, the gravest first; neighbouring weights are reported once.
 
-    A gradient runs from the loss backwards: a chain begins at the layer nearest to the loss, and its evidence says
-    where it is worst. `layer_finding_names` and `parameter_finding_names` tell of every link.
+    Gradients flow from the loss backwards, so a finding names the layer nearest to the loss. Its evidence says where
+    it is worst. `layer_finding_names` and `parameter_finding_names` name the findings of every layer and parameter.
 
     Args:
-        report: As `layer_gradients` made it.
-        stops: As `gradient_stops` made them, wanted where `anything_unreached`.
-        thresholds: From where on something is a finding.
-        anomaly: As `first_anomaly` made it.
-        looked_for_anomaly: Whether that was called, whatever it found: then nobody is told to.
+        report: The result of `layer_gradients`.
+        stops: The result of `gradient_stops`, needed if `anything_unreached`.
+        thresholds: Thresholds of the findings.
+        anomaly: The result of `first_anomaly`.
+        looked_for_anomaly: Whether `first_anomaly` was called; then the advice does not suggest it.
 
     Example:
         >>> import torch
         >>> from hookscope.gradients import layer_gradients
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.ReLU(), torch.nn.Flatten())
         >>> _ = net[0].bias.data.fill_(-9), net[0].weight.data.fill_(1)
-        >>> [found] = diagnose_gradients(layer_gradients(net, torch.ones(1, 1, 1, 1)))
-        >>> found.finding, found.layer, found.evidence
+        >>> [finding] = diagnose_gradients(layer_gradients(net, torch.ones(1, 1, 1, 1)))
+        >>> finding.finding, finding.layer, finding.evidence
         ('vanishing-gradient', '0', "the gradient of '0.weight' is 0 everywhere")
     """
     thresholds = thresholds or GradientThresholds()
@@ -132,11 +130,11 @@ def examine_gradients(
 
 
 def anything_unreached(report: GradientReport) -> bool:
-    """Whether some layer or parameter that could have a gradient has none: then the stops are worth a second pass."""
+    """Whether a layer or parameter lacks a gradient, so that `gradient_stops` is worth a second pass."""
     layers = any(layer.grad_output is None for layer in report.layers) or bool(report.did_not_run)
-    seen = {layer.call.name for layer in report.layers}
-    # of a frozen parameter only its layer's activation tells whether a gradient would arrive
-    return layers or any(p.gradient is None and not (p.frozen and p.layer in seen) for p in report.parameters)
+    measured = {layer.call.name for layer in report.layers}
+    # for a frozen parameter the gradient of its layer's output shows whether one would arrive
+    return layers or any(p.gradient is None and not (p.frozen and p.layer in measured) for p in report.parameters)
 
 
 def layer_finding_names(
@@ -144,12 +142,12 @@ def layer_finding_names(
     parameters: Iterable[ParameterGradient] = (),
     thresholds: GradientThresholds | None = None,
 ) -> tuple[str, ...]:
-    """The names of what is wrong with the gradient of one call, and with those of the layer's own parameters.
+    """The names of the findings on one call and on the layer's own parameters.
 
     Args:
         layer: The call.
-        parameters: Those of the model; those of other layers do not count.
-        thresholds: From where on something is a finding.
+        parameters: Parameters of the model; those of other layers are ignored.
+        thresholds: Thresholds of the findings.
     """
     own = [p for p in parameters if p.layer == layer.call.name]
     names = [name for p in own for name in parameter_finding_names(p, thresholds)]
@@ -169,13 +167,13 @@ def _of_call(layer: LayerGradient) -> tuple[str, ...]:
 def parameter_finding_names(
     parameter: ParameterGradient, thresholds: GradientThresholds | None = None
 ) -> tuple[str, ...]:
-    """The names of what is wrong with the gradient of one parameter."""
+    """The names of the findings on one parameter."""
     thresholds = thresholds or GradientThresholds()
     if parameter.gradient is None:
         return ("no-gradient",)
     if _spoiled(parameter.gradient):
         return ("exploding-gradient",)
-    if not _is_weight(parameter):  # a bias or a scale may well be near 0
+    if not _is_weight(parameter):  # the gradient of a bias or a scale may be near 0
         return ()
     ratio = parameter.ratio
     if parameter.gradient.max_abs == 0 or (ratio is not None and ratio < thresholds.vanishing):
@@ -188,13 +186,13 @@ def _spoiled(size: GradientSize | None) -> bool:
 
 
 def _is_weight(parameter: ParameterGradient) -> bool:
-    """Whether it is a matrix or a filter bank; ConvNeXt's layer scale (C, 1, 1) is none."""
+    """Whether it is a matrix or a filter bank, unlike ConvNeXt's layer scale (C, 1, 1)."""
     shape = parameter.shape
     return len(shape) >= 2 and (math.prod(shape) > max(shape) or parameter.name.endswith("weight"))
 
 
 def _non_finite(report: GradientReport, anomaly: Anomaly | None, looked: bool) -> Iterator[Finding]:
-    """One finding, at the operation where it is known, else at the first activation or the last gradient."""
+    """One finding, at the operation if it is known, else at the first activation or the last gradient."""
     kind, case = CATALOGUE["exploding-gradient"], "anomaly" if looked else "non-finite"
     if anomaly is not None:
         yield _of_anomaly(anomaly)
@@ -221,17 +219,17 @@ def _non_finite(report: GradientReport, anomaly: Anomaly | None, looked: bool) -
 
 
 def _of_anomaly(anomaly: Anomaly) -> Finding:
-    """It begins with the operation to look at, at the layer where that is; what came of it follows."""
+    """The finding names the origin first, then the NaN that came of it."""
     origin = anomaly.origin
     if origin.source and origin.operation == "the output":
-        text = f"the output holds {origin.kind}, made by an operation that torch does not show"
+        text = f"the output holds {origin.kind} from an operation that torch does not report"
     elif origin.source:
-        text = f"{origin.source} holds {origin.kind}, which {origin.operation_and_place} takes in"
+        text = f"{origin.source} holds {origin.kind}, which {origin.operation_and_place} uses"
     else:
         text = f"{origin.operation_and_place} makes the first {origin.kind} of the {origin.phase} pass"
     if origin is not anomaly:
         then = anomaly.operation_and_place if anomaly.layer == origin.layer else str(anomaly)
-        text += f"; {then} makes NaN of it"
+        text += f"; {then} turns it into NaN"
     numbers: Numbers = {name: getattr(origin, name) for name in ("phase", "kind", "operation", "place", "source")}
     numbers["nan_operation"] = anomaly.operation if anomaly.kind == "NaN" else None
     return CATALOGUE["exploding-gradient"].finding(origin.layer, text, "anomaly", numbers=numbers)
@@ -249,7 +247,7 @@ def _by_ratio(report: GradientReport, thresholds: GradientThresholds, name: str)
 
 
 def _in_order_of_execution(weights: list[ParameterGradient], report: GradientReport) -> list[ParameterGradient]:
-    """As registered where the calls do not tell."""
+    """In order of execution if every layer ran, else in order of registration."""
     first: dict[str, int] = {}
     for at, layer in enumerate(report.layers):
         first.setdefault(layer.call.name, at)
@@ -274,7 +272,7 @@ def _of_chain(
 def _chain_words(
     chain: Sequence[ParameterGradient], weights: Sequence[ParameterGradient], worst: ParameterGradient, lowest: bool
 ) -> str:
-    """How many more there are of those nearer the input, and which is worst."""
+    """How many weights nearer the input are affected, and which one is worst."""
     more, nearer = len(chain) - 1, list(weights).index(chain[-1])
     if not more:
         return ""
@@ -299,11 +297,11 @@ def _meaning(name: str, source: ParameterGradient, report: GradientReport) -> st
 
 
 def _input_words(parameter: ParameterGradient, report: GradientReport) -> str:
-    """What goes into a layer is to blame where the layer gets a gradient and its weight none."""
+    """The input is the cause if the layer gets a gradient and its weight does not."""
     if parameter.gradient is None or parameter.gradient.max_abs:
         return ""
     arrives = [layer.grad_output for layer in report.layers if layer.call.name == parameter.layer]
-    return ", for what goes in is 0" if any(size is not None and size.max_abs for size in arrives) else ""
+    return ", because the input is 0" if any(size is not None and size.max_abs for size in arrives) else ""
 
 
 def _size_words(parameter: ParameterGradient) -> str:
@@ -334,7 +332,7 @@ def _stopped(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]
 
 
 def _frozen(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]:
-    """One finding for layers that follow one another and are frozen, one for each parameter frozen alone."""
+    """One finding for consecutive frozen layers, one for each parameter that is frozen alone."""
     cut_off = {layer.call.name for layer in report.layers if layer.grad_output is None}
     cut_off |= {key.partition("#")[0] for stop in stops for key in stop.calls}
     cut_off -= {layer.call.name for layer in report.layers if layer.grad_output is not None}

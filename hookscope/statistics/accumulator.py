@@ -255,10 +255,10 @@ def _as_float32(values: Tensor) -> Tensor:
 
 def _names_of_their_own(images: Sequence[str | None]) -> list[str]:
     """A name for each item; several items of one image are numbered."""
-    seen: Counter[str] = Counter()
+    count: Counter[str] = Counter()
     names = []
     for image in images:
         name = image or ""
-        names.append(f"{name} {seen[name]}" if seen[name] or not name else name)
-        seen[name] += 1
+        names.append(f"{name} {count[name]}" if count[name] or not name else name)
+        count[name] += 1
     return names

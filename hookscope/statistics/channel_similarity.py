@@ -60,7 +60,7 @@ class PatternSketch:
         self.positions += values.shape[0] * values.shape[2]
 
     def merge(self, other: PatternSketch) -> None:
-        """Add what ``other`` has seen."""
+        """Add the values of ``other``."""
         self.products += other.products
         self.ones += other.ones
         self.positions += other.positions
@@ -82,8 +82,8 @@ class PatternSketch:
             length = np.linalg.norm(own, axis=1)
             looked_at = self.positions / (moments.count + moments.nan + moments.inf).clip(min=1)
             # channels that are constant at the sampled positions would all look alike
-            seen = length > np.sqrt(_SEEN * _LENGTH * looked_at) * np.sqrt(moments.m2)
-        chosen = np.flatnonzero(candidates & seen & np.isfinite(length) & (moments.m2 > 0))
+            sampled = length > np.sqrt(_SEEN * _LENGTH * looked_at) * np.sqrt(moments.m2)
+        chosen = np.flatnonzero(candidates & sampled & np.isfinite(length) & (moments.m2 > 0))
         unit = own[chosen] / length[chosen, None]
         pairs = np.argwhere(np.triu(unit @ unit.T >= least - _ROUNDING, 1))
         spread = np.sqrt(moments.variance[chosen])
@@ -189,7 +189,7 @@ class ChannelCovariance:
             )
 
     def merge(self, other: ChannelCovariance) -> None:
-        """Add what ``other`` has seen."""
+        """Add the values of ``other``."""
         self._add(other.count, other.mean, other.products)
 
     @property

@@ -9,23 +9,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hookscope.drawing import SMALL, Colour, page_of_rows, plain_settings, write
-from hookscope.findings import Finding
+from hookscope.findings import Finding, default, nonfinite_words
 from hookscope.statistics.layer_statistics import LayerStatistics
 
 _MOST_LINES = 10
-_WIDEST, _THICKEST = 5.5, 0.55  # of a band: points, share of a row
-_COMPARABLE = 80.0  # times the smallest layer's size the widest value may be for one linear scale
-_MOST_SIZES = 10.0  # beyond so many root mean squares less than 1 % of values can be (Chebyshev)
+_WIDEST, _THICKEST = 5.5, 0.55  # of a band: in points, as a share of a row
+_COMPARABLE = 80.0  # largest ratio of values to the smallest root mean square on one linear scale
+_MOST_SIZES = 10.0  # less than 1 % of values are beyond 10 root mean squares (Chebyshev)
 _BANDS = ((0.01, 0.99, "#cfe3f2"), (0.05, 0.95, "#8cc5e8"), (0.25, 0.75, Colour.BLUE))
 _FIRST_STRIPE, _LEGEND_INK = "#f9c4a4", "#606060"
 _ARROW = "\N{BLACK LEFT-POINTING POINTER}"
-_HALF_PRECISION = (2.0**-14, 65504.0)
+_HALF_PRECISION = (default("vanishing-activations", "smallest"), default("exploding-activations", "largest"))
 _BAND_WORDS = (
     "thin line lowest to highest; light, middle, dark blue: 98, 90 and 50 % of the values; white tick median, orange"
     " dot mean"
 )
-_DEAD_WORDS = "dead: channels that never leave one value"
-_SATURATED_WORDS = "; saturated: values within 1 % of a bound, where there is one (|)"
+_DEAD_WORDS = "dead: channels with one constant value"
+_SATURATED_WORDS = "; saturated: values within 1 % of a bound, if the function has one (|)"
 _SIZE_WORDS = (
     "sizes differ too much for one scale, so each row of values is divided by its root mean square (rms); rms: dot,"
     " line to the largest value, dashed the limits of half precision"
@@ -35,17 +35,16 @@ Draw = Callable[["Axes", Sequence["LayerStatistics"], float], None]
 
 
 def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Finding], about: str) -> Figure:
-    """A page with a row for each of ``layers``; rows with findings are marked and name them, the first says so.
+    """A page with a row for each of ``layers``; rows with findings name them, and one row is marked to start with.
 
-    Panels: distribution of the values, NaN and Inf where there are any, zeros, dead channels, saturation where a
-    function is bounded. Where layers differ by orders of magnitude there is no scale on which all distributions can be
-    seen: each is then drawn in units of its own root mean square, which has a logarithmic panel beside it. Findings
-    stand in words above, a line for each kind in the order given, with the layer that has most of it, or had it first.
+    Panels: distribution of the values, NaN and Inf (if there are any), zeros, dead channels, saturation (if a function
+    is bounded). If layers differ by orders of magnitude, each distribution is drawn in units of its own root mean
+    square, which has a logarithmic panel of its own. A line above the rows summarises each kind of finding.
 
     Args:
-        layers: In order of execution.
-        findings: The gravest first, as `diagnose` gives them.
-        about: The heading: what was measured on what.
+        layers: Statistics in order of execution.
+        findings: The findings of `diagnose`, the gravest first.
+        about: The heading, such as the model and the number of images.
 
     Example:
         >>> import torch
@@ -59,16 +58,16 @@ def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Findin
         ['values', 'zeros (%)', 'dead channels (%)', 'saturated (%)']
     """
     panels, legend = _panels(layers), _legend(layers)
-    told, first = _told(findings), _first_row(layers, findings)
+    summary, first = _summary(findings), _first_row(layers, findings)
     with plain_settings():
         page = page_of_rows(
             [f"{layer.key}  {layer.call.type}" for layer in layers],
             [title for title, _, _ in panels],
             about,
-            [*told, *legend],
+            [*summary, *legend],
             [width for _, width, _ in panels],
             _marks(layers, findings, first),
-            range(len(told)) if findings else (),
+            range(len(summary)) if findings else (),
         )
         for text in page.figure.texts[-len(legend) :]:
             text.set_color(_LEGEND_INK)
@@ -81,7 +80,7 @@ def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Findin
 
 
 def _panels(layers: Sequence[LayerStatistics]) -> list[tuple[str, float, Draw]]:
-    """Titles, widths in inches and what draws them."""
+    """Title, width in inches and drawing function of each panel."""
     panels: list[tuple[str, float, Draw]] = [("values", 4.6, _draw_values)]
     if not _comparable(layers):
         panels = [("values / rms", 3.6, _draw_relative), ("rms", 2.4, _draw_sizes)]
@@ -94,20 +93,20 @@ def _panels(layers: Sequence[LayerStatistics]) -> list[tuple[str, float, Draw]]:
 
 
 def _legend(layers: Sequence[LayerStatistics]) -> list[str]:
-    """Above the rows, where it is seen: 400 of them end metres below."""
+    """The lines of the legend, which stand above the rows because 400 rows end far below."""
     bounded = any(layer.saturated is not None for layer in layers)
     lines = [_BAND_WORDS, _DEAD_WORDS + (_SATURATED_WORDS if bounded else "")]
     return lines if _comparable(layers) else [_SIZE_WORDS, *lines]
 
 
 def _comparable(layers: Sequence[LayerStatistics]) -> bool:
-    """Whether every layer can be seen on one linear scale."""
+    """Whether all layers fit on one linear scale."""
     sizes = _sizes(layers).values()
     return not sizes or max(_largest(layer) for layer in layers) <= _COMPARABLE * min(sizes)
 
 
 def _sizes(layers: Sequence[LayerStatistics]) -> dict[int, float]:
-    """Root mean square by row, of those that have one other than 0; squares of large float64 have none."""
+    """Root mean squares by row, without zeros and overflows."""
     return {at: layer.rms for at, layer in enumerate(layers) if layer.rms and math.isfinite(layer.rms)}
 
 
@@ -116,7 +115,7 @@ def _largest(layer: LayerStatistics) -> float:
 
 
 def _first_row(layers: Sequence[LayerStatistics], findings: Sequence[Finding]) -> int | None:
-    """Where to look first: a row of the gravest kind of finding that has one; None where there is no choice."""
+    """The row to look at first: one with the gravest finding; None if only one row has findings."""
     rows = {layer.key: at for at, layer in enumerate(layers) if layer.key}
     found = [one for one in findings if one.layer in rows]
     if len({one.layer for one in found}) < 2:
@@ -125,41 +124,41 @@ def _first_row(layers: Sequence[LayerStatistics], findings: Sequence[Finding]) -
 
 
 def _worst(findings: Sequence[Finding]) -> Finding:
-    """Of findings of one kind the one with the largest share, else the first: what goes wrong there goes on."""
+    """The finding with the largest share, else the first, because later layers inherit it."""
     return max(findings, key=_share)
 
 
-def _share(found: Finding) -> float:
-    """The share of channels or values a finding is about, 0 where it is not about a share."""
-    channels = found.numbers.get("channels")
-    if found.channels and channels:
-        return len(found.channels) / float(channels)
-    return float(found.numbers.get("saturated") or 0.0)
+def _share(finding: Finding) -> float:
+    """The share of channels or values that a finding is about, 0 without a share."""
+    channels = finding.numbers.get("channels")
+    if finding.channels and channels:
+        return len(finding.channels) / float(channels)
+    return float(finding.numbers.get("saturated") or 0.0)
 
 
 def _marks(layers: Sequence[LayerStatistics], findings: Sequence[Finding], first: int | None) -> dict[int, str]:
-    """Which rows have findings, and their names."""
+    """The names of the findings by row."""
     named: dict[str, list[str]] = {}
     for found in findings:
         names = named.setdefault(found.layer, [])
         names += [found.finding] if found.finding not in names else []
-    named.pop("", None)  # of the whole model, and no layer's
+    named.pop("", None)  # findings on the whole model
     marks = {at: ", ".join(named[layer.key]) for at, layer in enumerate(layers) if layer.key in named}
     if first is not None:
         marks[first] = f"{_ARROW} look here first: {marks[first]}"
     return marks
 
 
-def _told(findings: Sequence[Finding]) -> list[str]:
-    """A line for each kind of finding: how often it was found, and the evidence of the worst or first of them."""
+def _summary(findings: Sequence[Finding]) -> list[str]:
+    """A line for each kind of finding: its count, and the evidence of the worst or the first."""
     kinds: dict[str, list[Finding]] = {}
-    for found in findings:
-        kinds.setdefault(found.finding, []).append(found)
+    for finding in findings:
+        kinds.setdefault(finding.finding, []).append(finding)
     lines = []
-    for kind, some in kinds.items():
-        one = _worst(some)
-        among = f"{len(some)} times, the {'worst' if _share(one) else 'first'} " if len(some) > 1 else ""
-        lines.append(f"{kind}:  {among}{one.layer and one.layer + ': '}{one.evidence}")
+    for kind, members in kinds.items():
+        worst = _worst(members)
+        among = f"{len(members)} times, the {'worst' if _share(worst) else 'first'} " if len(members) > 1 else ""
+        lines.append(f"{kind}:  {among}{worst.layer and worst.layer + ': '}{worst.evidence}")
     more = len(lines) - _MOST_LINES
     if more > 0:
         lines[_MOST_LINES:] = [f"... and {more} more kind{'' if more == 1 else 's'} of findings, beside the rows"]
@@ -171,7 +170,7 @@ def _draw_values(axes: Axes, layers: Sequence[LayerStatistics], thickness: float
 
 
 def _draw_relative(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """Bands in units of each layer's root mean square; lowest and highest may go on beyond the panel."""
+    """Bands in units of each layer's root mean square; extremes may lie outside the panel."""
     sizes = _sizes(layers)
     units = [sizes.get(at, 1.0) for at in range(len(layers))]
     _bands(axes, layers, units, thickness)
@@ -204,7 +203,7 @@ def _bands(axes: Axes, layers: Sequence[LayerStatistics], units: Sequence[float]
 
 
 def _draw_sizes(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """Root mean square a dot, a line from it to the largest value; a layer that is 0 throughout has none."""
+    """A dot at the root mean square and a line to the largest value, except for layers of zeros."""
     sizes = _sizes(layers)
     axes.set_xscale("log")
     axes.hlines(list(sizes), list(sizes.values()), [_largest(layers[at]) for at in sizes], colors=Colour.FAINT, lw=0.8)
@@ -213,7 +212,7 @@ def _draw_sizes(axes: Axes, layers: Sequence[LayerStatistics], thickness: float)
     high = min(max(_largest(layers[at]) for at in sizes) * 2, 1e300)
     axes.set_xlim(low, high)
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-    powers = powers[:: -max(1, -(-len(powers) // 5))]  # from the highest, 5 at most: their labels need room
+    powers = powers[:: -max(1, -(-len(powers) // 5))]  # at most 5, from the highest: their labels need room
     axes.set_xticks([10.0**power for power in powers], [f"1e{power}" if power else "1" for power in powers])
     axes.set_xticks([], minor=True)
     for limit in _HALF_PRECISION:
@@ -222,13 +221,12 @@ def _draw_sizes(axes: Axes, layers: Sequence[LayerStatistics], thickness: float)
 
 
 def _draw_nonfinite(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """Counts as words: a bar for 3 of a million would not be seen."""
+    """Counts as text, because a bar of 3 in a million is invisible."""
     axes.set_xlim(0, 1)
     axes.set_xticks([])
     for at, layer in enumerate(layers):
-        counts = [f"{count:,} {name}" for count, name in ((layer.nan, "NaN"), (layer.inf, "Inf")) if count]
-        if counts:
-            write(axes, 0.03, at, ", ".join(counts), fontsize=SMALL, color=Colour.ALARM)
+        if counts := nonfinite_words(layer.nan, layer.inf):
+            write(axes, 0.03, at, counts.replace(" and", ","), fontsize=SMALL, color=Colour.ALARM)
 
 
 def _draw_zeros(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
@@ -236,7 +234,7 @@ def _draw_zeros(axes: Axes, layers: Sequence[LayerStatistics], thickness: float)
 
 
 def _draw_dead(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """Bars, and the numbers in figures: 1 channel of 512 would not be seen."""
+    """Bars and counts, because a bar of 1 in 512 channels is invisible."""
     shares = {at: len(layer.dead_channels) / max(layer.channels, 1) for at, layer in enumerate(layers)}
     _bars(axes, shares, Colour.ALARM, 1.25 * thickness)
     for at, share in shares.items():
@@ -247,14 +245,14 @@ def _draw_dead(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) 
 
 
 def _draw_saturated(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """Bars where a function is bounded; a tick at 0 tells such a row from one without bounds."""
+    """Bars of bounded functions; a tick at 0 marks their rows."""
     shares = {at: layer.saturated for at, layer in enumerate(layers) if layer.saturated is not None}
     _bars(axes, shares, Colour.ORANGE, thickness)
     axes.plot([0] * len(shares), list(shares), "|", color=Colour.INK, ms=thickness, clip_on=False, zorder=4)
 
 
 def _bars(axes: Axes, shares: dict[int, float], colour: str, thickness: float) -> None:
-    # one collection of lines: a rectangle for each of 400 rows takes half a second
+    # one collection of lines: 400 rectangles take half a second
     axes.hlines(
         list(shares), 0, [100 * share for share in shares.values()], colors=colour, linewidth=thickness, zorder=3
     )

@@ -156,13 +156,13 @@ def merge_statistics(paths: Sequence[StrPath]) -> SavedStatistics:
     if not paths:
         raise InputError("no saved statistics to merge", do=_GIVE)
     whole = load_statistics(paths[0])
-    seen = {whole.progress: paths[0]}
+    files = {whole.progress: paths[0]}
     for path in paths[1:]:
         one = load_statistics(path)
         check_same_source(whole.source, one.source, str(paths[0]), str(path))
-        if one.progress is not None and one.progress in seen:
-            raise InputError(f"'{seen[one.progress]}' and '{path}' hold the same images", do="leave one of them out")
-        seen[one.progress] = path
+        if one.progress is not None and one.progress in files:
+            raise InputError(f"'{files[one.progress]}' and '{path}' hold the same images", do="leave one of them out")
+        files[one.progress] = path
         whole.totals.merge(one.totals)
     return whole if len(paths) == 1 else replace(whole, progress=None)
 

@@ -299,7 +299,7 @@ def test_a_plot(run: Run, here: Path, name: str) -> None:
         (["--freeze", "relu"], "small", 1, "cannot freeze 'relu'; it has no parameters"),
         (["--freeze", "conv1#1"], "small", 2, "freeze takes names, not calls"),
         (["--loss", "nll"], "small", 2, "'nll' is not one of"),
-        (["--vanishing", "2", "--exploding", "1"], "small", 2, "nothing is left between"),
+        (["--vanishing", "2", "--exploding", "1"], "small", 2, "the first must be smaller"),
         (["--plot", "g.jpg"], "small", 2, "cannot write g.jpg; plots are PNG, SVG or PDF files"),
         (["--plot", "no/g.png"], "small", 1, "its folder does not exist"),
         (["--plot", "cat.png"], "small", 1, "it is the image cat.png itself"),

@@ -161,7 +161,7 @@ class Listed(Attribute):
         return x.clone().mul_(self.several[0])  # here
 
 
-UNSEEN = "a tensor that nothing seen in the pass made"
+UNSEEN = "a tensor of unknown origin"
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_what_nothing_depends_on_is_unused() -> None:
 
     unused, idle = stops(Unused())
     assert (unused.reason, unused.layer, unused.calls, unused.parameters) == ("unused", "b", ("b",), BOTH[2:])
-    assert unused.why == "nothing that the loss depends on takes what 'b' puts out"
+    assert unused.why == "the loss does not depend on the output of 'b'"
     assert (idle.reason, idle.why, idle.parameters) == ("unused", "'c' did not run", ("c.weight", "c.bias"))
 
 
@@ -186,7 +186,7 @@ def test_a_parameter_alone() -> None:
             return self.end(self.c(x))
 
     spare, weight, bias = sorted(stops(Alone()), key=lambda stop: stop.why, reverse=True)
-    assert (spare.parameters, spare.why) == (("spare",), "nothing that the loss depends on takes 'spare'")
+    assert (spare.parameters, spare.why) == (("spare",), "the loss does not depend on 'spare'")
     assert weight.reason == "unused" or weight.parameters == ("b.weight",)
     by_name = {stop.parameters: stop for stop in (spare, weight, bias)}
     assert by_name[("b.weight",)].reason == "detached" and by_name[("b.bias",)].why == "'b' did not run"

@@ -66,7 +66,7 @@ def test_rows_are_in_order_of_execution_with_other_layers_after_theirs() -> None
     assert heads[:3] == ["a net", "one line", "no findings"]
     assert heads[3] == "absolute values on a log scale: dot mean, line to the largest; coloured rows have a finding"
     assert heads[4:8] == ["0 everywhere", "no gradient arrives", "frozen", "NaN or Inf"]
-    assert heads[8].startswith("blank: it has no such parameter, did not run")
+    assert heads[8].startswith("blank: no such parameter, the layer did not run")
     width = figure.get_size_inches()[0] * figure.dpi
     assert all(text.get_window_extent().x1 < width for text in figure.texts)
 

@@ -99,7 +99,7 @@ def test_a_dead_relu_stops_all_before_it() -> None:
     net[4].bias.data.fill_(-100)
     (found,) = look(net)
     assert (found.finding, found.layer) == ("vanishing-gradient", "6")
-    zero = "the gradient of '6.weight' is 0 everywhere, for what goes in is 0"
+    zero = "the gradient of '6.weight' is 0 everywhere, because the input is 0"
     assert found.evidence == f"{zero}; so are those of all 3 weights nearer the input"
     assert found.meaning.startswith("No step changes these weights. Look for a ReLU")
 
@@ -190,8 +190,8 @@ def test_what_made_inf_is_told_before_what_made_nan_of_it() -> None:
     net[5] = Summed()
     (found,) = look(net, anomaly=first_anomaly(net, picture()))
     assert re.fullmatch(
-        r"SqrtBackward0 of sqrt at \S+ makes the first Inf of the backward pass; AddBackward0 of add at \S+ makes NaN"
-        r" of it",
+        r"SqrtBackward0 of sqrt at \S+ makes the first Inf of the backward pass; AddBackward0 of add at \S+ turns it"
+        r" into NaN",
         found.evidence,
     )
     assert (found.layer, found.numbers["operation"], found.numbers["kind"]) == ("5", "SqrtBackward0", "Inf")
@@ -212,7 +212,7 @@ def test_nan_in_the_forward_pass_is_told_at_its_first_activation() -> None:
     assert (found.finding, found.layer, found.numbers["phase"]) == ("exploding-gradient", "2", "forward")
     assert found.evidence == "64 values of its activation are NaN or Inf already in the forward pass"
     (found,) = look(net, anomaly=first_anomaly(net, picture()))
-    assert (found.layer, found.evidence) == ("2", "parameter '2.weight' holds NaN, which conv2d takes in")
+    assert (found.layer, found.evidence) == ("2", "parameter '2.weight' holds NaN, which conv2d uses")
 
 
 class Branches(nn.Module):
@@ -343,5 +343,5 @@ def test_scales_near_zero_are_no_weights() -> None:
 
 @pytest.mark.parametrize(("vanishing", "exploding"), [(2.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (1.0, 1.0)])
 def test_thresholds_that_leave_nothing(vanishing: float, exploding: float) -> None:
-    with pytest.raises(UsageError, match="nothing is left between"):
+    with pytest.raises(UsageError, match="the first must be smaller"):
         GradientThresholds(vanishing, exploding)
