@@ -312,7 +312,7 @@ def test_a_method_of_the_registry_is_in_the_help_and_runs(
     monkeypatch.setitem(SALIENCY_METHODS, "toy", toy)
     text = CliRunner().invoke(command, ["--help"]).output
     assert re.search(r"^    toy +a toy method$", text, re.MULTILINE) and "|toy]" in text
-    status, out, _ = run("dog.png", "--method", "toy")
+    status, out, _ = run("dog.png", "--method", "toy", "--format", "ndjson")
     assert (status, rows(out)[0]["method"]) == (0, "toy")
 
 
