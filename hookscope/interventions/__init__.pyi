@@ -1,6 +1,7 @@
 from .ablation import Ablation as Ablation, ChannelWorth as ChannelWorth, ablate_each as ablate_each
 from .ablation_passes import channel_scores as channel_scores
 from .base import Intervention as Intervention, ParameterIntervention as ParameterIntervention
+from .classes import ClassChange as ClassChange, class_changes as class_changes
 from .context import intervene as intervene
 from .dropout import (
     DropBlock as DropBlock,

@@ -84,6 +84,7 @@ def intervention_effect(
     *,
     seed: int | None = None,
     keep: Layers | None = None,
+    keep_changed: bool = False,
 ) -> Effect:
     """Run ``model`` without and with ``changes``, and measure how far the activations of chosen calls moved.
 
@@ -97,7 +98,8 @@ def intervention_effect(
         layers: Which calls to measure; None for those with a weight of two or more dimensions.
         types: Class names that indices count.
         seed: Seed of the random numbers in both passes; None goes on from where the random state is.
-        keep: Calls whose activations are kept, so that they can be drawn.
+        keep: Calls whose activations are kept for drawing.
+        keep_changed: Whether to keep the activations of changed calls and of layers with changed parameters.
 
     Raises:
         LayerError: no such layer or parameter.
@@ -112,18 +114,18 @@ def intervention_effect(
         [('0', True, 2.0), ('1', False, 2.0)]
     """
     pairs = list(from_the_start(model, inputs, pairs_of(changes), types, seed))
-    keep = None if keep is None else Selection.of(keep)
-    wanted = [layers_with_weights(model), *_layers_among(model, pairs)] if layers is None else [Selection.of(layers)]
-    chosen = Selection(wanted if keep is None else [*wanted, keep])
+    called, owners = _changed_layers(model, pairs)
+    kept = [*([] if keep is None else [Selection.of(keep)]), *([*called, *owners] if keep_changed else [])]
+    wanted = [layers_with_weights(model), *called] if layers is None else [Selection.of(layers)]
+    chosen = Selection([*wanted, *kept])
     with torch.no_grad(), random_states_kept(), ExitStack() as stack:
         before = stack.enter_context(capture(model, chosen, types))
-        if keep is not None:
-            calls: list[Call] = []
-            kept = stack.enter_context(Observer(model, keep, types, lambda call, *_: calls.append(call)))
+        calls: list[Call] = []
+        if kept:
+            keeper = stack.enter_context(Observer(model, Selection(kept), types, lambda call, *_: calls.append(call)))
         output = _run(model, inputs, seed)
     # an index from the end is known only after a pass
-    drawn = set() if keep is None else {call.key for call in calls if kept.wanted(call)}
-    comparison = _Comparison(model, before, drawn)
+    comparison = _Comparison(model, before, {call.key for call in calls if keeper.wanted(call)})
     with torch.no_grad(), random_states_kept(), ExitStack() as stack:
         comparison.block = stack.enter_context(intervene(model, pairs, types))
         # the hooks of the comparison come later, so that they see changed values
@@ -172,11 +174,20 @@ def from_the_start(
         yield from ((Selection.of_names([call.name], call.call), change) for call in found.calls)
 
 
-def _layers_among(model: nn.Module, pairs: Iterable[tuple[str | Selection, Any]]) -> list[Selection]:
-    """The places of interventions that are calls, not parameters."""
-    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-    places = [Selection.of(where) for where, _ in pairs]
-    return [place for place in places if place.counts or place.calls_by_name(names)]
+def _changed_layers(
+    model: nn.Module, pairs: Iterable[tuple[str | Selection, Any]]
+) -> tuple[list[Selection], list[Selection]]:
+    """The calls that interventions change, and the layers whose parameters they change."""
+    layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    called, owners = [], []
+    for where, _ in pairs:
+        place = Selection.of(where)
+        if place.counts or place.calls_by_name(layers):
+            called.append(place)
+        elif names := [name for name in parameters if name == str(where) or place.calls_by_name([name])]:
+            owners.append(Selection.of_names(dict.fromkeys(name.rpartition(".")[0] for name in names)))
+    return called, owners
 
 
 class _Comparison:

@@ -21,7 +21,7 @@ from hookscope.cli.output.effect_rows import (
     LAYER_COLUMNS,
     Row,
     channel_row,
-    class_rows,
+    class_row,
     layer_row,
     target_lines,
 )
@@ -220,10 +220,17 @@ def _compare(
 ) -> Report:
     """Run both passes and compare them."""
     net = subject.net
-    keep = _drawn_layers(subject, changes, options) if options.grid is not None else None
+    draws = options.grid is not None
     with subject.run():
         effect = interventions.intervention_effect(
-            net.model, subject.inputs, built, options.layers or None, types, seed=seed, keep=keep
+            net.model,
+            subject.inputs,
+            built,
+            options.layers or None,
+            types,
+            seed=seed,
+            keep=(options.layers or None) if draws else None,
+            keep_changed=draws and not options.layers,
         )
     classes = _class_rows(subject, effect, options)
     _note_idle(changes, effect)
@@ -262,14 +269,6 @@ def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:
         output.note(f"Note: {word} has no effect on a forward pass: it acts in training")
 
 
-def _drawn_layers(subject: ModelAndImages, changes: Sequence[Change], options: Options) -> list[str]:
-    """What ``--grid`` draws: the chosen layers, else the changed ones."""
-    if options.layers:
-        return list(options.layers)
-    parameters = dict(subject.net.model.named_parameters(remove_duplicate=False))
-    return [each.where.rpartition(".")[0] if each.where in parameters else each.where for each in changes]
-
-
 def _class_rows(subject: ModelAndImages, effect: interventions.Effect, options: Options) -> list[Row]:
     """The classes of both passes; a model without scores is an error only where an option is about classes."""
     net, asked = subject.net, was_given("target") or options.classes
@@ -277,12 +276,8 @@ def _class_rows(subject: ModelAndImages, effect: interventions.Effect, options: 
         output.note(f"Note: {why}: layers alone")
         return []
     categories = categories_of(net, options.categories)
-    before, after = (
-        scores.one_picture(scores.class_scores(answer, net.name)) for answer in (effect.before, effect.after)
-    )
-    if categories:
-        scores.check_categories(categories, len(before), net.name)
-    return class_rows(before, after, options.target, categories, net.weights)
+    classes = interventions.class_changes(effect.before, effect.after, options.target, categories, net.name)
+    return [class_row(change, net.weights) for change in classes]
 
 
 def _draw(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hookscope import interventions, scores
 from hookscope.cli.output.report import Columns
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FIELDS = ("index", "name", "type", "call", "shape", "changed", "relative_l2", "cosine", "nonfinite", "weights")
 CLASS_FIELDS = (
@@ -55,53 +52,9 @@ def channel_row(place: int, channel: interventions.ChannelWorth, categories: Seq
     }
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """The classes of one pass."""
-
-    scores: list[float]
-    probabilities: list[float]
-    ranks: dict[int, int]
-
-    @classmethod
-    def of(cls, logits: Tensor) -> _Answer:
-        values = logits.detach().cpu().double().tolist()
-        order = scores.Target(f"top:{len(values)}").indices(values, None)
-        ranks = {index: rank for rank, index in enumerate(order, 1)}
-        return cls(values, scores.probabilities(logits).tolist(), ranks)
-
-
-def class_rows(
-    before: Tensor, after: Tensor, target: scores.Target, categories: Sequence[str] | None, weights: str
-) -> list[Row]:
-    """The target and the five best classes of both passes, those of the first pass first.
-
-    Args:
-        before: Scores ``(K,)`` without the interventions.
-        after: Scores with them.
-        target: The classes asked about.
-        categories: Names of the classes.
-        weights: The weights of the model.
-    """
-    first, second, top = _Answer.of(before), _Answer.of(after), scores.Target("top:5")
-    targets = target.indices(first.scores, categories)
-    shown = dict.fromkeys([*top.indices(first.scores, None), *top.indices(second.scores, None), *targets])
-    return [
-        {
-            "index": index,
-            "label": scores.class_label(index, categories),
-            "target": index in targets,
-            "score": first.scores[index],
-            "score_after": second.scores[index],
-            "change": second.scores[index] - first.scores[index],
-            "probability": first.probabilities[index],
-            "probability_after": second.probabilities[index],
-            "rank": first.ranks[index],
-            "rank_after": second.ranks[index],
-            "weights": weights,
-        }
-        for index in shown
-    ]
+def class_row(change: interventions.ClassChange, weights: str) -> Row:
+    """A class in both passes."""
+    return {**dataclasses.asdict(change), "weights": weights}
 
 
 def target_lines(rows: Sequence[Row]) -> list[str]:
