@@ -1,4 +1,4 @@
-"""What a pass left of each layer call, found by name, by call or by index: values, and gradients once they come."""
+"""Mappings from layer calls to values and to gradients, looked up by name, by call or by index."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallMapping(Mapping[str, Any]):
         return tuple(self._calls.values())
 
     def __getitem__(self, key: str | int) -> Any:
-        """What is kept of a call; an index counts calls of the chosen types, also from the end of the pass."""
+        """The value of a call; an index counts calls of the chosen types, also from the end of the pass."""
         return self._values[self._find_name(key) if isinstance(key, str) else self._find_index(as_index(key))]
 
     def __iter__(self) -> Iterator[str]:
@@ -50,7 +50,7 @@ class CallMapping(Mapping[str, Any]):
         return True
 
     def get(self, key: str | int, default: Any = None) -> Any:
-        """What is kept of a call, or ``default``."""
+        """The value of a call, or ``default``."""
         return self[key] if key in self else default
 
     def _add(self, call: Call, value: Any) -> None:

@@ -45,7 +45,7 @@ def _everything_as_before(model: nn.Module) -> Iterator[None]:
     values = [value for _, own in attributes for value in own.values() if type(value) in plain]
     contents = [(container, copy.copy(container)) for container in values]
     with (
-        torch.inference_mode(False),  # inside it no tensor tells how often it was written
+        torch.inference_mode(False),  # inside it tensors do not count writes
         torch.no_grad(),
         random_states_kept(),
         other_hooks_set_aside(model),

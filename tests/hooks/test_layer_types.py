@@ -43,6 +43,6 @@ def test_layers_with_weights_are_those_with_a_matrix_or_filters() -> None:
     assert layers_with_weights(nn.Sequential(nn.ReLU())).plain_names == ("0",)  # every leaf, then
 
 
-def test_a_type_that_is_missing_is_told_with_those_there_are() -> None:
+def test_an_error_for_a_missing_type_lists_the_types_of_the_model() -> None:
     with pytest.raises(LayerError, match=r"no layer of type Conv3d; the model has .*Conv2d \(1\).*; perhaps Conv2d"):
         raise no_such_type(["Conv3d"], types_in(small()))

@@ -48,7 +48,7 @@ def test_the_range_of_every_type(tensor: Tensor, dtype: str, least: float, most:
         ([], None, None, 0),
     ],
 )
-def test_values_that_are_not_finite_are_counted_and_no_extremes(
+def test_values_that_are_not_finite_are_counted_and_are_no_extremes(
     values: list[float], least: float | None, most: float | None, nonfinite: int
 ) -> None:
     found = facts(torch.tensor(values))
@@ -78,12 +78,12 @@ def test_the_meta_device_has_no_values() -> None:
         (torch.tensor([0.1]), 1, [0.10000000149011612]),
     ],
 )
-def test_small_tensors_are_told_whole(tensor: Tensor, most: int, values: Any) -> None:
+def test_summaries_hold_the_values_of_small_tensors(tensor: Tensor, most: int, values: Any) -> None:
     assert facts(tensor, most).values == values
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_quantized_tensors_are_told_as_what_they_stand_for() -> None:
+def test_quantized_tensors_are_decoded() -> None:
     tensor = torch.quantize_per_tensor(torch.tensor([-1.0, 0.6]), 0.5, 10, torch.quint8)
     assert facts(tensor, 2) == TensorSummary((2,), "quint8", -1.0, 0.5, 0, [-1.0, 0.5])
 

@@ -177,7 +177,7 @@ def test_the_numbers_that_a_model_draws_are_drawn_again_afterwards() -> None:
 
 
 @pytest.mark.parametrize("what", ["0.weight", "1.running_mean"])
-def test_weights_made_in_inference_mode_are_told_in_one_line(what: str) -> None:
+def test_weights_made_in_inference_mode_are_an_error_of_one_line(what: str) -> None:
     net = small().train()
     layer, name = what.split(".")
     with torch.inference_mode():

@@ -533,7 +533,7 @@ def test_what_is_computed_again_is_the_same_call_once_more(reentrant: bool, laye
     assert once.seen == [("a", 0)]
 
 
-def test_which_of_several_calls_is_computed_again_cannot_be_told() -> None:
+def test_which_of_several_calls_is_computed_again_is_unknown() -> None:
     net = Again(3, reentrant=False)
     for layers in ("a", "all"):
         with Observer(net, layers, ("Conv2d",), seen := Keys(), again=True):

@@ -29,7 +29,7 @@ def flat(facts: Any) -> list[float]:
     return torch.tensor(facts[""].values).flatten().tolist()
 
 
-def told(record: PassRecord) -> list[tuple[str, str]]:
+def events_of(record: PassRecord) -> list[tuple[str, str]]:
     return [(event.event, event.call.key) for event in record.events]
 
 
@@ -141,7 +141,7 @@ def by_hand(net: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> list
 def test_the_order_is_that_of_hooks_put_on_by_hand(make: Callable[[], nn.Module]) -> None:
     net, x = make(), torch.randn(1, 3, 32, 32)
     found = trace_events(net, x, types=("*",), backward=True)
-    assert told(found) == by_hand(copy.deepcopy(net), x, lambda output: output.max())
+    assert events_of(found) == by_hand(copy.deepcopy(net), x, lambda output: output.max())
     assert [event.number for event in found.events] == list(range(3 * len(found.calls)))
     assert {event.event for event in found.events} == set(EVENTS)
 
@@ -162,7 +162,7 @@ def test_depth_counts_the_chosen_calls_around() -> None:
     assert {s.depth for s in trace_events(net, x).calls} == {0}  # leaves run in no other leaf
     some = trace_events(net, x, ["0.side", "0.side.1", "re:^4$"])
     assert {s.call.key: s.depth for s in some.calls} == {"0.side.1": 1, "0.side": 0, "4": 0}
-    assert told(some) == [
+    assert events_of(some) == [
         ("pre-hook", "0.side"), ("pre-hook", "0.side.1"), ("forward", "0.side.1"), ("forward", "0.side"),
         ("pre-hook", "4"), ("forward", "4"),
     ]  # fmt: skip
@@ -186,7 +186,7 @@ def test_a_call_that_raised_and_was_caught_is_no_call() -> None:
 
 def test_events_end_with_forward_where_no_backward_pass_was_asked_for() -> None:
     found = trace_events(chain(), X)
-    assert told(found)[:2] == [("pre-hook", "0"), ("forward", "0")]
+    assert events_of(found)[:2] == [("pre-hook", "0"), ("forward", "0")]
     assert len(found.events) == 10
     assert (found.loss, found.value, found.targets, found.without_backward) == ("", None, (), "")
 
@@ -239,13 +239,13 @@ def test_calls_and_shapes_are_those_of_list_layers(name: str) -> None:
 
 def test_indices_count_within_the_types_and_from_the_end() -> None:
     found = trace_events(chain(), X, "-1", ("Conv2d",), backward=True)
-    assert told(found) == [("pre-hook", "4"), ("forward", "4"), ("backward", "4")]
+    assert events_of(found) == [("pre-hook", "4"), ("forward", "4"), ("backward", "4")]
     assert trace_events(chain(), X, "0:2", ("ReLU",)).calls[1].call.key == "3"
     with pytest.raises(LayerError, match="no layer 'nope'"):
         trace_events(chain(), X, "nope")
 
 
-def test_layers_that_did_not_run_are_told_where_they_were_chosen() -> None:
+def test_chosen_layers_that_did_not_run_are_listed() -> None:
     net = Kept(lambda net, x: net.used[0](x), used=nn.ModuleList([nn.Identity()]), idle=nn.Tanh(), more=nn.ReLU())
     assert trace_events(net, X).did_not_run == ("idle", "more")
     assert trace_events(net, X, types=("*",)).did_not_run == ("idle", "more")
@@ -270,7 +270,7 @@ def test_parts_of_containers_and_keywords() -> None:
     assert first.output["rest.0"].values == [[[[2, -1]]]]
     assert list(second.input) == [""]  # one tensor, however it was given
     assert {part: fact.values for part, fact in first.gradient.items()} == {"out": [[[[3, 3]]]]}
-    assert told(found)[-2:] == [("backward", "only"), ("backward", "inner")]
+    assert events_of(found)[-2:] == [("backward", "only"), ("backward", "inner")]
 
 
 def test_the_backward_event_of_several_parts_is_when_the_last_has_come() -> None:
@@ -284,7 +284,7 @@ def test_the_backward_event_of_several_parts_is_when_the_last_has_come() -> None
         "0": [[[[35, 35]]]],
         "1": [[[[7, 7]]]],
     }
-    assert [key for event, key in told(found) if event == "backward"] == ["b", "a", "split"]
+    assert [key for event, key in events_of(found) if event == "backward"] == ["b", "a", "split"]
 
 
 def test_a_tensor_that_is_there_twice_is_one_tensor() -> None:
@@ -307,7 +307,7 @@ def test_calls_that_no_gradient_reaches_have_no_backward_event() -> None:
     assert [call.key for call in found.unreached] == ["cut", "whole"]
     split = next(seen for seen in found.calls if seen.call.key == "chunks")
     assert list(split.gradient) == ["0"]
-    assert ("backward", "whole") not in told(found)
+    assert ("backward", "whole") not in events_of(found)
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
@@ -336,7 +336,7 @@ def test_the_loss_is_the_best_score_or_the_mean_square_without_classes() -> None
 def test_an_output_without_numbers_or_gradient_leaves_the_forward_events() -> None:
     nothing = trace_events(Kept(lambda x: {"boxes": torch.zeros(0, 4)}), X, types=("*",), backward=True)
     assert nothing.without_backward == "Kept returned no numbers: there is nothing to differentiate"
-    assert told(nothing) == [("pre-hook", ""), ("forward", "")]
+    assert events_of(nothing) == [("pre-hook", ""), ("forward", "")]
     several = trace_events(nn.Flatten(), torch.cat([X, X]), backward=True)
     assert (several.loss, several.value, several.without_backward) == ("mse", 2.5, "")
     blind = trace_events(nn.Sequential(nn.Tanh(), Kept(lambda x: x.detach())), X, backward=True)
@@ -359,7 +359,7 @@ def test_checkpoints_are_passed_and_reentrant_ones_refused() -> None:
             inner=nn.Sequential(nn.Conv2d(1, 1, 1), nn.Tanh()), last=nn.Flatten())  # fmt: skip
 
     found = trace_events(through(False), X, backward=True)
-    assert told(found)[-3:] == [("backward", "last"), ("backward", "inner.1"), ("backward", "inner.0")]
+    assert events_of(found)[-3:] == [("backward", "last"), ("backward", "inner.1"), ("backward", "inner.0")]
     assert len(found.events) == 9
     with pytest.raises(ModelError, match="reentrant"):
         trace_events(through(True), X, backward=True)

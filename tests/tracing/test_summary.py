@@ -43,9 +43,6 @@ def is_classification(name: str) -> bool:
     return not any(f".{word}." in f"{torchvision.models.get_model_builder(name).__module__}." for word in OTHERS)
 
 
-# --- judges -----------------------------------------------------------------------------------------------------------
-
-
 def judged_by_torchinfo(model: nn.Module, size: tuple[int, int], found: Trace) -> None:
     inputs = example_inputs(model, size)
     device = "meta" if next(model.parameters()).is_meta else "cpu"
@@ -135,9 +132,6 @@ def test_the_real_pass_of_every_model(name: str) -> None:
     model = load_model(name, weights="none", device="cpu").model
     inputs = example_inputs(model, skeleton.size)
     judged_by_plain_hooks(model, inputs, trace(model, inputs))
-
-
-# --- notes ------------------------------------------------------------------------------------------------------------
 
 
 def note_of(model: nn.Module, name: str, types: tuple[str, ...] = ("all",)) -> str:
@@ -252,9 +246,6 @@ def test_order_is_that_of_execution() -> None:
     assert [row.name for row in list_layers(Backwards(), (8, 8))] == ["first", "second"]
 
 
-# --- odd layers -------------------------------------------------------------------------------------------------------
-
-
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -360,9 +351,6 @@ def test_a_failure_that_the_model_catches_misplaces_nothing() -> None:
     ]
 
 
-# --- the model is as before -------------------------------------------------------------------------------------------
-
-
 def state_of(model: nn.Module) -> Any:
     return [
         (
@@ -463,9 +451,6 @@ def test_gradients_and_surroundings_stay() -> None:
         assert torch.is_inference_mode_enabled()
     assert torch.is_grad_enabled()
     assert torch.equal(net.weight.grad, grad)
-
-
-# --- inputs and errors ------------------------------------------------------------------------------------------------
 
 
 def test_models_of_grey_pictures_and_whole_shapes() -> None:

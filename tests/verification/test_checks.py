@@ -212,7 +212,7 @@ def test_tensors_that_are_one_object_are_one_in_the_re_computation() -> None:
     assert not failing(found)
 
 
-def test_a_model_that_cannot_be_copied_is_told() -> None:
+def test_a_model_that_cannot_be_copied_is_noted() -> None:
     model = Reused()
     model.kept = (torch.ones(1, requires_grad=True) * 2,)
     found = checks(model)["feature-extractor"]
@@ -220,7 +220,7 @@ def test_a_model_that_cannot_be_copied_is_told() -> None:
     assert found.note.startswith("it cannot be copied: ")
 
 
-def test_a_layer_that_cannot_be_copied_is_told() -> None:
+def test_a_layer_that_cannot_be_copied_is_noted() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
     model[1].kept = torch.ones(1, requires_grad=True) * 2
     found = checks(model)
@@ -301,11 +301,11 @@ def test_a_hook_left_by_an_exception_alone_is_found(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("shows", [False, True])
 def test_a_layer_that_changes_its_buffer_is_found(shows: bool) -> None:
     found = checks(nn.Sequential(nn.Conv2d(3, 4, 1), Counting(shows)))
-    told = failing(found)
-    assert ("untouched", "1") in told
+    failures = failing(found)
+    assert ("untouched", "1") in failures
     assert found["untouched"].largest_difference == 1.0
     assert "buffer 'count' changed, without hooks too: the layer does it" in found["untouched"].note
-    assert (("re-computation", "1") in told) == shows
+    assert (("re-computation", "1") in failures) == shows
 
 
 def test_a_layer_that_draws_random_numbers_is_found() -> None:
@@ -322,7 +322,7 @@ def test_random_outputs_are_compared_from_one_random_state() -> None:
     assert failing(found) == [("untouched", "1")]
 
 
-def test_a_re_computation_that_draws_other_numbers_is_told_to_be_random() -> None:
+def test_a_re_computation_that_draws_other_numbers_is_noted_as_random() -> None:
     found = checks(nn.Sequential(Drawing(shows=True), Drawing(shows=True)), layers="1", types=("Drawing",))
     assert failing(found) == [("re-computation", "1"), ("untouched", "0")]
     assert found["re-computation"].note == "1 of 1 differ; '1' is random: two re-computations differ too"
