@@ -274,9 +274,9 @@ def _is_among(tensor: Tensor, marked: Container[int | None]) -> bool:
 
 def _backward(value: Tensor, wanted: Sequence[Tensor], origins: dict[Any, Anomaly]) -> Anomaly | None:
     first: dict[str, Anomaly] = {}
-    with HookHandles() as door:
+    with HookHandles() as handles:
         for node in list(origins):
-            door.node(node, _node_hook(node.name(), origins[node], first))
+            handles.node(node, _node_hook(node.name(), origins[node], first))
         gradients = torch.autograd.grad(value, wanted, allow_unused=True)
     if "NaN" in first:
         return first["NaN"]

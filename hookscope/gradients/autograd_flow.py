@@ -80,16 +80,16 @@ class WatchedPass(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._names = {module: name for name, module in model.named_modules()}
-        self._door = HookHandles()
+        self._handles = HookHandles()
 
     def __enter__(self) -> Self:
         try:
             for module in self._names:
-                self._door.forward_pre(module, self._before)
-                self._door.forward(module, self._after)
+                self._handles.forward_pre(module, self._before)
+                self._handles.forward(module, self._after)
             super().__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
-            self._door.__exit__(None, None, None)
+            self._handles.__exit__(None, None, None)
             raise
         return self
 
@@ -97,7 +97,7 @@ class WatchedPass(TorchFunctionMode):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._door.__exit__(kind, error, trace)
+        self._handles.__exit__(kind, error, trace)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         raise NotImplementedError

@@ -232,9 +232,9 @@ def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Se
     """
 
     def back(nothing: Callable[[Any], Any]) -> list[Tensor]:
-        with HookHandles() as door:
+        with HookHandles() as handles:
             for node in {edge.node for edge in edges} if len(edges) > 1 else ():
-                door.node_before(node, lambda taken: tuple(map(nothing, taken)))
+                handles.node_before(node, lambda taken: tuple(map(nothing, taken)))
             found = torch.autograd.grad(outputs, edges, gradients, retain_graph=True, allow_unused=True)
         return [g for g in found if g is not None]
 

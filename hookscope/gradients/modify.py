@@ -175,13 +175,13 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
         # a parameter that two layers share is found under each of its names
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         with ExitStack() as stack:
-            door = stack.enter_context(HookHandles())
+            handles = stack.enter_context(HookHandles())
             for where, change in self._changes.items():
                 parameter = parameters.get(str(where))
                 if parameter is None:
                     stack.push(self._observer(where, change, parameters))
                 elif parameter.requires_grad:  # a frozen one gets no gradient to change
-                    door.tensor(parameter, _checked(change, str(where)))
+                    handles.tensor(parameter, _checked(change, str(where)))
             self._stack = stack.pop_all()
         self._block = object()
         return self

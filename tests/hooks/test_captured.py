@@ -62,10 +62,10 @@ def by_tensor_hooks(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """The plain way, which is right where nothing works in place."""
     found: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}
-    with HookHandles() as door:
+    with HookHandles() as handles:
         for name, module in model.named_modules():
             if isinstance(module, nn.Conv2d):
-                door.forward(module, lambda _, args, kwargs, output, name=name: kept.__setitem__(name, output))
+                handles.forward(module, lambda _, args, kwargs, output, name=name: kept.__setitem__(name, output))
         loss = model(x)[0, 3]
     for name, gradient in zip(kept, torch.autograd.grad(loss, list(kept.values())), strict=True):
         found[name] = gradient

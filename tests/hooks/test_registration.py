@@ -1,4 +1,4 @@
-"""What goes on through the door comes off again: only its own, whatever is raised."""
+"""Registered hooks are removed again: only these, and whatever is raised."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_the_count_of_hooks_sees_every_kind() -> None:
 
 def test_the_four_kinds_fire_and_come_off() -> None:
     net, seen = chain(), []
-    with HookHandles() as door:
-        door.forward_pre(net[0], lambda module, args, kwargs: seen.append("pre"))
-        door.forward(net[0], lambda module, args, kwargs, output: seen.append("forward"))
-        door.full_backward(net[1], lambda module, grad_input, grad_output: seen.append("full backward"))
+    with HookHandles() as handles:
+        handles.forward_pre(net[0], lambda module, args, kwargs: seen.append("pre"))
+        handles.forward(net[0], lambda module, args, kwargs, output: seen.append("forward"))
+        handles.full_backward(net[1], lambda module, grad_input, grad_output: seen.append("full backward"))
         output = net(torch.ones(1, 2))
-        door.tensor(output, lambda gradient: seen.append("tensor"))
+        handles.tensor(output, lambda gradient: seen.append("tensor"))
         output.sum().backward(retain_graph=True)
         assert seen == ["pre", "forward", "tensor", "full backward"]
     assert hooks_on(net) == 0
@@ -46,19 +46,19 @@ def test_keywords_are_seen_before_and_after() -> None:
             return x * by
 
     layer, seen = Scale(), []
-    with HookHandles() as door:
-        door.forward_pre(layer, lambda module, args, kwargs: seen.append((args, dict(kwargs))))
-        door.forward(layer, lambda module, args, kwargs, output: seen.append((args, dict(kwargs), output.item())))
+    with HookHandles() as handles:
+        handles.forward_pre(layer, lambda module, args, kwargs: seen.append((args, dict(kwargs))))
+        handles.forward(layer, lambda module, args, kwargs, output: seen.append((args, dict(kwargs), output.item())))
         layer(x=torch.tensor(3.0), by=2.0)
     assert seen == [((), {"x": 3, "by": 2}), ((), {"x": 3, "by": 2}, 6)]
 
 
 def test_a_value_returned_replaces_and_none_does_not() -> None:
     layer = nn.Identity()
-    with HookHandles() as door:
-        door.forward_pre(layer, lambda module, args, kwargs: ((args[0] + 1,), kwargs))
-        door.forward(layer, lambda module, args, kwargs, output: output * 10)
-        door.forward(layer, lambda module, args, kwargs, output: None)
+    with HookHandles() as handles:
+        handles.forward_pre(layer, lambda module, args, kwargs: ((args[0] + 1,), kwargs))
+        handles.forward(layer, lambda module, args, kwargs, output: output * 10)
+        handles.forward(layer, lambda module, args, kwargs, output: None)
         assert layer(torch.tensor(2.0)) == 30
     assert layer(torch.tensor(2.0)) == 2
 
@@ -66,8 +66,8 @@ def test_a_value_returned_replaces_and_none_does_not() -> None:
 def test_a_tensor_hook_may_replace_the_gradient() -> None:
     x = torch.tensor(3.0, requires_grad=True)
     y = x * 1
-    with HookHandles() as door:
-        door.tensor(y, lambda gradient: gradient * 5)
+    with HookHandles() as handles:
+        handles.tensor(y, lambda gradient: gradient * 5)
         assert torch.autograd.grad(y * 2, x, retain_graph=True)[0] == 10
     assert torch.autograd.grad(y * 2, x)[0] == 2
 
@@ -85,8 +85,8 @@ def test_a_tensor_hook_without_a_door_lives_as_long_as_the_tensor() -> None:
 def test_a_hook_before_a_node_replaces_what_comes_to_it_and_comes_off() -> None:
     x = torch.tensor(3.0, requires_grad=True)
     y = x * 4
-    with HookHandles() as door:
-        door.node_before(y.grad_fn, lambda taken: (taken[0] * 10,))
+    with HookHandles() as handles:
+        handles.node_before(y.grad_fn, lambda taken: (taken[0] * 10,))
         assert torch.autograd.grad(y * 2, x, retain_graph=True)[0] == 80
     assert torch.autograd.grad(y * 2, x)[0] == 8
 
@@ -94,8 +94,8 @@ def test_a_hook_before_a_node_replaces_what_comes_to_it_and_comes_off() -> None:
 def test_a_hook_on_a_node_sees_what_goes_in_and_out_of_it_and_comes_off() -> None:
     x = torch.tensor(3.0, requires_grad=True)
     y, seen = x * 4, []
-    with HookHandles() as door:
-        door.node(y.grad_fn, lambda inputs, outputs: seen.append((inputs[0].item(), outputs[0].item())))
+    with HookHandles() as handles:
+        handles.node(y.grad_fn, lambda inputs, outputs: seen.append((inputs[0].item(), outputs[0].item())))
         torch.autograd.grad(y * 2, x, retain_graph=True)
         assert seen == [(8, 2)]
     torch.autograd.grad(y * 2, x)
@@ -105,9 +105,9 @@ def test_a_hook_on_a_node_sees_what_goes_in_and_out_of_it_and_comes_off() -> Non
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopForward])
 def test_hooks_come_off_after_an_exception_which_goes_on(error: type[BaseException]) -> None:
     net = chain()
-    with pytest.raises(error), HookHandles() as door:  # noqa: PT012
-        door.forward(net[0], lambda *args: None)
-        door.forward_pre(net[1], lambda *args: None)
+    with pytest.raises(error), HookHandles() as handles:  # noqa: PT012
+        handles.forward(net[0], lambda *args: None)
+        handles.forward_pre(net[1], lambda *args: None)
         assert hooks_on(net) == 4  # each is also in the table of those that want keywords
         raise error
     assert hooks_on(net) == 0
@@ -120,17 +120,17 @@ def test_hooks_come_off_after_a_failure_half_way_in_registering(monkeypatch: pyt
         raise RuntimeError("no hooks here")
 
     monkeypatch.setattr(net[1], "register_forward_hook", refuse)
-    with pytest.raises(RuntimeError, match="no hooks here"), HookHandles() as door:  # noqa: PT012
+    with pytest.raises(RuntimeError, match="no hooks here"), HookHandles() as handles:  # noqa: PT012
         for layer in net:
-            door.forward(layer, lambda *args: None)
+            handles.forward(layer, lambda *args: None)
     assert hooks_on(net) == 0
 
 
 def test_other_peoples_hooks_stay() -> None:
     net, seen = chain(), []
     theirs = net[0].register_forward_hook(lambda *args: seen.append("theirs"))
-    with HookHandles() as door:
-        door.forward(net[0], lambda *args: seen.append("ours"))
+    with HookHandles() as handles:
+        handles.forward(net[0], lambda *args: seen.append("ours"))
         net(torch.ones(1, 2))
     net(torch.ones(1, 2))
     assert seen == ["theirs", "ours", "theirs"]
@@ -196,8 +196,8 @@ class TestOtherHooksSetAside:
     def test_a_door_inside_fires_and_leaves_nothing(self) -> None:
         net, seen = chain(), []
         theirs = net[0].register_forward_hook(lambda *args: seen.append("theirs"))
-        with other_hooks_set_aside(net), HookHandles() as door:
-            door.forward(net[0], lambda *args: seen.append("ours"))
+        with other_hooks_set_aside(net), HookHandles() as handles:
+            handles.forward(net[0], lambda *args: seen.append("ours"))
             net(torch.ones(1, 2))
         assert seen == ["ours"]
         theirs.remove()

@@ -514,8 +514,8 @@ def test_scripted_and_lazy_models_are_refused_whole() -> None:
 
 def test_a_door_that_is_open_stays_open() -> None:
     net, seen = nn.Sequential(nn.Conv2d(3, 4, 1)), []
-    with HookHandles() as door:
-        door.forward(net[0], lambda *args: seen.append(1))
+    with HookHandles() as handles:
+        handles.forward(net[0], lambda *args: seen.append(1))
         list_layers(net, (4, 4))
         assert seen == []
         net(torch.zeros(1, 3, 4, 4))
