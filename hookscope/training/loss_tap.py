@@ -134,8 +134,9 @@ class LossTap:
 
     def _note_scale(self, scaled: Any, scale: Tensor) -> None:
         if isinstance(scaled, torch.Tensor):
-            if scaled.grad_fn is not None:
-                scaled.grad_fn.metadata[_SCALE] = scale
+            node: Any = scaled.grad_fn
+            if node is not None:
+                node.metadata[_SCALE] = scale
                 self._has_scales = True
         elif isinstance(scaled, (list, tuple)):  # an iterator is left to the script: it can be consumed only once
             for part in scaled:

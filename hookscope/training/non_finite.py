@@ -87,10 +87,7 @@ def in_gradients(parameters: Mapping[str, tuple[Layer | None, Tensor]]) -> NonFi
     for name, (layer, parameter) in parameters.items():
         if parameter.grad is not None and not is_finite(parameter.grad):
             what = f"{_nan_or_inf([parameter.grad])} in the gradient of {name}"
-            why, do = (
-                "the loss and all outputs are finite",
-                "torch.autograd.set_detect_anomaly(True) names the operation",
-            )
+            why, do = "the loss and all outputs are finite", "torch.autograd.set_detect_anomaly(True) names it"
             return NonFinite(what, why, do, "backward", name.rpartition(".")[0] if layer is None else layer.name)
     return None
 

@@ -128,7 +128,8 @@ def norm(tensor: Tensor) -> Tensor:
         tensor(5.)
     """
     tensor = _dense(tensor)
-    return torch.linalg.vector_norm(tensor, dtype=_single_for_half(tensor))
+    size: Tensor = torch.linalg.vector_norm(tensor, dtype=_single_for_half(tensor))
+    return size
 
 
 def count_non_finite(tensor: Tensor) -> int:

@@ -17,6 +17,7 @@ import pytest
 
 import hookscope
 from hookscope.training.log.file import RunLog, read_runs
+from tests.training.logs import row
 
 ROOT = Path(hookscope.__file__).parents[1]
 NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
@@ -415,23 +416,14 @@ HEADER = {
 END = {"row": "end", "step": 240, "time": 75.0, "sampled": 5, "reason": "exception", "status": 1}
 
 
-def row(step: int, layer: str, **more: Any) -> dict[str, Any]:
-    figures = {
-        "activation_mean": 0.5, "activation_std": 1.0, "zero_share": 0.0, "channels": 8, "dead_channels": 0,
-        "non_finite": 0, "gradient_norm": 0.1, "gradient_non_finite": 0, "weight_norm": 1.0, "weight_non_finite": 0,
-        "update_to_weight": 1e-3, "running_mean_shift": None, "running_var_ratio": None, "frozen": False,
-    }  # fmt: skip
-    at = {"row": "layer", "step": step, "time": step / 10, "loss": 2.0 - step / 200, "learning_rate": 0.1}
-    where = {"optimizer": 0, "layer": layer, "call": 0, "index": int(layer[-1]), "type": "ReLU", "model": 0}
-    return at | where | figures | more
-
-
 def written(path: Path, *more: dict[str, Any], dead: bool = True) -> Path:
     """A log of five sampled steps and two layers, the second of which dies at step 100."""
     rows = [
-        row(step, name, dead_channels=8 * (dead and name == "relu1" and step >= 100))
+        {"row": "layer"}
+        | row(step, f"relu{at}", at, type="ReLU", activation_mean=0.5, channels=8, loss=2.0 - step / 200)
+        | {"dead_channels": 8 * (dead and at == 1 and step >= 100)}
         for step in range(0, 250, 50)
-        for name in ("relu0", "relu1")
+        for at in (0, 1)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in [HEADER, *rows, *more]))
     return path

@@ -77,8 +77,8 @@ def timed_finding(
         more: Other fields of `TimedFinding`.
     """
     text = CATALOGUE[name].text(case) if name in CATALOGUE else ""
-    when = {"step": step, "last_step": last_step, "time": known(time), "lasts": lasts}
-    return TimedFinding(name, layer, evidence, text, **when, **more)
+    when = known(time)
+    return TimedFinding(name, layer, evidence, text, step=step, last_step=last_step, time=when, lasts=lasts, **more)
 
 
 def known(time: Any) -> float | None:

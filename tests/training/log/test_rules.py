@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,44 +11,13 @@ from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.summary import TimedFinding
+from tests.training.logs import log
 
-SOUND = {
-    "activation_mean": 0.1,
-    "activation_std": 1.0,
-    "zero_share": 0.0,
-    "channels": 64,
-    "dead_channels": 0,
-    "non_finite": 0,
-    "gradient_norm": 0.1,
-    "gradient_non_finite": 0,
-    "weight_norm": 1.0,
-    "weight_non_finite": 0,
-    "update_to_weight": 1e-3,
-    "running_mean_shift": None,
-    "running_var_ratio": None,
-    "frozen": False,
-}
 NO_WEIGHTS = dict.fromkeys(
     ("gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite", "update_to_weight", "frozen")
 )
 
 NEAR = {"running_mean_shift": 0.1, "running_var_ratio": 1.0}
-
-
-def log(
-    change: Callable[[int, str], dict[str, Any]] = lambda step, layer: {},
-    layers: Iterable[str] = ("a", "b", "c"),
-    steps: Iterable[int] = range(0, 500, 50),
-    **more: Any,
-) -> Run:
-    """A sound run, and what ``change`` makes of it for a step and a layer."""
-    rows = []
-    for step in steps:
-        for index, layer in enumerate(layers):
-            passed = {"step": step, "time": step / 10, "loss": 1.0, "learning_rate": 0.1, "optimizer": 0, "model": 0}
-            place = {"layer": layer, "call": 0, "index": index, "type": "Conv2d"}
-            rows.append(passed | place | SOUND | more | change(step, layer))
-    return Run({}, rows)
 
 
 def found(*arguments: Any, **more: Any) -> list[TimedFinding]:

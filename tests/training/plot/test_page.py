@@ -15,33 +15,24 @@ from hookscope.training.log.series import series_of
 from hookscope.training.log.summary import TimedFinding
 from hookscope.training.plot.columns import COLUMNS, MOST_CELLS, grid_of
 from hookscope.training.plot.page import run_figure
+from tests.training.logs import log
 
-FIGURES: dict[str, Any] = {
+METRICS = {
     "activation_mean": 0.0,
-    "activation_std": 1.0,
     "zero_share": 0.5,
     "channels": 8,
-    "dead_channels": 0,
-    "non_finite": 0,
-    "gradient_norm": 0.1,
-    "gradient_non_finite": 0,
-    "weight_norm": 1.0,
-    "weight_non_finite": 0,
-    "update_to_weight": 1e-3,
     "running_mean_shift": 0.1,
     "running_var_ratio": 1.0,
-    "frozen": False,
 }
 
 
 def run(steps: int = 10, layers: int = 3, change: Any = lambda step, layer: {}, **more: Any) -> Run:
-    rows = []
-    for step in range(0, 50 * steps, 50):
-        for at in range(layers):
-            passed = {"step": step, "time": step / 10, "loss": 2.0 - step / 1000, "learning_rate": 0.1}
-            place = {"layer": f"layer{at}", "index": at, "type": "Conv2d"}
-            rows.append(passed | place | FIGURES | more | change(step, at))
-    return Run({}, rows)
+    """A sound run of ``layer0``, ``layer1``, ... whose loss falls."""
+
+    def changed(step: int, layer: str) -> dict[str, Any]:
+        return {"loss": 2.0 - step / 1000} | more | change(step, int(layer.removeprefix("layer")))
+
+    return log(changed, [f"layer{at}" for at in range(layers)], range(0, 50 * steps, 50), **METRICS)
 
 
 def drawn(of: Run, heading: str = "run.ndjson") -> Any:
