@@ -105,6 +105,7 @@ def text_pixels(text: str, size: int = _LABEL_SIZE, bold: bool = False) -> Pixel
     return pixels
 
 
+@lru_cache(maxsize=4096)  # the sheets of a model have the same numbers
 def number_pixels(text: str, bold: bool = False) -> Pixels:
     """A label composed of its letters, which are drawn once each."""
     return np.concatenate([text_pixels(letter, bold=bold)[:LABEL_HEIGHT] for letter in text], axis=1)
