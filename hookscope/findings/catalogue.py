@@ -74,394 +74,355 @@ or lower the learning rate or the weight decay if its features collapsed.
         return Finding(self.name, layer, evidence, self.text(case), **details)
 
 
-_SHRINK = "Normalise before this layer, lower the learning rate or scale the initialisation down."
-_EDGE = "Keep the operation away from the edge of its domain, such as sqrt, log or division at 0."
-_FROZEN = (
+CATALOGUE: dict[str, FindingKind] = {}
+"""Every kind of finding, by name."""
+
+
+def _kind(
+    name: str, meaning: str, advice: str, *thresholds: Threshold, cases: Mapping[str, tuple[str, str]] | None = None
+) -> None:
+    CATALOGUE[name] = FindingKind(name, meaning, advice, thresholds, cases or {})
+
+
+_kind(
+    "non-finite",
+    "NaN and Inf spread to every value computed from them.",
+    "Start at this layer: check its weights, the range of its inputs, and any sqrt, log or division at 0; in"
+    " training also the learning rate and the loss scale.",
+    cases={
+        "weights": (
+            "NaN and Inf spread to every value computed from them.",
+            "Load an earlier checkpoint, and find out why the loss diverged: learning rate, missing gradient"
+            " clipping, or half precision without loss scaling.",
+        ),
+        "training": (
+            "NaN and Inf spread to every value computed from them, so the model stops learning here.",
+            "Check the learning rate, the inputs, the loss scale, and any sqrt, log or division at 0.",
+        ),
+        "operation unknown": (
+            "NaN and Inf spread to every value computed from them, so the model stops learning here.",
+            "Check the learning rate, the inputs, the loss scale, and any sqrt, log or division at 0. To name the"
+            " operation, run watch --stop-on non-finite.",
+        ),
+    },
+)
+_kind(
+    "exploding-activations",
+    "Half precision turns values above 65504 into Inf.",
+    "Normalise before this layer, lower the learning rate or scale the initialisation down.",
+    Threshold(
+        "largest",
+        65504.0,
+        "float16 of torch.finfo: the largest finite number",
+        "--exploding",
+        "Absolute value above which activations explode: the largest number of half precision.",
+        "ABS",
+        endless=True,
+    ),
+)
+_kind(
+    "vanishing-activations",
+    "Signals this small carry almost no gradient, and half precision rounds them away.",
+    "Add normalisation or residual connections, or scale the initialisation up.",
+    Threshold(
+        "smallest",
+        2.0**-14,
+        "float16 of torch.finfo: the smallest normal number, 2^-14",
+        "--vanishing",
+        "Root mean square below which activations vanish: the smallest normal number of half precision.",
+        "RMS",
+    ),
+)
+_kind(
+    "constant-output",
+    "The output does not depend on the input.",
+    "Look for zeroed or equal weights, a dead layer or a wrong input range before it, or identical images.",
+    Threshold("flat", 1e-06, "spread over root mean square of one batch; ten times the epsilon of single precision"),
+    Threshold(
+        "same", 1e-05, "spread between images over spread of the layer; images differ by less through rounding alone"
+    ),
+)
+_kind(
+    "saturated",
+    "At its bounds an activation function passes almost no gradient.",
+    "Normalise its input, scale down the weights before it, or use an unbounded function.",
+    Threshold(
+        "saturated",
+        0.5,
+        "chosen: half of the values are within 1 % of a bound",
+        "--saturated-share",
+        "Saturation is a finding above this share of the values.",
+        share=True,
+    ),
+    Threshold(
+        "slope", 0.02, "mean slope over the steepest; 1 % from a bound it is 4 % for a sigmoid and 2 % for a tanh"
+    ),
+)
+_kind(
+    "dead-channels",
+    "Dead channels are the same for every input, and behind a ReLU no gradient revives them.",
+    "Prune them, or train with a lower learning rate, a warm-up, normalisation or a leaky ReLU; also check the bias"
+    " before them.",
+    Threshold(
+        "dead",
+        0.0,
+        "over many images a sound channel leaves its constant at least once",
+        "--dead-share",
+        "Dead channels are a finding above this share of the channels.",
+        share=True,
+    ),
+    Threshold(
+        "dead_in_batch",
+        0.2,
+        "share in one training batch: none in sound nets with BatchNorm (resnet18, nets of 3 layers); 25 % to 75 %"
+        " without BatchNorm at a learning rate too large for some channels",
+    ),
+    Threshold("few_values", 256, "chosen: with fewer values a channel may be 0 by chance"),
+    Threshold("dead_of_few", 0.5, "share that replaces 0.2 then: small sound nets reach 40 %"),
+)
+_kind(
+    "dead-layer",
+    "A dead layer passes nothing on, and behind a ReLU no gradient revives it.",
+    "Check the bias and the weights before it, lower the learning rate, or use a leaky ReLU.",
+    Threshold("dead_layer", 0.9999, "all channels are 0, whatever the rounding of the share"),
+)
+_kind(
+    "duplicate-channels",
+    "Duplicate channels carry the same information.",
+    "Prune all but one of each group, or look for filters that were copied or initialised equally.",
+    Threshold(
+        "correlation",
+        0.9999,
+        "all but 1.4 % of one channel's spread follows from the other: sqrt(1 - 0.9999^2)",
+        "--duplicate-correlation",
+        "Pearson correlation from which channels are duplicates.",
+        "R",
+        most=1.0,
+    ),
+)
+_kind(
+    "low-rank",
+    "The channels vary in few directions.",
+    "Make the layer narrower, or lower the learning rate or the weight decay if its features collapsed.",
+    Threshold(
+        "rank",
+        0.01,
+        "chosen: share of the highest possible rank; a rank of 1 always counts unless this is 0",
+        "--low-rank",
+        "With --rank: an effective rank below this share of the highest possible rank is a finding.",
+        share=True,
+    ),
+)
+_kind(
+    "batchnorm-drift",
+    "The layer's inputs do not match its running statistics, so it normalises them wrongly in eval mode.",
+    "Check preprocessing and the data, or update the running statistics; in training check the momentum, the batch"
+    " size and the learning rate.",
+    Threshold(
+        "shift",
+        1.0,
+        "chosen: the mean is off by one running standard deviation in the median channel",
+        "--drift-shift",
+        "Largest distance of a BatchNorm's inputs from the running mean, in running standard deviations.",
+        "STD",
+        endless=True,
+    ),
+    Threshold(
+        "ratio",
+        4.0,
+        "chosen: the standard deviation is off by a factor of 2 in the median channel",
+        "--drift-ratio",
+        "Largest factor between the inputs' variance and the running variance, either way round.",
+        "TIMES",
+        least=1.0,
+        endless=True,
+    ),
+    Threshold("warm_up", 50, "with momentum 0.1, 0.5 % of the first running statistics is left after 50 steps"),
+)
+_kind(
+    "few-images",
+    "A channel that is dead or off on few images may be fine on others.",
+    "Measure a few dozen images of every kind.",
+    Threshold(
+        "images",
+        16,
+        "chosen: fewer images prove little",
+        "--few-images",
+        "With fewer images, findings of dead, constant or drifting layers are marked as uncertain.",
+        "N",
+        whole=True,
+    ),
+)
+_kind(
+    "exploding-gradient",
+    "A step along this gradient overturns the weights.",
+    "Clip the gradient norm, lower the learning rate, normalise before this layer or scale the initialisation down.",
+    Threshold(
+        "exploding",
+        1e3,
+        "gradient norm over weight norm: a step at a learning rate of 0.001 is as long as the weight",
+        "--exploding",
+        "Gradient-to-weight ratio above which a gradient explodes. At 1e3 a step at a learning rate of 0.001 is as"
+        " long as the weight itself.",
+        "RATIO",
+        endless=True,
+    ),
+    cases={
+        "non-finite": (
+            "One step with NaN or Inf in the gradient makes the weights NaN.",
+            "Find the operation (gradients --detect-anomaly names it). Keep the operation away from the edge of its"
+            " domain, such as sqrt, log or division at 0.",
+        ),
+        "anomaly": (
+            "One step with NaN or Inf in the gradient makes the weights NaN.",
+            "Keep the operation away from the edge of its domain, such as sqrt, log or division at 0.",
+        ),
+    },
+)
+_kind(
+    "vanishing-gradient",
+    "A step hardly changes these weights.",
+    "Normalisation, residual connections, another initialisation or another activation function keep gradients larger.",
+    Threshold(
+        "vanishing",
+        1e-07,
+        "gradient norm over weight norm: about the epsilon of single precision, 1.2e-7, so a step at a learning rate"
+        " of 1 is lost in rounding",
+        "--vanishing",
+        "Gradient-to-weight ratio below which a gradient vanishes. At 1e-7, about the epsilon of single precision, a"
+        " step at a learning rate of 1 is lost in rounding.",
+        "RATIO",
+    ),
+    cases={
+        "zero": (
+            "No step changes these weights.",
+            "Look for a ReLU after them whose output is always 0, an input that is 0, or a loss that is 0.",
+        )
+    },
+)
+_kind(
+    "no-gradient",
+    "The layer does not learn.",
+    "Look for a detach, a no_grad or a non-differentiable operation after it, an output that the loss does not use,"
+    " or a dead layer after it.",
+    cases={
+        "frozen": (
+            "A frozen parameter does not learn.",
+            "This is right when only other layers are fine-tuned; otherwise set requires_grad before creating the"
+            " optimizer.",
+        ),
+        "frozen and cut off": (
+            "A frozen parameter does not learn, and here requires_grad alone would not change that.",
+            "This is right when only other layers are fine-tuned; otherwise also let gradients through the layers"
+            " after it (no detach, no no_grad).",
+        ),
+        "detached": (
+            "Nothing before the detach learns from this loss.",
+            "Remove the detach unless it is intended (a target, a teacher).",
+        ),
+        "no graph": (
+            "Nothing before this point learns from this loss.",
+            "Run it outside no_grad, or use a differentiable operation instead (a soft choice for a hard one, a"
+            " straight-through estimator).",
+        ),
+        "unused": (
+            "An optimizer never changes unused parameters, and distributed training stops at them.",
+            "Use them in forward or remove them; auxiliary heads that only run in training are unused in eval mode.",
+        ),
+    },
+)
+_kind(
+    "frozen",
     "A frozen parameter does not learn.",
     "This is right when only other layers are fine-tuned; otherwise set requires_grad before creating the optimizer.",
 )
-_HALF_PRECISION = "float16 of torch.finfo: "
-
-CATALOGUE: dict[str, FindingKind] = {
-    kind.name: kind
-    for kind in (
-        FindingKind(
-            "non-finite",
-            "NaN and Inf spread to every value computed from them.",
-            "Start at this layer: check its weights, the range of its inputs, and any sqrt, log or division at 0; in"
-            " training also the learning rate and the loss scale.",
-            cases={
-                "weights": (
-                    "NaN and Inf spread to every value computed from them.",
-                    "Load an earlier checkpoint, and find out why the loss diverged: learning rate, missing gradient"
-                    " clipping, or half precision without loss scaling.",
-                ),
-                "training": (
-                    "NaN and Inf spread to every value computed from them, so the model stops learning here.",
-                    "Check the learning rate, the inputs, the loss scale, and any sqrt, log or division at 0.",
-                ),
-                "operation unknown": (
-                    "NaN and Inf spread to every value computed from them, so the model stops learning here.",
-                    "Check the learning rate, the inputs, the loss scale, and any sqrt, log or division at 0."
-                    " To name the operation, run watch --stop-on non-finite.",
-                ),
-            },
-        ),
-        FindingKind(
-            "exploding-activations",
-            "Half precision turns values above 65504 into Inf.",
-            _SHRINK,
-            (
-                Threshold(
-                    "largest",
-                    65504.0,
-                    _HALF_PRECISION + "the largest finite number",
-                    "--exploding",
-                    "Absolute value above which activations explode: the largest number of half precision.",
-                    "ABS",
-                    endless=True,
-                ),
-            ),
-        ),
-        FindingKind(
-            "vanishing-activations",
-            "Signals this small carry almost no gradient, and half precision rounds them away.",
-            "Add normalisation or residual connections, or scale the initialisation up.",
-            (
-                Threshold(
-                    "smallest",
-                    2.0**-14,
-                    _HALF_PRECISION + "the smallest normal number, 2^-14",
-                    "--vanishing",
-                    "Root mean square below which activations vanish: the smallest normal number of half precision.",
-                    "RMS",
-                ),
-            ),
-        ),
-        FindingKind(
-            "constant-output",
-            "The output does not depend on the input.",
-            "Look for zeroed or equal weights, a dead layer or a wrong input range before it, or identical images.",
-            (
-                Threshold(
-                    "flat",
-                    1e-6,
-                    "spread over root mean square of one batch; ten times the epsilon of single precision",
-                ),
-                Threshold(
-                    "same",
-                    1e-5,
-                    "spread between images over spread of the layer; images differ by less through rounding alone",
-                ),
-            ),
-        ),
-        FindingKind(
-            "saturated",
-            "At its bounds an activation function passes almost no gradient.",
-            "Normalise its input, scale down the weights before it, or use an unbounded function.",
-            (
-                Threshold(
-                    "saturated",
-                    0.5,
-                    "chosen: half of the values are within 1 % of a bound",
-                    "--saturated-share",
-                    "Saturation is a finding above this share of the values.",
-                    share=True,
-                ),
-                Threshold(
-                    "slope",
-                    0.02,
-                    "mean slope over the steepest; 1 % from a bound it is 4 % for a sigmoid and 2 % for a tanh",
-                ),
-            ),
-        ),
-        FindingKind(
-            "dead-channels",
-            "Dead channels are the same for every input, and behind a ReLU no gradient revives them.",
-            "Prune them, or train with a lower learning rate, a warm-up, normalisation or a leaky ReLU; also check the"
-            " bias before them.",
-            (
-                Threshold(
-                    "dead",
-                    0.0,
-                    "over many images a sound channel leaves its constant at least once",
-                    "--dead-share",
-                    "Dead channels are a finding above this share of the channels.",
-                    share=True,
-                ),
-                Threshold(
-                    "dead_in_batch",
-                    0.2,
-                    "share in one training batch: none in sound nets with BatchNorm (resnet18, nets of 3 layers); 25 %"
-                    " to 75 % without BatchNorm at a learning rate too large for some channels",
-                ),
-                Threshold("few_values", 256, "chosen: with fewer values a channel may be 0 by chance"),
-                Threshold("dead_of_few", 0.5, "share that replaces 0.2 then: small sound nets reach 40 %"),
-            ),
-        ),
-        FindingKind(
-            "dead-layer",
-            "A dead layer passes nothing on, and behind a ReLU no gradient revives it.",
-            "Check the bias and the weights before it, lower the learning rate, or use a leaky ReLU.",
-            (Threshold("dead_layer", 0.9999, "all channels are 0, whatever the rounding of the share"),),
-        ),
-        FindingKind(
-            "duplicate-channels",
-            "Duplicate channels carry the same information.",
-            "Prune all but one of each group, or look for filters that were copied or initialised equally.",
-            (
-                Threshold(
-                    "correlation",
-                    0.9999,
-                    "all but 1.4 % of one channel's spread follows from the other: sqrt(1 - 0.9999^2)",
-                    "--duplicate-correlation",
-                    "Pearson correlation from which channels are duplicates.",
-                    "R",
-                    most=1.0,
-                ),
-            ),
-        ),
-        FindingKind(
-            "low-rank",
-            "The channels vary in few directions.",
-            "Make the layer narrower, or lower the learning rate or the weight decay if its features collapsed.",
-            (
-                Threshold(
-                    "rank",
-                    0.01,
-                    "chosen: share of the highest possible rank; a rank of 1 always counts unless this is 0",
-                    "--low-rank",
-                    "With --rank: an effective rank below this share of the highest possible rank is a finding.",
-                    share=True,
-                ),
-            ),
-        ),
-        FindingKind(
-            "batchnorm-drift",
-            "The layer's inputs do not match its running statistics, so it normalises them wrongly in eval mode.",
-            "Check preprocessing and the data, or update the running statistics; in training check the momentum, the"
-            " batch size and the learning rate.",
-            (
-                Threshold(
-                    "shift",
-                    1.0,
-                    "chosen: the mean is off by one running standard deviation in the median channel",
-                    "--drift-shift",
-                    "Largest distance of a BatchNorm's inputs from the running mean, in running standard deviations.",
-                    "STD",
-                    endless=True,
-                ),
-                Threshold(
-                    "ratio",
-                    4.0,
-                    "chosen: the standard deviation is off by a factor of 2 in the median channel",
-                    "--drift-ratio",
-                    "Largest factor between the inputs' variance and the running variance, either way round.",
-                    "TIMES",
-                    least=1.0,
-                    endless=True,
-                ),
-                Threshold(
-                    "warm_up", 50, "with momentum 0.1, 0.5 % of the first running statistics is left after 50 steps"
-                ),
-            ),
-        ),
-        FindingKind(
-            "few-images",
-            "A channel that is dead or off on few images may be fine on others.",
-            "Measure a few dozen images of every kind.",
-            (
-                Threshold(
-                    "images",
-                    16,
-                    "chosen: fewer images prove little",
-                    "--few-images",
-                    "With fewer images, findings of dead, constant or drifting layers are marked as uncertain.",
-                    "N",
-                    whole=True,
-                ),
-            ),
-        ),
-        FindingKind(
-            "exploding-gradient",
-            "A step along this gradient overturns the weights.",
-            "Clip the gradient norm, lower the learning rate, normalise before this layer or scale the initialisation"
-            " down.",
-            (
-                Threshold(
-                    "exploding",
-                    1e3,
-                    "gradient norm over weight norm: a step at a learning rate of 0.001 is as long as the weight",
-                    "--exploding",
-                    "Gradient-to-weight ratio above which a gradient explodes. At 1e3 a step at a learning rate of"
-                    " 0.001 is as long as the weight itself.",
-                    "RATIO",
-                    endless=True,
-                ),
-            ),
-            cases={
-                "non-finite": (
-                    "One step with NaN or Inf in the gradient makes the weights NaN.",
-                    f"Find the operation (gradients --detect-anomaly names it). {_EDGE}",
-                ),
-                "anomaly": ("One step with NaN or Inf in the gradient makes the weights NaN.", _EDGE),
-            },
-        ),
-        FindingKind(
-            "vanishing-gradient",
-            "A step hardly changes these weights.",
-            "Normalisation, residual connections, another initialisation or another activation function keep gradients"
-            " larger.",
-            (
-                Threshold(
-                    "vanishing",
-                    1e-7,
-                    "gradient norm over weight norm: about the epsilon of single precision, 1.2e-7, so a step at a"
-                    " learning rate of 1 is lost in rounding",
-                    "--vanishing",
-                    "Gradient-to-weight ratio below which a gradient vanishes. At 1e-7, about the epsilon of single"
-                    " precision, a step at a learning rate of 1 is lost in rounding.",
-                    "RATIO",
-                ),
-            ),
-            cases={
-                "zero": (
-                    "No step changes these weights.",
-                    "Look for a ReLU after them whose output is always 0, an input that is 0, or a loss that is 0.",
-                )
-            },
-        ),
-        FindingKind(
-            "no-gradient",
-            "The layer does not learn.",
-            "Look for a detach, a no_grad or a non-differentiable operation after it, an output that the loss does not"
-            " use, or a dead layer after it.",
-            cases={
-                "frozen": _FROZEN,
-                "frozen and cut off": (
-                    "A frozen parameter does not learn, and here requires_grad alone would not change that.",
-                    "This is right when only other layers are fine-tuned; otherwise also let gradients through the"
-                    " layers after it (no detach, no no_grad).",
-                ),
-                "detached": (
-                    "Nothing before the detach learns from this loss.",
-                    "Remove the detach unless it is intended (a target, a teacher).",
-                ),
-                "no graph": (
-                    "Nothing before this point learns from this loss.",
-                    "Run it outside no_grad, or use a differentiable operation instead (a soft choice for a hard one, a"
-                    " straight-through estimator).",
-                ),
-                "unused": (
-                    "An optimizer never changes unused parameters, and distributed training stops at them.",
-                    "Use them in forward or remove them; auxiliary heads that only run in training are unused in eval"
-                    " mode.",
-                ),
-            },
-        ),
-        FindingKind("frozen", *_FROZEN),
-        FindingKind(
-            "dead-filters",
-            "Channels of dead filters hold nothing but the bias.",
-            "Prune them, or train with a lower learning rate, less weight decay or another initialisation.",
-            (
-                Threshold(
-                    "dead_norm",
-                    1e-6,
-                    "norm over the layer's median norm: about ten times the epsilon of single precision",
-                    "--dead-norm",
-                    "A filter is dead when its norm is 0 or below this share of the layer's median.",
-                    "SHARE",
-                ),
-            ),
-        ),
-        FindingKind(
-            "duplicate-filters",
-            "Duplicate filters detect the same thing.",
-            "Prune all but one of each group, or look for weights that were copied or set to one value.",
-            (
-                Threshold(
-                    "duplicate_cosine",
-                    0.9999,
-                    "an angle of less than 0.81 degrees",
-                    "--duplicate-cosine",
-                    "Filters on the same inputs are duplicates from this cosine; filters of fewer than 9 weights only"
-                    " when equal.",
-                    "COSINE",
-                    most=1.0,
-                ),
-            ),
-        ),
-        FindingKind(
-            "collapsed-variance",
-            "The channel had the same value for every training image: its filter is dead, or nothing reaches it.",
-            "Prune it, or look for dead ReLUs before it.",
-            (
-                Threshold(
-                    "collapsed",
-                    0.01,
-                    "running variance over eps: below it less than a tenth of the channel's spread is left",
-                ),
-            ),
-        ),
-        FindingKind(
-            "never-updated",
-            "A BatchNorm that was never updated passes values on unchanged in eval mode.",
-            "Look for a layer that is missing in the checkpoint, frozen or unused.",
-            cases={
-                "all": (
-                    "Random weights have running statistics of 0 and 1; trained weights do not.",
-                    "Look for a checkpoint without buffers, or a model that was trained in eval mode.",
-                )
-            },
-        ),
-        FindingKind(
-            "loss-rises",
-            "The model is now worse than it was.",
-            "Lower the learning rate, warm it up, clip the gradient norm, and return to the weights of the lowest"
-            " loss.",
-            (Threshold("rising", 0.5, "chosen: rise over the lowest loss, beyond the noise of the loss"),),
-        ),
-        FindingKind(
-            "loss-spike",
-            "One batch was unusual, or one step was too long.",
-            "Look at the images of that batch, and clip the gradient norm.",
-            (Threshold("spike", 3.0, "chosen: loss over the loss of the steps before it"),),
-        ),
-        FindingKind(
-            "no-update",
-            "The layer has a gradient but does not learn.",
-            "Pass its parameters to the optimizer, and check the learning rate of its parameter group.",
-        ),
-        FindingKind(
-            "update-too-large",
-            "Updates this long throw away what the layer learned; a thousandth of the weight is usual.",
-            "Lower the learning rate, or warm it up.",
-            (
-                Threshold(
-                    "too_large",
-                    0.3,
-                    "update norm over weight norm: three steps of 0.3 replace the weight; the first steps of sound runs"
-                    " reach 0.2 (resnet18, momentum 0.9)",
-                ),
-            ),
-        ),
-        FindingKind(
-            "update-too-small",
-            "The layer learns almost nothing; updates of a thousandth of the weight are usual.",
-            "Raise the learning rate, and check the schedule.",
-            (Threshold("too_small", 1e-6, "update norm over weight norm: a million such steps make one weight"),),
-        ),
-        FindingKind(
-            "few-samples",
-            "Most findings need several sampled steps in a row, so other findings may be missing.",
-            "Train longer, or sample more steps.",
-            (Threshold("patience", 3, "sampled steps in a row: one batch proves little"),),
-        ),
-        FindingKind("watcher-failed", "The log ends here.", "The training went on without the watcher."),
-    )
-}
-"""Every kind of finding, by name."""
+_kind(
+    "dead-filters",
+    "Channels of dead filters hold nothing but the bias.",
+    "Prune them, or train with a lower learning rate, less weight decay or another initialisation.",
+    Threshold(
+        "dead_norm",
+        1e-06,
+        "norm over the layer's median norm: about ten times the epsilon of single precision",
+        "--dead-norm",
+        "A filter is dead when its norm is 0 or below this share of the layer's median.",
+        "SHARE",
+    ),
+)
+_kind(
+    "duplicate-filters",
+    "Duplicate filters detect the same thing.",
+    "Prune all but one of each group, or look for weights that were copied or set to one value.",
+    Threshold(
+        "duplicate_cosine",
+        0.9999,
+        "an angle of less than 0.81 degrees",
+        "--duplicate-cosine",
+        "Filters on the same inputs are duplicates from this cosine; filters of fewer than 9 weights only when equal.",
+        "COSINE",
+        most=1.0,
+    ),
+)
+_kind(
+    "collapsed-variance",
+    "The channel had the same value for every training image: its filter is dead, or nothing reaches it.",
+    "Prune it, or look for dead ReLUs before it.",
+    Threshold(
+        "collapsed", 0.01, "running variance over eps: below it less than a tenth of the channel's spread is left"
+    ),
+)
+_kind(
+    "never-updated",
+    "A BatchNorm that was never updated passes values on unchanged in eval mode.",
+    "Look for a layer that is missing in the checkpoint, frozen or unused.",
+    cases={
+        "all": (
+            "Random weights have running statistics of 0 and 1; trained weights do not.",
+            "Look for a checkpoint without buffers, or a model that was trained in eval mode.",
+        )
+    },
+)
+_kind(
+    "loss-rises",
+    "The model is now worse than it was.",
+    "Lower the learning rate, warm it up, clip the gradient norm, and return to the weights of the lowest loss.",
+    Threshold("rising", 0.5, "chosen: rise over the lowest loss, beyond the noise of the loss"),
+)
+_kind(
+    "loss-spike",
+    "One batch was unusual, or one step was too long.",
+    "Look at the images of that batch, and clip the gradient norm.",
+    Threshold("spike", 3.0, "chosen: loss over the loss of the steps before it"),
+)
+_kind(
+    "no-update",
+    "The layer has a gradient but does not learn.",
+    "Pass its parameters to the optimizer, and check the learning rate of its parameter group.",
+)
+_kind(
+    "update-too-large",
+    "Updates this long throw away what the layer learned; a thousandth of the weight is usual.",
+    "Lower the learning rate, or warm it up.",
+    Threshold(
+        "too_large",
+        0.3,
+        "update norm over weight norm: three steps of 0.3 replace the weight; the first steps of sound runs reach"
+        " 0.2 (resnet18, momentum 0.9)",
+    ),
+)
+_kind(
+    "update-too-small",
+    "The layer learns almost nothing; updates of a thousandth of the weight are usual.",
+    "Raise the learning rate, and check the schedule.",
+    Threshold("too_small", 1e-06, "update norm over weight norm: a million such steps make one weight"),
+)
+_kind(
+    "few-samples",
+    "Most findings need several sampled steps in a row, so other findings may be missing.",
+    "Train longer, or sample more steps.",
+    Threshold("patience", 3, "sampled steps in a row: one batch proves little"),
+)
+_kind("watcher-failed", "The log ends here.", "The training went on without the watcher.")
 
 GRAVITY: dict[str, list[str]] = {
     "activations": [
