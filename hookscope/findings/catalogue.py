@@ -84,26 +84,22 @@ def _kind(
     CATALOGUE[name] = FindingKind(name, meaning, advice, thresholds, cases or {})
 
 
+_SPREADS = "NaN and Inf spread to every value computed from them."
+_START = (
+    "Start at this layer: check its weights, the range of its inputs, and any sqrt, log or division at 0; in training"
+    " also the learning rate and the loss scale."
+)
 _kind(
     "non-finite",
-    "NaN and Inf spread to every value computed from them.",
-    "Start at this layer: check its weights, the range of its inputs, and any sqrt, log or division at 0; in"
-    " training also the learning rate and the loss scale.",
+    _SPREADS,
+    _START,
     cases={
         "weights": (
-            "NaN and Inf spread to every value computed from them.",
-            "Load an earlier checkpoint, and find out why the loss diverged: learning rate, missing gradient"
-            " clipping, or half precision without loss scaling.",
+            _SPREADS,
+            "Load an earlier checkpoint, and find out why the loss diverged: learning rate, missing gradient clipping,"
+            " or half precision without loss scaling.",
         ),
-        "training": (
-            "NaN and Inf spread to every value computed from them, so the model stops learning here.",
-            "Check the learning rate, the inputs, the loss scale, and any sqrt, log or division at 0.",
-        ),
-        "operation unknown": (
-            "NaN and Inf spread to every value computed from them, so the model stops learning here.",
-            "Check the learning rate, the inputs, the loss scale, and any sqrt, log or division at 0. To name the"
-            " operation, run watch --stop-on non-finite.",
-        ),
+        "operation unknown": (_SPREADS, f"{_START} To name the operation, run watch --stop-on non-finite."),
     },
 )
 _kind(
@@ -300,17 +296,17 @@ _kind(
         )
     },
 )
+_FROZEN = (
+    "A frozen parameter does not learn.",
+    "This is right when only other layers are fine-tuned; otherwise set requires_grad before creating the optimizer.",
+)
 _kind(
     "no-gradient",
     "The layer does not learn.",
     "Look for a detach, a no_grad or a non-differentiable operation after it, an output that the loss does not use,"
     " or a dead layer after it.",
     cases={
-        "frozen": (
-            "A frozen parameter does not learn.",
-            "This is right when only other layers are fine-tuned; otherwise set requires_grad before creating the"
-            " optimizer.",
-        ),
+        "frozen": _FROZEN,
         "frozen and cut off": (
             "A frozen parameter does not learn, and here requires_grad alone would not change that.",
             "This is right when only other layers are fine-tuned; otherwise also let gradients through the layers"
@@ -331,11 +327,7 @@ _kind(
         ),
     },
 )
-_kind(
-    "frozen",
-    "A frozen parameter does not learn.",
-    "This is right when only other layers are fine-tuned; otherwise set requires_grad before creating the optimizer.",
-)
+_kind("frozen", *_FROZEN)
 _kind(
     "dead-filters",
     "Channels of dead filters hold nothing but the bias.",

@@ -111,7 +111,7 @@ def _with_options(question: str) -> list[Threshold]:
     return [threshold for threshold in thresholds_for(question) if threshold.option]
 
 
-def _type_of(threshold: Threshold) -> click.ParamType:
+def _type_of(threshold: Threshold) -> click.ParamType:  # type: ignore[type-arg,unused-ignore]
     if threshold.share:
         return Share()
     if threshold.whole:
