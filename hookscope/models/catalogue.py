@@ -138,10 +138,10 @@ def _matcher(pattern: str) -> Callable[[str], object]:
 def _from_rows(rows: Any) -> tuple[ModelInfo, ...] | None:
     """The stored models, or ``None`` if a row is damaged."""
     try:
-        return (
-            tuple(ModelInfo(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows)
-            or None
-        )
+        values: list[dict[str, Any]] = [
+            {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()} for row in rows
+        ]
+        return tuple(ModelInfo(**row) for row in values) or None
     except (TypeError, AttributeError):
         return None
 

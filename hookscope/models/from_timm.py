@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, nearest
 from hookscope.models.metadata import WeightsMetadata
@@ -30,7 +31,7 @@ class TimmSource(ModelSource):
 
         weights.refuse_names(model)
         try:
-            import timm
+            timm: Any = importlib.import_module("timm")
         except ImportError:
             raise ModelError(f"{model} needs the package timm", do="pip install timm") from None
         name = model.removeprefix(_PREFIX)
