@@ -246,29 +246,26 @@ def expected_grey(values, low, high):
     return np.repeat(levels[..., None], 3, axis=2)
 
 
-@pytest.mark.parametrize("form", ["PNG", "TIFF", "JPEG2000"])
-def test_16_bit_grey_is_scaled_by_its_type(form):
-    picture = read_picture(encoded(Image.fromarray(every_level()), form))
+BIG_ENDIAN = every_level().astype(">u2").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "bits"),
+    [
+        (encoded(Image.fromarray(every_level()), "PNG"), 16),
+        (encoded(Image.fromarray(every_level()), "TIFF"), 16),
+        (encoded(Image.fromarray(every_level()), "JPEG2000"), 16),
+        (encoded(Image.frombytes("I;16B", (256, 256), BIG_ENDIAN), "TIFF"), 16),
+        (tiff(256, 256, (65535 - every_level()).astype("<u2").tobytes(), {258: 16, 262: 0}), 16),
+        (b"P5 256 256 65535\n" + BIG_ENDIAN, 32),
+        (encoded(Image.fromarray(every_level().astype(np.int32)), "TIFF"), 32),
+    ],
+    ids=["PNG", "TIFF", "JPEG2000", "big-endian TIFF", "TIFF where white is zero", "PGM", "32-bit TIFF"],
+)
+def test_grey_of_16_bits_is_scaled_by_its_type(content, bits):
+    picture = read_picture(content)
     assert np.array_equal(np.asarray(picture.image), expected_grey(every_level(), 0, 65535))
-    assert picture.notes == ("16-bit grey scaled from 0..65535",)
-
-
-def test_16_bit_grey_big_endian_tiff():
-    image = Image.frombytes("I;16B", (256, 256), every_level().astype(">u2").tobytes())
-    array = np.asarray(read_picture(encoded(image, "TIFF")).image)
-    assert np.array_equal(array, expected_grey(every_level(), 0, 65535))
-
-
-def test_16_bit_pgm():
-    picture = read_picture(b"P5 256 256 65535\n" + every_level().astype(">u2").tobytes())
-    assert np.array_equal(np.asarray(picture.image), expected_grey(every_level(), 0, 65535))
-    assert picture.notes == ("32-bit grey scaled from 0..65535",)
-
-
-def test_16_bit_grey_where_white_is_zero():
-    content = tiff(256, 256, every_level().astype("<u2").tobytes(), {258: 16, 262: 0})
-    array = np.asarray(read_picture(content).image)
-    assert np.array_equal(array, 255 - expected_grey(every_level(), 0, 65535))
+    assert picture.notes == (f"{bits}-bit grey scaled from 0..65535",)
 
 
 def test_a_12_bit_tiff_uses_its_own_range():
@@ -308,12 +305,6 @@ def test_32_bit_integers_beyond_16_bits_are_scaled_by_their_own_range(low, high)
 
 def expected(values, low, high):
     return np.repeat(((values.astype(np.float64) - low) * (255 / (high - low)))[..., None], 3, axis=2)
-
-
-def test_32_bit_integers_within_16_bits_are_taken_as_16_bit():
-    picture = read_picture(encoded(Image.fromarray(every_level().astype(np.int32)), "TIFF"))
-    assert np.array_equal(np.asarray(picture.image), expected_grey(every_level(), 0, 65535))
-    assert picture.notes == ("32-bit grey scaled from 0..65535",)
 
 
 def test_unsigned_32_bit_integers_do_not_turn_negative():
