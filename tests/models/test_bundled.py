@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torchvision
-from PIL import Image
 from safetensors.torch import load_file
 
 import hookscope
-from hookscope.cli import process
-from hookscope.cli.main import main
 from hookscope.errors import WeightsError
 from hookscope.models import bundled as shipped
 from hookscope.models.bundled import BUNDLED, weights_path
@@ -85,56 +79,6 @@ def test_they_are_told_without_torch() -> None:
     code = "import sys; from hookscope.models.bundled import BUNDLED; print(*BUNDLED, 'torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
     assert answer.stdout == "shapes False\n"
-
-
-# --- every command takes the name -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
-    Image.effect_noise((128, 128), 80).convert("RGB").save("noise.png")
-    return "noise.png"
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], picture: str) -> Callable[..., list[dict[str, object]]]:
-    def run(*words: str) -> list[dict[str, object]]:
-        with pytest.raises(SystemExit) as caught:
-            main([*words, "--format", "ndjson"])
-        out, err = capfd.readouterr()
-        assert caught.value.code in (0, None), err
-        assert "Note:" not in err and "random" not in out
-        return [json.loads(line) for line in out.splitlines()]
-
-    return run
-
-
-Run = Callable[..., list[dict[str, object]]]
-
-
-@pytest.mark.usefixtures("shapes_file")
-@pytest.mark.parametrize("command", ["stats", "visualize"])
-def test_commands_of_pictures_say_which_weights(run: Run, picture: str, command: str) -> None:
-    rows = run(command, "shapes", picture, "--layer", "0", *(["-o", "out.png"] if command == "visualize" else []))
-    assert {row["weights"] for row in rows if row.get("name") == "features.0"} == {"shapes.safetensors"}
-    (shape,) = {tuple(row["shape"]) for row in rows if row.get("name") == "features.0"}  # type: ignore[arg-type]
-    assert shape[-3:] == (64, 63, 63)  # of 128 x 128
-
-
-@pytest.mark.usefixtures("shapes_file")
-def test_the_command_weights_measures_those_that_ship(run: Run) -> None:
-    rows = [row for row in run("weights", "shapes") if "shape" in row]
-    assert sum(math.prod(row["shape"]) for row in rows) == 727_626  # type: ignore[arg-type]
-    assert {row["weights"] for row in rows} == {"shapes.safetensors"}
-
-
-@pytest.mark.usefixtures("shapes_file")
-def test_verify_proves_it(run: Run, picture: str) -> None:
-    rows = run("verify", "shapes", picture)
-    assert len(rows) == 6
-    assert all(row["holds"] for row in rows)
 
 
 # --- the real file ----------------------------------------------------------------------------------------------------
