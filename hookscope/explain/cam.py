@@ -1,4 +1,4 @@
-"""Class activation maps: which places of a layer's feature maps speak for a class."""
+"""Class activation maps: the places of a layer's feature maps that support a class."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from hookscope.scores import Prediction, Target, class_scores, one_picture, pred
 
 @dataclass(frozen=True)
 class ClassActivationMap:
-    """Where one layer speaks for one class.
+    """The map of one layer for one class.
 
     Attributes:
-        call: The call whose activation was looked at; of fused maps the names and types of all.
+        call: The call of the layer; for fused maps the names and types of all.
         prediction: The class, its score and probability.
         method: One of `CAM_METHODS`.
-        values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` where the layer has several frames; before any
-            normalisation, after the ReLU where the method has one.
-        channels: How many channels the map sums.
-        seen: ``(H, W)`` of what the network was shown.
-        unreached: Whether the gradient is 0 at every place of the map, so that it had to be 0 too; known of methods
-            that ask for it.
+        values: ``(h, w)`` at the layer's resolution, ``(T, h, w)`` for a layer with several frames; without
+            normalisation, after the ReLU if the method has one.
+        channels: Number of channels in the sum.
+        seen: ``(H, W)`` of the network's input.
+        unreached: Whether the gradient, and so the map, is 0 everywhere; False for methods without gradient.
     """
 
     call: Call
@@ -52,14 +51,14 @@ class ClassActivationMap:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no place speaks for the class: no value is above 0; there may be some below."""
+        """Whether no value is above 0."""
         return not bool((self.values > 0).any())
 
     @property
     def peak(self) -> tuple[float, float] | None:
-        """``(y, x)`` of the highest value, in shares 0..1 of the height and width that the network saw.
+        """``(y, x)`` of the centre of the highest cell, in any frame, as shares 0..1 of the input's height and width.
 
-        The middle of the cell; of a clip, whichever frame it is in. None for a map that `is_empty`.
+        None for a map that `is_empty`.
         """
         if self.is_empty:
             return None
@@ -81,33 +80,32 @@ def class_activation_maps(
     on_progress: Progress | None = None,
     on_skip: Callable[[Call, NoMapError], None] | None = None,
 ) -> list[ClassActivationMap]:
-    """The class activation maps of one picture, for each wanted class the wanted layers in order of execution.
+    """Compute the class activation maps of one image: class by class, the layers in order of execution.
 
-    The model runs in eval mode, with gradients whatever surrounds the call; nothing of it changes: modes, flags,
-    ``.grad``, hooks, random state. The activation is the one the layer returned, also where the next works in place.
+    The model runs in eval mode, with gradients even under ``no_grad``. Its modes, flags, ``.grad``, hooks and the
+    random state stay as they are. The activation is the returned one, also where the next layer works in place.
 
     Args:
         model: Any eager module with a score for each class.
-        inputs: The picture ``(1, 3, H, W)``, or the tuple of positional inputs.
-        layers: A selection, see `Selection`. Without one it is the last layer, in order of execution
-            and pooling aside, with a map of more than one position that the score depends on.
+        inputs: The image ``(1, 3, H, W)``, or the tuple of positional inputs.
+        layers: A selection, see `Selection`. By default the last non-pooling layer with a map of more than one
+            position that the score depends on.
         target: A class index, a class name or ``top:K``.
-        method: One of `CAM_METHODS`, whose functions give paper and formula.
+        method: One of `CAM_METHODS`; the docstrings of their functions give paper and formula.
         types: Class names that indices in ``layers`` count.
         categories: Names of the classes.
-        batch_size: Pictures in one pass of the methods that take a pass a channel.
-        on_progress: Called with pictures done and in all by these methods.
-        on_skip: Called with the calls that a pattern, a range or ``all`` selects and that have no map; without it, and
-            for a layer named outright, that is an error.
+        batch_size: Channels in one pass of the methods that run the model once per channel.
+        on_progress: Called by these methods with channels done and in all.
+        on_skip: Called with calls without a map that a pattern, a range or ``all`` selects; without it they are errors.
 
-    One model serves one thread at a time: hooks are on it meanwhile, and it is in eval mode.
+    A model serves one thread at a time: it has hooks and is in eval mode meanwhile.
 
     Raises:
-        TargetError: no such class.
-        LayerError: no such layer, or one that the score does not depend on.
-        NoMapError: a layer without a map, such as a vector or a single position.
-        ModelError: a model without scores of classes.
-        InputError: a map that is not finite.
+        TargetError: for an unknown class.
+        LayerError: for an unknown layer, or one that the score does not depend on.
+        NoMapError: for a layer without a map, such as a vector or a single position.
+        ModelError: for a model without scores of classes.
+        InputError: for a map that is not finite.
 
     Example:
         >>> import torch
@@ -119,7 +117,7 @@ def class_activation_maps(
     chosen = _method(method)
     wanted = Target.of(target)
     if batch_size < 1:
-        raise UsageError(f"no batches of {batch_size}", do="give a batch size from 1")
+        raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     seen = _seen(inputs)
     with differentiable(model):
@@ -155,11 +153,10 @@ def landmark_layers(
     *,
     categories: Sequence[str] | None = None,
 ) -> list[str]:
-    """The calls to look at first: one of each of the last resolutions of maps, in order of execution.
+    """One call for each of the last ``most`` resolutions of maps that the score depends on, in order of execution.
 
-    The last is the one that `class_activation_maps` takes by itself; of other calls with maps of one resolution it is
-    the outermost block that counts, and of those the last. The score must depend on each, unless no value of any map
-    changes it. Arguments and errors are those of `class_activation_maps`.
+    The last is the default of `class_activation_maps`. For other resolutions it is the last of the outermost blocks.
+    Arguments and errors are those of `class_activation_maps`.
 
     Example:
         >>> import torch
@@ -179,11 +176,11 @@ def landmark_layers(
         gradients = gradients_of(scores[0, first.index], [layer.tensor for layer in found])
         tied = [(layer, gradient) for layer, gradient in zip(found, gradients, strict=True) if gradient is not None]
         reached = [layer for layer, gradient in tied if bool((layer.read(gradient, seen) != 0).any())]
-        reached = reached or [layer for layer, _ in tied]  # of a score that no value changes, as there
+        reached = reached or [layer for layer, _ in tied]  # as `default_layer` does
     if not reached:
         raise no_default(model, found)
     last = tuple(reached[0].maps.values.shape[1:])
-    chosen = {last: reached[0]}  # what `class_activation_maps` takes without a choice
+    chosen = {last: reached[0]}  # the default of `class_activation_maps`
     for layer in reached:  # the last call first
         size = tuple(layer.maps.values.shape[1:])
         best = chosen.setdefault(size, layer)
@@ -201,11 +198,11 @@ def _method(name: str) -> CamMethod:
 def _seen(inputs: tuple[Any, ...]) -> InputSize:
     picture = next(iter(tensors_in(inputs).values()), None)
     if picture is None:
-        raise UsageError("no picture among the inputs", do="give a tensor (1, 3, H, W)")
+        raise UsageError("no image among the inputs", do="give a tensor (1, 3, H, W)")
     if picture.dim() < 3 or (picture.dim() not in (4, 5) and any(picture is one for one in inputs)):
         shape = "x".join(map(str, picture.shape)) or "one number"
         raise UsageError(
-            f"a picture of {shape}", "wanted is (1, C, H, W), or a clip (1, C, T, H, W)", "x[None] adds a batch"
+            f"expected an image (1, C, H, W) or a clip (1, C, T, H, W), got {shape}", do="x[None] adds a batch axis"
         )
     return InputSize(int(picture.shape[-2]), int(picture.shape[-1]), int(picture.shape[2]) if picture.dim() == 5 else 1)
 
@@ -220,7 +217,7 @@ def _map_of(
 ) -> ClassActivationMap:
     how = CAM_METHODS[method]
     if how.gradient and gradient is None:
-        exists = "the gradient does not reach it: its output is unused, detached, or made under no_grad"
+        exists = "no gradient reaches its output: it is unused, detached or computed under no_grad"
         do = f"choose another layer, or a method without gradient: {gradient_free()}"
         raise LayerError(f"the score does not depend on {layer.call.key}", exists, do)
     activation = layer.maps.values
@@ -262,30 +259,30 @@ def _check_finite(layer: MapLayer, what: str, values: Tensor) -> None:
 
 
 def fused(maps: Sequence[ClassActivationMap]) -> ClassActivationMap:
-    """One map of several layers for one class: each brought to a maximum of 1 and to the finest size, then their mean.
+    """Fuse the maps for one class: scale each to a maximum of 1, resize all to the finest, and average.
 
-    What is negative counts as 0; a map that is all zero takes part as it is. Of a clip the frames are averaged first,
-    for layers differ in how many they have.
+    Negative values count as 0, and maps that are all zero take part. The frames of a clip are averaged first, because
+    layers differ in their number.
 
     Raises:
-        HookscopeError: maps of several classes or pictures' sizes.
+        HookscopeError: for maps of several classes or input sizes.
 
     Example:
         >>> import numpy as np
         >>> call, answer = Call("a", "Conv2d", 0, 0), Prediction(0, None, 1.0, 1.0)
-        >>> one = ClassActivationMap(call, answer, "gradcam", np.array([[0.0, 4.0]], np.float32), 8, (8, 8))
-        >>> fused([one, one]).values.tolist()
+        >>> cam = ClassActivationMap(call, answer, "gradcam", np.array([[0.0, 4.0]], np.float32), 8, (8, 8))
+        >>> fused([cam, cam]).values.tolist()
         [[0.0, 1.0]]
     """
-    if len({(one.prediction.index, one.seen) for one in maps}) != 1:
-        raise HookscopeError("maps of several classes or pictures cannot be fused")
-    stills = [torch.from_numpy(one.still).relu() for one in maps]
+    if len({(cam.prediction.index, cam.seen) for cam in maps}) != 1:
+        raise HookscopeError("maps of several classes or images cannot be fused")
+    stills = [torch.from_numpy(cam.still).relu() for cam in maps]
     size = (max(still.shape[0] for still in stills), max(still.shape[1] for still in stills))
     scaled = [still / peak if (peak := float(still.max())) > 0 else still for still in stills]
     together = torch.stack([resized(still[None, None], size)[0, 0] for still in scaled]).mean(0)
     first = maps[0]
-    name = " + ".join(one.call.key for one in maps)
-    types = dict.fromkeys(one.call.type for one in maps)
+    name = " + ".join(cam.call.key for cam in maps)
+    types = dict.fromkeys(cam.call.type for cam in maps)
     call = Call(name, " + ".join(types), 0, None)
-    channels = sum(one.channels for one in maps)
+    channels = sum(cam.channels for cam in maps)
     return ClassActivationMap(call, first.prediction, first.method, together.numpy(), channels, first.seen)

@@ -1,4 +1,4 @@
-"""Which layers have a map to be asked for, which of them the score depends on, and which is looked at first."""
+"""Layers with a feature map: those that are chosen, those that the score depends on, and the default layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EDGE = 6
 
 @dataclass(frozen=True)
 class MapLayer:
-    """A call with a map: the tensor that holds it, in the graph, and how it is read."""
+    """A call with a map: the tensor in the graph, and the map read from it."""
 
     call: Call
     module: nn.Module
@@ -29,20 +29,20 @@ class MapLayer:
     maps: Maps
 
     def is_of_places(self, seen: InputSize) -> bool:
-        """Whether the map has about the proportions of the picture, and the layer is none of the inside of attention.
+        """Whether the map has about the proportions of the image, and the layer is not inside an attention block.
 
-        There queries, keys and weights have such shapes as (1, heads, tokens, channels), which is no map of places.
+        Inside attention, queries, keys and weights have shapes such as (1, heads, tokens, channels), which are no maps.
         """
         if any(word in type(self.module).__name__ for word in ("Linear", "Dropout", "Identity", "Softmax")):
             return False
         high, wide = self.maps.values.shape[1], self.maps.values.shape[2] // self.maps.frames
         share = seen.height / seen.width
-        # convolutions without padding take as much from the short side as from the long one
+        # convolutions without padding shorten both sides by the same amount
         off = min(abs(high - wide * share), abs(wide - high / share))
         return 0.5 <= high / wide / share <= 2 or off < _EDGE
 
     def read(self, tensor: Tensor, seen: InputSize) -> Tensor:
-        """``tensor``, of the shape of the layer's own, as ``(C, H, W)``."""
+        """Read a tensor of the layer's shape as ``(C, H, W)``."""
         return feature_maps(tensor, self.module, seen)[0].values
 
 
@@ -54,19 +54,19 @@ def layers_with_maps(
     seen: InputSize,
     on_skip: Callable[[Call, NoMapError], None] | None = None,
 ) -> list[MapLayer]:
-    """The kept calls in order of execution, each with the part of its output that the score depends on.
+    """The captured calls in order of execution, each with the part of its output that the score depends on.
 
     Args:
-        model: Which model.
-        activations: What its pass left, in the graph.
-        layers: The selection they were kept by.
-        score: What shall depend on them.
-        seen: What the network was shown.
-        on_skip: Called with a call without a map that ``layers`` does not name outright.
+        model: The model.
+        activations: The activations of a pass, in the graph.
+        layers: The selection of the capture.
+        score: The score of a class.
+        seen: Size of the network's input.
+        on_skip: Called with a call without a map that ``layers`` does not choose by its exact name.
 
     Raises:
-        NoMapError: one of them has no map of more than one position, or none of those that a pattern selects.
-        LayerError: one that ``layers`` names did not run, or none did.
+        NoMapError: for an exact name without a map of more than one position, or if no selected call has one.
+        LayerError: for an exact name that did not run, or if no layer ran.
     """
     modules = dict(model.named_modules())
     selection = Selection.of(layers)
@@ -94,13 +94,13 @@ def layers_with_maps(
 def default_layer(
     model: nn.Module, activations: Activations, score: Tensor, seen: InputSize, needs_gradient: bool
 ) -> MapLayer:
-    """The last call with a map that the score depends on, pooling aside; of a score that no value changes, the last."""
+    """Last non-pooling call whose map has a non-zero gradient, else the last that is connected to the score."""
     found = candidates(model, activations, seen)
     if found and not score.requires_grad and not needs_gradient:
-        return found[0]  # a quantized model, whose scores have no gradient
+        return found[0]  # scores of a quantized model have no gradient
     reached = None
-    # a ViT's last layers have tokens that its class token alone is read from: no place of the map counts there; the
-    # first few are asked by themselves, for the way back to all of them is long
+    # the last layers of a ViT feed only its class token, so their maps have gradient 0; the first few candidates are
+    # tried alone, because the backward pass to all of them is long
     for some in (found[:_LAST_FEW], found[_LAST_FEW:]):
         for layer, gradient in zip(some, gradients_of(score, [layer.tensor for layer in some]), strict=True):
             if gradient is None:
@@ -114,16 +114,16 @@ def default_layer(
 
 
 def no_default(model: nn.Module, found: Sequence[MapLayer]) -> NoMapError:
-    """The error for a model none of whose maps the score depends on; ``found`` are those it has."""
+    """The error for a model whose score depends on none of the maps ``found``."""
     asked = f"no layer of {type(model).__name__} has a map that the score depends on"
     if not found:
-        return NoMapError(asked, "no layer puts out a map", "saliency needs none")
-    why = "as far as gradients tell: they are detached, or made under no_grad"
+        return NoMapError(asked, "no layer has a map", "use saliency, which needs none")
+    why = "no gradient reaches a map: it is detached or computed under no_grad"
     return NoMapError(asked, why, f"choose a layer and a method without gradient: {gradient_free()}")
 
 
 def candidates(model: nn.Module, activations: Activations, seen: InputSize) -> list[MapLayer]:
-    """The calls with a map, the last first; those that are maps only by their shape if there are no others."""
+    """The calls with a map, the last first; maps by shape alone only if there are no others."""
     modules = dict(model.named_modules())
     found = []
     for call in reversed(activations.calls):
@@ -136,7 +136,7 @@ def candidates(model: nn.Module, activations: Activations, seen: InputSize) -> l
 
 
 def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of ``score``, None for a tensor that it does not depend on; the graph is kept."""
+    """The gradients of ``score``, None for a tensor that it does not depend on; the graph is retained."""
     within = [tensor for tensor in tensors if tensor.requires_grad and score.requires_grad]
     found = iter(torch.autograd.grad(score, within, retain_graph=True, allow_unused=True) if within else ())
     return [next(found) if tensor.requires_grad and score.requires_grad else None for tensor in tensors]
@@ -146,7 +146,7 @@ def _parts_with_maps(call: Call, module: nn.Module, output: Any, seen: InputSize
     """The parts of ``output`` with a map of more than one position.
 
     Raises:
-        NoMapError: there is none.
+        NoMapError: if there is no such part.
     """
     found: list[MapLayer] = []
     single, several = False, 0
@@ -156,7 +156,7 @@ def _parts_with_maps(call: Call, module: nn.Module, output: Any, seen: InputSize
         except NoMapError:
             continue
         if maps.items != 1 or (maps.axes == "C H W" and len(tensor) == 1):
-            several = max(several, maps.items)  # windows, or attention heads in the batch; or tokens without a grid
+            several = max(several, maps.items)  # windows or attention heads in the batch, or tokens without a grid
         elif maps.values.shape[1] * maps.values.shape[2] > 1:
             found.append(MapLayer(call, module, part, tensor, maps))
         else:
@@ -164,7 +164,9 @@ def _parts_with_maps(call: Call, module: nn.Module, output: Any, seen: InputSize
     if found:
         return found
     if several > 1:
-        raise NoMapError(f"{call.key} puts out {several} parts of the picture at once", do="choose a layer around it")
+        raise NoMapError(f"the output of {call.key} holds {several} parts of the image", do="choose a layer around it")
     if single:
-        raise NoMapError(f"{call.key} puts out maps of one position", do="choose a layer before the pooling")
-    raise NoMapError(f"{call.key} puts out no feature map", do="choose a layer with one: list-layers shows shapes")
+        raise NoMapError(f"the maps of {call.key} have one position", do="choose a layer before the pooling")
+    raise NoMapError(
+        f"the output of {call.key} is no feature map", do="choose a layer with one: list-layers shows shapes"
+    )

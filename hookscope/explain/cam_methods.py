@@ -17,15 +17,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CamInputs:
-    """What is known of one layer, one picture and one class.
+    """The inputs of a method: one layer, one image and one class.
 
     Attributes:
         activation: ``(C, H, W)``, as the layer returned it.
-        gradient: ``(C, H, W)``, of the score with respect to it; zeros for a method that asks for none.
-        score: Of the class, for the picture as it is.
-        masked_scores: Channels ``(C, H, W)`` to the scores ``(C,)`` of the picture under each of them as a mask,
-            brought to the size of the picture and then to 0..1.
-        ablated_scores: The scores ``(C,)`` with one channel of the layer after the other set to 0.
+        gradient: ``(C, H, W)``, of the score with respect to it; zeros for a method without gradient.
+        score: The score of the class.
+        masked_scores: From channels ``(C, H, W)`` to the scores ``(C,)`` of the image under each channel as a mask,
+            resized to the image and scaled to 0..1.
+        ablated_scores: The scores ``(C,)`` with each channel of the layer set to 0 in turn.
     """
 
     activation: Tensor
@@ -35,88 +35,88 @@ class CamInputs:
     ablated_scores: Callable[[], Tensor]
 
 
-def gradcam(seen: CamInputs) -> Tensor:
+def gradcam(inputs: CamInputs) -> Tensor:
     """Grad-CAM (Selvaraju et al., arXiv:1610.02391): the gradient's mean over the positions, then ReLU.
 
     ``w_k = mean(G_k)``, ``map = ReLU(sum_k w_k A_k)``.
     """
-    return seen.gradient.mean((1, 2))
+    return inputs.gradient.mean((1, 2))
 
 
-def gradcam_plus_plus(seen: CamInputs) -> Tensor:
-    """Grad-CAM++ (Chattopadhay et al., arXiv:1710.11063): positions weigh as much as they alone explain, then ReLU.
+def gradcam_plus_plus(inputs: CamInputs) -> Tensor:
+    """Grad-CAM++ (Chattopadhay et al., arXiv:1710.11063): positions weighted by what each explains, then ReLU.
 
     ``w_k = sum(a_k ReLU(G_k))``, ``a_k = G_k^2 / (2 G_k^2 + sum(A_k) G_k^3 + 1e-6)``, 0 where ``G_k`` is 0: the
-    closed form for the score passed through an exponential, whose factor ``exp(S)`` scales the whole map and is left
-    out. The paper has no 1e-6; it keeps the quotient finite, as in grad-cam, and where gradients are below 1e-3 it
-    outweighs the rest: then a place weighs about as the cube of its gradient.
+    closed form for the score passed through an exponential, without the factor ``exp(S)`` of the whole map. The paper
+    has no 1e-6; it keeps the quotient finite, as in grad-cam. For gradients below 1e-3 it dominates, and the weight of
+    a position is about proportional to the cube of its gradient.
     """
-    gradient = seen.gradient
+    gradient = inputs.gradient
     squared = gradient**2
-    below = 2 * squared + seen.activation.sum((1, 2), keepdim=True) * squared * gradient
+    below = 2 * squared + inputs.activation.sum((1, 2), keepdim=True) * squared * gradient
     alpha = torch.where(gradient != 0, squared / (below + 1e-6), 0)
     return (alpha * gradient.relu()).sum((1, 2))
 
 
-def hirescam(seen: CamInputs) -> Tensor:
+def hirescam(inputs: CamInputs) -> Tensor:
     """HiResCAM (Draelos and Carin, arXiv:2011.08891): every position by its own gradient, without ReLU.
 
     ``map = sum_k G_k * A_k``, position by position: where it is negative, the layer speaks against the class.
     """
-    return seen.gradient
+    return inputs.gradient
 
 
-def layercam(seen: CamInputs) -> Tensor:
+def layercam(inputs: CamInputs) -> Tensor:
     """LayerCAM (Jiang et al., TIP 2021, doi:10.1109/TIP.2021.3089943; not on arXiv): positive gradients, then ReLU.
 
-    ``map = ReLU(sum_k ReLU(G_k) * A_k)``, position by position, which suits early layers with fine maps too.
+    ``map = ReLU(sum_k ReLU(G_k) * A_k)``, position by position, which also suits early layers with fine maps.
     """
-    return seen.gradient.relu()
+    return inputs.gradient.relu()
 
 
-def xgradcam(seen: CamInputs) -> Tensor:
+def xgradcam(inputs: CamInputs) -> Tensor:
     """XGrad-CAM (Fu et al., arXiv:2008.02312): the gradient's mean weighted by the activation, then ReLU.
 
-    ``w_k = sum(G_k A_k) / (sum(A_k) + 1e-7)``, the paper without the 1e-7, which is grad-cam's: sensitivity and
-    conservation hold as far as weights of channels allow.
+    ``w_k = sum(G_k A_k) / (sum(A_k) + 1e-7)``; the paper has no 1e-7, grad-cam does. Sensitivity and conservation hold
+    as far as weights of channels allow.
     """
-    total = seen.activation.sum((1, 2))
-    return (seen.gradient * seen.activation).sum((1, 2)) / (total + 1e-7)
+    total = inputs.activation.sum((1, 2))
+    return (inputs.gradient * inputs.activation).sum((1, 2)) / (total + 1e-7)
 
 
-def eigencam(seen: CamInputs) -> Tensor:
+def eigencam(inputs: CamInputs) -> Tensor:
     """Eigen-CAM (Muhammad and Yeasin, arXiv:2008.00299): the first principal component; no class, no ReLU.
 
     ``map = (A - mean(A)) V_1``, ``V_1`` the first right singular vector of the ``H W x C`` matrix of centred
-    activations. The paper does not centre; grad-cam does, and so do we: else the mean map is the component. The sign
-    of ``V_1`` is nobody's: it is chosen so that the map is high where the activations are large.
+    activations. The paper does not centre; grad-cam and this function do, or the component would be the mean map. The
+    sign of ``V_1`` is arbitrary: it is chosen so that the map is high where the activations are large.
     """
-    flat = seen.activation.flatten(1)
+    flat = inputs.activation.flatten(1)
     centred = flat - flat.mean(1, keepdim=True)
-    # left vectors of C x HW are right ones of the paper's HW x C; the exact SVD, for `pca_lowrank` draws numbers
+    # left vectors of C x HW are right vectors of the paper's HW x C; `pca_lowrank` would draw random numbers
     first: Tensor = torch.linalg.svd(centred, full_matrices=False).U[:, 0]
     along = first @ centred
     size = flat.abs().sum(0)
     return first if float(along @ (size - size.mean())) >= 0 else -first
 
 
-def scorecam(seen: CamInputs) -> Tensor:
-    """Score-CAM (Wang et al., arXiv:1910.01279): the score of the picture under each channel as a mask, then ReLU.
+def scorecam(inputs: CamInputs) -> Tensor:
+    """Score-CAM (Wang et al., arXiv:1910.01279): the score of the image under each channel as a mask, then ReLU.
 
-    ``w = softmax_k(S(X * H_k))``, ``H_k`` channel ``k`` brought to the size of the picture ``X`` and then to 0..1: no
-    gradient, one forward pass a channel. A constant channel masks nothing out of nothing: its mask is 0.
+    ``w = softmax_k(S(X * H_k))``, ``H_k`` channel ``k`` resized to the image ``X`` and scaled to 0..1: no gradient,
+    one forward pass per channel. The mask of a constant channel is 0.
     """
-    return seen.masked_scores(seen.activation).softmax(0)
+    return inputs.masked_scores(inputs.activation).softmax(0)
 
 
-def ablationcam(seen: CamInputs) -> Tensor:
-    """Ablation-CAM (Desai and Ramaswamy, WACV 2020; not on arXiv): what of the score goes without a channel, then ReLU.
+def ablationcam(inputs: CamInputs) -> Tensor:
+    """Ablation-CAM (Desai and Ramaswamy, WACV 2020; not on arXiv): the score lost without a channel, then ReLU.
 
-    ``w_k = (S - S_k) / |S|``, ``S_k`` the score with ``A_k`` set to 0. The paper divides by ``S``, which turns the map
-    round where the score is negative; the absolute value does not. A weight below 1e-5 counts as 0: passes in batches
-    of different sizes differ so much by rounding, and a map of nothing else would be drawn as any other.
+    ``w_k = (S - S_k) / |S|``, ``S_k`` the score with ``A_k`` set to 0. The paper divides by ``S``, which inverts the
+    map of a negative score. A weight below 1e-5 counts as 0: passes in batches of different sizes differ so much by
+    rounding, and a map of rounding errors would look like any other.
     """
-    weights = (seen.score - seen.ablated_scores()) / max(abs(seen.score), 1e-7)
+    weights = (inputs.score - inputs.ablated_scores()) / max(abs(inputs.score), 1e-7)
     return weights * (weights.abs() >= _ROUNDING)
 
 
@@ -125,7 +125,7 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class CamMethod:
-    """A method and what else it needs.
+    """A method, and the steps around it.
 
     Attributes:
         weigh: From the inputs to weights ``(C,)`` or ``(C, H, W)``.
