@@ -288,8 +288,12 @@ class Selection:
         """
         names = list(names)
         suffix = "" if call is None else f"#{call}"
+        return cls._of_terms([_Names(",".join(names) + suffix, frozenset(names), call=call)] if names else [])
+
+    @classmethod
+    def _of_terms(cls, terms: Iterable[_Indices | _Names]) -> Selection:
         selection = cls.__new__(cls)
-        selection._set([_Names(",".join(names) + suffix, frozenset(names), call=call)] if names else [])
+        selection._set(terms)
         return selection
 
     def __str__(self) -> str:
@@ -312,11 +316,7 @@ class Selection:
             >>> Selection("conv1,re:a,b").terms
             (Selection('conv1'), Selection('re:a,b'))
         """
-        alone = []
-        for term in self._terms:
-            alone.append(Selection.__new__(Selection))
-            alone[-1]._set([term])
-        return tuple(alone)
+        return tuple(self._of_terms([term]) for term in self._terms)
 
     @property
     def counts(self) -> bool:
