@@ -76,8 +76,7 @@ class StatisticsThresholds:
         if name in self.others:
             return self.others[name]
         defaults = {threshold.name: threshold.default for threshold in thresholds_for("activations")}
-        value: float = getattr(self, name, defaults.get(name))
-        return value
+        return float(getattr(self, name) if hasattr(self, name) else defaults[name])
 
 
 @dataclass(frozen=True)
