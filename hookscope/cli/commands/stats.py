@@ -30,6 +30,7 @@ from hookscope.cli.shared.output_paths import refuse_input
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted, listed
+from hookscope.statistics import StatisticsThresholds  # its file registers the findings whose options help shows
 
 _BEGINNING = b'{"hookscope": '  # of what `hookscope.statistics.storage` writes
 
@@ -88,7 +89,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope stats resnet34 photos/ --limit 1000 --save a.json
       hookscope stats --merge a.json b.json
     """
-    thresholds = statistics.StatisticsThresholds.of(chosen_thresholds("activations", values))
+    thresholds = StatisticsThresholds.of(chosen_thresholds("activations", values))
     options = Options(**{name: values.pop(name) for name in Options.__dataclass_fields__})
     if options.merge:
         _check_outputs(options, [])
