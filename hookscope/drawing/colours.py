@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from numpy.typing import NDArray
 
-from hookscope.drawing.scale import LEVELS
+from hookscope.drawing.scale import LEVELS as LEVELS
 from hookscope.errors import UsageError, nearest
 
 BACKGROUND, TEXT_FAINT, TEXT_HALF, TEXT_STRONG, TEXT, BAR, TRACK, CONSTANT, NAN, PLUS_INF, MINUS_INF, SPARE = range(

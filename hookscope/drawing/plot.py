@@ -68,15 +68,20 @@ def plain_settings() -> Iterator[None]:
 
     Create and write a figure inside: some settings are read when an artist is created, others when it is drawn.
     """
-    own = {"svg.hashsalt": "hookscope", "svg.fonttype": "path", "pdf.fonttype": 42, "axes.unicode_minus": False}
+    own: dict[str, Any] = {
+        "svg.hashsalt": "hookscope",
+        "svg.fonttype": "path",
+        "pdf.fonttype": 42,
+        "axes.unicode_minus": False,
+    }
     # not `backend`: reading it would import pyplot
     defaults = {name: value for name, value in dict.items(matplotlib.rcParamsDefault) if not name.startswith("backend")}
-    kept = {name: dict.__getitem__(matplotlib.rcParams, name) for name in defaults}
+    before: dict[str, Any] = {name: dict.__getitem__(matplotlib.rcParams, name) for name in defaults}
     try:
         dict.update(matplotlib.rcParams, defaults | own)
         yield
     finally:
-        dict.update(matplotlib.rcParams, kept)
+        dict.update(matplotlib.rcParams, before)
 
 
 def figure_bytes(figure: Figure, suffix: str, provenance: Mapping[str, Any] | None = None) -> bytes:

@@ -123,8 +123,7 @@ class LayerScale(Scale):
     notation = "layer"
 
     def limits(self, values: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Limit, Limit]:
-        low, high = float(lowest.min()), float(highest.max())
-        return (low, high) if low <= high else (0.0, 0.0)
+        return _extremes(lowest, highest)
 
 
 @dataclass(frozen=True)
@@ -137,9 +136,7 @@ class SymmetricScale(Scale):
     limit: float | None = None
 
     def limits(self, values: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Limit, Limit]:
-        limit = self.limit
-        if limit is None:
-            limit = max(map(abs, LayerScale().limits(values, lowest, highest)))
+        limit = max(map(abs, _extremes(lowest, highest))) if self.limit is None else self.limit
         return -limit, limit
 
 
@@ -210,6 +207,11 @@ def scale_notations(word: str) -> str:
 def scale_examples() -> list[str]:
     """A text for each scale, for completion."""
     return [kind.example or kind.notation for kind in SCALES]
+
+
+def _extremes(lowest: Tensor, highest: Tensor) -> tuple[float, float]:
+    low, high = float(lowest.min()), float(highest.max())
+    return (low, high) if low <= high else (0.0, 0.0)
 
 
 def _numbers(texts: list[str]) -> tuple[float, float] | None:
