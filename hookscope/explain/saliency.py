@@ -1,4 +1,4 @@
-"""Saliency: which pixels a score depends on, from the gradient with respect to the picture."""
+"""Saliency: the pixels that a score depends on, from the gradient with respect to the image."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ from hookscope.scores import Prediction, Target, class_scores, one_picture, pred
 
 @dataclass(frozen=True)
 class Saliency:
-    """How much each value of the picture counts for one class.
+    """How much the score of one class depends on each value of the image.
 
     Attributes:
         prediction: The class, its score and probability.
         method: One of `SALIENCY_METHODS`.
-        values: ``(C, H, W)`` signed, in units of the score (per unit of the prepared picture where the method is a
-            gradient).
-        expected: What all values together should make up, the score less that of a picture of zeros, where the method
-            promises it; the more steps, the nearer.
-        unguided: How many ReLUs on the way the hooks did not see, where the method guides them: functions in a
-            ``forward``.
+        values: ``(C, H, W)`` signed, in units of the score; for gradients per unit of the prepared image.
+        expected: The score minus that of an image of zeros, which the sum of ``values`` approaches with more steps;
+            None for methods without this property.
+        unguided: Number of ReLU functions in a ``forward``, which guided methods cannot hook.
     """
 
     prediction: Prediction
@@ -44,9 +42,9 @@ class Saliency:
 
     @property
     def map(self) -> Tensor:
-        """``(H, W)``, not negative: the largest absolute value of the channels, as in the paper of the gradient.
+        """``(H, W)``, from 0: the largest absolute value of the channels, as in the paper of the gradient.
 
-        For the methods that multiply by the picture the absolute sum over the channels.
+        For methods that multiply by the image: the absolute value of the sum over the channels.
         """
         return self.values.sum(0).abs() if SALIENCY_METHODS[self.method].signed else self.values.abs().amax(0)
 
@@ -68,28 +66,28 @@ def saliency_maps(
     settings: Settings | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Saliency]:
-    """Which pixels the score of each wanted class depends on.
+    """Compute a saliency map for each wanted class.
 
-    The model runs in eval mode, with gradients whatever surrounds the call; nothing of it changes.
+    The model runs in eval mode, with gradients even under ``no_grad``, and stays as it is.
 
-    Guided backpropagation (Springenberg et al., arXiv:1412.6806) lets through, at every layer that is a ReLU, only
-    what is positive of the gradient; hooks do that and are gone afterwards. It sees no ReLU that is a function in a
-    ``forward`` (``F.relu``), which `Saliency.unguided` counts, and none of another shape, such as GELU.
+    Guided backpropagation (Springenberg et al., arXiv:1412.6806) passes only positive gradients at every ReLU layer,
+    by hooks that are removed afterwards. It does not act on ReLU functions in a ``forward`` (``F.relu``), which
+    `Saliency.unguided` counts, nor on other activations such as GELU.
 
     Args:
         model: Any eager module with a score for each class.
-        inputs: The picture ``(1, C, H, W)``, or a clip ``(1, C, T, H, W)``; a tuple of one will do too.
+        inputs: The image ``(1, C, H, W)``, or a clip ``(1, C, T, H, W)``; a tuple of one tensor will do too.
         target: A class index, a class name or ``top:K``.
         method: One of `SALIENCY_METHODS`.
         categories: Names of the classes.
         settings: Samples, noise, steps, batch size and seed.
-        on_progress: Called with pictures done and in all.
+        on_progress: Called with images done and in all.
 
     Raises:
-        TargetError: no such class.
-        ModelError: a model without scores of classes, without a ReLU to guide, or whose scores no gradient leads back
-            from to the picture.
-        InputError: a gradient that is not finite.
+        TargetError: for an unknown class.
+        ModelError: for a model without scores of classes, without a ReLU to guide, or without a gradient from the
+            scores to the image.
+        InputError: for a gradient that is not finite.
 
     Example:
         >>> import torch
@@ -138,7 +136,6 @@ def _check_finite(what: str, answer: Prediction, finite: bool) -> None:
 
 
 def _picture(inputs: tuple[Any, ...]) -> Tensor:
-    """The only input, one that gradients can be asked of."""
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
         given = ", ".join(type(one).__name__ for one in inputs[:3]) or "nothing"
         raise UsageError(f"no single picture but {given}", do="give one tensor, (1, C, H, W)")
@@ -153,7 +150,6 @@ def _picture(inputs: tuple[Any, ...]) -> Tensor:
 
 
 def _counted(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    """What adds up pictures, and says how many are done of ``total``."""
     done = 0
 
     def advance(count: int) -> None:
@@ -168,7 +164,7 @@ def _counted(on_progress: Callable[[int, int], None] | None, total: int) -> Call
 def _gradient_of(
     model: nn.Module, index: int, advance: Callable[[int], None], guide: _Guide
 ) -> Callable[[Tensor], Tensor]:
-    """The function from pictures ``(N, C, H, W)`` to the gradients of their scores of class ``index``."""
+    """A function from images ``(N, C, H, W)`` to the gradients of their scores of class ``index``."""
 
     def gradient(pictures: Tensor) -> Tensor:
         leaf = leaves_of(pictures)
@@ -193,7 +189,7 @@ def _gradient_of(
 
 @dataclass
 class _Guide:
-    """A change of gradients that counts how many it has met, and how many went by in the last pass."""
+    """A change of gradients that counts the ReLUs it acted on, and those it missed in the last pass."""
 
     change: ClampGradientSign
     met: int = 0
@@ -205,8 +201,8 @@ class _Guide:
 
 
 def _relus_between(score: Tensor, leaf: Tensor) -> int:
-    """How many ReLUs, layers and functions, lie on the way back from ``score`` to ``leaf``."""
-    before: dict[Any, list[Any]] = {}  # of each node those that lead back to it
+    """The number of ReLUs, layers and functions, in the graph between ``score`` and ``leaf``."""
+    before: dict[Any, list[Any]] = {}  # for each node those whose gradient it gets
     first: Any = score.grad_fn
     waiting, seen, leaves = [first], {first}, []
     while waiting:
@@ -219,7 +215,7 @@ def _relus_between(score: Tensor, leaf: Tensor) -> int:
                 seen.add(following)
                 waiting.append(following)
     waiting, seen = leaves, set(leaves)
-    while waiting:  # a ReLU of parameters alone is none of the picture's
+    while waiting:  # ReLUs that act only on parameters do not count
         for node in before.get(waiting.pop(), ()):
             if node not in seen:
                 seen.add(node)
@@ -231,7 +227,7 @@ def _relus(model: nn.Module) -> Selection:
     """Every layer of ``model`` that is a ReLU.
 
     Raises:
-        ModelError: it has none.
+        ModelError: if there is none.
     """
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ReLU)]
     if not names:

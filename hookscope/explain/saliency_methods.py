@@ -1,6 +1,6 @@
-"""The methods of saliency: each a function from a picture, and the gradient of a score at pictures, to values.
+"""Saliency methods: functions from an image, and the gradient of a score at images, to values.
 
-In the formulas ``X`` is the picture ``(1, C, H, W)`` and ``dS/dX`` the gradient of the score of a class.
+In the formulas ``X`` is the image ``(1, C, H, W)`` and ``dS/dX`` the gradient of the score of a class.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings
 
 
 def wide(picture: Tensor) -> torch.dtype:
-    """What sums of many gradients are kept in: half a number would be lost in the formats of half precision."""
+    """The type of sums of many gradients: at least single precision."""
     return torch.promote_types(picture.dtype, torch.float32)
 
 
@@ -70,16 +70,16 @@ def _batches(total: int, size: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class SaliencyMethod:
-    """A method and how its values are read.
+    """A method, and how to read its values.
 
     Attributes:
         attribute: From a function picture -> gradient, the picture ``(1, C, H, W)`` and settings to its values.
         summary: What is computed, in a line of the help.
         caption: What a value of the map is, under its picture.
-        signed: Whether the values multiply the picture, so that those of the colours of a pixel are added.
-        completes: Whether all values together make up the score less that of a picture of zeros.
-        guided: Whether negative gradients are cut off at every ReLU on the way.
-        pictures: Which of the settings says how many pictures it takes, empty for one.
+        signed: Whether the values include the factor of the image, so that the colours of a pixel are summed.
+        completes: Whether the values sum to the score minus that of an image of zeros.
+        guided: Whether negative gradients are set to 0 at every ReLU.
+        pictures: The setting with its number of images, empty for one image.
     """
 
     attribute: Callable[[Gradient, Tensor, Settings], Tensor]
@@ -91,7 +91,7 @@ class SaliencyMethod:
     pictures: str = ""
 
     def total(self, settings: Settings) -> int:
-        """How many pictures it takes."""
+        """The number of images that the model runs on."""
         return int(getattr(settings, self.pictures)) if self.pictures else 1
 
 

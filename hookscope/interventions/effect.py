@@ -1,4 +1,4 @@
-"""What interventions do: the same pass without and with them, and how far every later activation moved."""
+"""The effect of interventions: a pass without and a pass with them, and how far every later activation moved."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from hookscope.interventions.context import Changes, intervene, pairs_of
 
 @dataclass(frozen=True, slots=True)
 class MovedLayer:
-    """One call, and how far its activation moved.
+    """A call, and how far its activation moved.
 
     Attributes:
         call: The call.
-        shape: Of what it put out with the interventions.
-        changed: Whether an intervention acted on this call itself, or on a parameter of its own.
-        relative_l2: Norm of the difference over the norm before, 0 and above; None where the shapes differ, inf for
-            one that was 0 before, NaN where values are not finite.
-        cosine: Of the angle between before and after, -1 to 1; None where one of them is 0 or not finite, or the
+        shape: Shape of its output with the interventions.
+        changed: Whether an intervention acted on this call itself, or on a direct parameter of its layer.
+        relative_l2: Norm of the difference divided by the norm before, from 0; None if the shapes differ, inf if the
+            output was 0 before, NaN if values are not finite.
+        cosine: Cosine of the angle between before and after, -1 to 1; None if one of them is 0 or not finite, or the
             shapes differ.
-        nonfinite: How many NaN and Inf there are afterwards.
-        before: What it put out without, where it was kept.
-        after: What it put out with the interventions, where it was kept.
+        nonfinite: Number of NaN and Inf afterwards.
+        before: The output without interventions, if it was kept.
+        after: The output with the interventions, if it was kept.
     """
 
     call: Call
@@ -61,11 +61,11 @@ class Effect:
     """A pass without and a pass with interventions.
 
     Attributes:
-        before: What the model returned without.
-        after: What it returned with them.
-        layers: Chosen calls from the first that changed on, in order of execution.
+        before: Output of the model without interventions.
+        after: Output with them.
+        layers: The chosen calls from the first changed one on, in order of execution.
         changed: How often each call and parameter was changed, by key and name.
-        missing: Chosen calls that only one of the two passes made, such as those of a head for another number of boxes.
+        missing: Keys of chosen calls in only one of the passes, such as those of a head for another number of boxes.
     """
 
     before: Any
@@ -88,29 +88,29 @@ def intervention_effect(
 ) -> Effect:
     """Run ``model`` without and with ``changes``, and measure how far the activations of chosen calls moved.
 
-    Both passes draw the same random numbers, beside what the interventions draw. Nothing of the model or of the random
-    state is changed.
+    Both passes draw the same random numbers, apart from those of the interventions. The model and the random state
+    stay as they are.
 
     Args:
-        model: Any eager module, in the mode in which it shall run.
+        model: Any eager module in its current mode.
         inputs: Its positional inputs.
-        changes: As `hookscope.intervene` takes them.
-        layers: Which calls to measure; None for those with a weight of two or more dimensions.
+        changes: Interventions as `hookscope.intervene` takes them.
+        layers: Calls to measure; None for changed calls and layers with a weight of two or more dimensions.
         types: Class names that indices count.
-        seed: Seed of the random numbers in both passes; None goes on from where the random state is.
+        seed: Seed of the random numbers in both passes; None continues from the current random state.
         keep: Calls whose activations are kept for drawing.
         keep_changed: Whether to keep the activations of changed calls and of layers with changed parameters.
 
     Raises:
-        LayerError: no such layer or parameter.
-        UsageError: an intervention that the tensor cannot take.
+        LayerError: for an unknown layer or parameter.
+        UsageError: for an intervention that a tensor cannot take.
 
     Example:
         >>> import torch
         >>> from hookscope.interventions import Scale
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1, bias=False), torch.nn.Conv2d(1, 1, 1, bias=False))
-        >>> found = intervention_effect(net, (torch.ones(1, 1, 2, 2),), {0: Scale(3.0)})
-        >>> [(layer.call.name, layer.changed, round(layer.relative_l2, 5)) for layer in found.layers]
+        >>> effect = intervention_effect(net, (torch.ones(1, 1, 2, 2),), {0: Scale(3.0)})
+        >>> [(layer.call.name, layer.changed, round(layer.relative_l2, 5)) for layer in effect.layers]
         [('0', True, 2.0), ('1', False, 2.0)]
     """
     pairs = list(from_the_start(model, inputs, pairs_of(changes), types, seed))
@@ -137,7 +137,7 @@ def intervention_effect(
 
 
 def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:
-    """What the model makes of copies of the inputs: its first layer may work in place."""
+    """Run the model on copies of the inputs: its first layer may work in place."""
     if seed is not None:
         torch.manual_seed(seed)
     return model(*map_tensors(inputs, lambda tensor: tensor.clone()))
@@ -150,12 +150,12 @@ def from_the_start(
     types: Iterable[Any] = ("Conv2d",),
     seed: int | None = None,
 ) -> Iterator[tuple[str | Selection, Any]]:
-    """``changes`` with the calls that indices from the end stand for, which are known only after a pass.
+    """Replace indices from the end in ``changes`` by the calls that they select in a pass.
 
     Args:
         model: Any eager module.
         inputs: Its positional inputs.
-        changes: Pairs of a place and an intervention.
+        changes: Pairs of a layer selection and an intervention.
         types: Class names that indices count.
         seed: Seed of the random numbers of the pass.
 
@@ -169,9 +169,13 @@ def from_the_start(
         if not Selection.of(where).from_the_end:
             yield where, change
             continue
-        with torch.no_grad(), random_states_kept(), capture(model, where, types, transform=lambda _: None) as found:
+        with (
+            torch.no_grad(),
+            random_states_kept(),
+            capture(model, where, types, transform=lambda _: None) as activations,
+        ):
             _run(model, inputs, seed)
-        yield from ((Selection.of_names([call.name], call.call), change) for call in found.calls)
+        yield from ((Selection.of_names([call.name], call.call), change) for call in activations.calls)
 
 
 def _changed_layers(
@@ -191,7 +195,7 @@ def _changed_layers(
 
 
 class _Comparison:
-    """The calls of the second pass beside those of the first, from the first that an intervention acted on."""
+    """Compares calls of the second pass with those of the first, from the first changed call on."""
 
     def __init__(self, model: nn.Module, before: Activations, drawn: Container[str]) -> None:
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -231,11 +235,11 @@ class _Comparison:
 
 
 def _moved(call: Call, before: Any, after: Any, changed: bool, kept: bool) -> MovedLayer:
-    one, other = list(tensors_in(before).values()), list(tensors_in(after).values())
+    old, new = list(tensors_in(before).values()), list(tensors_in(after).values())
     relative, cosine = None, None
-    if [tensor.shape for tensor in one] == [tensor.shape for tensor in other]:
-        relative, cosine = _distance([as_float(tensor) for tensor in one], [as_float(tensor) for tensor in other])
-    nonfinite = sum(int((~as_float(tensor).isfinite()).sum()) for tensor in other)
+    if [tensor.shape for tensor in old] == [tensor.shape for tensor in new]:
+        relative, cosine = _distance([as_float(tensor) for tensor in old], [as_float(tensor) for tensor in new])
+    nonfinite = sum(int((~as_float(tensor).isfinite()).sum()) for tensor in new)
     copied = map_tensors(after, lambda tensor: tensor.clone()) if kept else None
     return MovedLayer(call, shape_of(after), changed, relative, cosine, nonfinite, before if kept else None, copied)
 
@@ -244,12 +248,12 @@ def _distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float 
     """Relative L2 distance and cosine of all values together, summed in double precision."""
     squares = {"before": 0.0, "after": 0.0, "difference": 0.0}
     product = 0.0
-    for one, other in zip(before, after, strict=True):
-        one, other = one.double().flatten(), other.double().flatten()
-        squares["before"] += float(one @ one)
-        squares["after"] += float(other @ other)
-        squares["difference"] += float((other - one) @ (other - one))
-        product += float(one @ other)
+    for tensor_before, tensor_after in zip(before, after, strict=True):
+        old, new = tensor_before.double().flatten(), tensor_after.double().flatten()
+        squares["before"] += float(old @ old)
+        squares["after"] += float(new @ new)
+        squares["difference"] += float((new - old) @ (new - old))
+        product += float(old @ new)
     if not math.isfinite(sum(squares.values())):
         return math.nan, None
     lengths = {name: math.sqrt(square) for name, square in squares.items()}

@@ -21,21 +21,21 @@ Extremes = tuple[float, float]
 
 @dataclass(frozen=True)
 class MovedMaps:
-    """One part of an output before, after and the difference of the two (after - before).
+    """A part of an output before, after, and the difference after - before.
 
     Attributes:
-        part: Which part, empty for the only one.
-        axes: How the tensor was read.
-        frames: How many frames of a clip stand side by side.
-        total: Channels in all.
-        moved: Channels of which any value is another.
-        channels: Those that are drawn: the ones that moved most, first the one that moved most.
-        distances: Root mean square of the difference, of each drawn channel; inf where values became NaN or Inf, or
-            NaN or Inf became values.
-        nonfinite: NaN and Inf of all channels, before, after and in the difference.
+        part: Name of the part, empty for the only one.
+        axes: The axes of the tensor, such as ``N C H W``.
+        frames: Number of frames of a clip, drawn side by side.
+        total: Number of channels.
+        moved: Number of channels with a changed value.
+        channels: The drawn channels: those that moved most, in that order.
+        distances: Root mean square of the difference for each drawn channel; inf where NaN or Inf appeared or vanished.
+        nonfinite: Number of NaN and Inf in all channels, before, after and in the difference.
         largest: Largest finite \\|difference\\| of the drawn channels.
-        ranges: Of each drawn channel lowest and highest finite value, before, after and of the difference.
-        tiles: The three, on one symmetric scale; ``strength`` is the root mean square. None where nothing moved.
+        ranges: Lowest and highest finite value of each drawn channel, before, after and of the difference.
+        tiles: Before, after and difference on one symmetric scale, with the root mean square as ``strength``; None
+            if nothing moved.
     """
 
     part: str
@@ -51,7 +51,7 @@ class MovedMaps:
     tiles: tuple[Tiles, Tiles, Tiles] | None
 
     def facts(self, drawn: int) -> dict[str, Any]:
-        """What a text chunk says of the first ``drawn`` channels."""
+        """The facts of the first ``drawn`` channels for a text chunk."""
         return {
             "part": self.part,
             "channels": list(self.channels[:drawn]),
@@ -69,16 +69,16 @@ class MovedMaps:
 def moved_maps(
     layer: MovedLayer, module: nn.Module | None = None, shown: InputSize | None = None, most_channels: int = 16
 ) -> list[MovedMaps]:
-    """The maps of a kept call before, after and their difference, part by part; vectors as maps of one position.
+    """The maps of a kept call before, after and their difference, part by part; vectors are maps of one position.
 
     Args:
         layer: A call whose activations `intervention_effect` kept.
-        module: The layer, which often tells where the channels are.
-        shown: The size of what the network saw, for the proportions of a token grid.
-        most_channels: So many of the channels that moved are drawn.
+        module: The layer, whose class often tells the channel axis.
+        shown: Size of the network's input, for the proportions of a token grid.
+        most_channels: The largest number of drawn channels.
 
     Raises:
-        NoMapError: when no part is a map or a vector, or the shapes before and after differ.
+        NoMapError: if no part is a map or a vector, or the shapes before and after differ.
 
     Example:
         >>> import torch
@@ -117,7 +117,7 @@ def _compared(before: Maps, after: Maps, most_channels: int) -> MovedMaps:
     moved = int((distances > 0).sum())
     order = distances.argsort(descending=True, stable=True)
     channels = [int(at) for at in order[: min(moved, most_channels)]]
-    # in double precision: the same value gets the same level in all three, and no difference of floats overflows
+    # double precision: equal values get equal levels in all three, and differences of floats do not overflow
     one, other = before.values[channels].double(), after.values[channels].double()
     three = [one, other, other - one]
     extremes = [finite_extremes(values) for values in three] if channels else []
@@ -144,9 +144,9 @@ def _magnitude(ranges: tuple[Extremes, ...]) -> float:
 
 
 def _distances(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
-    """``(C,)``: how far each channel moved, inf where a NaN or an Inf came or went; and how many differences are none.
+    """``(C,)``: the distance of each channel, inf where NaN or Inf appeared or vanished; and the number of NaN and Inf.
 
-    Done some channels at a time: in double precision large maps take much memory.
+    Works on some channels at a time: large maps in double precision take much memory.
     """
     many = max(1, _AT_ONCE // before[0].numel())
     distances, lost = [], 0
@@ -164,7 +164,7 @@ def _root_mean_square(values: Tensor) -> Tensor:
     finite = values.isfinite()
     flat = torch.where(finite, values, 0.0).flatten(1)
     largest = flat.abs().amax(1, keepdim=True)
-    shares = torch.where(largest > 0, flat / largest, 0.0)  # a square of its own may be too large, or too small
+    shares = torch.where(largest > 0, flat / largest, 0.0)  # squares of the values themselves may overflow or underflow
     return largest[:, 0] * (shares.square().sum(1) / finite.flatten(1).sum(1).clamp(min=1)).sqrt()
 
 

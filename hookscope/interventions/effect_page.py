@@ -1,4 +1,4 @@
-"""What interventions did, as a page: for each call its maps before, after and their difference, side by side."""
+"""The page of an effect: the maps of each call before, after and their difference, side by side."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from hookscope.hooks import InputSize
 from hookscope.interventions.effect import MovedLayer
 from hookscope.interventions.effect_maps import NAMES, MovedMaps, moved_maps
 
-_GRID = 480  # about so wide and high is each of the three grids, where its maps are smaller
+_GRID = 480  # approximate side of each of the three grids, unless its maps are larger
 _LARGEST_MAP = 240
 _BETWEEN = 30
-_LEAST_GRID = 200  # the captions need so much
-_BOLD = 4  # of the channels, the first places to look
+_LEAST_GRID = 200  # width of the captions
+_BOLD = 4  # channels with a bold number: those to look at first
 _CAPTIONS = ("before", "after", "difference: after - before")
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What made the difference.
+    """The cause of an effect.
 
     Attributes:
-        interventions: In words, in the order in which they act, such as ``layer3 dropblock:p=0.1``.
-        seed: Of the random numbers of both passes, None where none was set.
+        interventions: Text of each intervention in their order, such as ``layer3 dropblock:p=0.1``.
+        seed: Seed of the random numbers of both passes, None if none was set.
     """
 
     interventions: Sequence[str]
@@ -57,20 +57,20 @@ class Cause:
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a call's output: its maps, their three grids if anything moved."""
+    """A part of a call's output: its maps, and three grids if a channel moved."""
 
     maps: MovedMaps
     grids: Sequence[Grid]
 
     @property
     def drawn(self) -> int:
-        """How many channels are drawn."""
+        """The number of drawn channels."""
         return len(self.maps.channels) - (self.grids[0].left_out if self.grids else 0)
 
 
 @dataclass(frozen=True)
 class _Band:
-    """One call: its parts, or why it cannot be drawn."""
+    """A call: its parts, or the error that explains why it cannot be drawn."""
 
     layer: MovedLayer
     parts: Sequence[_Part]
@@ -86,24 +86,24 @@ def draw_effect(
     most_channels: int = 16,
     cmap: str = "RdBu_r",
 ) -> tuple[Image.Image, dict[str, Any]]:
-    """Draw each kept call before, after and their difference, on one scale, and say where it comes from.
+    """Draw each kept call before, after and their difference on one scale; the page and its provenance.
 
-    The channels that moved most come first, at most ``most_channels`` of them; what did not move is not drawn. The
-    same colour is the same value in the three grids of a band, the scale being symmetric about 0. NaN is magenta, +Inf
-    red, -Inf light blue. `read_sheet` gives the values of such a picture.
+    The channels that moved most come first; channels that did not move are not drawn. A colour is the same value in
+    the three grids of a call, on a scale symmetric about 0. NaN is magenta, +Inf red, -Inf light blue. `read_sheet`
+    gives the values of such a picture.
 
     Args:
-        layers: What `intervention_effect` found; those that were not kept are passed over.
-        origin: Model, weights, picture and preprocessing.
+        layers: Calls of an `Effect`; those without kept activations are left out.
+        origin: Model, weights, image and preprocessing.
         cause: The interventions and the seed.
-        model: Its layers tell where their channels are.
-        shown: The size of what the network saw, for the proportions of a token grid.
-        most_channels: So many of the channels that moved are drawn.
-        cmap: Colour map, a diverging one.
+        model: The model, whose layers tell the channel axis.
+        shown: Size of the network's input, for the proportions of a token grid.
+        most_channels: The largest number of drawn channels.
+        cmap: A diverging colour map.
 
     Raises:
-        NoMapError: when no call was kept, or none has a map or a vector that can be compared.
-        UsageError: for a colour map that does not exist, or a page of more than 160 million pixels.
+        NoMapError: if no call was kept, or none has a map or a vector that can be compared.
+        UsageError: for an unknown colour map, or a page of more than 160 million pixels.
 
     Example:
         >>> import torch
@@ -111,10 +111,10 @@ def draw_effect(
         >>> from hookscope.interventions import Zero
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3))
         >>> changes = {"0": Zero(channels="2")}
-        >>> found = intervention_effect(net, (torch.rand(1, 1, 9, 9),), changes, keep="0")
+        >>> effect = intervention_effect(net, (torch.rand(1, 1, 9, 9),), changes, keep="0")
         >>> origin = Origin("a net", "random", "noise", "", "as it is")
-        >>> image, told = draw_effect(found.layers, origin, Cause(["0 zero:channels=2"]), net)
-        >>> [part["channels"] for part in told["parts"]]
+        >>> image, facts = draw_effect(effect.layers, origin, Cause(["0 zero:channels=2"]), net)
+        >>> [part["channels"] for part in facts["parts"]]
         [[2], [2], [2]]
     """
     kept = [layer for layer in layers if layer.before is not None or layer.after is not None]
@@ -123,7 +123,7 @@ def draw_effect(
     bands = [_band(layer, modules.get(layer.call.name), shown, most_channels, most) for layer in kept]
     _check_drawn(bands)
     widths = [grid.layout.width for band in bands for part in band.parts for grid in part.grids]
-    step = max([_LEAST_GRID, *widths]) + _BETWEEN  # the same for all bands: one looks down three columns
+    step = max([_LEAST_GRID, *widths]) + _BETWEEN  # the same for all bands, so that they form three columns
     page, places = Page(), []
     _add_heading(page, origin, cause, _text_width(step))
     for band in bands:
@@ -155,14 +155,14 @@ def _band(layer: MovedLayer, module: nn.Module | None, shown: InputSize | None, 
 
 
 def _grids(maps: MovedMaps, most: int) -> list[Grid]:
-    """The three grids of at most ``most`` pixels together, each about square, of maps as large as go into that."""
+    """The three grids of at most ``most`` pixels together, each about square, with maps as large as possible."""
     if maps.tiles is None:
         return []
     count, height, width = maps.tiles[0].levels.shape
     bold = range(min(_BOLD, count)) if count > _BOLD else ()
     if height * width == 1:
         return draw_alike(maps.tiles, bold, columns=count, most=most // 3)
-    side = min(_GRID, math.isqrt(most // 4))  # smaller maps come before fewer; a quarter is for numbers and bars
+    side = min(_GRID, math.isqrt(most // 4))  # smaller maps before fewer maps; a quarter is for numbers and bars
     columns = max(1, min(count, math.ceil(math.sqrt(count * height / width))))
     zoom = max(1, min(side // columns, max(_LARGEST_MAP, width)) // width)
     cell = zoom * min(height, width // maps.frames)
@@ -195,7 +195,7 @@ def _add_heading(page: Page, origin: Origin, cause: Cause, width: int) -> None:
 
 
 def _add_band(page: Page, band: _Band, step: int) -> list[dict[str, Any]]:
-    """The words and grids of a call; returns where the maps lie."""
+    """Add the text and grids of a call; the places of the maps."""
     layer, width = band.layer, _text_width(step)
     title = f"{layer.call.key or layer.call.type}   {layer.call.type}   {shape_text(layer.shape)}"
     page.add_text(title + ("   changed here" if layer.changed else ""), width, 18, 13, bold=True)
@@ -206,8 +206,8 @@ def _add_band(page: Page, band: _Band, step: int) -> list[dict[str, Any]]:
 
 
 def _distance_words(layer: MovedLayer) -> str:
-    told = {"relative L2": layer.relative_l2, "cosine": layer.cosine}
-    words = [f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in told.items()]
+    measures = {"relative L2": layer.relative_l2, "cosine": layer.cosine}
+    words = [f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in measures.items()]
     return "   ".join([*words, *([f"NaN or Inf after: {layer.nonfinite:,}"] if layer.nonfinite else [])])
 
 
@@ -244,7 +244,7 @@ def _moved_words(maps: MovedMaps, drawn: int) -> str:
 
 
 def _notes(maps: MovedMaps, high: float) -> list[str]:
-    """What else one must know to read the grids, whose colours end at ``high``."""
+    """Notes for reading the grids, whose scale ends at ``high``."""
     step = 2 * high / (colours.LEVELS - 1)
     notes = []
     if maps.largest or math.isfinite(maps.distances[0]):
@@ -259,7 +259,7 @@ def _notes(maps: MovedMaps, high: float) -> list[str]:
 
 
 def _side_by_side(grids: Sequence[Grid], step: int) -> tuple[Pixels, list[int], int]:
-    """The grids ``step`` apart with their captions, and where they begin: x of each, y of all."""
+    """The grids ``step`` apart with their captions, the x of each grid and the y of all."""
     captions = [text_pixels(caption, 12, True) for caption in _CAPTIONS]
     down = captions[0].shape[0] + 4
     high, wide = grids[0].pixels.shape
@@ -273,7 +273,7 @@ def _side_by_side(grids: Sequence[Grid], step: int) -> tuple[Pixels, list[int], 
 
 
 def _outline(block: Pixels, grid: Grid, left: int, top: int) -> None:
-    """A line around each map: 0 is as pale as the ground, and much of what was changed is 0."""
+    """Draw a line around each map: 0 has the colour of the background, and many changed values are 0."""
     layout = grid.layout
     for at in range(len(grid.tiles.channels) - grid.left_out):
         row, column = divmod(at, layout.columns)
