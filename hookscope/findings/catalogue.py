@@ -86,7 +86,7 @@ def _kind(
 
 _SPREADS = "NaN and Inf spread to every value computed from them."
 _START = (
-    "Start here: check the weights, the range of the inputs, and any sqrt, log or division at 0; in training also the"
+    "Check the weights, the range of the inputs, and any sqrt, log or division at 0; in training also the"
     " learning rate and the loss scale."
 )
 _kind(

@@ -457,7 +457,7 @@ def test_a_new_finding_is_one_registration(monkeypatch: pytest.MonkeyPatch) -> N
     def judge(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
         return kind.finding(layer.key, f"{layer.zeros:.0%} of 0") if layer.zeros > thresholds["sparse"] else None
 
-    command = runpy.run_module("hookscope.cli.commands.stats")["command"]
+    command = runpy.run_module("hookscope.cli.commands.stats", alter_sys=True)["command"]
     words = ["shapes", str(Path(__file__).parents[2] / "samples" / "cat.jpg"), "--format", "json"]
     first = json.loads(CliRunner().invoke(command, words).stdout)["findings"][0]
     assert (first["finding"], first["meaning"]) == (kind.name, "Many values are 0. Prune the layer.")
