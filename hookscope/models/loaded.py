@@ -38,9 +38,14 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: nn.Module, name: str, weights: str, metadata: WeightsMetadata) -> LoadedModel:
-        """The record of a model on the CPU, preprocessed as ``metadata`` says or as its family usually is."""
-        family = family_of(model)
+    def of(
+        cls, model: nn.Module, name: str, weights: str, metadata: WeightsMetadata, family: str | None = None
+    ) -> LoadedModel:
+        """The record of a model on the CPU, with the transforms of ``metadata`` or the usual ones of its family.
+
+        Without ``family`` it is that of torchvision's packages, see `family_of`.
+        """
+        family = family or family_of(model)
         transforms = metadata.transforms or usual_transforms(family)
         preprocess = Preprocess(
             family=family,

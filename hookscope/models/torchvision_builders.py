@@ -227,8 +227,9 @@ def _from_file(architecture: Architecture, path: str, usual: WeightsMetadata) ->
     notes = load_into(model, state, path)
     classes = {**architecture.kwargs, **kwargs}.get("num_classes") or len(usual.categories or ()) or None
     usual = replace(usual, categories=None if "num_classes" in kwargs else usual.categories)
-    metadata = read_metadata(path, classes, usual.noted(*notes), family_of(model))
-    return LoadedModel.of(model, architecture.name, Path(path).name, metadata)
+    family = family_of(model)
+    metadata = read_metadata(path, classes, usual.noted(*notes), family)
+    return LoadedModel.of(model, architecture.name, Path(path).name, metadata, family)
 
 
 def _model_that_fits(path: str, state: Mapping[str, Tensor]) -> str | None:

@@ -64,7 +64,8 @@ class ToySource(ModelSource):
 
     def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         net = nn.Conv2d(3, int(model.removeprefix("toy-")), 1)
-        return LoadedModel.of(net, model, weights.text, WeightsMetadata(categories=("a", "b", "c", "d")))
+        metadata = WeightsMetadata(categories=("a", "b", "c", "d"))
+        return LoadedModel.of(net, model, weights.text, metadata, family="segmentation")
 
 
 def test_a_new_source_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +75,7 @@ def test_a_new_source_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         load_model("toy4")
     net = load_model("toy-4", weights="none", device="cpu")
     assert (net.model.out_channels, net.weights, net.categories) == (4, "none", ("a", "b", "c", "d"))
+    assert (net.family, net.preprocess.describe()) == ("segmentation", "SemanticSegmentation resize 520")
     assert not net.model.training
     listed = CliRunner().invoke(cli, ["list-layers", "toy-4", "--format", "tsv"])
-    assert listed.stdout.splitlines()[1].split("\t")[-5:-2] == ["1x3x224x224", "1x4x224x224", "16"], listed.output
+    assert listed.stdout.splitlines()[1].split("\t")[-5:-2] == ["1x3x520x520", "1x4x520x520", "16"], listed.output
