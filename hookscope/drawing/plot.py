@@ -76,12 +76,13 @@ def plain_settings() -> Iterator[None]:
     }
     # not `backend`: reading it would import pyplot
     defaults = {name: value for name, value in dict.items(matplotlib.rcParamsDefault) if not name.startswith("backend")}
-    before: dict[str, Any] = {name: dict.__getitem__(matplotlib.rcParams, name) for name in defaults}
+    settings: Any = matplotlib.rcParams
+    before = {name: dict.__getitem__(settings, name) for name in defaults}
     try:
-        dict.update(matplotlib.rcParams, defaults | own)
+        dict.update(settings, defaults | own)
         yield
     finally:
-        dict.update(matplotlib.rcParams, before)
+        dict.update(settings, before)
 
 
 def figure_bytes(figure: Figure, suffix: str, provenance: Mapping[str, Any] | None = None) -> bytes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import runpy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 
-from hookscope.cli.shared.options import complete_scales
 from hookscope.drawing import scale as scales
 from hookscope.drawing.png import read_provenance, read_sheet, write_png
 from hookscope.drawing.reduce import reduce_output
@@ -114,12 +114,18 @@ def log_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scales, "SCALES", [*scales.SCALES, LogScale])
 
 
+def fresh(file: str) -> dict[str, Any]:
+    """The names in a file of the command line, imported anew."""
+    return runpy.run_path(str(ROOT / "hookscope/cli" / file))
+
+
 @pytest.mark.usefixtures("log_scale")
 def test_a_new_scale_is_known_to_the_command_line(tmp_path: Path) -> None:
-    assert [item.value for item in complete_scales(None, None, "l")] == ["layer", "log"]
+    complete = fresh("shared/options.py")["complete_scales"]
+    assert [item.value for item in complete(None, None, "l")] == ["layer", "log"]
     with pytest.raises(UsageError, match="percentile:LO,HI, LO:HI and log"):
         Scale.parse("loog")
-    command = runpy.run_path(str(ROOT / "hookscope/cli/commands/visualize.py"))["command"]
+    command = fresh("commands/visualize.py")["command"]
     shown = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
     assert "percentile:LO,HI, LO:HI or log." in shown
     path = str(tmp_path / "log.png")
