@@ -1,4 +1,4 @@
-"""What a well-behaved process sees to around its work: its streams, its signals, its warnings."""
+"""Streams, signals and warnings of the process, and what makes it start and end quickly."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ from typing import Any, NoReturn, TextIO
 from hookscope.cli.output.rows import note
 from hookscope.errors import WriteError
 
-# Torch's threads (GNU's OpenMP) wait for work by spinning, for milliseconds beside all that one thread does alone. A
-# thousand turns last from one parallel part of a network to the next: passes take as long, and less processor time.
+# Limits the spin-waiting of OpenMP threads: a pass takes the same wall time and less processor time.
 _SPIN_COUNT = "1000"
 
 
 def standard_output() -> TextIO:
-    """Standard output, ready for any name; also a standard error that is always there."""
+    """Standard output, made to accept any name; a closed standard error is replaced by the null device."""
     if sys.stderr is None:  # `2>&-`: without this the next file opened is number 2, and libraries write into it
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (open to the end of the process)
     if sys.stdout is None:
         raise WriteError("standard output is closed", do="run without `>&-`, or send it to /dev/null")
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a name may hold what the terminal's encoding does not
+        if hasattr(stream, "reconfigure"):  # a name may have characters that the encoding of the terminal lacks
             stream.reconfigure(errors="backslashreplace")
     return sys.stdout
 
 
 def streams_as_now() -> Callable[[], None]:
-    """What puts standard output and standard error back as they are now, before `standard_output` readies them."""
+    """A function that restores standard output and standard error to what they are now."""
     stdout, stderr = sys.stdout, sys.stderr
     errors = [(stream, stream.errors) for stream in (stdout, stderr) if hasattr(stream, "reconfigure")]
 
@@ -49,7 +48,7 @@ def streams_as_now() -> Callable[[], None]:
 
 
 def reader_is_gone() -> bool:
-    """Whether the broken pipe is standard output: one to a server or a worker is no quiet end."""
+    """Whether the broken pipe is standard output; another broken pipe is an error."""
     try:
         number = sys.stdout.fileno()
     except (OSError, ValueError):
@@ -65,7 +64,7 @@ def reader_is_gone() -> bool:
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """A reader of standard output that has seen enough ends what is written, not the run and its exit status."""
+    """A reader that closes standard output ends the output, not the run; the exit status stays."""
     try:
         yield
     except BrokenPipeError:
@@ -75,7 +74,7 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def drop_output(stream: TextIO | None = None) -> None:
-    """Let a stream (standard output) lead nowhere, or the interpreter flushes it at its end and exits with 120."""
+    """Send a stream (standard output) to the null device, or the interpreter fails to flush it and exits with 120."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, (stream or sys.stdout).fileno())
@@ -83,7 +82,7 @@ def drop_output(stream: TextIO | None = None) -> None:
 
 
 def settle_output() -> None:
-    """Bring out what is still held back; where that fails, let it go: what went wrong has been told."""
+    """Flush both streams, and drop what cannot be written: the error has been reported."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -95,8 +94,8 @@ def settle_output() -> None:
 def import_torch() -> None:
     """Import torch and torchvision with the garbage collector paused.
 
-    Importing makes hundreds of thousands of objects that stay; looking through them again and again takes a seventh
-    of the import's processor time.
+    The import makes hundreds of thousands of objects that stay. Scanning them again and again takes a seventh of the
+    processor time of the import.
     """
     if "torchvision" in sys.modules:
         return
@@ -110,32 +109,31 @@ def import_torch() -> None:
     finally:
         if paused:
             gc.enable()
-        if spins:  # read when torch's library was loaded; what a person's model starts need not inherit it
+        if spins:  # torch has read it; processes that a model starts do not inherit it
             del os.environ["GOMP_SPINCOUNT"]
 
 
 @contextlib.contextmanager
 def prints_to_standard_error() -> Iterator[None]:
-    """What a person's model prints while it is built or runs goes to standard error: standard output is for results.
+    """Send what a user's model prints to standard error, because standard output is for results.
 
-    The descriptor is turned too, for what a subprocess or a C library writes.
+    The file descriptor is redirected too, for output of subprocesses and C libraries.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         with contextlib.suppress(OSError, ValueError, AttributeError):
             number = sys.__stdout__.fileno()  # type: ignore[union-attr]
-            kept = os.dup(number)
-            stack.callback(os.close, kept)
+            saved = os.dup(number)
+            stack.callback(os.close, saved)
             os.dup2(sys.stderr.fileno(), number)
-            stack.callback(os.dup2, kept, number)
+            stack.callback(os.dup2, saved, number)
         yield
 
 
 def leave(status: int) -> NoReturn:
-    """End the process without taking the interpreter apart object by object.
+    """Run the exit handlers, flush the output and end the process without freeing each object.
 
-    With torch loaded that costs as much processor time as a forward pass, and the system frees it all at once.
-    Exit handlers run, and what was printed has been flushed.
+    With torch loaded, freeing the objects costs as much processor time as a forward pass.
     """
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
@@ -145,12 +143,12 @@ def leave(status: int) -> NoReturn:
 
 @contextlib.contextmanager
 def signals_as_exits() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the run as an exit, so that every ``finally`` runs and no temporary file stays."""
+    """Turn SIGTERM and SIGHUP into an exit, so that every ``finally`` runs and no temporary file stays."""
     old: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
+    if threading.current_thread() is threading.main_thread():  # only the main thread may set a handler
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores it: leave it so
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores it, and still does
                 old[number] = signal.signal(number, _exit_by_signal)
     try:
         yield
@@ -165,13 +163,13 @@ def _exit_by_signal(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextlib.contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Python warnings as one line on standard error, each text once, without the file and line of some library."""
-    seen: set[str] = set()
+    """Print each Python warning once, in one line on standard error, without file and line."""
+    texts: set[str] = set()
 
     def show(message: Warning | str, *where: Any, **more: Any) -> None:
         text = " ".join(str(message).split())
-        if text not in seen:
-            seen.add(text)
+        if text not in texts:
+            texts.add(text)
             note(f"Warning: {text}")
 
     with warnings.catch_warnings():

@@ -105,7 +105,9 @@ def _broken(layer: LayerStatistics, limits: Limits) -> Iterator[BrokenLimit]:
     key, index = layer.key, layer.call.index
     dead = len(layer.dead_channels) / max(layer.channels, 1)
     if limits.max_dead is not None and dead > limits.max_dead:
-        text = f"{len(layer.dead_channels)} of {layer.channels} channels are dead: {listed(layer.dead_channels)}"
+        count = len(layer.dead_channels)
+        are = "is" if count == 1 else "are"
+        text = f"{count} of {layer.channels} channels {are} dead: {listed(layer.dead_channels)}"
         yield BrokenLimit("max-dead", key, index, dead, limits.max_dead, text, layer.dead_channels)
     if limits.max_saturated is not None and layer.saturated is not None and layer.saturated > limits.max_saturated:
         text = f"{percent(layer.saturated)} of values are within 1 % of a bound"

@@ -1,4 +1,4 @@
-"""Arrays that are kept while pictures are drawn, and written as one NumPy file at the end."""
+"""Arrays that are collected while pictures are drawn, and written as one NumPy file at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ArrayFile:
-    """A ``.npy`` file for one array or a ``.npz`` file for any number; without a path nothing is kept.
+    """A ``.npy`` file for one array or a ``.npz`` file for any number; without a path no array is collected.
 
     Example:
         >>> import tempfile, numpy as np
@@ -74,7 +74,7 @@ class ArrayFile:
             self.arrays[key] = values
 
     def write(self) -> None:
-        """Write what was kept, whole; nothing where nothing was.
+        """Write the collected arrays; without arrays no file is written.
 
         Raises:
             WriteError: it cannot be written.

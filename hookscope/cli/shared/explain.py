@@ -78,7 +78,7 @@ class Explanation:
 
     Attributes:
         run: The run that the image belongs to.
-        raw: Where arrays are kept.
+        raw: Collects the arrays.
         tensor: The prepared image.
         source: The image and where it comes from.
         word: The name of the image as part of file names.
