@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.gradients import made_by
+from hookscope import gradients  # loaded at the first NaN: it imports torchvision, which a script may not want
 from hookscope.hooks import call_key
 from hookscope.training.reductions import is_finite, values_of
 from hookscope.training.tracker import Layer, is_leaf, own_parameters
@@ -59,7 +59,7 @@ def in_call(
     name, kind = call_key(layer.name, call) or "the model", type(module).__name__
     bad_inputs = [] if before is not None else [t for t in values_of(inputs) if not is_finite(t)]
     if before is not None or bad_inputs:
-        operation = made_by(bad_inputs[0]) if before is None else before
+        operation = gradients.made_by(bad_inputs[0]) if before is None else before
         what = f"{_nan_or_inf(bad_inputs or bad_outputs)} in the input of {name} ({kind})"
         return NonFinite(what, *_cause(operation), operation, layer.name, call)
     what = f"{_nan_or_inf(bad_outputs)} in the output of {name} ({kind})"
@@ -68,7 +68,7 @@ def in_call(
             path = f"{layer.name}.{own}".lstrip(".")
             return NonFinite(what, f"{path} is not finite", _LOWER, f"{own} of {name}", layer.name, call)
     if not is_leaf(module):
-        operation = made_by(bad_outputs[0])
+        operation = gradients.made_by(bad_outputs[0])
         return NonFinite(what, *_cause(operation), operation, layer.name, call)
     return NonFinite(what, "its input and its parameters are finite", _LOWER, kind, layer.name, call)
 
@@ -78,7 +78,7 @@ def in_loss(roots: Iterable[Tensor]) -> NonFinite | None:
     bad = [t for t in values_of(tuple(roots)) if not is_finite(t)]
     if not bad:
         return None
-    operation = made_by(bad[0])
+    operation = gradients.made_by(bad[0])
     return NonFinite(f"the loss is {_nan_or_inf(bad)}", *_cause(operation), operation)
 
 

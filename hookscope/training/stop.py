@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookscope import gradients
 from hookscope.errors import NonFiniteError
-from hookscope.gradients import made_by
 from hookscope.training.non_finite import NonFinite, in_call, in_gradients, in_loss
 from hookscope.training.optimizers import Optimizers, TrackedOptimizer
 from hookscope.training.output import RunProgress, WatcherOutput
@@ -40,7 +40,7 @@ class StopRule:
         if getattr(module, "inplace", False) is True:
             bad = next((tensor for tensor in values_of(args) if not is_finite(tensor)), None)
             if bad is not None:
-                now.non_finite_inputs[id(module)] = made_by(bad)
+                now.non_finite_inputs[id(module)] = gradients.made_by(bad)
 
     def after_call(
         self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any, is_top: bool
