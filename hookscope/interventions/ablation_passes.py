@@ -305,12 +305,11 @@ class Copies:
         return values
 
 
+@dataclass(frozen=True)
 class _Probe(Intervention):
     """Multiplies each channel by a factor of its own: a normalisation would undo a common factor."""
 
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        object.__setattr__(self, "factor", factor)
+    factor: float = 1.0
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         factors = torch.tensor([1.0, 0.25, -0.5], dtype=part.dtype, device=part.device) * self.factor

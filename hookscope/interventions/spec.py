@@ -15,7 +15,7 @@ import hookscope.interventions.elementwise
 import hookscope.interventions.parameters
 import hookscope.interventions.replacement  # noqa: F401
 from hookscope.errors import UsageError, nearest
-from hookscope.interventions.base import WORDS, Intervention, Spelled
+from hookscope.interventions.base import WORDS as WORDS, Intervention, Spelled
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _CONVERTERS: dict[type, tuple[Callable[[str], Any], str]] = {  # the first that the annotation allows

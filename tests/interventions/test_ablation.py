@@ -447,7 +447,7 @@ def test_refused(layers: str, target: Any, error: type[Exception], words: str) -
 
 
 def test_refused_inputs() -> None:
-    with pytest.raises(UsageError, match="2 pictures"):
+    with pytest.raises(UsageError, match="expected one picture, got 2"):
         ablate_each(Twice(), torch.zeros(2, 3, 8, 8), "conv")
     with pytest.raises(UsageError, match="batch size 0"):
         ablate_each(Twice(), PICTURE, "conv", batch_size=0)

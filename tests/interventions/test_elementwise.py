@@ -189,7 +189,7 @@ def test_channels_and_images_in_another_order() -> None:
     assert torch.equal(channels[:, :, 1], channels[:, :, 0] + 1) and not torch.equal(channels, tensor)
     images = done(Permute("images"), tensor, seed=1)
     assert sorted(images[:, 0, 0].tolist()) == tensor[:, 0, 0].tolist() and not torch.equal(images, tensor)
-    with pytest.raises(UsageError, match="no images to permute at 'layer'; got has no batch"):
+    with pytest.raises(UsageError, match="no images to permute at 'layer'; its tensor has no batch axis"):
         done(Permute("images"), torch.ones(4, 5, 6), nn.Conv2d(1, 1, 1))
 
 
