@@ -25,7 +25,7 @@ def read_source(
     where: str,
     spec: InterventionSpec,
     types: Iterable[Any] = ("Conv2d",),
-    on_image: Callable[[InputImage], None] = lambda image: None,
+    on_image: Callable[[InputImage], object] = lambda image: None,
 ) -> Any:
     """Read the file or folder that ``from=`` names; None without it.
 

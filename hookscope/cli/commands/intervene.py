@@ -180,8 +180,8 @@ def _ablate(
     net, categories = subject.net, categories_of(subject.net, options.categories)
     with ExitStack() as stack:
         stack.enter_context(subject.run())
-        changes = list(interventions.from_the_start(net.model, subject.inputs, changes, types, seed))
-        stack.enter_context(interventions.intervene(net.model, changes, types))
+        resolved = list(interventions.from_the_start(net.model, subject.inputs, changes, types, seed))
+        stack.enter_context(interventions.intervene(net.model, resolved, types))
         ablation = interventions.ablate_each(
             net.model,
             subject.inputs,

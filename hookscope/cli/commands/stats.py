@@ -102,7 +102,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
         images = image_list(paths, options.files0_from, options.limit)
         _check_outputs(options, images)
         measured = {name: value for name, value in values.items() if name in MeasureOptions.__dataclass_fields__}
-        kept = {"rank": options.rank, "save": options.save, "resume": options.resume}
+        kept: dict[str, Any] = {"rank": options.rank, "save": options.save, "resume": options.resume}
         saved, lost = measure(MeasureOptions(model, images, **measured, **kept))
     layers = saved.totals.statistics(thresholds.correlation)
     findings = statistics.find_problems(layers, saved.totals.drifts(), saved.totals.images, thresholds)

@@ -55,7 +55,7 @@ class ExplainOptions:
 
 def explain_options(keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options of `ExplainOptions` and of the model; ``keys`` names the arrays of a ``.npz`` file."""
-    options = [
+    options: list[Callable[[Any], Any]] = [
         target_option(help="Which class to explain"),
         categories_option,
         output_option("picture"),
