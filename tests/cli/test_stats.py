@@ -391,7 +391,7 @@ def empty_folders(here: Path) -> None:
 def test_what_is_refused_is_one_error_and_leaves_nothing(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], status: int, message: str
 ) -> None:
-    monkeypatch.setattr("hookscope.statistics.tensorboard.check_installed", lambda: None)
+    monkeypatch.setattr("hookscope.statistics.check_installed", lambda: None)
     empty_folders(here)
     before = {path: path.read_bytes() for path in here.rglob("*.*") if path.is_file() and path.suffix != ".pyc"}
     found, out, errors = run(*words)
@@ -581,10 +581,8 @@ def test_merge_takes_files_alone(run: Run, words: list[str], message: str) -> No
 
 def test_a_plot_and_a_log(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[Any] = []
-    monkeypatch.setattr("hookscope.statistics.tensorboard.check_installed", lambda: check_folder("."))
-    monkeypatch.setattr(
-        "hookscope.statistics.tensorboard.write_events", lambda *rest, **more: logged.append((rest, more))
-    )
+    monkeypatch.setattr("hookscope.statistics.check_installed", lambda: check_folder("."))
+    monkeypatch.setattr("hookscope.statistics.write_events", lambda *rest, **more: logged.append((rest, more)))
     status, out, _ = run("pics", "--plot", "x.png", "--tensorboard", "log", "--save", "a.json")
     assert (status, len(out.splitlines())) == (0, 7)
     with Image.open(here / "x.png") as image:

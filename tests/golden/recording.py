@@ -96,6 +96,7 @@ def surroundings(folder: Path) -> Iterator[None]:
     for name in ("RANK", "WORLD_SIZE", "PYTHONSAFEPATH", "NO_COLOR", "LINES"):
         os.environ.pop(name, None)
     modules, threads = set(sys.modules), torch.get_num_threads()
+    program = sys.modules["__main__"], sys.argv, [*sys.path]  # a watched script takes their places
     if "OMP_NUM_THREADS" not in before:
         torch.set_num_threads(1)  # passes this small gain nothing from two, and lose much where others work beside them
     try:
@@ -105,6 +106,7 @@ def surroundings(folder: Path) -> Iterator[None]:
                 warnings.simplefilter("ignore", category)
             yield
     finally:
+        sys.modules["__main__"], sys.argv, sys.path[:] = program
         torch.set_num_threads(threads)
         os.environ.clear()
         os.environ.update(before)

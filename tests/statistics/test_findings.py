@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import math
-import runpy
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 from torchvision.models import get_model
 
+from hookscope.cli import commands
 from hookscope.findings import CATALOGUE, GRAVITY, Finding, FindingKind, Threshold
 from hookscope.statistics.collector import StatisticsCollector
 from hookscope.statistics.findings import RULES, StatisticsThresholds, diagnose, find_problems, layer_rule
@@ -457,7 +459,11 @@ def test_a_new_finding_is_one_registration(monkeypatch: pytest.MonkeyPatch) -> N
     def judge(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
         return kind.finding(layer.key, f"{layer.zeros:.0%} of 0") if layer.zeros > thresholds["sparse"] else None
 
-    command = runpy.run_module("hookscope.cli.commands.stats", alter_sys=True)["command"]
+    name = "hookscope.cli.commands.stats"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(commands, "stats", None, raising=False)
+    command = importlib.import_module(name).command  # its options are those of the catalogue now
+    monkeypatch.delitem(sys.modules, name)
     words = ["shapes", str(Path(__file__).parents[2] / "samples" / "cat.jpg"), "--format", "json"]
     first = json.loads(CliRunner().invoke(command, words).stdout)["findings"][0]
     assert (first["finding"], first["meaning"]) == (kind.name, "Many values are 0. Prune the layer.")

@@ -131,7 +131,7 @@ def test_a_size_that_is_too_small_builds_no_real_model(monkeypatch: pytest.Monke
     def never(name: str) -> Any:
         raise AssertionError("a model of gigabytes, for an error")
 
-    monkeypatch.setattr("hookscope.models.load.load_model", never)
+    monkeypatch.setattr("hookscope.models.load_model", never)
     with pytest.raises(InputError, match="Wrong image height! Expected 224 but got 100"):
         listed("vit_h_14", (100, 224))
 
