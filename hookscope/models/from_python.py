@@ -71,6 +71,9 @@ def _importable(source: str) -> Iterator[None]:
 
 
 def _import_source(spec: str, source: str) -> Any:
+    if source.endswith(".py") and not Path(source).is_file():
+        files = [path.name for path in Path(source).parent.glob("*.py")] if Path(source).parent.is_dir() else []
+        raise ModelError(f"no file '{source}' for {spec}", nearest(Path(source).name, files))
     try:
         if not source.endswith(".py"):
             return importlib.import_module(source)

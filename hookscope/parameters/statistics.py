@@ -155,7 +155,7 @@ def parameter_statistics(
             kind = type(module).__name__
             rows.append(ParameterStatistics(full, layer, kind, tuple(tensor.shape), buffer, **numbers))
     if not rows and layers is not None:
-        raise LayerError("the chosen layers have no parameters", do="list layers with list-layers --type all")
+        raise LayerError("the chosen layers have no parameters", do="see which have some: weights without --layer")
     return rows
 
 

@@ -115,13 +115,18 @@ def test_factories_that_give_no_model(net: str, factory: str, words: str) -> Non
     assert str(caught.value) == words.format(net=net)
 
 
+def test_a_file_that_does_not_exist_has_near_misses(net: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(f"{net.replace('.py', 's.py')}:make")
+    assert str(caught.value).endswith(f"s.py:make; nearest: {Path(net).name}")
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "FileNotFoundError"), ("def make(:", "SyntaxError"), ("import sys; sys.exit()", "SystemExit")],
+    [("def make(:", "SyntaxError"), ("import sys; sys.exit()", "SystemExit")],
 )
-def test_files_that_cannot_be_imported(tmp_path: Path, content: str | None, words: str) -> None:
-    if content is not None:
-        (tmp_path / "bad.py").write_text(content)
+def test_files_that_cannot_be_imported(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "bad.py").write_text(content)
     with pytest.raises(ModelError, match=f"cannot import .*bad.py for .*bad.py:make: {words}") as caught:
         load_model(f"{tmp_path}/bad.py:make")
     assert "\n" not in str(caught.value)
