@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,14 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-import hookscope
-from hookscope.cli import process
 from hookscope.cli.commands.cam import FIELDS, command
-from hookscope.cli.main import main
 from hookscope.drawing.png import read_provenance
 from hookscope.explain.cam import class_activation_maps, fused
 from hookscope.explain.cam_methods import CAM_METHODS, CamMethod, gradcam
 from hookscope.models.load import load_model
+from tests.cli.helpers import POSIX, ROOT, Run, files, rows, start
 
-ROOT = Path(hookscope.__file__).parents[1]
 SAMPLES = ROOT / "samples"
-POSIX = pytest.mark.skipif(os.name != "posix", reason="pipes and terminals of POSIX")
 
 NETS = """
 import sys, time
@@ -118,43 +113,17 @@ class Boxes(nn.Module):
 """
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
-    (tmp_path / "nets.py").write_text(NETS)
-    for name, size in (("cat.jpg", (160, 120)), ("dog.png", (120, 160))):
-        Image.fromarray(np.random.default_rng(len(name)).integers(0, 256, (*size[::-1], 3), np.uint8)).save(
-            tmp_path / name
-        )
-    (tmp_path / "names.txt").write_text("red fox\nowl\ncrane\nCrane\n")
-    return tmp_path
-
-
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run the command on nets.py:small at 64 pixels: status, output, errors."""
-
-    def run(*words: str, model: str = "nets.py:small", size: str = "64") -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main(["cam", model, *words, *(["--input-size", size] if size else [])])
-        assert isinstance(caught.value.code, int)
-        return caught.value.code, *capfd.readouterr()
-
-    return run
+def here(here: Path) -> Path:
+    (here / "names.txt").write_text("red fox\nowl\ncrane\nCrane\n")
+    return here
 
 
-def rows(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
+PICTURES = {"cat.jpg": (160, 120), "dog.png": (120, 160)}
 
 
-def files(folder: Path) -> list[str]:
-    given = ("nets.py", "cat.jpg", "dog.png", "names.txt")
-    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in found if "__pycache__" not in name and name not in given)
+def command_line(*words: str, model: str = "nets.py:small", size: str = "64") -> list[str]:
+    return ["cam", model, *words, *(["--input-size", size] if size else [])]
 
 
 def picture(name: str) -> Image.Image:
@@ -427,15 +396,10 @@ def test_one_of_several_images_is_broken(run: Run, here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["--layer", "conv3"], 1, "no layer 'conv3' in Small; nearest: conv"),
-        (["--layer", "99"], 1, "no index 99; there are 2 Conv2d calls: 0 to 1"),
         (["--layer", "fc"], 1, "the output of fc is no feature map"),
         (["--layer", "unused"], 1, "unused did not run"),
-        (["--layer", "re:("], 2, "bad regular expression"),
-        (["--layer", ""], 2, "empty layer selection"),
         (["--fuse"], 2, "--fuse needs several layers; no layer is chosen; choose layers with --layer"),
         (["--layer", "conv1", "--fuse"], 2, "the selection has one: conv1; choose several with --layer"),
-        (["--target", "4"], 1, "no class 4; the model has 4 classes: 0 to 3"),
         (["--target", "fox"], 1, "no class 'fox'; the class names are unknown; give an index, or the names"),
         (["--target", "top:1,"], 2, "the target is empty"),
         (["--target", "1,3", "-o", "x.png"], 2, "--target 1,3 makes several pictures; give -o a folder"),
@@ -446,7 +410,6 @@ def test_one_of_several_images_is_broken(run: Run, here: Path) -> None:
         (["-", "-"], 2, "standard input is named more than once; it can be read once: leave one -"),
         (["--target", "foy", "--categories", "names.txt"], 1, "no class 'foy'; "),
         (["--target", "r", "--categories", "names.txt"], 1, "'r' is in the names of 3 classes; 0 red fox, 2 crane"),
-        (["--target", "top:0"], 2, "bad target 'top:0'"),
         (["--target", ""], 2, "the target is empty"),
         (["--target", "top:2", "-o", "x.png"], 2, "--target top:2 makes several pictures; give -o a folder"),
         (["--target", "top:2", "-o", "-"], 2, "--target top:2 makes several pictures"),
@@ -455,15 +418,11 @@ def test_one_of_several_images_is_broken(run: Run, here: Path) -> None:
         (["--raw", "x.txt"], 2, "cannot write x.txt; --raw writes NumPy files"),
         (["--raw", "no/x.npy"], 1, "its folder does not exist"),
         (["--method", "gradcm"], 2, "'gradcm' is not one of 'gradcam'"),
-        (["--cmap", "infern"], 2, "no colour map 'infern'; nearest: inferno"),
-        (["-o", "x.jpg"], 2, "cannot write x.jpg"),
-        (["-o", "no/x.png"], 1, "its folder does not exist"),
         (["--sheet", "x.jpg"], 2, "cannot write x.jpg"),
         (["--sheet", "-"], 2, "--sheet - is not a file name; give a name that ends in .png"),
         (["--sheet", "x.png", "-o", "./x.png"], 2, "-o and --sheet both write x.png"),
         (["--sheet", "x.png", "--target", "top:21"], 2, "--sheet has room for 20 classes; --target is top:21"),
         (["--sheet", "x.png", "dog.png"], 2, "--sheet x.png takes one image; there are 2"),
-        (["dog.png", "-o", "x.png"], 2, "-o x.png takes one picture; there are several images"),
         (["dog.png", "--raw", "x.npy"], 2, "--raw x.npy takes one map"),
         (["--categories", "cat.jpg"], 1, "cat.jpg"),
         (["--batch-size", "0"], 2, "batch-size"),
@@ -488,7 +447,6 @@ def test_what_is_refused_leaves_nothing(run: Run, here: Path, words: list[str], 
         ("nets.py:broken", [], "the score of class 0 is not finite; see gradients --detect-anomaly"),
         ("nets.py:hidden", [], "the map of conv2 is not finite; its activation holds NaN or Inf"),
         ("nets.py:Boxes", [], "Boxes gives boxes and labels, no score for each class; visualize, stats and"),
-        ("resnet35", [], "nearest: resnet"),
     ],
 )
 def test_models_that_cannot_be_explained(run: Run, here: Path, model: str, words: list[str], message: str) -> None:
@@ -629,15 +587,16 @@ def test_a_vision_transformers_zero_head(run: Run, here: Path) -> None:
     assert "all zero: the score does not depend on any place of this map" in errors
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
 @POSIX
 def test_a_reader_that_has_seen_enough_rows_still_gets_every_file(here: Path) -> None:
     words = "nets.py:small cat.jpg dog.png --input-size 64 -o out --raw x.npz"
     line = f"{shlex.quote(sys.executable)} -m hookscope cam {words} | head -1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], env=environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == list(FIELDS)
     assert len(files(here)) == 3
@@ -649,9 +608,7 @@ def test_a_reader_that_has_seen_enough_rows_still_gets_every_file(here: Path) ->
 def test_an_interrupt_leaves_nothing_half_written(here: Path) -> None:
     words = ["nets.py:slow", "cat.jpg", "--input-size", "64", "--method", "scorecam", "--batch-size", "1"]
     more = ["-o", "x.png", "--raw", "x.npy", "--sheet", "y.png"]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "hookscope", "cam", *words, *more], env=environment(), stdout=-1, stderr=-1
-    )
+    started = start("cam", *words, *more, stdout=-1, stderr=-1)
     assert started.stdout is not None and started.stderr is not None
     for _ in range(3):  # the pass of the gradients, and two of the channels
         assert started.stderr.readline() == b"a pass\n"
@@ -667,9 +624,7 @@ def test_a_terminal_has_a_bar_of_passes_and_no_picture(here: Path) -> None:
 
     leader, terminal = pty.openpty()
     words = ["nets.py:small", "cat.jpg", "--input-size", "64", "--method", "ablationcam", "-o", "x.png"]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "hookscope", "cam", *words], env=environment(), stdout=-1, stderr=terminal
-    )
+    started = start("cam", *words, stdout=-1, stderr=terminal)
     os.close(terminal)
     shown = read_until_closed(leader)
     out, _ = started.communicate(timeout=60)
@@ -689,12 +644,6 @@ def read_until_closed(leader: int) -> bytes:
     finally:
         os.close(leader)
     return shown
-
-
-def test_a_picture_is_not_written_to_the_terminal(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    status, _, errors = run("cat.jpg", "-o", "-")
-    assert (status, errors) == (2, "Error: -o - would write a picture to the terminal; send it to a file or a pipe\n")
 
 
 def test_the_models_state_is_not_needed(run: Run) -> None:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hookscope.cli.commands.list_layers import FIELDS, command
-from hookscope.errors import HookscopeError, InputError, LayerError, ModelError
+from hookscope.errors import HookscopeError, InputError, LayerError
 from hookscope.system import cache
 
 ROOT = Path(__file__).parents[2]
@@ -198,13 +198,11 @@ def failure(kind: type[HookscopeError], *words: str) -> str:
 
 
 def test_errors(net: str) -> None:
-    assert "nearest: resnet34" in failure(ModelError, "resnet3")
     text = failure(LayerError, "squeezenet1_1", "--type", "BatchNorm2d")
     assert text.startswith("no layer of type BatchNorm2d; the model has ")
     assert "Conv2d (26)" in text and "ReLU (26)" in text
     assert failure(LayerError, "r3d_18", "--type", "Conv2d").startswith("no layer of type Conv2d; the model has ")
     assert failure(InputError, "alexnet", "--input-size", "20x20").startswith("AlexNet refuses an input of 1x3x20x20: ")
-    assert failure(ModelError, "net.py:makes") == "no 'makes' in net.py; nearest: make"
 
 
 # --- whole processes --------------------------------------------------------------------------------------------------

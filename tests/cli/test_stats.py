@@ -8,10 +8,9 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,10 @@ import torch
 from PIL import Image
 
 import hookscope
-from hookscope.cli import process
 from hookscope.cli.commands.stats import CHANNEL_FIELDS, FIELDS, TABLE_FIELDS
-from hookscope.cli.main import main
 from hookscope.statistics.storage import load_statistics
 from hookscope.system.atomic_files import check_folder
-
-ROOT = Path(hookscope.__file__).parents[1]
-POSIX = pytest.mark.skipif(os.name != "posix", reason="pipes, signals and terminals of POSIX")
+from tests.cli.helpers import POSIX, Run, rows, start
 
 NETS = """
 import os, time
@@ -85,36 +80,17 @@ NAMES = ["pics/0.png", "pics/1.png", "pics/2.png", "pics/3.png", "pics/4.png", "
 WORDS = ["--preprocess", "none", "--batch-size", "2"]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
-    (tmp_path / "nets.py").write_text(NETS)
-    (tmp_path / "pics" / "b").mkdir(parents=True)
-    for at, name in enumerate(NAMES):
-        Image.effect_noise((40, 34), 60 + 9 * at).convert("RGB").save(tmp_path / name)
-    (tmp_path / "bad.jpg").write_text("no picture")
-    return tmp_path
-
-
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run ``stats nets.py:small`` with small batches: status, output, errors."""
-
-    def run(*words: str, model: str = "nets.py:small") -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main(["stats", model, *([] if "--merge" in words else WORDS), *words])
-        assert isinstance(caught.value.code, int)
-        return caught.value.code, *capfd.readouterr()
-
-    return run
+def here(here: Path) -> Path:
+    (here / "pics" / "b").mkdir(parents=True)
+    for at, name in enumerate(NAMES):
+        Image.effect_noise((40, 34), 60 + 9 * at).convert("RGB").save(here / name)
+    (here / "bad.jpg").write_text("no picture")
+    return here
 
 
-def rows(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+def command_line(*words: str, model: str = "nets.py:small") -> list[str]:
+    return ["stats", model, *([] if "--merge" in words else WORDS), *words]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -364,13 +340,8 @@ def empty_folders(here: Path) -> None:
         ([], 2, "no image was given"),
         (["empty"], 1, "no pictures in 'empty': it is empty"),
         (["texts"], 1, "no pictures in 'texts'"),
-        (["bad.jpg"], 1, "'bad.jpg' is not a picture"),
-        (["nothing.png"], 1, "no picture 'nothing.png'"),
         (["pics", "bad.jpg", "--strict"], 1, "'bad.jpg' is not a picture"),
         (["--files0-from", "missing"], 1, "the names in 'missing' cannot be read"),
-        (["pics", "--layer", "conv9"], 1, "no layer 'conv9' in Small; nearest: conv"),
-        (["pics", "--layer", "re:("], 2, "bad regular expression"),
-        (["pics", "--type", "Conv3d"], 1, "no layer of type Conv3d"),
         (["pics", "--resume"], 2, "--resume needs --save"),
         (["pics", "--plot", "x.jpg"], 2, "cannot write x.jpg; plots are PNG, SVG or PDF files"),
         (["pics", "--plot", "no/x.png"], 1, "its folder does not exist"),
@@ -608,12 +579,6 @@ def test_shapes_that_vary_have_question_marks(run: Run, here: Path) -> None:
     assert "6x10x?" in run("pics/0.png", "wide.png")[1]
 
 
-def hookscope_process(*words: str, code: str = "", **more: Any) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    program = ["-c", code] if code else ["-m", "hookscope"]
-    return subprocess.Popen([sys.executable, *program, "stats", *words], env=environment, text=True, **more)
-
-
 IMPATIENT = """
 import hookscope.statistics.run as run
 run._SAVE_EVERY = run._SAVE_SHARE = 0
@@ -626,7 +591,7 @@ main()
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_was_ended_loses_nothing_that_was_saved(run: Run, here: Path, number: int) -> None:
     words = ["pics", "--format", "ndjson", "--preprocess", "none", "--batch-size", "1", "--save", "s.json"]
-    child = hookscope_process("nets.py:slow", *words, code=IMPATIENT, stdout=-1, stderr=-1)
+    child = start("stats", "nets.py:slow", *words, code=IMPATIENT, stdout=-1, stderr=-1, text=True)
     try:
         until = time.monotonic() + 120
         while not (here / "s.json").exists() and time.monotonic() < until:
@@ -648,31 +613,11 @@ def test_a_process_that_was_ended_loses_nothing_that_was_saved(run: Run, here: P
 
 
 @POSIX
-def test_pipes_and_closed_outputs(here: Path) -> None:
-    program = f'"{sys.executable}" -m hookscope stats nets.py:small pics'
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def shell(line: str) -> tuple[int, str, str]:
-        words = ["bash", "-o", "pipefail", "-c", line]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout, done.stderr
-
-    status, out, errors = shell(f"{program} --format csv --per-channel | head -1")
-    assert (status, out) == (0, ",".join(CHANNEL_FIELDS) + "\n")
-    assert "Error" not in errors
-    status, _, errors = shell(f"{program} >&-")
-    assert (status, errors) == (1, "Error: standard output is closed; run without `>&-`, or send it to /dev/null\n")
-    if os.path.exists("/dev/full"):
-        status, _, errors = shell(f"{program} --format table > /dev/full")
-        assert (status, errors) == (1, "Error: cannot write standard output: No space left on device\n")
-
-
-@POSIX
-def test_a_terminal_gets_a_bar_and_a_table() -> None:
+def test_a_terminal_gets_a_bar_and_a_table(here: Path) -> None:
     import pty
 
     leader, terminal = pty.openpty()
-    child = hookscope_process("nets.py:small", "pics", "bad.jpg", stdout=terminal, stderr=terminal, stdin=terminal)
+    child = start("stats", "nets.py:small", "pics", "bad.jpg", stdout=terminal, stderr=terminal, stdin=terminal)
     os.close(terminal)
     seen = b""
     with open(leader, "rb", buffering=0) as stream:

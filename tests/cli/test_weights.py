@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from hookscope.cli import process
 from hookscope.cli.commands.weights import FIELDS, command
-from hookscope.cli.main import COMMANDS, main
 from hookscope.drawing.png import read_provenance
+from tests.cli.helpers import Run, files
 
 NETS = """
 import torch
@@ -49,30 +47,11 @@ NAMES += ["conv2.weight", "conv2.bias", "fc.weight", "fc.bias"]
 NOTE = "Note: broken.pth holds 1 values that are NaN or infinite\n"
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(COMMANDS, "weights", "hookscope.cli.commands.weights")
-    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
-    (tmp_path / "nets.py").write_text(NETS)
-    return tmp_path
+PRINTED = "made\n"
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run the command on nets.py:small: status, output, errors."""
-
-    def run(*words: str, model: str = "nets.py:small") -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main(["weights", model, *words])
-        assert isinstance(caught.value.code, int)
-        status, (out, errors) = caught.value.code, capfd.readouterr()
-        return status, out, errors.replace("made\n", "")
-
-    return run
+def command_line(*words: str, model: str = "nets.py:small") -> list[str]:
+    return ["weights", model, *words]
 
 
 @pytest.fixture
@@ -87,10 +66,6 @@ def broken(here: Path) -> str:
     state["bn1.running_var"][4] = 0
     torch.save(state, here / "broken.pth")
     return "broken.pth"
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.suffix not in (".py", ".pth") and path.is_file())
 
 
 def test_fields_are_the_documented_ones() -> None:
@@ -181,7 +156,7 @@ def test_thresholds(run: Run, broken: str) -> None:
 def test_a_plot(run: Run, here: Path, broken: str, name: str) -> None:
     status, out, errors = run("--weights", broken, "--plot", name)
     assert (status, errors, len(out.splitlines())) == (0, NOTE, 11)
-    assert files(here) == [name]
+    assert files(here) == ["broken.pth", name]
     data = (here / name).read_bytes()
     assert data.startswith({"w.png": b"\x89PNG", "w.svg": b"<?xml", "w.pdf": b"%PDF"}[name])
     if name == "w.png":

@@ -1,0 +1,38 @@
+"""The folder in which a command is tested, and the command line in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from hookscope.cli import process
+from hookscope.cli.main import main
+from tests.cli.helpers import Run
+
+
+@pytest.fixture
+def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: nets.py is ``NETS`` of the test file; ``PICTURES`` (name -> size) hold noise."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
+    (tmp_path / "nets.py").write_text(request.module.NETS)
+    for name, size in getattr(request.module, "PICTURES", {}).items():
+        Image.effect_noise(size, 80).convert("RGB").save(tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, here: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run ``command_line(*words)`` of the test file; the errors are without ``PRINTED``, the words of its nets."""
+
+    def run(*words: str, **more: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(request.module.command_line(*words, **more))
+        assert isinstance(caught.value.code, int)
+        out, errors = capfd.readouterr()
+        return caught.value.code, out, errors.replace(getattr(request.module, "PRINTED", ""), "")
+
+    return run

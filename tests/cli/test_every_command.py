@@ -1,0 +1,207 @@
+"""The manners of every command: pipes, terminals, errors in one line, memory that runs out and interrupts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hookscope.cli.main import COMMANDS
+from tests.cli.helpers import POSIX, Run, files
+
+NETS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 5, stride=2)
+        self.relu = nn.ReLU()
+        self.conv2 = nn.Conv2d(6, 4, 3, stride=2)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(self.conv2(self.relu(self.conv1(x))).mean((2, 3)))
+
+def small():
+    torch.manual_seed(0)
+    return Net()
+
+def interrupted():
+    raise KeyboardInterrupt
+
+class Interrupted(Net):
+    def forward(self, x):
+        raise KeyboardInterrupt
+
+class TooLarge(Net):
+    def forward(self, x):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: ...")
+"""
+PICTURES = {"cat.jpg": (40, 32), "dog.png": (32, 40)}
+WORDS = {
+    "visualize": "cat.jpg",
+    "predict": "cat.jpg",
+    "cam": "cat.jpg --input-size 32",
+    "saliency": "cat.jpg --input-size 32",
+    "gradients": "cat.jpg --input-size 32",
+    "intervene": "cat.jpg --input-size 32 --at conv1 zero",
+    "stats": "cat.jpg dog.png --input-size 32 --preprocess stretch",
+    "check": "cat.jpg dog.png --input-size 32 --preprocess stretch --max-abs 1e9",
+    "verify": "cat.jpg",
+    "trace": "cat.jpg",
+    "weights": "",
+    "list-layers": "",
+}
+OF_A_PICTURE = [name for name, words in WORDS.items() if words]
+OF_LAYERS = [name for name in OF_A_PICTURE if name not in ("predict", "saliency")]
+OF_TYPES = ["visualize", "gradients", "stats", "verify", "trace", "list-layers"]
+OF_CLASSES = ["cam", "saliency", "gradients", "intervene", "predict"]
+DRAWING = ["visualize", "cam", "saliency"]
+every_command = pytest.mark.parametrize("command", WORDS)
+
+
+def command_line(command: str, *words: str, model: str = "nets.py:small") -> list[str]:
+    layer = ["--layer", "0"] if command == "visualize" and "--layer" not in words else []
+    return [command, model, *WORDS[command].split(), *layer, *words]
+
+
+def test_the_table_has_every_command_of_one_model() -> None:
+    assert set(WORDS) == set(COMMANDS) - {"watch", "list-models", "completion"}
+
+
+@every_command
+def test_it_succeeds(run: Run, command: str) -> None:
+    status, out, errors = run(command)
+    assert (status, "Error" in errors) == (0, False)
+    assert out
+
+
+# Standard output
+
+
+@POSIX
+@every_command
+def test_a_reader_that_leaves_ends_the_output_and_not_the_run(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    expected = run(command)
+    pictures = files(here)
+    for name in pictures:
+        (here / name).unlink()
+    reading, writing = os.pipe()
+    os.close(reading)
+    with monkeypatch.context() as patch, open(writing, "w", buffering=1) as pipe:
+        patch.setattr(sys, "stdout", pipe)
+        assert run(command) == (0, "", expected[2])
+    assert files(here) == pictures
+
+
+@POSIX
+def test_a_reader_that_leaves_does_not_open_the_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with monkeypatch.context() as patch, open(writing, "w", buffering=1) as pipe:
+        patch.setattr(sys, "stdout", pipe)
+        assert run("check", "--max-abs", "0") == (3, "", "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@every_command
+def test_a_full_disk_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    with monkeypatch.context() as patch, open("/dev/full", "w", buffering=1) as full:
+        patch.setattr(sys, "stdout", full)
+        status, _, errors = run(command)
+    assert (status, errors.splitlines()[-1:]) == (1, ["Error: cannot write standard output: No space left on device"])
+    assert errors.count("Error: ") == 1
+
+
+@pytest.mark.parametrize("command", DRAWING)
+def test_a_picture_is_not_written_to_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    status, _, errors = run(command, "-o", "-")
+    assert (status, errors) == (2, "Error: -o - would write a picture to the terminal; send it to a file or a pipe\n")
+
+
+# Errors
+
+WRONG = [
+    (OF_LAYERS, ["--layer", "conv9"], 1, "no layer 'conv9' in ...; nearest: conv"),
+    (OF_LAYERS, ["--layer", "re:("], 2, "bad regular expression"),
+    (OF_LAYERS, ["--layer", ""], 2, "empty layer selection"),
+    (OF_LAYERS, ["--layer", "99"], 1, "no index 99; there are ...calls: 0 to "),
+    (OF_LAYERS, ["--layer", "1:2:3:4"], 2, "bad range '1:2:3:4'"),
+    (OF_TYPES, ["--type", "Conv3d"], 1, "no layer of type Conv3d; the model has "),
+    (WORDS, ["--format", "xml"], 2, "'xml' is not one of "),
+    (WORDS, ["--no-such-option"], 2, "No such option"),
+    (OF_A_PICTURE, ["--device", "abacus"], 2, "no device 'abacus'"),
+    (OF_A_PICTURE, ["--input-size", "x"], 2, "'x'"),
+    (DRAWING, ["-o", "x.jpg"], 2, "cannot write x.jpg; ...PNG files"),
+    (DRAWING, ["-o", "no/x.png"], 1, "its folder does not exist"),
+    (DRAWING, ["--cmap", "virids"], 2, "no colour map 'virids'; nearest: viridis"),
+    (DRAWING, ["dog.png", "-o", "x.png"], 2, "-o x.png takes one picture; there are several images"),
+    (OF_CLASSES, ["--target", "4"], 1, "no class 4; the model has 4 classes: 0 to 3"),
+    (OF_CLASSES, ["--target", "top:0"], 2, "bad target 'top:0'"),
+]
+
+
+def one_error(outcome: tuple[int, str, str], status: int, message: str) -> None:
+    found, out, errors = outcome
+    assert (found, out, errors.count("\n")) == (status, "", 1), errors
+    assert errors.startswith("Error: ") and all(part in errors for part in message.split("..."))
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "status", "message"),
+    [(command, words, status, message) for commands, words, status, message in WRONG for command in commands],
+)
+def test_a_wrong_option_is_one_line(
+    run: Run, here: Path, command: str, words: list[str], status: int, message: str
+) -> None:
+    one_error(run(command, *words), status, message)
+    assert files(here) == []
+
+
+@every_command
+def test_a_model_that_does_not_exist_has_near_misses(run: Run, command: str) -> None:
+    one_error(run(command, model="resnet35"), 1, "no model 'resnet35'; nearest: ")
+    one_error(run(command, model="nets.py:smal"), 1, "no 'smal' in nets.py; nearest: small")
+
+
+@pytest.mark.parametrize("command", OF_A_PICTURE)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.jpg", "no picture 'none.jpg'"),
+        ("bad.jpg", "'bad.jpg' is not a picture"),
+        ("empty.jpg", "'empty.jpg' is empty"),
+    ],
+)
+def test_a_wrong_picture_is_the_error(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str, message: str
+) -> None:
+    (here / "bad.jpg").write_text("no picture")
+    (here / "empty.jpg").write_text("")
+    monkeypatch.setitem(WORDS, command, WORDS[command].replace("cat.jpg", name).replace("dog.png", "").strip())
+    one_error(run(command), 1, message)
+    assert files(here) == ["bad.jpg", "empty.jpg"]
+
+
+# Ends
+
+
+@pytest.mark.parametrize("command", OF_A_PICTURE)
+def test_memory_that_runs_out_is_one_line(run: Run, here: Path, command: str) -> None:
+    one_error(run(command, model="nets.py:TooLarge"), 1, "out of memory; try a smaller ")
+    assert files(here) == []
+
+
+@every_command
+def test_an_interrupt_is_silent(run: Run, here: Path, command: str) -> None:
+    for model in ("nets.py:interrupted", "nets.py:Interrupted"):
+        if command != "weights" or model == "nets.py:interrupted":
+            assert run(command, model=model) == (130, "", "")
+    assert files(here) == []
