@@ -33,6 +33,13 @@ def files(folder: Path) -> list[str]:
     return sorted(name for name in names if "__pycache__" not in name and name not in GIVEN)
 
 
+def one_error(outcome: tuple[int, str, str], status: int, message: str) -> None:
+    """Check that a command failed with one line, in which the parts of ``message`` (``...`` between them) stand."""
+    found, out, errors = outcome
+    assert (found, out, errors.count("\n")) == (status, "", 1), errors
+    assert errors.startswith("Error: ") and all(part in errors for part in message.split("..."))
+
+
 def start(*words: str, code: str = "", **more: Any) -> subprocess.Popen[Any]:
     """Start hookscope, or a program with ``code``, as a process."""
     program = ["-c", code] if code else ["-m", "hookscope"]

@@ -81,10 +81,6 @@ def broken(out: str) -> list[tuple[str, str, float | None]]:
 HEADER = "\t".join(FIELDS) + "\n"
 
 
-def test_fields_are_the_documented_ones() -> None:
-    assert " ".join(FIELDS) == "limit index layer value allowed evidence weights"
-
-
 def test_all_is_well(run: Run) -> None:
     words = ["--max-dead", "10%", "--max-saturated", "5%", "--no-nan", "--max-abs", "1e4", "--min-rank", "1"]
     assert run(*words) == (0, HEADER, "")

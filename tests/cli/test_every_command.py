@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hookscope.cli.main import COMMANDS
-from tests.cli.helpers import POSIX, Run, files
+from tests.cli.helpers import POSIX, Run, files, one_error
 
 NETS = """
 import torch
@@ -80,6 +80,68 @@ def test_it_succeeds(run: Run, command: str) -> None:
     assert out
 
 
+FIELDS = [
+    ("visualize", "", "index name type call shape min mean max dead nonfinite weights file"),
+    ("predict", "", "image index label score probability weights"),
+    (
+        *("cam", ""),
+        "image layer type call method class label score probability shape max peak_x peak_y weights file",
+    ),
+    ("saliency", "", "image method class label score probability shape sum expected max peak_x peak_y weights file"),
+    (
+        *("gradients", ""),
+        "index name type call grad_output grad_output_norm grad_input grad_input_norm mean_abs zeros nan inf ratio"
+        " findings weights",
+    ),
+    (
+        *("gradients", "--parameters"),
+        "name type shape norm mean_abs max_abs zeros nan inf ratio norm_after frozen findings weights",
+    ),
+    ("intervene", "", "index name type call shape changed relative_l2 cosine nonfinite weights"),
+    (
+        *("intervene", "--classes"),
+        "index label target score score_after change probability probability_after rank rank_after weights",
+    ),
+    (
+        *("intervene", "--ablate-each conv1"),
+        "place name call channel worth score score_after probability_after top_after top_label weights",
+    ),
+    (
+        *("stats", ""),
+        "index name type call calls shape images mean std min max min_at max_at rms zeros p1 p5 p25 p50 p75 p95 p99 nan"
+        " inf channels dead saturated duplicate rank findings weights",
+    ),
+    (
+        *("stats", "--per-channel"),
+        "index name call channel mean std min max zeros nan inf dead saturated duplicate_of weights",
+    ),
+    ("check", "", "limit index layer value allowed evidence weights"),
+    ("verify", "", "check holds compared largest_difference layer note"),
+    (
+        *("trace", "--values"),
+        "index name type call input_shape input_dtype input_min input_max output_shape output_dtype output_min"
+        " output_max output_nonfinite weights input_values output_values",
+    ),
+    (
+        *("trace", "--events --values"),
+        "number event name type call depth shape dtype min max nonfinite weights values",
+    ),
+    (
+        *("weights", ""),
+        "name type shape mean std min max norm zeros nan inf filters filter_norm_min filter_norm_mean filter_norm_max"
+        " dead duplicate collapsed updated findings weights",
+    ),
+    ("list-layers", "", "index name type call input_shape output_shape params macs note"),
+]
+
+
+@pytest.mark.parametrize(("command", "words", "fields"), FIELDS)
+def test_the_fields_are_the_documented_ones(run: Run, command: str, words: str, fields: str) -> None:
+    for format, between in (("tsv", "\t"), ("csv", ",")):
+        _, out, _ = run(command, *words.split(), "--format", format)
+        assert out.splitlines()[0].split(between) == fields.split()
+
+
 # Standard output
 
 
@@ -143,15 +205,10 @@ WRONG = [
     (DRAWING, ["-o", "no/x.png"], 1, "its folder does not exist"),
     (DRAWING, ["--cmap", "virids"], 2, "no colour map 'virids'; nearest: viridis"),
     (DRAWING, ["dog.png", "-o", "x.png"], 2, "-o x.png takes one picture; there are several images"),
+    (["visualize", "predict", "cam", "saliency"], ["-", "-"], 2, "standard input is named more than once; it can be"),
     (OF_CLASSES, ["--target", "4"], 1, "no class 4; the model has 4 classes: 0 to 3"),
     (OF_CLASSES, ["--target", "top:0"], 2, "bad target 'top:0'"),
 ]
-
-
-def one_error(outcome: tuple[int, str, str], status: int, message: str) -> None:
-    found, out, errors = outcome
-    assert (found, out, errors.count("\n")) == (status, "", 1), errors
-    assert errors.startswith("Error: ") and all(part in errors for part in message.split("..."))
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 from hookscope.cli.commands.gradients import command
-from hookscope.cli.main import main
 from hookscope.cli.output.gradient_rows import FIELDS, PARAMETER_FIELDS
 from hookscope.drawing.png import read_provenance
-from tests.cli.helpers import Run
+from tests.cli.helpers import Run, one_error
 
 NETS = """
 import torch
@@ -93,24 +91,16 @@ PICTURES = {"cat.png": (40, 32)}
 PRINTED = "made\n"
 
 
-def command_line(*words: str, model: str = "nets.py:small", images: tuple[str, ...] = ("cat.png",)) -> list[str]:
-    return ["gradients", model, *images, "--input-size", "32", "--device", "cpu", *words]
+def command_line(
+    *words: str, model: str = "nets.py:small", images: tuple[str, ...] = ("cat.png",), size: str = "32"
+) -> list[str]:
+    return ["gradients", model, *images, *(["--input-size", size] if size else []), "--device", "cpu", *words]
 
 
 def as_json(run: Run, *words: str, **more: str) -> dict:
     status, out, _ = run(*words, "--format", "json", **more)
     assert status == 0
     return json.loads(out)
-
-
-def test_fields_are_the_documented_ones() -> None:
-    assert " ".join(FIELDS) == (
-        "index name type call grad_output grad_output_norm grad_input grad_input_norm mean_abs zeros nan inf ratio"
-        " findings weights"
-    )
-    assert " ".join(PARAMETER_FIELDS) == (
-        "name type shape norm mean_abs max_abs zeros nan inf ratio norm_after frozen findings weights"
-    )
 
 
 def test_json_is_one_object(run: Run) -> None:
@@ -290,9 +280,7 @@ def test_what_is_refused_is_one_line(
     run: Run, here: Path, words: list[str], model: str, status: int, message: str
 ) -> None:
     before = sorted(here.iterdir())
-    found, out, errors = run(*words, model=f"nets.py:{model}")
-    assert (found, out, errors.count("\n")) == (status, "", 1), errors
-    assert errors.startswith("Error: ") and message in errors
+    one_error(run(*words, model=f"nets.py:{model}"), status, message)
     assert [path for path in sorted(here.iterdir()) if path.name != "__pycache__"] == before
 
 
@@ -342,85 +330,71 @@ def test_help_has_the_manual() -> None:
         assert line in text
 
 
+PARTLY = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.a, self.b, self.part = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 3, 3), part
+    def forward(self, x):
+        with torch.inference_mode():
+            x = self.a(x)
+            if not self.part:
+                return self.b(x).mean((2, 3))
+        return self.b(x).mean((2, 3))
+def everywhere(): return Net(False)
+def a_part(): return Net(True)
+class Spreads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        y = self.a(x)
+        return self.fc(((y - y).abs().sqrt() + y).mean((2, 3)))
+"""
+
+
 @pytest.mark.parametrize("name", ["everywhere", "a_part"])
-def test_inference_mode_inside_the_model_is_one_line(name, tmp_path, capsys):
-    (tmp_path / "nets.py").write_text(
-        "import torch\n"
-        "from torch import nn\n"
-        "class Net(nn.Module):\n"
-        "    def __init__(self, part):\n"
-        "        super().__init__()\n"
-        "        self.a, self.b, self.part = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 3, 3), part\n"
-        "    def forward(self, x):\n"
-        "        with torch.inference_mode():\n"
-        "            x = self.a(x)\n"
-        "            if not self.part:\n"
-        "                return self.b(x).mean((2, 3))\n"
-        "        return self.b(x).mean((2, 3))\n"
-        "def everywhere(): return Net(False)\n"
-        "def a_part(): return Net(True)\n"
+def test_inference_mode_inside_the_model_is_one_line(run: Run, here: Path, name: str) -> None:
+    (here / "nets.py").write_text(PARTLY)
+    status, _, errors = run(model=f"nets.py:{name}")
+    assert (status, errors.count("\n")) == (1, 1)
+    assert "inference_mode" in errors or "under no_grad" in errors
+
+
+def test_clipping_by_norm_that_spreads_nan_is_no_norm_of_zero(run: Run, here: Path) -> None:
+    (here / "nets.py").write_text(PARTLY)
+    report = as_json(run, "--clip-norm", "1", model="nets.py:Spreads")
+    assert report["total_norm"] > 0 and report["total_norm_after"] is None
+    assert [row["norm_after"] for row in report["parameters"]] == [None] * 4  # clip_grad_norm_ leaves NaN everywhere
+    _, out, _ = run("--clip-norm", "1", "--format", "table", model="nets.py:Spreads")
+    assert "spreads NaN or Inf to 4 parameters" in " ".join(out.split())
+
+
+def test_a_target_for_the_mean_square_is_wrong_usage(run: Run) -> None:
+    status, _, errors = run("--loss", "mse", "--target", "star", model="shapes", images=("none.png",))
+    assert (status, "--loss mse takes no --target" in errors) == (2, True)
+
+
+def test_a_plot_knows_its_inputs(run: Run) -> None:
+    run("--target", "star", "--clip-norm", "0.5", "--plot", "flow.png", model="shapes", size="")
+    about = read_provenance("flow.png")
+    assert (about["model"], about["images"], about["target"], about["clip_norm"]) == (
+        "shapes",
+        ["cat.png"],
+        "star",
+        0.5,
     )
-    picture = tmp_path / "grey.png"
-    Image.new("RGB", (32, 32), (90, 120, 150)).save(picture)
-    with pytest.raises(SystemExit) as ended:
-        main(["gradients", f"{tmp_path}/nets.py:{name}", str(picture), "--input-size", "32"])
-    error = capsys.readouterr().err
-    assert ended.value.code == 1
-    assert ("inference_mode" in error or "under no_grad" in error) and error.count("\n") == 1
+    assert len(about["sha256"][0]) == 64 and "resize 128" in about["preprocess"]
 
 
-def test_clipping_by_norm_that_spreads_nan_is_no_norm_of_zero(tmp_path, capsys):
-    (tmp_path / "nets.py").write_text(
-        "from torch import nn\n"
-        "class Net(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.a, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)\n"
-        "    def forward(self, x):\n"
-        "        y = self.a(x)\n"
-        "        return self.fc(((y - y).abs().sqrt() + y).mean((2, 3)))\n"
-    )
-    picture = tmp_path / "grey.png"
-    Image.new("RGB", (32, 32), (90, 120, 150)).save(picture)
-    asked = ["gradients", f"{tmp_path}/nets.py:Net", str(picture), "--input-size", "32", "--clip-norm", "1"]
-    with pytest.raises(SystemExit):
-        main([*asked, "--format", "json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["total_norm"] > 0 and told["total_norm_after"] is None
-    assert [row["norm_after"] for row in told["parameters"]] == [None] * 4  # clip_grad_norm_ leaves NaN everywhere
-    with pytest.raises(SystemExit):
-        main([*asked, "--format", "table"])
-    assert "spreads NaN or Inf to 4 parameters" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_target_for_the_mean_square_is_wrong_usage(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["gradients", "shapes", "none.png", "--loss", "mse", "--target", "star"])
-    assert ended.value.code == 2
-    assert "--loss mse takes no --target" in capsys.readouterr().err
-
-
-def test_a_plot_knows_what_it_was_made_from(tmp_path, capsys):
-    picture, plot = tmp_path / "grey.png", tmp_path / "flow.png"
-    Image.new("RGB", (32, 32), (90, 120, 150)).save(picture)
-    with pytest.raises(SystemExit):
-        main(["gradients", "shapes", str(picture), "--target", "star", "--clip-norm", "0.5", "--plot", str(plot)])
-    told = read_provenance(str(plot))
-    assert (told["model"], told["images"], told["target"], told["clip_norm"]) == ("shapes", ["grey.png"], "star", 0.5)
-    assert len(told["sha256"][0]) == 64 and "resize 128" in told["preprocess"]
-
-
-def test_scaling_and_clamping_to_a_sign_are_told(tmp_path, capsys):
-    picture = tmp_path / "grey.png"
-    Image.new("RGB", (32, 32), (90, 120, 150)).save(picture)
-    asked = ["gradients", "shapes", str(picture), "--target", "star", "--format", "json"]
-    with pytest.raises(SystemExit):
-        main([*asked, "--scale", "-2"])
-    scaled = json.loads(capsys.readouterr().out)
+def test_gradients_are_scaled_and_clamped_to_a_sign(run: Run) -> None:
+    words = {"model": "shapes", "size": ""}
+    scaled = as_json(run, "--target", "star", "--scale", "-2", **words)
     assert scaled["total_norm_after"] == pytest.approx(2 * scaled["total_norm"], rel=1e-6)
-    both = []
-    for sign in ("positive", "negative"):
-        with pytest.raises(SystemExit):
-            main([*asked, "--clamp-sign", sign])
-        both.append(json.loads(capsys.readouterr().out)["total_norm_after"])
+    both = [
+        as_json(run, "--target", "star", "--clamp-sign", sign, **words)["total_norm_after"]
+        for sign in ("positive", "negative")
+    ]
     assert both[0] ** 2 + both[1] ** 2 == pytest.approx(scaled["total_norm"] ** 2, rel=1e-6)

@@ -92,16 +92,6 @@ def scores(net: hookscope.LoadedModel, name: str = "cat.png") -> torch.Tensor:
         return net.model(net.preprocess(hookscope.open_image(name))[None])[0].double()
 
 
-def test_fields_are_the_documented_ones() -> None:
-    assert " ".join(FIELDS) == "index name type call shape changed relative_l2 cosine nonfinite weights"
-    assert " ".join(CLASS_FIELDS) == (
-        "index label target score score_after change probability probability_after rank rank_after weights"
-    )
-    assert " ".join(CHANNEL_FIELDS) == (
-        "place name call channel worth score score_after probability_after top_after top_label weights"
-    )
-
-
 def test_the_scores_are_those_of_a_net_with_zeroed_weights(run: Run, net: hookscope.LoadedModel) -> None:
     told = as_json(run, "--at", "conv2", "zero:channels=1-2,5", "--categories", "names.txt")
     before = scores(net)

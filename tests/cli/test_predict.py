@@ -92,8 +92,7 @@ def test_five_classes_of_each_picture_the_models_own_to_the_bit(run: Run) -> Non
     assert tuple(found[0]) == FIELDS
 
 
-def test_fields_are_the_documented_ones(run: Run) -> None:
-    assert " ".join(FIELDS) == "image index label score probability weights"
+def test_the_help_has_the_fields(run: Run) -> None:
     text = run("--help")[1]
     assert all(f"\n    {name} " in text for name in FIELDS)
 
@@ -194,7 +193,6 @@ def test_scores_that_are_no_numbers(run: Run) -> None:
             1,
             "no class 'ant'; the class names are unknown; give an index, or the names of the classes (categories)",
         ),
-        (["-", "-"], 2, "standard input is named more than once; it can be read once: leave one -"),
         (["--target", "fax", "--categories", "names.txt"], 1, "no class 'fax'; "),
         (["--target", "e", "--categories", "names.txt"], 1, "'e' is in the names of 3 classes; 1 bee, 4 emu, 5 red"),
         (["--categories", "nope.txt"], 1, "no file 'nope.txt' with class names"),

