@@ -445,22 +445,6 @@ def test_models_that_cannot_be_explained(run: Run, here: Path, model: str, words
     assert files(here) == []
 
 
-@pytest.mark.parametrize("model", ["fasterrcnn_mobilenet_v3_large_320_fpn", "raft_small"])
-def test_detection_and_flow_have_no_classes(run: Run, here: Path, model: str) -> None:
-    status, out, errors = run("cat.jpg", "--weights", "none", model=model, size="")
-    assert (status, out, errors.count("\n")) == (1, "", 1)
-    assert f"Error: {model} gives" in errors and "no score for each class; visualize" in errors
-    assert files(here) == []
-
-
-def test_random_weights_are_said_in_row_and_picture(run: Run, here: Path) -> None:
-    words = ("--weights", "none", "--seed", "3", "-o", "x.png", "--format", "ndjson")
-    status, out, _ = run("cat.jpg", *words, model="squeezenet1_1")
-    assert (status, rows(out)[0]["weights"]) == (0, "random (seed 3)")
-    assert rows(out)[0]["label"]
-    assert read_provenance(here / "x.png")["weights"] == "random (seed 3)"
-
-
 def test_segmentation(run: Run) -> None:
     words = ("--weights", "none", "--format", "ndjson")
     status, out, _ = run("cat.jpg", *words, model="lraspp_mobilenet_v3_large")

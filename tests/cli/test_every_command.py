@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from hookscope.cli.main import COMMANDS
-from tests.cli.helpers import POSIX, Run, files, one_error
+from hookscope.cli.main import COMMANDS, cli
+from hookscope.drawing.png import read_provenance
+from tests.cli.helpers import POSIX, Run, files, one_error, rows
 
 NETS = """
 import torch
@@ -32,6 +34,9 @@ def small():
 
 def interrupted():
     raise KeyboardInterrupt
+
+def features():
+    return nn.Conv2d(3, 4, 1)
 
 class Interrupted(Net):
     def forward(self, x):
@@ -245,6 +250,70 @@ def test_a_wrong_picture_is_the_error(
     monkeypatch.setitem(WORDS, command, WORDS[command].replace("cat.jpg", name).replace("dog.png", "").strip())
     one_error(run(command), 1, message)
     assert files(here) == ["bad.jpg", "empty.jpg"]
+
+
+@pytest.mark.parametrize("command", ["cam", "saliency", "gradients", "predict"])
+@pytest.mark.parametrize(
+    ("model", "output"),
+    [
+        ("ssdlite320_mobilenet_v3_large", "boxes, labels and scores of objects"),
+        ("raft_small", "the flow of pixels"),
+        ("nets.py:features", "1x4x32x32 values"),
+    ],
+)
+def test_a_model_without_classes_has_other_commands(
+    run: Run, here: Path, command: str, model: str, output: str
+) -> None:
+    words = [] if ":" in model else ["--weights", "none"]
+    status, out, errors = run(command, *words, *(["--input-size", "32"] if command == "predict" else []), model=model)
+    assert (status, out, errors.count("Error: ")) == (1, "", 1)
+    message = "no score for each class; visualize, stats and `gradients --loss mse` work on it"
+    name = "Conv2d" if ":" in model and command != "predict" else model
+    assert errors.splitlines()[-1] == f"Error: {name} gives {output}, {message}"
+    assert files(here) == []
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("command", DRAWING)
+def test_an_input_is_not_written_over(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setitem(WORDS, command, "dog.png")
+    before = (here / "dog.png").read_bytes()
+    one_error(run(command, "-o", "dog.png", model="no_such_model"), 1, "it is the image")
+    assert (here / "dog.png").read_bytes() == before
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("command", DRAWING)
+def test_a_full_disk_for_a_picture_is_one_line(run: Run, command: str) -> None:
+    status, _, errors = run(command, "-o", "/dev/full")
+    assert (status, errors.count("\n"), "cannot write /dev/full: No space left" in errors) == (1, 1, True)
+
+
+@pytest.mark.parametrize("command", DRAWING)
+def test_random_weights_are_in_the_row_and_in_the_picture(run: Run, here: Path, command: str) -> None:
+    words = ("--weights", "none", "--seed", "3", "-o", "x.png", "--format", "ndjson")
+    status, out, _ = run(command, *words, model="squeezenet1_1")
+    (row,) = rows(out)
+    assert (status, row["weights"]) == (0, "random (seed 3)")
+    assert row.get("label", "visualize has no classes")
+    assert read_provenance(here / "x.png")["weights"] == "random (seed 3)"
+
+
+@pytest.mark.parametrize("command", DRAWING)
+def test_a_picture_is_read_from_a_pipe_and_written_to_a_pipe(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setitem(WORDS, command, WORDS[command].replace("cat.jpg", "-"))
+    picture = (here / "cat.jpg").read_bytes()
+    result = CliRunner().invoke(cli, command_line(command, "-o", "-"), input=picture)
+    assert result.exit_code == 0, result.output
+    assert read_provenance(result.stdout_bytes)["image"] == "-"
+    assert files(here) == []
+    CliRunner().invoke(cli, command_line(command), input=picture)
+    (name,) = files(here)
+    assert name.startswith("stdin-nets.py-small-")
 
 
 # Ends

@@ -296,13 +296,6 @@ def test_a_plot_is_checked_before_the_model_is_looked_for(run: Run) -> None:
     assert "no model 'no_such_model'" in run("--plot", "g.png", model="no_such_model")[2]
 
 
-def test_detection_and_flow_say_what_can_be_asked(run: Run) -> None:
-    for model, gives in (("ssdlite320_mobilenet_v3_large", "boxes"), ("raft_small", "the flow")):
-        status, _, errors = run("--weights", "none", model=model)
-        assert (status, errors.count("\n")) == (1, 1)
-        assert gives in errors and "`gradients --loss mse` work on it" in errors
-
-
 def test_a_torchvision_model_with_random_weights(run: Run) -> None:
     told = as_json(run, "--weights", "none", "--seed", "1", model="squeezenet1_1")
     assert (told["weights"], told["findings"], len(told["parameters"])) == ("random (seed 1)", [], 52)

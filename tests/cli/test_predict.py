@@ -224,21 +224,6 @@ def test_another_number_of_names_than_the_weights_have(run: Run, shapes_file: Pa
     assert errors == "Error: 7 class names for 10 classes of shapes; give the class names of this model\n"
 
 
-@pytest.mark.parametrize(
-    ("model", "gives"),
-    [
-        ("ssdlite320_mobilenet_v3_large", "boxes, labels and scores of objects"),
-        ("raft_small", "the flow of pixels"),
-        ("nets.py:features", "1x4x224x224 values"),
-    ],
-)
-def test_models_without_classes_say_what_can_be_asked(run: Run, model: str, gives: str) -> None:
-    status, out, errors = run("cat.png", "--weights", "none" if ":" not in model else "auto", model=model)
-    assert (status, out) == (1, "")
-    asked = "visualize, stats and `gradients --loss mse` work on it"
-    assert errors.splitlines()[-1] == f"Error: {model} gives {gives}, no score for each class; {asked}"
-
-
 @pytest.mark.slow
 def test_a_video_model(run: Run) -> None:
     words = ["cat.png", "--weights", "none", "--input-size", "32", "--top", "3", "--format", "ndjson"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -163,7 +162,6 @@ def test_all_zero_is_drawn_and_said(run: Run, here: Path) -> None:
         ("nets.py:Boxes", [], 1, "no score for each class"),
         ("nets.py:Detached", [], 1, "no gradient leads from the score of"),
         ("nets.py:overflows", [], 1, "finite"),
-        ("raft_small", ["--weights", "none"], 1, "raft_small gives the flow of pixels, no score for each class"),
         ("nets.py:small", ["--method", "gradien"], 2, "'gradien' is not one of 'gradient'"),
         ("nets.py:small", ["--samples", "0"], 2, "samples"),
         ("nets.py:small", ["--noise", "-0.1"], 2, "noise"),
@@ -216,13 +214,6 @@ def test_several_targets_are_a_union(run: Run, here: Path) -> None:
     assert len(files(here)) == 3
 
 
-def test_random_weights_are_said_in_row_and_picture(run: Run, here: Path) -> None:
-    words = ("--weights", "none", "-o", "x.png", "--format", "ndjson")
-    status, out, _ = run("cat.jpg", *words, model="squeezenet1_1")
-    assert (status, rows(out)[0]["weights"]) == (0, "random (seed 0)")
-    assert read_provenance(here / "x.png")["weights"] == "random (seed 0)"
-
-
 def test_a_clip_and_a_segmentation_model(run: Run) -> None:
     words = ("--weights", "none", "--format", "ndjson")
     status, out, errors = run("cat.jpg", *words, model="mc3_18")
@@ -230,28 +221,6 @@ def test_a_clip_and_a_segmentation_model(run: Run) -> None:
     assert "repeated 16 times" in errors
     status, out, _ = run("cat.jpg", *words, model="lraspp_mobilenet_v3_large")
     assert (status, rows(out)[0]["shape"]) == (0, [3, 32, 32])
-
-
-def test_standard_input_and_output_in_process(here: Path) -> None:
-    picture = (here / "cat.jpg").read_bytes()
-    words = ["nets.py:small", "-", "--input-size", "32", "-o", "-"]
-    result = CliRunner().invoke(command, words, input=picture)
-    assert result.exit_code == 0, result.output
-    assert read_provenance(result.stdout_bytes)["image"] == "-"
-    assert files(here) == []
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_a_full_disk(run: Run, here: Path) -> None:
-    status, _, errors = run("cat.jpg", "-o", "/dev/full")
-    assert (status, errors.count("\n"), "No space left" in errors) == (1, 1, True)
-
-
-def test_an_input_is_not_written_over(run: Run, here: Path) -> None:
-    before = (here / "dog.png").read_bytes()
-    status, _, errors = run("dog.png", "-o", "dog.png", model="no_such_model_is_looked_for")
-    assert (status, "it is the image" in errors) == (1, True)
-    assert (here / "dog.png").read_bytes() == before
 
 
 def test_a_method_of_the_registry_is_in_the_help_and_runs(

@@ -223,16 +223,6 @@ def test_vectors_and_layers_that_did_not_run_are_notes(run: Run) -> None:
     assert errors == "Note: fc is not drawn: the output is 1x2: no feature map\n"
 
 
-def test_standard_input_in_process(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture = (here / "cat.jpg").read_bytes()
-    result = CliRunner().invoke(command, ["nets.py:small", "-", "--layer", "0", "-o", "-"], input=picture)
-    assert result.exit_code == 0, result.output
-    told = read_provenance(result.stdout_bytes)
-    assert told["image"] == "-"
-    CliRunner().invoke(command, ["nets.py:small", "-", "--layer", "0"], input=picture)
-    assert files(here) == ["stdin-nets.py-small-000-conv1.png"]
-
-
 FLOW = """
 import torch
 from torch import nn
