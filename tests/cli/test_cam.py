@@ -518,12 +518,6 @@ def test_a_method_of_the_registry_is_in_the_help_and_runs(run: Run, monkeypatch:
     assert (status, rows(out)[0]["method"]) == (0, "toy")
 
 
-def test_help_has_the_manual() -> None:
-    text = CliRunner().invoke(command, ["--help"]).output
-    for line in ("hookscope cam resnet34 cat.jpg", "--method layercam --layer features.28 --target 281 -o cam.png"):
-        assert line in text
-
-
 def test_the_words_of_the_issue(run: Run, here: Path) -> None:
     (here / "cat.jpg").write_bytes((SAMPLES / "cat.jpg").read_bytes())
     status, out, errors = run("cat.jpg", "--format", "ndjson", model="resnet34", size="")

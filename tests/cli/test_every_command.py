@@ -147,6 +147,27 @@ def test_the_fields_are_the_documented_ones(run: Run, command: str, words: str, 
         assert out.splitlines()[0].split(between) == fields.split()
 
 
+MANUAL = {
+    "cam": ["hookscope cam resnet34 cat.jpg", "--method layercam --layer features.28 --target 281 -o cam.png"],
+    "visualize": ["hookscope visualize resnet34 cat.jpg --layer 30", "--overlay", "-o out/"],
+    "weights": [
+        "hookscope weights resnet18 --weights my.safetensors --plot weights.png --kernels kernels.png",
+        *("--dead-norm SHARE", "without a forward pass"),
+    ],
+    "trace": ["pre-hook", "output_nonfinite", "depth", "--most N", "hookscope trace nets.py:ones"],
+    "verify": [
+        "hookscope verify resnet18",
+        *("feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"),
+    ],
+}
+
+
+@pytest.mark.parametrize("command", MANUAL)
+def test_the_help_is_the_manual(run: Run, command: str) -> None:
+    status, out, _ = run(command, "--help")
+    assert (status, [line for line in MANUAL[command] if line not in out]) == (0, [])
+
+
 # Standard output
 
 

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from hookscope.cli.commands.trace import command
 from hookscope.cli.output.trace_rows import FIELDS
 from tests.cli.helpers import Run, one_error
 
@@ -282,9 +280,3 @@ def test_the_picture_may_come_from_standard_input(run: Run, here: Path, monkeypa
     _, out, errors = run("nets.py:ones", "-", "--preprocess", "none", "--layer", "3")
     assert out.splitlines()[1].split("\t")[:6] == ["3", "3", "Linear", "0", "1x4", "float32"]
     assert errors == ""
-
-
-def test_help_is_the_manual() -> None:
-    told = CliRunner().invoke(command, ["--help"]).output
-    for word in ("pre-hook", "output_nonfinite", "depth", "--most N", "hookscope trace nets.py:ones"):
-        assert word in told

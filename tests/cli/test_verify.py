@@ -108,10 +108,3 @@ def test_optical_flow_takes_two_images(run: Run) -> None:
     status, out, _ = run(*words, model="raft_small")
     assert status == 0
     assert [row["holds"] for row in rows(out)] == [None, True, True, None, True, True]
-
-
-def test_the_help_is_the_manual(run: Run) -> None:
-    status, out, _ = run("--help")
-    assert status == 0
-    assert all(name in out for name in NAMES)
-    assert "hookscope verify resnet18" in out

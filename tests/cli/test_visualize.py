@@ -278,12 +278,6 @@ def test_video_takes_the_frames_of_an_animation_from_a_file_and_a_pipe(run: Run,
     assert run("cat.jpg", *words, model="clip.py:Clip")[0] == 0
 
 
-def test_help_has_the_manual() -> None:
-    text = CliRunner().invoke(command, ["--help"]).output
-    for line in ("hookscope visualize resnet34 cat.jpg --layer 30", "--overlay", "-o out/"):
-        assert line in text
-
-
 def whole_run(*words: str, data: bytes = b"") -> bytes:
     """The standard output of a process with this standard input."""
     child = start("visualize", *words, stdin=-1, stdout=-1, stderr=-1)

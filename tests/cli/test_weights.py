@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
 
-from hookscope.cli.commands.weights import FIELDS, command
+from hookscope.cli.commands.weights import FIELDS
 from hookscope.drawing.png import read_provenance
 from tests.cli.helpers import Run, files, one_error
 
@@ -229,13 +228,3 @@ def test_a_torchvision_model_with_random_weights(run: Run) -> None:
     told = json.loads(out)
     assert (told["weights"], told["findings"]) == ("random (seed 1)", [])
     assert len(told["parameters"]) == 52
-
-
-def test_help_has_the_manual() -> None:
-    text = CliRunner().invoke(command, ["--help"]).output
-    for line in (
-        "hookscope weights resnet18 --weights my.safetensors --plot weights.png --kernels kernels.png",
-        "--dead-norm SHARE",
-        "without a forward pass",
-    ):
-        assert line in text
