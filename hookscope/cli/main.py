@@ -21,6 +21,7 @@ from hookscope.cli.process import (
     settle_output,
     signals_as_exits,
     standard_output,
+    start_quickly,
     streams_as_now,
     warnings_as_notes,
 )
@@ -94,11 +95,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         Traceback (most recent call last):
         SystemExit: 2
     """
-    run, put_back = _Run(), streams_as_now()
+    run, put_back = _Run(), [streams_as_now()]
+    if argv is None:
+        put_back.append(start_quickly())
     backend = os.environ.pop("MPLBACKEND", None)  # that of a Jupyter kernel makes `import matplotlib` fail in a shell
     status = _run(list(sys.argv[1:] if argv is None else argv), run)
     if run.then is not None and not status:
-        put_back()
+        for undo in put_back:
+            undo()
         if backend is not None:
             os.environ["MPLBACKEND"] = backend
         run.then()

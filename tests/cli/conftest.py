@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from hookscope.cli import process
 from hookscope.cli.main import main
 from tests.cli.helpers import Run
 
@@ -17,7 +16,6 @@ from tests.cli.helpers import Run
 def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: nets.py is ``NETS`` of the test file; ``PICTURES`` (name -> size) hold noise."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
     (tmp_path / "nets.py").write_text(request.module.NETS)
     for name, size in getattr(request.module, "PICTURES", {}).items():
         Image.effect_noise(size, 80).convert("RGB").save(tmp_path / name)

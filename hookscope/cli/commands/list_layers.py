@@ -47,7 +47,6 @@ def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, i
     if (cached := tracing.cached_listing(model, input_size)) is not None:
         return cached
     models.find_source(model)  # an unknown name fails before torch is imported
-    process.import_torch()
     with process.prints_to_standard_error():
         return tracing.listing(model, input_size)
 

@@ -42,7 +42,6 @@ class ModelOptions:
         """Load the model; notes and the progress of a download go to standard error."""
         models.find_source(self.model)  # an unknown name fails before torch is imported
         choice = models.WeightsChoice.parse(self.weights)
-        process.import_torch()
         with process.prints_to_standard_error(), download_progress() as progress:
             net = models.load_model(
                 self.model,

@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from hookscope.cli import process
 from hookscope.cli.shared.measure import MeasureOptions, measure
 from hookscope.cli.shared.model import ModelOptions
 from hookscope.errors import HookscopeError, LayerError
@@ -25,7 +24,6 @@ def net():
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
     (tmp_path / "nets.py").write_text(NETS)
     for number in range(3):
         Image.effect_noise((24, 20), 60 + 9 * number).convert("RGB").save(f"{number}.png")
