@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from hookscope.cli import process
 from hookscope.cli.commands.list_layers import FIELDS, command
 from hookscope.cli.main import main
 from hookscope.errors import HookscopeError, InputError, LayerError
@@ -249,7 +248,6 @@ def test_a_model_of_clips_is_listed_by_its_3d_convolutions() -> None:
 def test_what_a_factory_prints_does_not_reach_standard_output(
     net: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(process, "import_torch", lambda: None)  # its settings are for a process of its own
     Path("loud.py").write_text(
         "import os, torch\nprint('import')\n"
         "def make():\n    print('build'); os.system('echo process')\n    return torch.nn.Conv2d(3, 1, 1)\n"
