@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,20 @@ def test_a_package_imports_from_the_rows_above_and_through_faces(path: Path) -> 
             assert ROW[parts[0]] < ROW[here], module
             face = HOUSE / parts[0] / "__init__.pyi"
             assert len(parts) <= 2 or not face.exists(), f"{module} is inside {parts[0]}: import it from the face"
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    modules = {".".join(("hookscope", *path.relative_to(HOUSE).with_suffix("").parts)): path for path in FILES}
+    graph = {
+        module: {
+            found
+            for name in imports(ast.walk(tree(path)))
+            for found in (name, name.rpartition(".")[0])
+            if found in modules and found != module
+        }
+        for module, path in modules.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=named)

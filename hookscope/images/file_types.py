@@ -36,7 +36,7 @@ _FOREIGN = (
 
 
 def picture_format(head: bytes) -> str:
-    """The first of `FORMATS` that Pillow expects after these bytes; empty if there is none."""
+    """The first of `FORMATS` that Pillow expects after these bytes; empty if no format matches."""
     Image.init()
     accepts = ((name, Image.OPEN.get(name, (None, None))[1]) for name in FORMATS)
     return next((name for name, accept in accepts if accept is not None and accept(head[:16]) is True), "")

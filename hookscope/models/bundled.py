@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hookscope.errors import WeightsError
-from hookscope.models.metadata import Description, read_description
-from hookscope.models.model_source import ModelSource, Progress, Skeleton
-from hookscope.models.weights_choice import WeightsChoice
-
-if TYPE_CHECKING:
-    from hookscope.models.loaded import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +59,3 @@ def weights_path(bundled: BundledModel) -> str:
         f"no {bundled.file} in {' or '.join(folders)}",
         "reinstall hookscope, or use --weights none",
     )
-
-
-class BundledSource(ModelSource):
-    """``shapes``."""
-
-    def matches(self, model: str) -> bool:
-        return model in BUNDLED
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(BUNDLED)
-
-    def class_names(self, model: str) -> tuple[str, ...]:
-        return (read_description(weights_path(BUNDLED[model])) or Description()).categories
-
-    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
-        from hookscope.models.torchvision_builders import load_bundled
-
-        return load_bundled(BUNDLED[model], weights, seed)
-
-    def skeleton(self, model: str) -> Skeleton:
-        from hookscope.models.torchvision_builders import build_skeleton
-
-        return build_skeleton(model)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +12,7 @@ from hookscope.errors import ModelError, UsageError
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.model_source import Progress
 from hookscope.models.preprocess import MODES, made_for
+from hookscope.models.run import quiet_and_seeded
 from hookscope.models.sources import find_source
 from hookscope.models.weights_choice import WeightsChoice
 
@@ -74,15 +72,6 @@ def load_model(
     if input_size is None and preprocess == "weights" and made_for(usual.transforms) != usual.default_size:
         input_size = usual.default_size
     return replace(loaded, device=where, preprocess=replace(usual, mode=preprocess, size=input_size, device=where))
-
-
-@contextmanager
-def quiet_and_seeded(seed: int) -> Iterator[None]:
-    """Draw random numbers from ``seed`` and show no warnings in the block; the random state is restored."""
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def pick_device(device: str) -> str:

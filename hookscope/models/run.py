@@ -1,12 +1,15 @@
-"""The one place that turns what a model raises in its forward pass into an input error."""
+"""Around the code of a model: it is built quietly from a seed, and its exceptions become input errors."""
 
 from __future__ import annotations
 
 import re
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from hookscope.errors import HookscopeError, InputError, ModelError, is_out_of_memory
 from hookscope.hooks import tensors_in
@@ -50,3 +53,12 @@ def model_errors_as_input_errors(model: str, inputs: Any) -> Iterator[None]:
         raise InputError(
             f"{model} refuses a picture of {size}: {text}", do="try another --input-size" if about_size else ""
         ) from error
+
+
+@contextmanager
+def quiet_and_seeded(seed: int) -> Iterator[None]:
+    """Draw random numbers from ``seed`` and show no warnings in the block; the random state is restored."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from hookscope.errors import ModelError, nearest
-from hookscope.models.bundled import BundledSource
+from hookscope.models.from_bundled import BundledSource
 from hookscope.models.from_python import PythonSource
 from hookscope.models.from_timm import TimmSource
 from hookscope.models.from_torchvision import TorchvisionSource

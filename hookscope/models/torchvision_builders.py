@@ -26,13 +26,13 @@ from hookscope.models.checkpoints import (
 from hookscope.models.download import fetch
 from hookscope.models.inputs import family_of, native_size
 from hookscope.models.installation import broken_pair
-from hookscope.models.load import quiet_and_seeded
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.meta_device import build_on_meta
 from hookscope.models.metadata import Description, WeightsMetadata, read_description, read_metadata
 from hookscope.models.model_source import Progress, Skeleton
 from hookscope.models.names import torchvision_names
 from hookscope.models.preprocess import imagenet_transforms, made_for, usual_transforms
+from hookscope.models.run import quiet_and_seeded
 from hookscope.models.weights_choice import WeightsChoice, WeightsKind
 
 _WHAT_TO_GIVE = "give auto, default, none or a file"

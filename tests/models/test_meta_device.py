@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookscope.models.load import load_model, quiet_and_seeded
+from hookscope.models.load import load_model
 from hookscope.models.meta_device import build_on_meta, meta_forward
+from hookscope.models.run import quiet_and_seeded
 
 
 def test_a_dry_model_has_the_shapes_of_a_real_one() -> None:

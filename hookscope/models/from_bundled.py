@@ -1,0 +1,36 @@
+"""The source of the models that ship with hookscope. Needs no torch until a model is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookscope.models.bundled import BUNDLED, weights_path
+from hookscope.models.metadata import Description, read_description
+from hookscope.models.model_source import ModelSource, Progress, Skeleton
+from hookscope.models.weights_choice import WeightsChoice
+
+if TYPE_CHECKING:
+    from hookscope.models.loaded import LoadedModel
+
+
+class BundledSource(ModelSource):
+    """``shapes``."""
+
+    def matches(self, model: str) -> bool:
+        return model in BUNDLED
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(BUNDLED)
+
+    def class_names(self, model: str) -> tuple[str, ...]:
+        return (read_description(weights_path(BUNDLED[model])) or Description()).categories
+
+    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+        from hookscope.models.torchvision_builders import load_bundled
+
+        return load_bundled(BUNDLED[model], weights, seed)
+
+    def skeleton(self, model: str) -> Skeleton:
+        from hookscope.models.torchvision_builders import build_skeleton
+
+        return build_skeleton(model)
