@@ -25,12 +25,15 @@ from .plot import (
     SMALL as SMALL,
     TITLE as TITLE,
     Colour as Colour,
-    RowPage as RowPage,
+    add_panel as add_panel,
     figure_bytes as figure_bytes,
+    finding_lines as finding_lines,
     page_of_rows as page_of_rows,
     plain_settings as plain_settings,
     plot_suffix as plot_suffix,
+    short_label as short_label,
     write as write,
+    write_at as write_at,
 )
 from .png import encode_png as encode_png, read_sheet as read_sheet, write_png as write_png
 from .scale import (

@@ -8,7 +8,6 @@ import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -17,6 +16,7 @@ from matplotlib.figure import Figure
 
 from hookscope.drawing.text import fitting, font
 from hookscope.errors import UsageError, printable
+from hookscope.findings import Finding, counted
 
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 110
@@ -93,11 +93,6 @@ def figure_bytes(figure: Figure, suffix: str, provenance: Mapping[str, Any] | No
         suffix: One of `SUFFIXES`.
         provenance: Where the figure comes from. A PNG has it in the text chunk ``hookscope``, which `read_provenance`
             reads, an SVG in the description, a PDF in the keywords.
-
-    Example:
-        >>> page = page_of_rows(["conv1"], ["weights"], "resnet18")
-        >>> figure_bytes(page.figure, ".pdf")[:4]
-        b'%PDF'
     """
     text = json.dumps(dict(provenance or {}), allow_nan=False, separators=(",", ":"))
     metadata: dict[str, dict[str, Any]] = {
@@ -118,122 +113,115 @@ def write(target: Axes | Figure, x: float, y: float, text: str, **more: Any) -> 
     return target.text(x, y, printable(text), parse_math=False, **settings)
 
 
-@dataclass(frozen=True)
-class RowPage:
-    """A page of panels side by side with common rows.
+def write_at(figure: Figure, x: float, y: float, text: str, **more: Any) -> None:
+    """`write` at ``x`` and ``y`` inches from the upper left corner of ``figure``."""
+    width, height = figure.get_size_inches()
+    write(figure, x / width, 1 - y / height, text, **more)
 
-    Attributes:
-        figure: The page.
-        panels: Axes for each title, with rows at y = 0, 1, 2... from the top; the caller sets x.
-        row_height: Height of a row in inches.
-    """
 
-    figure: Figure
-    panels: tuple[Axes, ...]
-    row_height: float
+def add_panel(figure: Figure, x: float, y: float, width: float, height: float, grid: Any = "both") -> Axes:
+    """A panel with its upper left corner at ``x`` and ``y`` inches from that of ``figure``; all sizes in inches."""
+    page_width, page_height = figure.get_size_inches()
+    axes = figure.add_axes(
+        (x / page_width, 1 - (y + height) / page_height, width / page_width, height / page_height), axisbelow=True
+    )
+    axes.grid(axis=grid, color=Colour.GRID, linewidth=0.6)
+    axes.tick_params(labelsize=SMALL, colors=Colour.INK, length=2.5, color=Colour.FAINT)
+    axes.spines[:].set_edgecolor(Colour.GRID)
+    return axes
+
+
+def short_label(label: str, most: int) -> str:
+    """``label`` printable and with at most ``most`` characters, the middle left out."""
+    label = printable(label)
+    half = most // 2
+    return label if len(label) <= most else f"{label[: most - half - 1]}…{label[-half:]}"
+
+
+def finding_lines(findings: Sequence[Finding], most: int = 8, numbered: bool = False) -> list[tuple[str, str]]:
+    """The text and colour of a line for each finding; above ``most`` the last line counts the others."""
+    if not findings:
+        return [("no findings", Colour.INK)]
+    lines = [f"{f.finding}  {f.layer}: {f.evidence}" if f.layer else f"{f.finding}: {f.evidence}" for f in findings]
+    if numbered:
+        lines = [f"{number}  {line}" for number, line in enumerate(lines, 1)]
+    more = len(lines) - most
+    lines[most:] = [f"... and {counted(more, 'more finding')}, beside the rows"] if more > 0 else []
+    return [(line, Colour.ALARM) for line in lines]
 
 
 def page_of_rows(
     labels: Sequence[str],
-    titles: Sequence[str],
+    panels: Mapping[str, float],
     heading: str,
-    lines: Sequence[str] = (),
-    widths: Sequence[float] | None = None,
+    lines: Sequence[tuple[str, str]] = (),
     marked: Mapping[int, str] | None = None,
-    alarms: Collection[int] = (),
-) -> RowPage:
-    """A page with a heading, lines of text, and a panel for each of ``titles``; row labels are at the left.
+) -> Figure:
+    """A page with a heading, lines of text and panels side by side with common rows, labelled at the left.
 
-    Rows have a fixed height up to some 500 rows. More rows are thinner, and only every second, third... is labelled;
-    marked rows always are.
+    The axes of the page are the panels, with rows at y = 0, 1, 2... from the top; the caller sets x. Rows have a fixed
+    height up to some 500 rows. More rows are thinner, and only every second, third... is labelled; marked rows always
+    are.
 
     Args:
         labels: Labels of the rows, from top to bottom; long ones are shortened in the middle.
-        titles: Titles of the panels.
+        panels: Title and width in inches of each panel.
         heading: The first line.
-        lines: Further lines below the heading.
-        widths: Widths of the panels in inches.
+        lines: Text and colour of the lines below the heading.
         marked: Rows with a finding and the words to write at their right; they have a coloured background.
-        alarms: Which of ``lines`` have the alarm colour.
     """
-    with plain_settings():
-        marked = dict(marked or {})
-        widths = list(widths or [2.6] * len(titles))
-        names = [_short(printable(label)) for label in labels]
-        left = _MARGIN + max((_inches(name, SMALL) for name in names), default=0.0) + 0.1
-        words = max((_inches(printable(text), SMALL) for text in marked.values()), default=0.0)
-        tail = words + 2 * _GAP if words else _MARGIN
-        head = _MARGIN + 0.24 + _LINE * len(lines) + 0.5
-        rows = min(_ROW * max(len(labels), 1), _TALLEST)
-        width = left + sum(widths) + _GAP * (len(widths) - 1) + tail
-        width = max(width, 2 * _MARGIN + _inches(printable(heading), TITLE) * 1.12)
-        lines = [fitting(printable(line), width - 2 * _MARGIN, BODY) for line in lines]
-        height = head + rows + 0.5
-        figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-        _head(figure, heading, lines, alarms)
-        panels, x = [], left
-        for title, wide in zip(titles, widths, strict=True):
-            place = (x / width, 0.5 / height, wide / width, rows / height)
-            panels.append(_panel(figure, place, title, len(labels), marked))
-            x += wide + _GAP
-        row_height = rows / max(len(labels), 1)
-        _label_rows(figure, panels[0], names, marked, row_height)
-        for at, text in marked.items():
-            beside = {"transform": panels[-1].get_yaxis_transform(), "clip_on": False}
-            write(panels[-1], 1 + _GAP / 2 / widths[-1], at, text, fontsize=SMALL, color=Colour.ALARM, **beside)
-        return RowPage(figure, tuple(panels), row_height)
+    marked = marked or {}
+    names = [short_label(label, _LONGEST_LABEL) for label in labels]
+    left = _MARGIN + max((_bold_inches(name, SMALL) for name in names), default=0.0) + 0.1
+    words = max((_bold_inches(printable(text), SMALL) for text in marked.values()), default=0.0)
+    tail = words + 2 * _GAP if words else _MARGIN
+    head = _MARGIN + 0.24 + _LINE * len(lines) + 0.5
+    rows_height = min(_ROW * max(len(labels), 1), _TALLEST)
+    width = left + sum(panels.values()) + _GAP * (len(panels) - 1) + tail
+    width = max(width, 2 * _MARGIN + _bold_inches(printable(heading), TITLE) * 1.12)
+    figure = Figure(figsize=(width, head + rows_height + 0.5), dpi=DPI, facecolor="white")
+    write_at(figure, _MARGIN, _MARGIN + 0.08, heading, fontsize=TITLE, fontweight="bold")
+    for at, (line, colour) in enumerate(lines):
+        line = fitting(printable(line), width - 2 * _MARGIN, BODY)
+        write_at(figure, _MARGIN, _MARGIN + 0.32 + at * _LINE, line, color=colour)
+    x = left
+    for title, panel_width in panels.items():
+        axes = add_panel(figure, x, head, panel_width, rows_height, grid="x")
+        _prepare_rows(axes, len(labels), marked)
+        title_style = {"transform": axes.transAxes, "clip_on": False, "fontweight": "bold"}
+        write(axes, 0, 1 + 0.3 / rows_height, title, fontsize=BODY, **title_style)
+        x += panel_width + _GAP
+    _label_rows(figure.axes[0], names, marked, rows_height / max(len(labels), 1))
+    last = figure.axes[-1]
+    beside = {"transform": last.get_yaxis_transform(), "clip_on": False, "fontsize": SMALL, "color": Colour.ALARM}
+    for at, text in marked.items():
+        write(last, 1 + _GAP / 2 / panel_width, at, text, **beside)
+    return figure
 
 
-def _head(figure: Figure, heading: str, lines: Sequence[str], alarms: Collection[int]) -> None:
-    width, height = figure.get_size_inches()
-    y = height - _MARGIN - 0.08
-    write(figure, _MARGIN / width, y / height, heading, fontsize=TITLE, fontweight="bold")
-    y -= 0.24
-    for at, line in enumerate(lines):
-        colour = Colour.ALARM if at in alarms else Colour.INK
-        write(figure, _MARGIN / width, y / height, line, color=colour)
-        y -= _LINE
-
-
-def _panel(figure: Figure, place: Any, title: str, rows: int, marked: Collection[int]) -> Axes:
-    axes = figure.add_axes(place)
+def _prepare_rows(axes: Axes, rows: int, marked: Collection[int]) -> None:
     axes.set_ylim(max(rows, 1) - 0.5, -0.5)
     axes.set_yticks([])
-    axes.set_axisbelow(True)
-    axes.grid(axis="x", color=Colour.GRID, linewidth=0.6)
-    axes.tick_params(axis="x", labelsize=SMALL, colors=Colour.INK, length=2.5, color=Colour.FAINT)
-    for side in axes.spines.values():
-        side.set_edgecolor(Colour.GRID)
     for at in range(rows):
         if at in marked or at % 2:
             ground = Colour.ALARM_STRIPE if at in marked else Colour.STRIPE
             axes.axhspan(at - 0.5, at + 0.5, facecolor=ground, edgecolor="none", zorder=0)
     # numbers above and below the rows: a screen may show only one end of a tall page
     axes.tick_params(axis="x", top=True, labeltop=True, pad=1)
-    inches = figure.get_size_inches()[1] * place[3]
-    title_at = {"transform": axes.transAxes, "clip_on": False, "fontweight": "bold"}
-    write(axes, 0, 1 + 0.3 / inches, title, fontsize=BODY, **title_at)
-    return axes
 
 
-def _label_rows(figure: Figure, axes: Axes, names: Sequence[str], marked: Collection[int], row_height: float) -> None:
+def _label_rows(axes: Axes, names: Sequence[str], marked: Collection[int], row_height: float) -> None:
     step = -(-SMALL * 1.25 / 72 // row_height)
     last = -step
     beside = {"transform": axes.get_yaxis_transform(), "clip_on": False, "ha": "right", "fontsize": SMALL}
-    inches = axes.get_position().width * figure.get_size_inches()[0]
+    panel_width = axes.bbox.width / DPI
     for at, name in enumerate(names):
         near_marked = any(at + by in marked for by in range(1, int(step)))
         if at in marked or (at - last >= step and not near_marked):
             colour, weight = (Colour.ALARM, "bold") if at in marked else (Colour.INK, "normal")
-            write(axes, -0.06 / inches, at, name, color=colour, fontweight=weight, **beside)
+            write(axes, -0.06 / panel_width, at, name, color=colour, fontweight=weight, **beside)
             last = at
 
 
-def _short(label: str) -> str:
-    half = _LONGEST_LABEL // 2
-    return label if len(label) <= _LONGEST_LABEL else f"{label[:half]}…{label[-half:]}"
-
-
-def _inches(text: str, points: float) -> float:
-    """The width of a line in bold."""
+def _bold_inches(text: str, points: float) -> float:
     return float(font(100, True).getlength(text)) * points / 100 / 72

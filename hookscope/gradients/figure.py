@@ -11,13 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from hookscope.drawing import SMALL, Colour, RowPage, font, page_of_rows, plain_settings, write
+from hookscope.drawing import SMALL, Colour, finding_lines, font, page_of_rows, plain_settings, write_at
 from hookscope.findings import Finding
 from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import GradientSize
 
-_MOST_LINES = 8
 _MOST_DECADES = 40  # smaller values are drawn at the edge
 _WIDEST = 8.7  # inches, all panels together
 
@@ -82,26 +81,23 @@ def gradient_figure(
         ['gradient of the activations', 'gradient of the weights', 'gradient of the biases']
     """
     rows = _rows(report)
-    summary = _summary(findings)
     lost = [at for at, row in enumerate(rows) if row.layer is not None and row.layer.grad_output is None]
     panels = [_Panel("gradient of the activations", _of_layers(rows), [], lost, [])]
     for title, which in (("gradient of the weights", "weights"), ("gradient of the biases", "biases")):
         if any(getattr(row, which) for row in rows):
             panels.append(_of_parameters(title, rows, which))
     with plain_settings():
-        page = page_of_rows(
+        figure = page_of_rows(
             [row.label for row in rows],
-            [panel.title for panel in panels],
+            {panel.title: _WIDEST / len(panels) for panel in panels},
             heading,
-            [*lines, *summary],
-            [_WIDEST / len(panels)] * len(panels),
+            [*((line, Colour.INK) for line in lines), *finding_lines(findings)],
             _marked(rows, report.parameters, findings, thresholds),
-            range(len(lines), len(lines) + len(summary)) if findings else (),
         )
-        for panel, axes in zip(panels, page.panels, strict=True):
+        for panel, axes in zip(panels, figure.axes, strict=True):
             _draw(axes, panel)
-        _legend(page, changed=any(panel.after for panel in panels))
-    return page.figure
+        _legend(figure, changed=any(panel.after for panel in panels))
+    return figure
 
 
 def _rows(report: GradientReport) -> list[_Row]:
@@ -176,14 +172,6 @@ def _with_reason(name: str, row: _Row) -> str:
     return f"{name}: frozen and cut off" if lost else f"{name}: frozen"
 
 
-def _summary(findings: Sequence[Finding]) -> list[str]:
-    if not findings:
-        return ["no findings"]
-    lines = [f"{f.finding}  {f.layer}: {f.evidence}" if f.layer else f"{f.finding}: {f.evidence}" for f in findings]
-    more = len(lines) - _MOST_LINES
-    return lines[:_MOST_LINES] + ([f"... and {more} more"] if more > 0 else [])
-
-
 def _draw(axes: Axes, panel: _Panel) -> None:
     before, after = panel.before, panel.after
     left, right = _limits([size for _, size in [*before, *after]])
@@ -248,19 +236,21 @@ def _ticks(axes: Axes, left: float, right: float) -> None:
     axes.set_xticks([], minor=True)
 
 
-def _legend(page: RowPage, changed: bool) -> None:
-    """Every mark with its meaning, in two lines at the bottom of the page."""
-    width, height = page.figure.get_size_inches()
+def _legend(figure: Figure, changed: bool) -> None:
+    """Explain every mark in two lines at the bottom of the page."""
+    height = figure.get_size_inches()[1]
+    faint = {"fontsize": SMALL - 0.5, "color": Colour.FAINT}
     words = "absolute values on a log scale: dot mean, line to the largest"
     words += "; blue before, orange after the change" if changed else ""
     words += "; coloured rows have a finding"
-    write(page.figure, 0.2 / width, 0.25 / height, words, fontsize=SMALL - 0.5, color=Colour.FAINT)
+    write_at(figure, 0.2, height - 0.25, words, **faint)
     x = 0.2
     for text, marker, style in _marks(changed):
         if marker:
-            _sign(page.figure, (x + 0.04) / width, 0.1 / height, marker, style)
+            at = {"transform": figure.dpi_scale_trans, "linestyle": "none"}
+            figure.add_artist(Line2D([x + 0.04], [0.1], marker=marker, **at, **style))
             x += 0.13
-        write(page.figure, x / width, 0.1 / height, text, fontsize=SMALL - 0.5, color=Colour.FAINT)
+        write_at(figure, x, height - 0.1, text, **faint)
         x += float(font(100).getlength(text)) * (SMALL - 0.5) / 100 / 72 + 0.18
 
 
@@ -270,7 +260,3 @@ def _marks(changed: bool) -> Iterator[_Mark]:
         yield _ZEROED
     yield from (_LOST, _FROZEN, _SPOILED)
     yield "blank: no such parameter, the layer did not run, or its first call shows it", "", {}
-
-
-def _sign(figure: Figure, x: float, y: float, marker: str, style: dict[str, Any]) -> None:
-    figure.add_artist(Line2D([x], [y], marker=marker, linestyle="none", transform=figure.transFigure, **style))

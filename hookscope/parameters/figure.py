@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hookscope.drawing import Colour, RowPage, page_of_rows, plain_settings, write
+from hookscope.drawing import Colour, finding_lines, page_of_rows, plain_settings, write
 from hookscope.findings import Finding
 from hookscope.parameters.findings import finding_names
 from hookscope.parameters.statistics import ParameterStatistics
 
-_MOST_LINES = 8
 _IN_ROW_OF_LAYER = {"weight", "bias", "running_mean", "running_var"}
 
 
@@ -47,26 +46,23 @@ def weights_figure(
         ['weights', 'zeros (%)']
     """
     page_rows = _page_rows(rows)
-    finding_lines = _finding_lines(findings)
     panels = [("weights", 3.4, _draw_weights), ("zeros (%)", 1.0, _draw_zeros)]
     if any(row.weight is not None and row.weight.filter_norm_min is not None for row in page_rows):
         panels.insert(1, ("norms of filters", 2.2, _draw_filters))
     if any(row.variance is not None for row in page_rows):
         panels.append(("running variance", 2.2, _draw_variances))
     with plain_settings():
-        page = page_of_rows(
+        figure = page_of_rows(
             [row.label for row in page_rows],
-            [title for title, _, _ in panels],
+            {title: width for title, width, _ in panels},
             heading,
-            [*lines, *finding_lines],
-            [width for _, width, _ in panels],
+            [*((line, Colour.INK) for line in lines), *finding_lines(findings)],
             {at: "; ".join(row.notes) for at, row in enumerate(page_rows) if row.notes},
-            range(len(lines), len(lines) + len(finding_lines)) if findings else (),
         )
-        for (_, _, draw), axes in zip(panels, page.panels, strict=True):
+        for (_, _, draw), axes in zip(panels, figure.axes, strict=True):
             draw(axes, page_rows)
-        _legend(page)
-    return page.figure
+        _legend(figure)
+    return figure
 
 
 def _page_rows(rows: Sequence[ParameterStatistics]) -> list[_Row]:
@@ -106,14 +102,6 @@ def _few(items: Sequence[object], most: int = 3) -> str:
 
 def _several(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
-
-
-def _finding_lines(findings: Sequence[Finding]) -> list[str]:
-    if not findings:
-        return ["no findings"]
-    lines = [f"{f.finding}  {f.layer}: {f.evidence}" if f.layer else f"{f.finding}: {f.evidence}" for f in findings]
-    more = len(lines) - _MOST_LINES
-    return lines[:_MOST_LINES] + ([f"... and {_several(more, 'more finding')}, beside the rows"] if more > 0 else [])
 
 
 def _bands(axes: Axes, spans: Sequence[tuple[int, float, float]], thick: bool, colour: str) -> None:
@@ -196,10 +184,10 @@ def _draw_zeros(axes: Axes, rows: Sequence[_Row]) -> None:
     axes.set_xticks([0, 50, 100])
 
 
-def _legend(page: RowPage) -> None:
-    width, height = page.figure.get_size_inches()
+def _legend(figure: Figure) -> None:
+    width, height = figure.get_size_inches()
     words = (
         "weights: thin line lowest to highest, thick mean ± standard deviation, dot mean"
         "   norms, variances: line least to largest, dot mean, < goes on to the left"
     )
-    write(page.figure, 0.2 / width, 0.13 / height, words, fontsize=7.0, color=Colour.FAINT)
+    write(figure, 0.2 / width, 0.13 / height, words, fontsize=7.0, color=Colour.FAINT)

@@ -60,23 +60,20 @@ def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Findin
     panels, legend = _panels(layers), _legend(layers)
     summary, first = _summary(findings), _first_row(layers, findings)
     with plain_settings():
-        page = page_of_rows(
+        colour = Colour.ALARM if findings else Colour.INK
+        figure = page_of_rows(
             [f"{layer.key}  {layer.call.type}" for layer in layers],
-            [title for title, _, _ in panels],
+            {title: width for title, width, _ in panels},
             about,
-            [*summary, *legend],
-            [width for _, width, _ in panels],
+            [*((line, colour) for line in summary), *((line, _LEGEND_INK) for line in legend)],
             _marks(layers, findings, first),
-            range(len(summary)) if findings else (),
         )
-        for text in page.figure.texts[-len(legend) :]:
-            text.set_color(_LEGEND_INK)
-        thickness = min(_WIDEST, _THICKEST * page.row_height * 72)
-        for (_, _, draw), axes in zip(panels, page.panels, strict=True):
-            draw(axes, layers, thickness)
+        for (_, _, draw), axes in zip(panels, figure.axes, strict=True):
+            row_points = axes.bbox.height / figure.dpi / max(len(layers), 1) * 72
+            draw(axes, layers, min(_WIDEST, _THICKEST * row_points))
             if first is not None:
                 axes.axhspan(first - 0.5, first + 0.5, facecolor=_FIRST_STRIPE, edgecolor="none", zorder=0.5)
-    return page.figure
+    return figure
 
 
 def _panels(layers: Sequence[LayerStatistics]) -> list[tuple[str, float, Draw]]:

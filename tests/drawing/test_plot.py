@@ -38,7 +38,8 @@ def test_a_device_takes_a_png(tmp_path: Path) -> None:
 
 
 def page(**more: object) -> object:
-    return page_of_rows(["conv1", "fc"], ["weights", "zeros"], "a net", ["a line"], **more).figure
+    with plain_settings():
+        return page_of_rows(["conv1", "fc"], {"weights": 2.6, "zeros": 2.6}, "a net", [("a line", "red")], **more)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -73,8 +74,9 @@ def test_settings_are_given_back_after_an_error() -> None:
 def test_neither_backend_nor_pyplot_nor_a_file_in_the_folder_matters(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("figure.dpi: 20\naxes.facecolor: red\n")
     code = (
-        "import sys; from hookscope.drawing.plot import *; page = page_of_rows(['a'], ['b'], 'c');"
-        "sys.stdout.buffer.write(figure_bytes(page.figure, '.png')); assert 'matplotlib.pyplot' not in sys.modules"
+        "import sys; from hookscope.drawing.plot import *\n"
+        "with plain_settings(): page = page_of_rows(['a'], {'b': 1}, 'c')\n"
+        "sys.stdout.buffer.write(figure_bytes(page, '.png')); assert 'matplotlib.pyplot' not in sys.modules"
     )
     made = []
     for folder, more in ((tmp_path, {"MPLBACKEND": "module://nowhere"}), ("/", {})):
@@ -90,41 +92,41 @@ def test_text_is_text() -> None:
     text = write(page(), 0, 0, "$x$\x1b[2J\n")
     assert (text.get_text(), text.get_parse_math()) == ("$x$\\x1b[2J\\n", False)
     names = ["$\\frac$", "a\nb", "c" * 300, "", "wide 漢字"]
-    made = page_of_rows(names, ["$"], "$_", ["$^"], marked={1: "$"})
-    assert "…" in made.panels[0].texts[3].get_text()
-    with Image.open(io.BytesIO(figure_bytes(made.figure, ".svg") and figure_bytes(made.figure, ".png"))) as image:
+    made = page_of_rows(names, {"$": 2.6}, "$_", [("$^", "red")], marked={1: "$"})
+    assert "…" in made.axes[0].texts[3].get_text()
+    with Image.open(io.BytesIO(figure_bytes(made, ".svg") and figure_bytes(made, ".png"))) as image:
         assert image.width < 1500
 
 
 def labels(made: object) -> list[str]:
-    return [text.get_text() for text in made.panels[0].texts[1:]]
+    return [text.get_text() for text in made.axes[0].texts[1:]]
 
 
 def test_a_page_is_as_high_as_its_rows() -> None:
-    small, large = (page_of_rows([f"layer{n}" for n in range(count)], ["a"], "b") for count in (10, 300))
-    assert small.row_height == large.row_height
-    heights = [made.figure.get_size_inches()[1] for made in (small, large)]
-    assert heights[1] - heights[0] == pytest.approx(290 * small.row_height)
+    small, large = (page_of_rows([f"layer{n}" for n in range(count)], {"a": 2.6}, "b") for count in (10, 300))
+    heights = [made.get_size_inches()[1] for made in (small, large)]
+    rows = [made.axes[0].bbox.height / made.dpi for made in (small, large)]
+    assert heights[1] - heights[0] == pytest.approx(rows[1] - rows[0]) == pytest.approx(29 * rows[0])
     assert len(labels(large)) == 300
 
 
 def test_very_many_rows_are_labelled_where_they_can_be_read() -> None:
-    made = page_of_rows([f"layer{n}" for n in range(3000)], ["a"], "b", marked={1001: "look", 1002: "here"})
-    assert made.figure.get_size_inches()[1] < 80
+    made = page_of_rows([f"layer{n}" for n in range(3000)], {"a": 2.6}, "b", marked={1001: "look", 1002: "here"})
+    assert made.get_size_inches()[1] < 80
     shown = labels(made)
     assert {"layer1001", "layer1002", "layer0"} <= set(shown)
     assert 300 < len(shown) < 1200
 
 
 def test_rows_run_from_top_to_bottom_and_marked_ones_have_a_ground() -> None:
-    made = page_of_rows(["a", "b", "c"], ["one", "two"], "head", marked={1: "broken"})
-    for axes in made.panels:
+    made = page_of_rows(["a", "b", "c"], {"one": 2.6, "two": 2.6}, "head", marked={1: "broken"})
+    for axes in made.axes:
         assert axes.get_ylim() == (2.5, -0.5)
-    pixels = np.asarray(Image.open(io.BytesIO(figure_bytes(made.figure, ".png"))).convert("RGB")).astype(int)
+    pixels = np.asarray(Image.open(io.BytesIO(figure_bytes(made, ".png"))).convert("RGB")).astype(int)
     tinted = ((pixels[..., 0] > 245) & (pixels[..., 2] < 235) & (pixels[..., 1] > 220)).any(axis=1)
     assert tinted.any()
-    assert made.panels[-1].texts[-1].get_text() == "broken"
+    assert made.axes[-1].texts[-1].get_text() == "broken"
 
 
 def test_a_page_without_rows() -> None:
-    assert figure_bytes(page_of_rows([], ["a"], "b").figure, ".png")
+    assert figure_bytes(page_of_rows([], {"a": 2.6}, "b"), ".png")

@@ -129,7 +129,7 @@ def test_findings_stand_above_and_beside_their_row() -> None:
     figure = gradient_figure(report(), told, "a net")
     heads = [text.get_text() for text in figure.texts]
     assert heads[1] == "no-gradient  bn: it is frozen"
-    assert heads[9] == "... and 2 more"
+    assert heads[9] == "... and 2 more findings, beside the rows"
     beside = texts(figure.axes[-1])
     assert "no-gradient: frozen" in beside and beside.count("vanishing-gradient") == 1
     bold = {text.get_text() for text in figure.axes[0].texts if text.get_fontweight() == "bold"}
