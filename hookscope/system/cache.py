@@ -20,20 +20,17 @@ FORMAT = 3
 
 
 def folder() -> str | None:
-    """The cache folder of this user, which need not exist; ``None`` if there is no place for one.
+    """The cache folder of this user, which need not exist; ``None`` if the user has no home.
+
+    The place follows torch's rule: ``$XDG_CACHE_HOME``, else ``~/.cache``. Importing platformdirs would take 14 ms.
 
     Example:
         >>> folder() is None or os.path.isabs(folder())
         True
     """
-    import platformdirs  # here: 20 ms that a run without a cache saves
-
-    try:
-        path = platformdirs.user_cache_dir("hookscope", appauthor=False)
-    except (OSError, RuntimeError, KeyError):
-        return None
+    path = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     # Without a home the path stays "~/…", which would create a folder "~" in the current one.
-    return path if os.path.isabs(path) else None
+    return os.path.join(path, "hookscope") if os.path.isabs(path) else None
 
 
 def load(kind: str, key: Mapping[str, Any]) -> Any | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+from hookscope import models
 from hookscope.errors import InputError
 from hookscope.hooks import Shape
-from hookscope.models import find_source, package_versions
 from hookscope.system import cache
 from hookscope.tracing.facts import Trace, TracedCall, TracedLayer
 
@@ -36,14 +36,13 @@ def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
     cached = cached_listing(name, input_size)
     if cached is not None:
         return cached
-    from hookscope.models import example_inputs, load_model
     from hookscope.tracing.summary import trace
 
-    skeleton = find_source(name).skeleton(name)
+    skeleton = models.find_source(name).skeleton(name)
     if skeleton is None:
-        net = load_model(name, weights="none", device="cpu")
+        net = models.load_model(name, weights="none", device="cpu")
         size = input_size or net.preprocess.default_size
-        return size, trace(net.model, example_inputs(net.model, size))
+        return size, trace(net.model, models.example_inputs(net.model, size))
     size = input_size or skeleton.size
     traced = size, _traced(name, skeleton.model, size)
     cache.store("layers", _key(name, input_size), _packed(*traced))
@@ -60,21 +59,20 @@ def cached_listing(name: str, input_size: tuple[int, int] | None = None) -> List
 
 
 def _key(name: str, input_size: tuple[int, int] | None) -> dict[str, Any]:
-    return {"model": name, "input_size": list(input_size) if input_size else None, **package_versions()}
+    return {"model": name, "input_size": list(input_size) if input_size else None, **models.package_versions()}
 
 
 def _traced(name: str, model: nn.Module, size: tuple[int, int]) -> Trace:
-    from hookscope.models import example_inputs, family_of, load_model
     from hookscope.tracing.summary import trace
 
-    inputs = example_inputs(model, size)
-    if family_of(model) != "detection":  # detectors need values in the middle of a pass
+    inputs = models.example_inputs(model, size)
+    if models.family_of(model) != "detection":  # detectors need values in the middle of a pass
         try:
             return trace(model, inputs)
         except InputError as error:
             if not _wants_values(error.__cause__):
                 raise
-    return trace(load_model(name, weights="none", device="cpu").model, inputs, dry=False)
+    return trace(models.load_model(name, weights="none", device="cpu").model, inputs, dry=False)
 
 
 def _wants_values(error: BaseException | None) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hookscope import models
 from hookscope.errors import InputError, ModelError
 from hookscope.models.sources import model_names
 from hookscope.system import cache
@@ -64,8 +65,8 @@ def test_shapes_of_several_tensors_survive(traced: list[Any]) -> None:
 @pytest.mark.parametrize("package", ["hookscope", "torch", "torchvision"])
 def test_another_version_is_another_trace(traced: list[Any], monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     listed(NAME)
-    versions = listing.package_versions() | {package: "9.9"}
-    monkeypatch.setattr(listing, "package_versions", lambda: versions)
+    versions = models.package_versions() | {package: "9.9"}
+    monkeypatch.setattr(models, "package_versions", lambda: versions)
     assert cached_listing(NAME) is None
     listed(NAME)
     assert len(traced) == 2
