@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ def _run_row(run: Run) -> dict[str, Any]:
     """The header of the run, its totals and its notes."""
     header = {name: value for name, value in run.header.items() if name not in ("row", "layers", "types")}
     chosen = {"chosen_layers": run.header.get("layers"), "chosen_types": run.header.get("types")}
-    return {**header, **chosen, **summary(run).as_row(), "notes": run.notes}
+    return {**header, **chosen, **dataclasses.asdict(summary(run)), "notes": run.notes}
 
 
 def _draw(path: str, run: Run, findings: Sequence[TimedFinding], heading: str) -> None:

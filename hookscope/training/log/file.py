@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import math
+import mmap
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -18,19 +19,11 @@ from hookscope.errors import InputError, WriteError, printable
 from hookscope.system import StrPath, check_writable
 
 _FIRST = b'{"row": "run"'
-_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One watched run, as far as its log goes.
-
-    Attributes:
-        header: The first line: when it started, with which command, what is watched.
-        rows: A line for each layer call and sampled step, in the order of writing.
-        notes: Notes, such as the first value that is not finite.
-        end: The last line; None while the run goes on, or if it was killed.
-    """
+    """One watched run: its first line, those of layer calls, its notes, and its last line if it has ended."""
 
     header: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -39,21 +32,10 @@ class Run:
 
 
 def read_runs(path: StrPath) -> list[Run]:
-    """The runs of a log, oldest first; none for an empty log.
-
-    Lines that are cut off, unreadable or of an unknown kind are ignored.
+    """The runs of a log, oldest first; lines that are cut off, unreadable or of an unknown kind are ignored.
 
     Raises:
         InputError: the file does not exist, or is no log of a run.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     log = RunLog(folder + "/run.ndjson")
-        ...     log.write([{"row": "run", "every": 50}, {"row": "layer", "step": 0, "layer": "conv1"}])
-        ...     log.close()
-        ...     [(run.header["every"], len(run.rows), run.end) for run in read_runs(folder + "/run.ndjson")]
-        [(50, 1, None)]
     """
     name = os.fspath(path)
     runs: list[Run] = []
@@ -101,23 +83,16 @@ class RunLog:
     An existing file must be such a log, and is continued after its last whole line. Devices and pipes are written to
     as they are. A forked child writes nothing.
 
-    Args:
-        path: The file; its folder must exist.
-
     Raises:
         WriteError: the file cannot be written, is no log, or another process is writing to it.
-
-    Example:
-        >>> log = RunLog("/dev/null")
-        >>> log.write([{"row": "run", "loss": float("nan")}])
-        >>> log.close()
     """
 
     def __init__(self, path: StrPath) -> None:
         self.path = os.fspath(path)
         check_writable(path)
         self._pid, self._identity = os.getpid(), (-1, -1)
-        with_reading = os.O_RDWR if _is_regular(path) else os.O_WRONLY  # a pipe open for both would be its own reader
+        is_special = os.path.exists(path) and not os.path.isfile(path)
+        with_reading = os.O_WRONLY if is_special else os.O_RDWR  # a pipe open for both would be its own reader
         try:
             self._descriptor = os.open(path, with_reading | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -129,12 +104,11 @@ class RunLog:
             if self._regular:
                 self._lock()
                 self._continue(status.st_size)
-        except OSError as error:
+        except (OSError, WriteError) as error:
             self.close()
+            if isinstance(error, WriteError):
+                raise
             raise self._error(error.strerror or str(error)) from error
-        except WriteError:
-            self.close()
-            raise
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append a line for each of ``rows``; NaN and Inf are written as null.
@@ -176,11 +150,7 @@ class RunLog:
             raise self._error(error.strerror or str(error)) from error
 
     def _status(self) -> os.stat_result:
-        """The status of the open file.
-
-        Raises:
-            OSError: somebody closed it, or its number belongs to another file now.
-        """
+        """The status of the open file; an OSError if it was closed, or its number belongs to another file now."""
         with contextlib.suppress(OSError):
             status = os.fstat(self._descriptor)
             if (status.st_dev, status.st_ino) == self._identity:
@@ -200,36 +170,19 @@ class RunLog:
         """Check that the file is a log, and end its last line, or remove the part of a line that a kill left."""
         if not size:
             return
-        if not _begins_a_log(os.pread(self._descriptor, len(_FIRST), 0)):
+        with mmap.mmap(self._descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as content:
+            is_log = _begins_a_log(content[: len(_FIRST)])
+            start = content.rfind(b"\n") + 1  # of the last line
+            is_whole = _parsed(content[start:]) is not None
+        if not is_log:
             raise self._error("it holds something else", "name a new file")
-        start = self._start_of_last_line(size)
-        if start == size:
-            return
-        if _parsed(os.pread(self._descriptor, size - start, start)) is None:
-            os.ftruncate(self._descriptor, start)
-        else:
+        if start < size and is_whole:
             os.write(self._descriptor, b"\n")
-
-    def _start_of_last_line(self, size: int) -> int:
-        """The position after the last newline."""
-        at = size
-        while at:
-            below = max(0, at - _CHUNK)
-            newline = os.pread(self._descriptor, at - below, below).rfind(b"\n")
-            if newline >= 0:
-                return below + newline + 1
-            at = below
-        return 0
+        elif start < size:
+            os.ftruncate(self._descriptor, start)
 
     def _error(self, why: str, do: str = "") -> WriteError:
         return WriteError(f"cannot write the log {printable(self.path)}: {why}", do=do)
-
-
-def _is_regular(path: StrPath) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError:  # it does not exist yet
-        return True
 
 
 def _is_nan_or_inf(value: Any) -> bool:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from hookscope.findings import counted
-from hookscope.hooks import call_key
+from hookscope.findings import GRAVITY, counted
 from hookscope.training.log.file import Run
-from hookscope.training.log.intervals import FindingInterval, Judgement, grouped, judge, spacing
+from hookscope.training.log.intervals import FindingInterval, grouped, judge, spacing
 from hookscope.training.log.loss import loss_findings
-from hookscope.training.log.non_finite import nonfinite_findings
+from hookscope.training.log.non_finite import nonfinite_findings, note_finding
 from hookscope.training.log.rules import RULES, LayerContext, Rule, TrainingThresholds
 from hookscope.training.log.series import LayerSeries, RunSeries, series_of
-from hookscope.training.log.summary import TimedFinding, known, summary, timed_finding, when_words
+from hookscope.training.log.summary import TimedFinding, summary, timed_finding, when_words
 
 _ENOUGH = 20  # samples that show a trend
 # Findings that may follow from a dead layer before.
@@ -31,18 +29,6 @@ def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -
     A finding must show in `TrainingThresholds.patience` sampled steps in a row, unless values are not finite. Findings
     that begin in a model while it computes NaN or Inf are consequences, and left out. If fewer steps were sampled, the
     last finding says so.
-
-    Args:
-        run: A run of `read_runs`, which may still go on.
-        thresholds: Where findings begin.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> row = {"layer": "relu", "type": "ReLU", "zero_share": 1.0, "channels": 8, "dead_channels": 8}
-        >>> rows = [{"step": step, "time": step / 10, "non_finite": 0, **row} for step in (0, 50, 100)]
-        >>> [finding] = findings_over_time(SimpleNamespace(rows=rows, notes=[]))
-        >>> finding.finding, finding.layer, finding.evidence
-        ('dead-layer', 'relu', 'from step 0 (0 s) to the end: all 8 channels are 0 for the whole batch')
     """
     thresholds = thresholds or TrainingThresholds()
     series = series_of(run)
@@ -52,7 +38,8 @@ def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -
         findings = [finding for model in models for finding in _of_model(model, series, thresholds)]
     findings = [*loss_findings(series, thresholds), *findings]
     findings = [finding for finding in findings if not any(_begins_within(finding, cause) for cause in causes)]
-    findings = [*causes, *findings, *_noted(run.notes)]
+    notes = [note_finding(note) for note in run.notes if note.get("note") != "non-finite"]
+    findings = [*causes, *findings, *notes]
     findings.sort(key=lambda finding: (finding.step if finding.time is None else finding.time, finding.step))
     return [*findings, *_few_samples(run, series, thresholds)]
 
@@ -69,18 +56,20 @@ def _begins_within(finding: TimedFinding, cause: TimedFinding) -> bool:
 def _of_model(model: int, run: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     layers = [layer for layer in run.layers if layer.model == model]
     first_calls = _first_calls(layers)
-    judgements: dict[str, list[Judgement]] = {}
-    for rule in RULES:
-        contexts = (LayerContext(layer, run, thresholds) for layer in (first_calls if rule.of_parameters else layers))
-        judgements[rule.finding] = [judge(rule, context) for context in contexts]
-    intervals = {name: [one.interval for one in judged if one.interval] for name, judged in judgements.items()}
-    follow = _consequences(intervals, first_calls, run, thresholds)
-    for rule in RULES:
-        own = [interval for interval in intervals[rule.finding] if interval not in follow.get(rule.finding, ())]
-        judged = sum(judgement.applies for judgement in judgements[rule.finding])
+    judged: dict[str, int] = {}
+    intervals: dict[str, list[FindingInterval]] = {}
+    for name in GRAVITY["training"]:
+        if name in RULES:
+            judged_layers = first_calls if RULES[name].of_parameters else layers
+            results = [judge(RULES[name], LayerContext(layer, run, thresholds)) for layer in judged_layers]
+            judged[name] = sum(applies for applies, _ in results)
+            intervals[name] = [interval for _, interval in results if interval is not None]
+    consequences = _consequences(intervals, first_calls, run, thresholds)
+    for name in intervals:
+        own = [interval for interval in intervals[name] if interval not in consequences.get(name, ())]
         for group in grouped(own, thresholds.patience):
-            after = _consequence_words(group, follow, thresholds) if rule.finding == "dead-layer" else ""
-            yield _finding(rule, group, judged, after)
+            after = _consequence_words(group, consequences, thresholds) if name == "dead-layer" else ""
+            yield _finding(RULES[name], group, judged[name], after)
 
 
 def _first_calls(layers: Sequence[LayerSeries]) -> list[LayerSeries]:
@@ -95,14 +84,11 @@ def _consequences(
 ) -> dict[str, list[FindingInterval]]:
     """What layers have because a layer before them is dead, by name of the finding; ``layers`` have parameters."""
     dead = intervals["dead-layer"]
-    follow = {name: [each for each in intervals[name] if _follows(each, dead, thresholds)] for name in _FOLLOW}
+    consequences = {name: [each for each in intervals[name] if _follows(each, dead, thresholds)] for name in _FOLLOW}
     explained = {each.layer.label for name in _UNCHANGED for each in intervals[name]}
-    follow["no-update"] = [
-        interval
-        for layer in layers
-        if layer.label not in explained and (interval := _unchanged(layer, dead, run)) is not None
-    ]
-    return {name: parts for name, parts in follow.items() if parts}
+    unchanged = [_unchanged(layer, dead, run) for layer in layers if layer.label not in explained]
+    consequences["no-update"] = [interval for interval in unchanged if interval is not None]
+    return {name: parts for name, parts in consequences.items() if parts}
 
 
 def _follows(interval: FindingInterval, dead: Sequence[FindingInterval], thresholds: TrainingThresholds) -> bool:
@@ -123,11 +109,12 @@ def _unchanged(layer: LayerSeries, dead: Sequence[FindingInterval], run: RunSeri
     return None
 
 
-def _consequence_words(group: Sequence[FindingInterval], follow: _Intervals, thresholds: TrainingThresholds) -> str:
-    """The findings that follow from the dead layers in ``group``, in words."""
+def _consequence_words(
+    group: Sequence[FindingInterval], consequences: _Intervals, thresholds: TrainingThresholds
+) -> str:
     own = {interval.layer.label for interval in group}
     parts = []
-    for name, intervals in follow.items():
+    for name, intervals in consequences.items():
         layers = [each.layer for each in intervals if each.layer.label not in own and _follows(each, group, thresholds)]
         labels = [layer.label for layer in sorted(layers, key=lambda layer: layer.index)]
         if len(labels) > 2:
@@ -151,7 +138,7 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
     text += f": {_values(rule, named, first.step)}{_other_layers(rule, group, named, worst, judged)}{after}"
     value = worst.value if abs(worst.value) < float("inf") else None
     return timed_finding(
-        rule.finding,
+        rule.kind.name,
         text,
         *when,
         layer=named.layer.label,
@@ -189,17 +176,6 @@ def _other_layers(
     if worst is named or words == rule.words(named.layer, named.worst):
         return text
     return f"{text}, worst in '{worst.layer.label}' at step {worst.worst_step:,}: {words}"
-
-
-def _noted(notes: Sequence[Mapping[str, Any]]) -> Iterator[TimedFinding]:
-    """The notes of the log, except those on values that are not finite."""
-    for note in notes:
-        name = str(note.get("note") or "note")
-        if name != "non-finite":
-            step = note["step"] if isinstance(note.get("step"), int) else 0
-            layer = call_key(str(note.get("layer") or ""), note.get("call") or 0)
-            text = str(note.get("text") or "")
-            yield timed_finding(name, text, step, step, known(note.get("time")), False, layer=layer)
 
 
 def _few_samples(run: Run, series: RunSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,9 +20,8 @@ class FindingInterval:
 
     Attributes:
         layer: The layer.
-        first: Position of the first step that shows it, among the sampled steps of the layer.
-        last: Position of the last.
-        worst: Position of the worst.
+        first: Position of the first step that shows it, among the sampled steps of the layer; likewise ``last`` and
+            ``worst``.
         value: The measured value at the worst.
         times: How many sampled steps from the first to the last show it.
         lasts: Whether the last sampled step of the layer shows it.
@@ -51,28 +49,23 @@ class FindingInterval:
         return int(self.layer.steps[self.worst])
 
 
-class Judgement(NamedTuple):
-    """Whether a rule could be applied to a layer, and when the layer has the finding; None for never."""
+def judge(rule: Rule, context: LayerContext) -> tuple[bool, FindingInterval | None]:
+    """Whether a rule could be applied to a layer, and when the layer has the finding; None for never.
 
-    applies: bool
-    interval: FindingInterval | None = None
-
-
-def judge(rule: Rule, context: LayerContext) -> Judgement:
-    """Apply a rule: the finding lasts from the first to the last long enough series of bad sampled steps."""
-    values, limit = rule.measure(context), rule.limit(context.thresholds)
+    The finding lasts from the first to the last long enough series of bad sampled steps.
+    """
+    values, limit = rule.measure(context), rule.limit_of(context.thresholds)
     known = np.flatnonzero(~np.isnan(values))
     bad = values[known] < limit if rule.lowest else values[known] > limit
     patience = context.thresholds.patience if rule.patience is None else rule.patience
-    needed = min(patience, context.run.samples(context.layer.optimizer))
+    needed = min(patience, len(context.run.loss_of(context.layer.optimizer).steps))
     at = known[[n for begin, end in runs_of_true(bad) if end - begin >= needed for n in range(begin, end)]]
     if not len(at):
-        return Judgement(bool(len(known)))
+        return bool(len(known)), None
     worst = at[np.argmin(values[at]) if rule.lowest else np.argmax(values[at])]
     first, last = int(at[0]), int(at[-1])
     lasts = last == known[-1] == len(values) - 1
-    interval = FindingInterval(context.layer, first, last, int(worst), float(values[worst]), len(at), lasts)
-    return Judgement(True, interval)
+    return True, FindingInterval(context.layer, first, last, int(worst), float(values[worst]), len(at), lasts)
 
 
 def grouped(intervals: Sequence[FindingInterval], patience: int) -> list[list[FindingInterval]]:

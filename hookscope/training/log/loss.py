@@ -20,7 +20,7 @@ _NOISE = 4.0  # standard deviations
 
 
 def loss_findings(run: RunSeries, thresholds: TrainingThresholds) -> list[TimedFinding]:
-    """Findings on the loss; none with several optimizers, whose losses may rise in turn."""
+    """None with several optimizers, whose losses may rise in turn."""
     if len(run.losses) != 1:
         return []
     [loss] = run.losses
@@ -33,14 +33,8 @@ def _reach(losses: Array) -> int:
     return max(_WINDOW, len(losses) // _WINDOWS) // 2
 
 
-def smoothed(losses: Array) -> Array:
-    """The median of each loss and its neighbours, ``(S,)``.
-
-    Example:
-        >>> import numpy as np
-        >>> smoothed(np.array([1.0, 1.0, 9.0, 1.0, 1.0, 1.0])).tolist()
-        [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    """
+def _smoothed(losses: Array) -> Array:
+    """The median of each loss and its neighbours, ``(S,)``."""
     reach = _reach(losses)
     return np.array([np.median(losses[max(at - reach, 0) : at + reach + 1]) for at in range(len(losses))])
 
@@ -49,11 +43,6 @@ def centred(losses: Array) -> tuple[Array, int]:
     """The median of each loss and of as many before as after it, ``(S,)``, and the largest number before and after.
 
     At the ends and beside NaN there are fewer: the first median is the first loss, and no gap is bridged.
-
-    Example:
-        >>> import numpy as np
-        >>> centred(np.array([2.0, 300.0, 9.0, 4.0, 1.0, np.nan, 7.0]))
-        (array([ 2.,  9.,  4.,  4.,  1., nan,  7.]), 2)
     """
     most = _reach(losses)
     medians = np.full(len(losses), np.nan)
@@ -66,7 +55,7 @@ def centred(losses: Array) -> tuple[Array, int]:
 
 def _rises(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
     """After its lowest value the loss rises to the end of the run, by more than its noise."""
-    smooth = smoothed(loss.losses)
+    smooth = _smoothed(loss.losses)
     noise = 1.4826 * float(np.median(np.abs(loss.losses - smooth)))
     lowest = int(np.argmin(smooth))
     limit = smooth[lowest] + max(thresholds.rising * abs(smooth[lowest]), _NOISE * noise)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,31 +26,27 @@ def nonfinite_findings(run: RunSeries, notes: Sequence[Mapping[str, Any]] = ()) 
     findings = [finding for model in models if (finding := _of_model(model, run)) is not None]
     if not stops:
         return findings
-    return [*_stopped(stops), *(finding for finding in findings if finding.step < _step(stops[0]))]
+    return [*map(note_finding, stops), *(finding for finding in findings if finding.step < _step(stops[0]))]
+
+
+def note_finding(note: Mapping[str, Any]) -> TimedFinding:
+    """A note of the log as a finding."""
+    name, step, time = str(note.get("note") or "note"), _step(note), known(note.get("time"))
+    layer = call_key(str(note.get("layer") or ""), note.get("call") or 0)
+    text = str(note.get("text") or "")
+    if name != "non-finite":
+        return timed_finding(name, text, step, step, time, False, layer=layer)
+    text = (
+        f"at step {step_words(step, time)}, where the run was stopped: {text or note.get('operation') or 'NaN or Inf'}"
+    )
+    layers = (layer,) if layer else ()
+    numbers = {"phase": "stopped", "operation": note.get("operation")}
+    return timed_finding(name, text, step, step, time, True, layer=layer, layers=layers, numbers=numbers)
 
 
 def _step(note: Mapping[str, Any]) -> int:
     step = note.get("step")
     return step if isinstance(step, int) else 0
-
-
-def _stopped(notes: Sequence[Mapping[str, Any]]) -> Iterator[TimedFinding]:
-    for note in notes:
-        step, time = _step(note), known(note.get("time"))
-        layer = call_key(str(note.get("layer") or ""), note.get("call") or 0)
-        text = str(note.get("text") or note.get("operation") or "NaN or Inf")
-        yield timed_finding(
-            "non-finite",
-            f"at step {step_words(step, time)}, where the run was stopped: {text}",
-            step,
-            step,
-            time,
-            True,
-            "training",
-            layer=layer,
-            layers=(layer,) if layer else (),
-            numbers={"phase": "stopped", "operation": note.get("operation")},
-        )
 
 
 def _of_model(model: int, run: RunSeries) -> TimedFinding | None:
@@ -127,6 +123,6 @@ def _nearer_the_loss(phase: str, source: LayerSeries, layers: Sequence[LayerSeri
 
 def _loss_is_lost(run: RunSeries, optimizer: int, step: int) -> bool:
     """Whether the loss is in the log before this step and null from it on; null is how the log writes NaN and Inf."""
-    [loss] = [loss for loss in run.losses if loss.optimizer == optimizer]
+    loss = run.loss_of(optimizer)
     before, after = loss.losses[loss.steps < step], loss.losses[loss.steps >= step]
     return bool(np.isfinite(before).any() and np.isnan(after[:1]).all())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.findings import default, percent
+from hookscope.findings import CATALOGUE, FindingKind, add_kind, default, percent, thresholds_for
 from hookscope.training.log.series import LayerSeries, RunSeries
 
 Array = NDArray[np.float64]
@@ -20,27 +20,9 @@ _USUAL_GRADIENT = 1e-4  # of the weight's norm; random weights have 7e-4 or more
 
 @dataclass(frozen=True, slots=True)
 class TrainingThresholds:
-    """Limits for findings on a training run; the catalogue of findings says where each default comes from.
+    """Limits for findings on a training run; the catalogue of findings explains each.
 
-    Attributes:
-        patience: Sampled steps in a row that must show a finding; in shorter runs, all. NaN, Inf and exploding
-            gradients are reported at once, updates that are too large after two samples.
-        dead: Share of a layer's channels that are 0 for the whole batch, 0 to 1.
-        few_values: Values of a channel in the batch (images times positions) below which `dead_of_few` applies.
-        dead_of_few: Share in place of ``dead`` for channels with few values.
-        vanishing: Gradient norm over weight norm, below which a gradient vanishes.
-        exploding: The same ratio, above which it explodes.
-        too_large: Update norm over weight norm, above which an update is too large.
-        too_small: The same ratio, below which an update is too small.
-        flat: Standard deviation of an activation over its root mean square, below which it is constant.
-        smallest: Root mean square below which an activation vanishes.
-        largest: Root mean square above which it explodes.
-        slope: Mean slope of a sigmoid or tanh over its steepest, below which it is saturated.
-        shift: Distance of the batch mean from the running mean, in running standard deviations.
-        ratio: Factor between the batch variance and the running variance, either way round.
-        warm_up: Steps before running statistics are judged.
-        rising: Rise of the loss over its lowest value, as a share of that and beyond its noise.
-        spike: Loss over the loss of the steps before it.
+    NaN, Inf and exploding gradients need no ``patience``; updates that are too large need two sampled steps.
     """
 
     patience: int = int(default("few-samples", "patience"))
@@ -61,6 +43,12 @@ class TrainingThresholds:
     rising: float = default("loss-rises", "rising")
     spike: float = default("loss-spike", "spike")
 
+    def __getitem__(self, name: str) -> float:
+        """The threshold ``name`` of any registered rule."""
+        if hasattr(self, name):
+            return float(getattr(self, name))
+        return next(threshold.default for threshold in thresholds_for("training") if threshold.name == name)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
@@ -74,30 +62,52 @@ class LayerContext:
         return self.layer.values[metric]
 
 
-@dataclass(frozen=True, slots=True)
+Measure = Callable[[LayerContext], Array]
+
+RULES: dict[str, Rule] = {}
+"""The rule of each finding on a layer, by name; they run in the order of `GRAVITY`."""
+
+
+@dataclass(slots=True)
 class Rule:
-    """The rule for one kind of finding.
+    """Registers the function below it as the rule for findings of ``kind``, which joins the catalogue if it is new.
+
+    The function returns ``(S,)`` a value for each sampled step, NaN where the step cannot be judged.
 
     Attributes:
-        finding: Its name.
-        measure: ``(S,)`` a value for each sampled step, NaN where it cannot be judged.
-        limit: The value beyond which it is a finding.
+        kind: The entry of the catalogue.
+        metric: The field of the log that it is about; the page of the run marks the finding there.
+        limit: The value beyond which it is a finding, or the name of the threshold.
         words: The evidence of one sampled step.
         lowest: Whether low values are the bad ones.
         named: Which layer is named of several that begin together: the ``first`` or ``last`` in order of execution,
             or the one with the ``worst`` value.
-        of_parameters: Whether it concerns the layer's parameters, which all its calls share.
         patience: Sampled steps in a row, where not that of the thresholds.
+        before: The next less grave finding, see `add_kind`.
     """
 
-    finding: str
-    measure: Callable[[LayerContext], Array]
-    limit: Callable[[TrainingThresholds], float]
+    kind: FindingKind
+    metric: str
+    limit: str | float
     words: Callable[[LayerSeries, int], str]
     lowest: bool = False
     named: str = "first"
-    of_parameters: bool = False
     patience: int | None = None
+    before: str | None = None
+    measure: Measure = field(init=False)
+
+    def __call__(self, measure: Measure) -> Measure:
+        self.measure = measure
+        RULES[add_kind(self.kind, "training", self.before).name] = self
+        return measure
+
+    @property
+    def of_parameters(self) -> bool:
+        """Whether it concerns the parameters of a layer, which all its calls share."""
+        return self.metric in ("gradient_norm", "update_to_weight")
+
+    def limit_of(self, thresholds: TrainingThresholds) -> float:
+        return thresholds[self.limit] if isinstance(self.limit, str) else self.limit
 
 
 def _ratio(over: Array, under: Array) -> Array:
@@ -126,18 +136,24 @@ def dead_share(layer: LayerSeries) -> Array:
     return _where(_finite(layer), np.where(layer.values["zero_share"] == 1, 1.0, share))
 
 
-def _dead_channels(context: LayerContext) -> Array:
-    """Without layers that begin dead, which have a finding of their own, and with `few_values` taken into account."""
-    share, limits = dead_share(context.layer), context.thresholds
-    few = (context["channel_values"] < limits.few_values) & (share <= limits.dead_of_few)
-    return _where(~few & ((share < 1) | (share[:1] < 1)), share)
-
-
 def _dead_words(layer: LayerSeries, at: int) -> str:
     dead, channels = layer.values["dead_channels"][at], layer.values["channels"][at]
     if math.isnan(dead) or math.isnan(channels):
         return "every value is 0"
     return f"{'all' if dead == channels else f'{dead:.0f} of'} {channels:.0f} channels are 0 for the whole batch"
+
+
+@Rule(CATALOGUE["dead-layer"], "dead_channels", default("dead-layer", "dead_layer"), _dead_words)
+def _dead_layer(context: LayerContext) -> Array:
+    return dead_share(context.layer)
+
+
+@Rule(CATALOGUE["dead-channels"], "dead_channels", "dead", _dead_words, named="worst")
+def _dead_channels(context: LayerContext) -> Array:
+    """Without layers that begin dead, which have a finding of their own, and with `few_values` taken into account."""
+    share, limits = dead_share(context.layer), context.thresholds
+    few = (context["channel_values"] < limits.few_values) & (share <= limits.dead_of_few)
+    return _where(~few & ((share < 1) | (share[:1] < 1)), share)
 
 
 def _size(layer: LayerSeries) -> Array:
@@ -146,13 +162,24 @@ def _size(layer: LayerSeries) -> Array:
     return _where(_finite(layer) & (size > 0), size)
 
 
+def _spread_words(layer: LayerSeries, at: int) -> str:
+    mean, std = layer.values["activation_mean"][at], layer.values["activation_std"][at]
+    return f"every value of its activation is {mean:.4g} (standard deviation {std:.1g})"
+
+
+@Rule(CATALOGUE["constant-output"], "activation_std", "flat", _spread_words, lowest=True)
+def _relative_spread(context: LayerContext) -> Array:
+    return _ratio(context["activation_std"], _size(context.layer))
+
+
 def _size_words(layer: LayerSeries, at: int) -> str:
     return f"the root mean square of its activation is {_size(layer)[at]:.2g}"
 
 
-def _spread_words(layer: LayerSeries, at: int) -> str:
-    mean, std = layer.values["activation_mean"][at], layer.values["activation_std"][at]
-    return f"every value of its activation is {mean:.4g} (standard deviation {std:.1g})"
+@Rule(CATALOGUE["exploding-activations"], "activation_std", "largest", _size_words)
+@Rule(CATALOGUE["vanishing-activations"], "activation_std", "smallest", _size_words, lowest=True)
+def _activation_size(context: LayerContext) -> Array:
+    return _size(context.layer)
 
 
 def _slope(layer: LayerSeries) -> Array:
@@ -168,16 +195,9 @@ def _slope_words(layer: LayerSeries, at: int) -> str:
     return f"so near its bounds that its mean slope is {slope} of the steepest"
 
 
-def _gradient_ratio(context: LayerContext) -> Array:
-    """Without normalisations, whose scale may get almost no gradient."""
-    ratio = gradient_to_weight(context.layer)
-    return _where(_finite(context.layer) & (ratio > 0) & ("Norm" not in context.layer.type), ratio)
-
-
-def _large_gradient_ratio(context: LayerContext) -> Array:
-    """Inf where the norm overflows single precision. NaN for a weight that starts at 0: it is small at first."""
-    overflow = np.isnan(context["gradient_norm"]) & (context["gradient_non_finite"] == 0) & (context["weight_norm"] > 0)
-    return _where(context["weight_norm"][:1] != 0, np.where(overflow, np.inf, _gradient_ratio(context)))
+@Rule(CATALOGUE["saturated"], "activation_std", "slope", _slope_words, lowest=True)
+def _mean_slope(context: LayerContext) -> Array:
+    return _slope(context.layer)
 
 
 def _gradient_words(layer: LayerSeries, at: int) -> str:
@@ -187,6 +207,29 @@ def _gradient_words(layer: LayerSeries, at: int) -> str:
     return f"its gradient has norm {norm:.2g}, {ratio:.2g} of the weight's norm"
 
 
+def _gradient_ratio(context: LayerContext) -> Array:
+    """Without normalisations, whose scale may get almost no gradient."""
+    ratio = gradient_to_weight(context.layer)
+    return _where(_finite(context.layer) & (ratio > 0) & ("Norm" not in context.layer.type), ratio)
+
+
+@Rule(CATALOGUE["exploding-gradient"], "gradient_norm", "exploding", _gradient_words, named="last", patience=1)
+def _large_gradient_ratio(context: LayerContext) -> Array:
+    """Inf where the norm overflows single precision. NaN for a weight that starts at 0: it is small at first."""
+    overflow = np.isnan(context["gradient_norm"]) & (context["gradient_non_finite"] == 0) & (context["weight_norm"] > 0)
+    return _where(context["weight_norm"][:1] != 0, np.where(overflow, np.inf, _gradient_ratio(context)))
+
+
+@Rule(CATALOGUE["vanishing-gradient"], "gradient_norm", "vanishing", _gradient_words, lowest=True, named="last")
+def _small_gradient_ratio(context: LayerContext) -> Array:
+    return _where(~context.run.learned(context.layer), _gradient_ratio(context))
+
+
+def _no_gradient_words(layer: LayerSeries, at: int) -> str:
+    return "no gradient arrives" if math.isnan(layer.values["gradient_norm"][at]) else "its gradient is 0 everywhere"
+
+
+@Rule(CATALOGUE["no-gradient"], "gradient_norm", 0.5, _no_gradient_words, named="last")
 def _no_gradient(context: LayerContext) -> Array:
     """1 where a layer that is not frozen has no gradient, or 0, while others of its model have one."""
     missing = np.isnan(context["gradient_norm"]) & np.isnan(context["gradient_non_finite"])
@@ -194,10 +237,6 @@ def _no_gradient(context: LayerContext) -> Array:
     key = (context.layer.model, context.layer.optimizer)
     others_learn = np.isin(context.layer.steps, context.run.learning_steps.get(key, ()))
     return _where((context["frozen"] == 0) & others_learn, lost.astype(float))
-
-
-def _no_gradient_words(layer: LayerSeries, at: int) -> str:
-    return "no gradient arrives" if math.isnan(layer.values["gradient_norm"][at]) else "its gradient is 0 everywhere"
 
 
 def _learns(context: LayerContext) -> Mask:
@@ -216,13 +255,11 @@ def _others_change(context: LayerContext) -> Mask:
     return context.run.changing(context.layer, context.thresholds.too_small)
 
 
-def _small_update(context: LayerContext) -> Array:
-    """NaN where the gradient is small or the loss has converged."""
-    update = context["update_to_weight"]
-    can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ~context.run.learned(context.layer)
-    return _where(_learns(context) & can_learn & ((update > 0) | ~_others_change(context)), update)
+def _no_update_words(layer: LayerSeries, at: int) -> str:
+    return f"its gradient has norm {layer.values['gradient_norm'][at]:.2g}, but a step leaves its weight as it is"
 
 
+@Rule(CATALOGUE["no-update"], "update_to_weight", 0.5, _no_update_words)
 def _no_update(context: LayerContext) -> Array:
     """1 where a weight with a gradient does not change, while others of its optimizer do.
 
@@ -234,14 +271,24 @@ def _no_update(context: LayerContext) -> Array:
     return _where(judged, unchanged.astype(float))
 
 
-def _no_update_words(layer: LayerSeries, at: int) -> str:
-    return f"its gradient has norm {layer.values['gradient_norm'][at]:.2g}, but a step leaves its weight as it is"
-
-
 def _update_words(layer: LayerSeries, at: int) -> str:
     rate, update = layer.values["learning_rate"][at], layer.values["update_to_weight"][at]
     text = f"a step changes its weight by {update:.2g} of its norm" if update else "a step leaves its weight as it is"
     return text if math.isnan(rate) else f"{text} (learning rate {rate:g})"
+
+
+# patience 2: an update that kills the layer is followed by no other
+@Rule(CATALOGUE["update-too-large"], "update_to_weight", "too_large", _update_words, named="worst", patience=2)
+def _large_update(context: LayerContext) -> Array:
+    return _where(_learns(context), context["update_to_weight"])
+
+
+@Rule(CATALOGUE["update-too-small"], "update_to_weight", "too_small", _update_words, lowest=True, named="worst")
+def _small_update(context: LayerContext) -> Array:
+    """NaN where the gradient is small or the loss has converged."""
+    update = context["update_to_weight"]
+    can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ~context.run.learned(context.layer)
+    return _where(_learns(context) & can_learn & ((update > 0) | ~_others_change(context)), update)
 
 
 def batchnorm_distance(layer: LayerSeries, thresholds: TrainingThresholds) -> Array:
@@ -251,76 +298,18 @@ def batchnorm_distance(layer: LayerSeries, thresholds: TrainingThresholds) -> Ar
     return _where(_finite(layer), np.fmax(shift / thresholds.shift, logarithm))
 
 
-def _drift(context: LayerContext) -> Array:
-    warm = context.layer.steps >= context.thresholds.warm_up
-    return _where(warm, batchnorm_distance(context.layer, context.thresholds))
-
-
 def _drift_words(layer: LayerSeries, at: int) -> str:
     shift, ratio = layer.values["running_mean_shift"][at], layer.values["running_var_ratio"][at]
     text = f"the batch's mean is off by {shift:.2g} running standard deviations"
     return text if math.isnan(ratio) else f"{text}, its variance is {ratio:.2g} times the running one"
 
 
-RULES = (
-    Rule("dead-layer", lambda c: dead_share(c.layer), lambda _: default("dead-layer", "dead_layer"), _dead_words),
-    Rule("dead-channels", _dead_channels, lambda limits: limits.dead, _dead_words, named="worst"),
-    Rule(
-        "constant-output",
-        lambda c: _ratio(c["activation_std"], _size(c.layer)),
-        lambda limits: limits.flat,
-        _spread_words,
-        lowest=True,
-    ),
-    Rule("exploding-activations", lambda c: _size(c.layer), lambda limits: limits.largest, _size_words),
-    Rule("vanishing-activations", lambda c: _size(c.layer), lambda limits: limits.smallest, _size_words, lowest=True),
-    Rule("saturated", lambda c: _slope(c.layer), lambda limits: limits.slope, _slope_words, lowest=True),
-    Rule(
-        "exploding-gradient",
-        _large_gradient_ratio,
-        lambda limits: limits.exploding,
-        _gradient_words,
-        named="last",
-        of_parameters=True,
-        patience=1,
-    ),
-    Rule(
-        "vanishing-gradient",
-        lambda c: _where(~c.run.learned(c.layer), _gradient_ratio(c)),
-        lambda limits: limits.vanishing,
-        _gradient_words,
-        lowest=True,
-        named="last",
-        of_parameters=True,
-    ),
-    Rule("no-gradient", _no_gradient, lambda _: 0.5, _no_gradient_words, named="last", of_parameters=True),
-    Rule("no-update", _no_update, lambda _: 0.5, _no_update_words, of_parameters=True),
-    Rule(
-        "update-too-large",
-        lambda c: _where(_learns(c), c["update_to_weight"]),
-        lambda limits: limits.too_large,
-        _update_words,
-        named="worst",
-        of_parameters=True,
-        patience=2,  # an update that kills the layer is followed by none
-    ),
-    Rule(
-        "update-too-small",
-        _small_update,
-        lambda limits: limits.too_small,
-        _update_words,
-        lowest=True,
-        named="worst",
-        of_parameters=True,
-    ),
-    Rule("batchnorm-drift", _drift, lambda _: 1.0, _drift_words),
-    Rule(
-        "frozen",
-        lambda c: c["frozen"],
-        lambda _: 0.5,
-        lambda layer, at: "requires_grad is False",
-        named="last",
-        of_parameters=True,
-    ),
-)
-"""All rules for findings on a layer, the gravest first."""
+@Rule(CATALOGUE["batchnorm-drift"], "running_mean_shift", 1.0, _drift_words)
+def _drift(context: LayerContext) -> Array:
+    warm = context.layer.steps >= context.thresholds.warm_up
+    return _where(warm, batchnorm_distance(context.layer, context.thresholds))
+
+
+@Rule(CATALOGUE["frozen"], "gradient_norm", 0.5, lambda layer, at: "requires_grad is False", named="last")
+def _frozen(context: LayerContext) -> Array:
+    return context["frozen"]

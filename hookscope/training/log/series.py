@@ -32,13 +32,7 @@ _Row = Mapping[str, Any]
 
 
 def runs_of_true(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where the values of ``(S,)`` are true: begin and end of each run, the end not included.
-
-    Example:
-        >>> import numpy as np
-        >>> runs_of_true(np.array([1, 0, 1, 1, 1, 0], bool))
-        [(0, 1), (2, 5)]
-    """
+    """Where the values of ``(S,)`` are true: begin and end of each run, the end not included."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]]))).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
@@ -49,11 +43,7 @@ class LayerSeries:
 
     Attributes:
         label: ``name`` or ``name#call``, with the number of its model if there are several.
-        name: The dotted path of the layer.
-        call: The number of the call.
-        model: The number of its model.
         optimizer: The number of the optimizer that changes it or the layers around it.
-        type: Class name.
         index: Position in order of execution.
         steps: ``(S,)`` steps of that optimizer, rising.
         times: ``(S,)`` seconds since the run began.
@@ -76,12 +66,7 @@ class LayerSeries:
 class LossSeries:
     """Loss and learning rate at the sampled steps of one optimizer.
 
-    Attributes:
-        optimizer: Its number.
-        steps: ``(S,)`` its steps, rising.
-        times: ``(S,)`` seconds since the run began.
-        losses: ``(S,)`` NaN where unknown.
-        rates: ``(S,)`` learning rates, NaN where unknown.
+    Arrays are ``(S,)``: steps, seconds since the run began, losses and learning rates, NaN where unknown.
     """
 
     optimizer: int
@@ -93,17 +78,13 @@ class LossSeries:
 
 @dataclass(frozen=True)
 class RunSeries:
-    """A run as arrays.
-
-    Attributes:
-        layers: Calls in order of execution, model after model.
-        losses: One for each optimizer.
-        models: Number of models.
-    """
+    """A run as arrays: layer calls in order of execution, model after model, and the loss of each optimizer."""
 
     layers: tuple[LayerSeries, ...] = ()
     losses: tuple[LossSeries, ...] = ()
-    models: int = 0
+
+    def loss_of(self, optimizer: int) -> LossSeries:
+        return next(loss for loss in self.losses if loss.optimizer == optimizer)
 
     @cached_property
     def learning_steps(self) -> dict[tuple[int, int], list[int]]:
@@ -113,10 +94,6 @@ class RunSeries:
             steps = learning.setdefault((layer.model, layer.optimizer), set())
             steps.update(layer.steps[layer.values["gradient_norm"] > 0].tolist())
         return {key: sorted(steps) for key, steps in learning.items()}
-
-    def samples(self, optimizer: int) -> int:
-        """Number of sampled steps of an optimizer."""
-        return sum(len(loss.steps) for loss in self.losses if loss.optimizer == optimizer)
 
     @cached_property
     def _largest_updates(self) -> dict[int, tuple[NDArray[np.int64], Array]]:
@@ -137,31 +114,20 @@ class RunSeries:
     def starved(self, layer: LayerSeries) -> NDArray[np.bool_]:
         """``(S,)`` where the output of the call before it is all 0."""
         before = [other for other in self.layers if other.model == layer.model and other.index < layer.index]
-        if not before:
-            return np.zeros(len(layer.steps), bool)
-        starved: NDArray[np.bool_] = np.isin(layer.steps, before[-1].steps[before[-1].values["zero_share"] == 1])
-        return starved
+        return np.isin(layer.steps, [other.steps[other.values["zero_share"] == 1] for other in before[-1:]])
 
     def learned(self, layer: LayerSeries) -> NDArray[np.bool_]:
         """``(S,)`` where the loss has converged: it is small beside the first loss."""
-        for loss in self.losses:
-            first = loss.losses[np.isfinite(loss.losses)][:1]
-            if loss.optimizer == layer.optimizer and len(first):
-                return np.isin(layer.steps, loss.steps[np.abs(loss.losses) < _CONVERGED * abs(first[0])])
-        return np.zeros(len(layer.steps), bool)
+        loss = self.loss_of(layer.optimizer)
+        known = loss.losses[np.isfinite(loss.losses)]
+        limit = _CONVERGED * abs(known[0]) if len(known) else 0.0
+        return np.isin(layer.steps, loss.steps[np.abs(loss.losses) < limit])
 
 
 def series_of(run: Run) -> RunSeries:
     """The lines of a run as arrays; lines without a layer or a step are ignored.
 
     Of two lines for the same call and step, the later counts.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> rows = [{"step": step, "layer": "conv1", "loss": 2.0 - step / 50, "zero_share": None} for step in (0, 50)]
-        >>> series = series_of(SimpleNamespace(rows=rows))
-        >>> series.layers[0].label, series.layers[0].steps.tolist(), series.losses[0].losses.tolist()
-        ('conv1', [0, 50], [2.0, 1.0])
     """
     lines: dict[_Key, dict[int, dict[int, _Row]]] = {}  # by call, optimizer and step
     steps: dict[int, dict[int, dict[str, Any]]] = {}  # by optimizer and step
@@ -177,7 +143,7 @@ def series_of(run: Run) -> RunSeries:
     models, owners = {model for model, _, _ in lines}, _owners(lines)
     layers = [_layer(key, by_optimizer, owners[key[:2]], len(models), steps) for key, by_optimizer in lines.items()]
     layers.sort(key=lambda layer: (layer.model, layer.index))
-    return RunSeries(tuple(layers), tuple(_loss(number, steps[number]) for number in sorted(steps)), len(models))
+    return RunSeries(tuple(layers), tuple(_loss(number, steps[number]) for number in sorted(steps)))
 
 
 def _layer(

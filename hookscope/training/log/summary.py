@@ -10,12 +10,7 @@ from hookscope.findings import CATALOGUE, Finding, counted
 from hookscope.training.log.file import Run
 
 NON_FINITE = ("non_finite", "gradient_non_finite", "weight_non_finite")
-_ENDS = {
-    "done": "done",
-    "exception": "ended by an exception",
-    "stopped": "stopped",
-    "exit": "ended by sys.exit",
-}
+_ENDS = {"exception": "ended by an exception", "exit": "ended by sys.exit"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +25,6 @@ class TimedFinding(Finding):
         layers: Every call that has it, in order of execution, `layer` among them; empty for the whole run.
         model: The number of its model; None for the whole run.
         optimizer: The number of the optimizer whose steps these are.
-
-    Example:
-        >>> finding = TimedFinding("loss-spike", "", "...", "...", step=50, last_step=50, time=1.5, lasts=False)
-        >>> finding.as_row()["step"], finding.as_row()["time"]
-        (50, 1.5)
     """
 
     step: int
@@ -46,7 +36,6 @@ class TimedFinding(Finding):
     optimizer: int = 0
 
     def as_row(self) -> dict[str, Any]:
-        """The finding as JSON holds it, its steps first."""
         timed = {"step": self.step, "last_step": self.last_step, "time": self.time, "lasts": self.lasts}
         # not super(): slots make a second class, and super() looks for the first
         return timed | Finding.as_row(self) | {"layers": list(self.layers)}
@@ -63,19 +52,7 @@ def timed_finding(
     layer: str = "",
     **more: Any,
 ) -> TimedFinding:
-    """A finding with its text from the catalogue; a name that the catalogue lacks has none.
-
-    Args:
-        name: Its name.
-        evidence: What the run shows.
-        step: The first sampled step that shows it.
-        last_step: The last one.
-        time: Seconds to ``step``; None or NaN where they are unknown.
-        lasts: Whether the last sampled step shows it.
-        case: The case in the catalogue.
-        layer: The call that is named.
-        more: Other fields of `TimedFinding`.
-    """
+    """A finding with the text that the catalogue has for ``case``; a name that the catalogue lacks has no text."""
     text = CATALOGUE[name].text(case) if name in CATALOGUE else ""
     when = known(time)
     return TimedFinding(name, layer, evidence, text, step=step, last_step=last_step, time=when, lasts=lasts, **more)
@@ -87,14 +64,7 @@ def known(time: Any) -> float | None:
 
 
 def when_words(step: int, last_step: int, time: float | None, lasts: bool, samples: int = 2) -> str:
-    """From when to when, in words.
-
-    Args:
-        step: The first step.
-        last_step: The last.
-        time: Seconds to the first; None or NaN where unknown.
-        lasts: Whether the last is the last sampled step.
-        samples: Number of sampled steps.
+    """From when to when, in words; ``samples`` is the number of sampled steps.
 
     Example:
         >>> when_words(400, 900, 75.0, True), when_words(0, 50, None, False)
@@ -109,12 +79,7 @@ def when_words(step: int, last_step: int, time: float | None, lasts: bool, sampl
 
 
 def step_words(step: int, time: float | None) -> str:
-    """A step and its time.
-
-    Example:
-        >>> step_words(1200, 3.21), step_words(0, None)
-        ('1,200 (3.2 s)', '0')
-    """
+    """A step and its time, such as ``1,200 (3.2 s)``."""
     return f"{step:,}" if known(time) is None else f"{step:,} ({duration_words(time or 0.0)})"
 
 
@@ -143,15 +108,12 @@ class RunSummary:
         steps: Optimizer steps; with several optimizers, of the one with most.
         sampled: Sampled steps, of all optimizers.
         layers: Watched layers, of all models.
-        models: Number of models.
-        optimizers: Number of optimizers that made steps.
-        first_loss: Loss of the first sampled step that has one; None where no step has.
+        first_loss: Loss of the first sampled step that has one.
         last_loss: Loss of the last; None where it was no longer finite.
-        lost_at: The sampled step from which on the loss was NaN or Inf to the end; None where it was not.
-        duration: Seconds from the start to the last line; None where the log does not say.
-        stopped_at: The step at which NaN or Inf stopped the run; None where they did not.
+        lost_at: The sampled step from which on the loss was NaN or Inf to the end.
+        duration: Seconds from the start to the last line.
+        stopped_at: The step at which NaN or Inf stopped the run.
         reason: Why it ended, as the log has it; None where it still runs, or was killed.
-        status: Its exit status, where known.
     """
 
     started: str
@@ -177,9 +139,6 @@ class RunSummary:
         text += f" at the first NaN or Inf, in step {self.stopped_at:,}" if self.stopped_at is not None else ""
         return f"{text} with status {self.status}" if self.status else text
 
-    def as_row(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
     def __str__(self) -> str:
         text = f"{counted(self.steps, 'step')}, {self.sampled:,} sampled, of {counted(self.layers, 'layer')}"
         text += f" in {self.models} models" if self.models > 1 else ""
@@ -196,14 +155,7 @@ class RunSummary:
 
 
 def summary(run: Run) -> RunSummary:
-    """The totals of a run.
-
-    Example:
-        >>> from hookscope.training import Run
-        >>> rows = [{"step": step, "time": 0.1 * step, "layer": "fc", "loss": 2 / (1 + step)} for step in (0, 1)]
-        >>> str(summary(Run({}, rows, [], {"step": 1, "time": 0.5, "reason": "done"})))
-        '2 steps, 2 sampled, of 1 layer in 0.5 s; loss 2 -> 1; done'
-    """
+    """The totals of a run."""
     rows = [row for row in run.rows if isinstance(row.get("step"), int)]
     end = run.end or {}
     lines = [*rows, *run.notes, end]
@@ -232,7 +184,7 @@ def summary(run: Run) -> RunSummary:
 def _lost_at(rows: Sequence[Mapping[str, Any]]) -> int | None:
     """The step from which on, to the end, the loss is missing while other values are not finite.
 
-    In the log, a loss that is NaN or Inf and a loss that was not seen are both null.
+    In the log, a loss that is NaN or Inf and an unknown loss are both null.
     """
     steps: dict[tuple[Any, int], tuple[bool, bool]] = {}
     for row in rows:

@@ -35,7 +35,7 @@ def test_how_it_ended(end: dict[str, Any] | None, words: str) -> None:
 def test_the_end_knows_more_steps_than_the_samples() -> None:
     found = summary(Run({"started": "today"}, ROWS, [], {"step": 140, "time": 7500.0, "reason": "done"}))
     assert (found.steps, found.sampled, found.duration, found.started) == (141, 3, 7500.0, "today")
-    assert found.as_row()["last_loss"] == 2.0
+    assert found.last_loss == 2.0
 
 
 def test_models_optimizers_and_losses_that_are_not_seen() -> None:
