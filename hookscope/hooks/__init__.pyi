@@ -4,6 +4,12 @@ from .activations import (
     capture as capture,
     keep_and_hand_on as keep_and_hand_on,
 )
+from .differences import (
+    largest_difference as largest_difference,
+    largest_value as largest_value,
+    same_bits as same_bits,
+)
+from .finite_values import as_float as as_float, as_plain as as_plain, finite_values as finite_values
 from .layer_types import (
     class_names as class_names,
     is_leaf as is_leaf,
@@ -18,24 +24,6 @@ from .maps import (
     channel_axis as channel_axis,
     feature_maps as feature_maps,
 )
-from .measure import (
-    Facts as Facts,
-    FiniteValues as FiniteValues,
-    GradientSize as GradientSize,
-    TensorSummary as TensorSummary,
-    as_float as as_float,
-    facts_of as facts_of,
-    finite_values as finite_values,
-    largest_difference as largest_difference,
-    largest_value as largest_value,
-    merge_moments as merge_moments,
-    norm_and_nonfinite as norm_and_nonfinite,
-    one_thread as one_thread,
-    same_bits as same_bits,
-    size_of as size_of,
-    total_norm as total_norm,
-    value_numbers as value_numbers,
-)
 from .model_state import (
     ModelSnapshot as ModelSnapshot,
     StateChange as StateChange,
@@ -46,6 +34,13 @@ from .model_state import (
     passed_on as passed_on,
     random_states as random_states,
     random_states_kept as random_states_kept,
+)
+from .moments import merge_moments as merge_moments, value_numbers as value_numbers
+from .norms import (
+    GradientSize as GradientSize,
+    norm_and_nonfinite as norm_and_nonfinite,
+    size_of as size_of,
+    total_norm as total_norm,
 )
 from .observer import Observer as Observer, is_recomputing as is_recomputing
 from .registration import (
@@ -76,3 +71,4 @@ from .tensors import (
     storage_key as storage_key,
     tensors_in as tensors_in,
 )
+from .threads import one_thread as one_thread

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookscope.errors import ModelError
-from hookscope.hooks.measure import largest_difference
+from hookscope.hooks.differences import largest_difference
 from hookscope.hooks.registration import check_hookable
 from hookscope.hooks.tensors import map_tensors, tensors_in
 

@@ -15,12 +15,10 @@ from hookscope.errors import ModelError, UsageError
 from hookscope.gradients import refuse_reentrant_checkpoints
 from hookscope.hooks import (
     Call,
-    Facts,
     HookHandles,
     Layers,
     Observer,
     differentiable,
-    facts_of,
     keep_and_hand_on,
     leaves_of,
     named_inputs,
@@ -28,6 +26,7 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.scores import AnyLoss, Loss, LossLike, Prediction, as_loss
+from hookscope.tracing.tensor_summary import Facts, facts_of
 
 EVENTS = ("pre-hook", "forward", "backward")
 """The events of a call: it is about to run, it has returned, the gradient of its output is computed."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import ModelError
 from hookscope.hooks import differentiable, leaf_tensors, leaves_of, passed_on
-from hookscope.hooks.model_state import ModelSnapshot
+from hookscope.hooks.model_state import ModelSnapshot, StateChange, random_states_kept
 
 
 def small() -> nn.Sequential:
@@ -93,6 +93,30 @@ def test_dropout_does_not_drop_and_statistics_do_not_move() -> None:
         first, second = score_gradient(net, X), score_gradient(net, X)
     assert torch.equal(first, second)
     assert net[1].num_batches_tracked == 0 and net[1].running_mean.tolist() == [0, 0]
+
+
+def test_a_snapshot_names_what_changed() -> None:
+    net = small()
+    state = ModelSnapshot(net)
+    assert state.changes() == []
+    with torch.no_grad():
+        net[1].running_var.mul_(3)
+        net[0].weight.add_(0)
+    net[5].register_buffer("new", torch.zeros(1))
+    with random_states_kept():
+        torch.rand(1)
+        random.random()
+        np.random.rand()
+        found = state.changes()
+    assert found == [
+        StateChange("0", "parameter 'weight'"),
+        StateChange("1", "buffer 'running_var'", 2.0),
+        StateChange("", "random state of torch"),
+        StateChange("", "random state of Python"),
+        StateChange("", "random state of numpy"),
+        StateChange("5", "buffer 'new' that was not there"),
+    ]
+    assert [change.layer for change in state.changes()] == ["0", "1", "5"]
 
 
 class Keeps(nn.Module):

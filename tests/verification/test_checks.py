@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -21,8 +19,7 @@ import hookscope.hooks.registration
 import hookscope.verification.checks
 from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks.activations import capture
-from hookscope.hooks.measure import largest_difference, same_bits
-from hookscope.hooks.model_state import ModelSnapshot, StateChange, random_states, random_states_kept
+from hookscope.hooks.model_state import ModelSnapshot, random_states
 from hookscope.models.inputs import family_of
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
@@ -507,63 +504,6 @@ def test_the_model_is_not_touched_by_a_graph_that_does_not_run() -> None:
     with pytest.raises(ModelError, match="its graph does not run: "):
         run_fx_graph(model, (torch.ones(1, 5, 8, 8),), lambda key, output: None)
     assert state.changes() == []
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), 0.5),
-        (torch.tensor([math.nan, math.inf]), torch.tensor([math.nan, math.inf]), 0.0),
-        (torch.tensor([math.nan, 1.0]), torch.tensor([math.nan, 3.0]), 2.0),
-        (torch.tensor([math.inf]), torch.tensor([-math.inf]), math.inf),
-        (torch.tensor([math.nan]), torch.tensor([0.0]), math.inf),
-        (torch.zeros(2), torch.zeros(3), math.inf),
-        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), math.inf),
-        ([torch.zeros(2)], torch.zeros(2), math.inf),
-        ({"a": torch.tensor(1)}, {"a": torch.tensor(4)}, 3.0),
-        (torch.tensor([True]), torch.tensor([False]), 1.0),
-        (torch.tensor([3 + 4j]), torch.tensor([0j]), 5.0),
-        (torch.zeros(0), torch.zeros(0), 0.0),
-        (None, None, 0.0),
-    ],
-)
-def test_largest_difference(one: Any, other: Any, expected: float) -> None:
-    assert largest_difference(one, other) == largest_difference(other, one) == expected
-
-
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-def test_same_bits() -> None:
-    nan = torch.tensor([math.nan, 1.0])
-    assert same_bits({"a": nan}, {"a": nan.clone()})
-    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
-    assert not same_bits(torch.zeros(2), torch.zeros(1, 2))
-    assert same_bits(torch.tensor(True), torch.tensor(True))
-    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
-    assert same_bits(quantized, quantized.clone())
-
-
-def test_state_names_what_changed() -> None:
-    model = Reused()
-    state = ModelSnapshot(model)
-    assert state.changes() == []
-    with torch.no_grad():
-        model.bn1.running_var.mul_(3)
-        model.conv1.weight.add_(0)
-    model.fc.register_buffer("new", torch.zeros(1))
-    with random_states_kept():
-        torch.rand(1)
-        random.random()
-        np.random.rand()
-        found = state.changes()
-    assert found == [
-        StateChange("conv1", "parameter 'weight'"),
-        StateChange("bn1", "buffer 'running_var'", 2.0),
-        StateChange("", "random state of torch"),
-        StateChange("", "random state of Python"),
-        StateChange("", "random state of numpy"),
-        StateChange("fc", "buffer 'new' that was not there"),
-    ]
-    assert [change.layer for change in state.changes()] == ["conv1", "bn1", "fc"]
 
 
 FAMILIES = {

@@ -61,7 +61,7 @@ def _event_row(event: tracing.Event) -> dict[str, Any]:
     return {**row, **event.call.as_row(), **_columns(event.tensors, "")}
 
 
-def _columns(facts: hooks.Facts, prefix: str) -> dict[str, Any]:
+def _columns(facts: tracing.Facts, prefix: str) -> dict[str, Any]:
     """The facts of a tensor; of several tensors a mapping from part to fact for each column."""
     row: dict[str, Any] = {f"{prefix}nonfinite": sum(each.nonfinite for each in facts.values()) if facts else None}
     for name in ("shape", "dtype", "min", "max", "values"):
@@ -114,7 +114,7 @@ def value_lines(record: tracing.PassRecord, events: bool) -> Iterator[str]:
                 yield from (f"  {line}".rstrip() for line in _array(tensor, columns - 2))
 
 
-def _titles(record: tracing.PassRecord, events: bool) -> Iterator[tuple[str, hooks.Facts]]:
+def _titles(record: tracing.PassRecord, events: bool) -> Iterator[tuple[str, tracing.Facts]]:
     if events:
         for event in record.events:
             yield f"{event.number} {event.event} {event.call.key or '(model)'} {event.call.type}", event.tensors
@@ -125,7 +125,7 @@ def _titles(record: tracing.PassRecord, events: bool) -> Iterator[tuple[str, hoo
         yield f"{name} output", each.output
 
 
-def _array(tensor: hooks.TensorSummary, columns: int) -> list[str]:
+def _array(tensor: tracing.TensorSummary, columns: int) -> list[str]:
     import numpy as np
 
     array = np.array(tensor.values)

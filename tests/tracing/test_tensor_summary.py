@@ -1,17 +1,15 @@
-"""Numbers of tensors of every type that a layer may return; NumPy in float64 is the judge of moments."""
+"""Summaries of tensors of every type that a layer may return."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from hookscope.hooks import measure
-from hookscope.hooks.measure import TensorSummary, facts_of, one_thread, value_numbers
+from hookscope.tracing.tensor_summary import TensorSummary, facts_of
 
 
 def facts(tensor: Tensor, most: int = 0) -> TensorSummary:
@@ -99,53 +97,3 @@ def test_nothing_of_the_tensor_is_held() -> None:
     found = facts(tensor, 2)
     tensor.zero_()
     assert (found.max, found.values) == (2.0, [1.0, 2.0])
-
-
-@pytest.mark.parametrize("piece", [7, 1 << 18])
-@pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_numpy_agrees(monkeypatch: pytest.MonkeyPatch, piece: int, offset: float) -> None:
-    monkeypatch.setattr(measure, "_PIECE", piece)
-    raw = np.random.default_rng(0).normal(offset, 2, (6, 5, 3)).astype(np.float32)
-    raw[1, 2, 0] = 0
-    raw[3, 1] = [np.nan, np.inf, -np.inf]
-    found = value_numbers(torch.from_numpy(raw))
-    known = raw[np.isfinite(raw)].astype(np.float64)
-    expected = {"mean": known.mean(), "std": known.std(), "norm": np.sqrt((known**2).sum())}
-    for name, value in expected.items():
-        assert found[name] == pytest.approx(value, rel=1e-12), name
-    assert (found["min"], found["max"]) == (known.min(), known.max())
-    assert (found["nan"], found["inf"], found["first_nonfinite"]) == (1, 2, (3, 1, 0))
-    assert found["zeros"] == 1 / 90
-
-
-@pytest.mark.parametrize("scale", [1e-300, 1e300, 5e-324])
-def test_extremes_of_double_precision(scale: float) -> None:
-    found = value_numbers(torch.tensor([scale, -scale, scale, -scale], dtype=torch.float64))
-    assert (found["mean"], found["std"], found["norm"]) == (0, scale, 2 * scale)
-
-
-def test_nothing_finite_and_nothing_at_all() -> None:
-    for values, zeros, first in ((torch.full((2, 2), math.nan), 0.0, (0, 0)), (torch.zeros(0, 3), None, None)):
-        found = value_numbers(values)
-        assert [found[name] for name in ("mean", "std", "min", "max", "norm")] == [None] * 5
-        assert (found["zeros"], found["first_nonfinite"]) == (zeros, first)
-    assert value_numbers(torch.tensor(2.0))["mean"] == 2
-    assert value_numbers(torch.tensor(math.inf))["first_nonfinite"] == ()
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_one_inside_and_as_before_outside(threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with one_thread():
-            assert torch.get_num_threads() == 1
-            with one_thread():
-                assert torch.get_num_threads() == 1
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == threads
-        with pytest.raises(ValueError, match="as asked"), one_thread():
-            raise ValueError("as asked")
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
