@@ -2,6 +2,7 @@
 
     python tests/benchmarks/compare.py            # some ten minutes; the blog recipe alone takes two
     python tests/benchmarks/compare.py --runs 3 layer listing
+    python tests/benchmarks/compare.py --against ../before    # beside the hookscope of another checkout
 
 Nothing here fails a build: the machine is noisy, the reader judges. Run it on a quiet one; torch's threads wait by
 spinning, so other work shows as processor time of theirs.
@@ -16,8 +17,9 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-CAT = str(HERE.parents[1] / "samples" / "cat.jpg")
-HOOKSCOPE = [sys.executable, "-m", "hookscope"]
+ROOT = HERE.parents[1]
+CAT = str(ROOT / "samples" / "cat.jpg")
+HOOKSCOPE = [sys.executable, "-P", "-m", "hookscope"]  # -P: not the hookscope of the current folder
 
 
 def yardstick(name, model="resnet34", source=CAT):
@@ -46,9 +48,9 @@ def photographs(folder, count=64, size=(500, 375)):
     return str(folder)
 
 
-def cost(command):
-    """Processor seconds and peak MiB of one process."""
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+def cost(command, checkout=ROOT):
+    """Processor seconds and peak MiB of one process that imports the hookscope of ``checkout``."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed program has its bytecode
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     _, status, used = os.wait4(child.pid, 0)
@@ -58,9 +60,11 @@ def cost(command):
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def compare(title, ours, theirs, runs):
-    cost(ours), cost(theirs)
-    pairs = [(cost(ours), cost(theirs)) for _ in range(runs)]
+def compare(title, ours, theirs, runs, checkout=None):
+    """Print a row; with ``checkout`` the same command there takes the place of ``theirs``."""
+    theirs = (theirs,) if checkout is None else (ours, checkout)
+    cost(ours), cost(*theirs)
+    pairs = [(cost(ours), cost(*theirs)) for _ in range(runs)]
     (a, a_peak), (b, b_peak) = (
         [statistics.median(side) for side in zip(*sides, strict=True)] for sides in zip(*pairs, strict=True)
     )
@@ -68,24 +72,23 @@ def compare(title, ours, theirs, runs):
     print(f"{title:44} {a:6.2f} s {a_peak:6.0f} MiB   {b:6.2f} s {b_peak:6.0f} MiB   {ratio:.3f} x", flush=True)
 
 
-def told(name, *about):
-    """What a yardstick that measures itself says."""
-    answer = subprocess.run(
-        yardstick(name, *about),
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
-    )
-    return answer.stdout.strip()
+def in_process(title, name, *about, checkout=None):
+    """Print the figures of a yardstick that measures itself, here and in ``checkout``."""
+    for root in (ROOT, checkout) if checkout else (ROOT,):
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        command = [sys.executable, str(root / "tests" / "benchmarks" / "yardsticks.py"), name, *about]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        print(f"{title:44} {'before: ' if root != ROOT else ''}{answer.stdout.strip()}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = ["layer", "all", "listing", "stats", "capture", "memory", "drawing", "cam", "ablate", "watch"]
+    usual = ["layer", "all", "listing", "stats", "memory", "capture", "drawing", "cam", "ablate", "watch"]
     parser.add_argument("which", nargs="*", default=usual)
     parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--against", type=Path, help="another checkout, whose hookscope takes the yardsticks' place")
     args = parser.parse_args()
+    other = args.against and args.against.resolve()
     print(f"{'':44} {'hookscope':>17}   {'yardstick':>17}   ratio of processor time, median of {args.runs} pairs")
     with tempfile.TemporaryDirectory() as folder:
         visualize = [*HOOKSCOPE, "visualize", "--weights", "none", "-o", folder]
@@ -101,32 +104,38 @@ def main():
         }
         for which in args.which:
             for title, ours, theirs in jobs.get(which, []):
-                compare(title, ours, yardstick(theirs), args.runs)
+                compare(title, ours, yardstick(theirs), args.runs, other)
         if "stats" in args.which:
             few, many = photographs(make(folder, "few")), photographs(make(folder, "many"), 256)
             stats = [*HOOKSCOPE, "stats", "--weights", "none", "resnet34"]
-            compare("stats resnet34, 64 images / plain loop", [*stats, few], yardstick("loop", source=few), args.runs)
-            compare("stats resnet34, 256 images / 64 images", [*stats, many], [*stats, few], 1)
+            loop = yardstick("loop", source=few)
+            compare("stats resnet34, 64 images / plain loop", [*stats, few], loop, args.runs, other)
+            compare("stats resnet34, 256 images / 64 images", [*stats, many], [*stats, few], 1, other)
         if "memory" in args.which:
-            ours = [*visualize, "resnet152", CAT]
-            compare(
-                "visualize resnet152 / floor of resnet152", ours, yardstick("floor", "resnet152"), min(args.runs, 3)
-            )
-    if "capture" in args.which:
-        print("capture of 36 convolutions, in process:", told("capture"))
-    if "drawing" in args.which:
-        ours, theirs = told("drawing"), told("blog")
-        ratio = float(theirs.split()[-1]) / float(ours.split()[-1])
-        print(f"36 sheets: hookscope, all channels: {ours} s; blog, 64 channels: {theirs} s; {ratio:.0f} x")
-    if "cam" in args.which:
-        for about in (("resnet18", "layer4"), ("densenet121", "features.denseblock4")):
-            print(f"Grad-CAM of {' '.join(about)}, in process: {told('cam', *about)}")
-    if "ablate" in args.which:
-        for about in (("resnet18", "layer4.1.conv2"), ("resnet34", "layer2.0.conv1")):
-            print(f"every channel of {' '.join(about)} ablated, in process: {told('ablate', *about)}")
-    if "watch" in args.which:
-        print("training step of resnet18 under Monitor, in process:", told("watch", "resnet18", "plain"))
-        print("the same with stop_on='non-finite':", told("watch", "resnet18", "stop"))
+            ours, floor = [*visualize, "resnet152", CAT], yardstick("floor", "resnet152")
+            compare("visualize resnet152 / floor of resnet152", ours, floor, min(args.runs, 3), other)
+    rows = {
+        "capture": [("capture of 36 convolutions", "capture", "resnet34", CAT)],
+        "drawing": [
+            ("36 sheets, all channels", "drawing", "resnet34", CAT),
+            ("36 figures of the blog, 64 channels", "blog", "resnet34", CAT),
+        ],
+        "cam": [
+            ("Grad-CAM of resnet18 layer4", "cam", "resnet18", "layer4"),
+            ("Grad-CAM of densenet121 features.denseblock4", "cam", "densenet121", "features.denseblock4"),
+        ],
+        "ablate": [
+            ("all channels of resnet18 layer4.1.conv2", "ablate", "resnet18", "layer4.1.conv2"),
+            ("all channels of resnet34 layer2.0.conv1", "ablate", "resnet34", "layer2.0.conv1"),
+        ],
+        "watch": [
+            ("training step under Monitor", "watch", "resnet18", "plain"),
+            ("the same with stop_on='non-finite'", "watch", "resnet18", "stop"),
+        ],
+    }
+    for which in args.which:
+        for title, name, *about in rows.get(which, []):
+            in_process(title, name, *about, checkout=other if name != "blog" else None)
 
 
 if __name__ == "__main__":
