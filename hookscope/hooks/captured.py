@@ -21,9 +21,13 @@ from hookscope.hooks.tensors import map_tensors, tensors_in
 class CallMapping(Mapping[str, Any]):
     """Values by call: ``values["name"]``, ``values["name#1"]`` or, by index, ``values[30]``; in order of execution."""
 
+    _missing, _present = "nothing kept", "kept"
+    _empty = "nothing was kept: no forward pass reached a wanted layer"
+
     def __init__(self, progress: PassProgress) -> None:
         self._values: dict[str, Any] = {}
         self._calls: dict[str, Call] = {}
+        self._known = self._calls
         self._names: dict[str, str] = {}
         self._progress = progress
 
@@ -63,64 +67,66 @@ class CallMapping(Mapping[str, Any]):
         self._calls.pop(key, None)
 
     def _find_name(self, key: str) -> str:
-        exact = key if key in self._values else self._exact(key)
+        exact = self._exact(key)
         if exact not in self._values:
-            raise LayerError(f"nothing kept of '{key}'", nearest(key, list(self._values)) or self._what_is())
+            raise LayerError(f"{self._missing} of '{key}'", nearest(key, list(self._known)) or self._outline())
         return exact
 
     def _exact(self, key: str) -> str:
         """``key`` with the first name of the layer, and without a number for its first call."""
+        if key in self._known:
+            return key
         name, _, call = key.partition("#")
         name = self._names.get(name, name)
         return f"{name}#{call}" if call not in ("", "0") else name
 
     def _find_index(self, index: int) -> str:
-        wanted = index + self._progress.total if index < 0 else index
-        for key, call in self._calls.items():
-            if call.index == wanted:
-                return key
-        raise LayerError(f"nothing kept at index {index}", self._what_is())
+        position = index + self._progress.total if index < 0 else index
+        for key, call in self._known.items():
+            if call.index == position:
+                return self._find_name(key)
+        raise LayerError(f"{self._missing} at index {index}", self._outline())
 
-    def _what_is(self) -> str:
-        if not self._values:
-            return "nothing was kept: no forward pass reached a wanted layer"
-        return f"kept: {_outline(self._calls)}"
-
-
-def _outline(calls: Mapping[str, Call]) -> str:
-    """``3 calls (indices 0 to 2): conv1, conv2, fc, ...``."""
-    indices = [call.index for call in calls.values() if call.index is not None]
-    span = f" (indices {min(indices)} to {max(indices)})" if indices else ""
-    return f"{counted(len(calls), 'call')}{span}: {', '.join(list(calls)[:3])}, ..."
+    def _outline(self) -> str:
+        """``kept: 3 calls (indices 0 to 2): conv1, conv2, fc, ...``."""
+        if not self._known:
+            return self._empty
+        indices = [call.index for call in self._known.values() if call.index is not None]
+        span = f" (indices {min(indices)} to {max(indices)})" if indices else ""
+        names = ", ".join(list(self._known)[:3])
+        return f"{self._present}: {counted(len(self._known), 'call')}{span}: {names}, ..."
 
 
 class Gradients(CallMapping):
     """Gradients by call, once a backward pass has brought them; in order of execution of the forward pass."""
 
+    _missing, _present = "no gradient", "expected"
+    _empty = "no gradient is expected: capture with gradients=True, and run a forward pass that reaches a layer"
+
     def __init__(self, progress: PassProgress) -> None:
         super().__init__(progress)
-        self._expected: dict[str, Call] = {}
+        self._known: dict[str, Call] = {}
         self._without_graph: set[str] = set()
 
     def _wait_for(self, call: Call, output: Any, device: torch.device | str | None = None) -> None:
         """Keep the gradient of each tensor of ``output`` on ``device`` when it comes."""
         key = call.key
-        self._expected[key] = call
+        self._known[key] = call
         slots = {id(tensor): part for part, tensor in tensors_in(output).items() if tensor.requires_grad}
         if not slots:
             self._without_graph.add(key)
             return
-        container, arrived = _Container(output, slots), _Arrived()
+        container = _GradientContainer(output, slots)
         # weak, or the tensors of a pass, their hooks and this object would hold each other for ever
         mapping = ref(self)
 
         def on_gradient(part: str) -> Callable[[Tensor], None]:
             def hook(gradient: Tensor) -> None:
                 gradients = mapping()
-                if gradients is not None and gradients._expected.get(key) is call:
+                if gradients is not None and gradients._known.get(key) is call:
                     # a copy: autograd may make a parameter's .grad of it, which optimizers write to
-                    arrived.add(part, gradient.detach().to(device, copy=True))
-                    gradients._add(call, container.filled(arrived.parts))
+                    container.add(part, gradient.detach().to(device, copy=True))
+                    gradients._add(call, container.filled())
 
             return hook
 
@@ -131,7 +137,7 @@ class Gradients(CallMapping):
 
     def __iter__(self) -> Iterator[str]:
         # values come in the order of the backward pass
-        return (key for key in self._expected if key in self._values)
+        return (key for key in self._known if key in self._values)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -140,44 +146,33 @@ class Gradients(CallMapping):
 
     def _drop(self, key: str) -> None:
         super()._drop(key)
-        self._expected.pop(key, None)
+        self._known.pop(key, None)
         self._without_graph.discard(key)
 
     def _forget(self) -> None:
-        for key in list(self._expected):
+        for key in list(self._known):
             self._drop(key)
 
     def _find_name(self, key: str) -> str:
-        exact = key if key in self._expected else self._exact(key)
-        if exact in self._values:
-            return exact
-        if exact in self._expected:
-            raise LayerError(f"no gradient of '{key}'", self._why_not(exact))
-        raise LayerError(f"no gradient of '{key}'", nearest(key, list(self._expected)) or self._what_is())
-
-    def _find_index(self, index: int) -> str:
-        wanted = index + self._progress.total if index < 0 else index
-        for key, call in self._expected.items():
-            if call.index == wanted:
-                return self._find_name(key)
-        raise LayerError(f"no gradient at index {index}", self._what_is())
-
-    def _why_not(self, key: str) -> str:
-        if key in self._without_graph:
-            return "its output is in no autograd graph: under no_grad, or nothing before it requires a gradient"
-        return "no backward pass has run yet, or the loss does not depend on this layer"
-
-    def _what_is(self) -> str:
-        if not self._expected:
-            return "no gradient is expected: capture with gradients=True, and run a forward pass that reaches a layer"
-        return f"expected: {_outline(self._expected)}"
+        exact = self._exact(key)
+        if exact in self._values or exact not in self._known:
+            return super()._find_name(key)
+        why = "no backward pass has run yet, or the loss does not depend on this layer"
+        if exact in self._without_graph:
+            why = "its output is in no autograd graph: under no_grad, or nothing before it requires a gradient"
+        raise LayerError(f"no gradient of '{key}'", why)
 
 
-class _Container:
-    """An output without its tensors: in each place a mark that stands for the part that belongs there."""
+class _GradientContainer:
+    """An output in which the gradients that one backward pass brings take the place of the tensors.
+
+    Until a gradient comes, a mark stands for it; ``parts`` has the name of each tensor by its id.
+    """
 
     def __init__(self, output: Any, parts: Mapping[int, str]) -> None:
         self._parts: dict[int, str | None] = {}
+        self._gradients: dict[str | None, Tensor] = {}
+        self._backward = -1
 
         def marked(tensor: Tensor) -> Tensor:
             mark = torch.empty(0, device="cpu")
@@ -186,26 +181,13 @@ class _Container:
 
         self._marks = map_tensors(output, marked)
 
-    def filled(self, arrived: Mapping[str, Tensor]) -> Any:
-        """The container with the gradients that have arrived, and None in the other places."""
-
-        def gradient(mark: Tensor) -> Tensor | None:
-            part = self._parts[id(mark)]
-            return None if part is None else arrived.get(part)
-
-        return map_tensors(self._marks, gradient)
-
-
-class _Arrived:
-    """The gradients that one backward pass has brought to the parts of an output."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, Tensor] = {}
-        self._backward = -1
-
     def add(self, part: str, gradient: Tensor) -> None:
         """Keep a gradient; drop those of an earlier backward pass."""
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
-            self.parts, self._backward = {}, backward
-        self.parts[part] = gradient
+            self._gradients, self._backward = {}, backward
+        self._gradients[part] = gradient
+
+    def filled(self) -> Any:
+        """The container with the gradients that have come, and None in the other places."""
+        return map_tensors(self._marks, lambda mark: self._gradients.get(self._parts[id(mark)]))

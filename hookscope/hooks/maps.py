@@ -19,14 +19,7 @@ MOST_ITEMS = 2
 
 @dataclass(frozen=True, slots=True)
 class InputSize:
-    """The size of the network's input.
-
-    Attributes:
-        height: In pixels.
-        width: In pixels.
-        frames: Number of frames of a clip; 1 for an image.
-        batched: Whether the input had a batch axis; without it maps are ``(C, H, W)``.
-    """
+    """The size of the network's input in pixels; an input that is not ``batched`` has maps ``(C, H, W)``."""
 
     height: int
     width: int
@@ -42,8 +35,7 @@ class Maps:
         part: Name of the part, such as ``out`` or ``class token``; ``""`` for an only part.
         values: ``(C, H, W)``, floating point; frames of a clip are side by side, ``(C, H, T * W)``.
         axes: The recognised axes of the tensor, such as ``N C H W`` or ``N H W C``.
-        item: Position in the batch.
-        items: Size of the batch.
+        item: Position in the batch of ``items``.
         frames: Number of frames side by side.
     """
 
@@ -65,20 +57,11 @@ def feature_maps(output: Any, module: nn.Module | None = None, shown: InputSize 
     """The feature maps in an output, part by part.
 
     Recognised are ``(N, C, H, W)``, channels-last ``(N, H, W, C)``, ``(C, H, W)``, tokens ``(N, L, C)`` (folded to
-    their grid, a class token apart), clips ``(N, C, T, H, W)`` and ``(N, T, H, W, C)``, and containers of these.
-
-    Args:
-        output: The layer's output.
-        module: The layer, whose class often says where the channels are.
-        shown: The size of the network's input, for the proportions of a token grid.
+    their grid, a class token apart), clips ``(N, C, T, H, W)`` and ``(N, T, H, W, C)``, and containers of these. The
+    class of the layer often says where the channels are; the proportions of the network's input are those of a grid.
 
     Raises:
         NoMapError: no part is a map, such as the vector of a classifier.
-
-    Example:
-        >>> import torch
-        >>> [(maps.part, tuple(maps.values.shape)) for maps in feature_maps(torch.zeros(1, 197, 768))]
-        [('', (768, 14, 14)), ('class token', (768, 1, 1))]
     """
     tensors = tensors_in(output)
     maps = [
@@ -98,11 +81,6 @@ def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: InputSize
 
     Tokens ``(N, L, C)`` have one position each, vectors ``(N, C)`` none; ``(C, H, W)`` of a layer of maps is a batch
     of one. The layer's class says where the channels are, else the proportions of the network's input.
-
-    Example:
-        >>> import torch
-        >>> by_channel(torch.zeros(2, 197, 768)).shape
-        torch.Size([2, 768, 197])
     """
     if tensor.dim() < 2:
         return tensor.reshape(1, -1)
@@ -117,17 +95,8 @@ def channel_axis(
 ) -> int:
     """The axis of ``tensor`` with the channels; 0 for ``(C, H, W)``, which has no batch axis.
 
-    Args:
-        tensor: An output or an input of the layer.
-        module: The layer, whose class often says where the channels are.
-        shown: The size of the network's input.
-        of_input: Whether ``tensor`` is an input: a layer that permutes, or a sequence of layers, has another order there.
-
-    Example:
-        >>> import torch
-        >>> channel_axis(torch.zeros(2, 8, 4, 4)), channel_axis(torch.zeros(2, 197, 768)), channel_axis(torch.zeros(2, 10))
-        (1, 2, 1)
-    """  # noqa: E501
+    The input of a layer that permutes, or of a sequence of layers, has another order than its output.
+    """
     if tensor.dim() < 2:
         return 0
     kind, name = _channel_order(module, of_input)
@@ -199,10 +168,6 @@ def token_grid(length: int, shown: InputSize | None = None) -> tuple[int, int, i
     """How ``length`` tokens fold: ``(class tokens, frames, H, W)``, None where they do not.
 
     The grid has the proportions of the input. A clip has the most frames, up to its own number, that leave such a grid.
-
-    Example:
-        >>> token_grid(197), token_grid(1 + 8 * 14 * 14, InputSize(224, 224, frames=16)), token_grid(1000)
-        ((1, 1, 14, 14), (1, 8, 14, 14), None)
     """
     shown = shown or InputSize(1, 1)
     for extra in (0, 1, 2, 5):

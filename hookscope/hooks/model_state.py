@@ -22,13 +22,7 @@ from hookscope.hooks.tensors import map_tensors, tensors_in
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """One part of the state that changed.
-
-    Attributes:
-        layer: The layer, empty for a random state.
-        what: The part, such as ``buffer 'running_mean'``.
-        difference: The largest difference of a buffer's values, None for any other part.
-    """
+    """One part of the state that changed; ``layer`` is empty for a random state, only buffers have a difference."""
 
     layer: str
     what: str
@@ -55,15 +49,7 @@ class ModelSnapshot:
     For each layer: hooks, train or eval mode, values of buffers; for each parameter the object, the number of writes,
     a checksum of the values, ``requires_grad`` and ``.grad``. The random states are those of torch, of its devices, of
     Python and of numpy.
-
-    Example:
-        >>> import torch
-        >>> net = torch.nn.BatchNorm2d(1)
-        >>> state = ModelSnapshot(net)
-        >>> _ = net.eval(), net.running_mean.add_(2)
-        >>> state.changes()
-        [StateChange(layer='', what='train/eval mode', difference=None), StateChange(layer='', what="buffer 'running_mean'", difference=2.0)]
-    """  # noqa: E501
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -160,15 +146,6 @@ def differentiable(model: nn.Module) -> Iterator[None]:
 
     Raises:
         ModelError: for weights made inside ``inference_mode``, which no gradient can pass.
-
-    Example:
-        >>> import torch
-        >>> net = torch.nn.Dropout()
-        >>> with torch.inference_mode(), differentiable(net):
-        ...     net.training, torch.is_grad_enabled()
-        (False, True)
-        >>> net.training
-        True
     """
     check_hookable(model)
     state = chain(model.named_parameters(), model.named_buffers())

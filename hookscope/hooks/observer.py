@@ -36,13 +36,7 @@ class _Watched:
 
 @dataclass(slots=True)
 class PassProgress:
-    """The progress of the latest pass; holds neither model nor tensors.
-
-    Attributes:
-        total: How many calls of the chosen types there were.
-        complete: Whether the pass came to its end.
-        stopped: Whether the observer ended the pass early.
-    """
+    """The progress of the latest pass: its calls of the chosen types so far, and how it ended. Holds no tensors."""
 
     total: int = 0
     complete: bool = False
@@ -83,15 +77,6 @@ class Observer:
     Raises:
         LayerError: on entry for a name or type that the model does not have; on exit for an index that no pass
             reached.
-
-    Example:
-        >>> import torch
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
-        >>> names = []
-        >>> with Observer(net, "all", ("all",), lambda call, *rest: names.append(call.key)):
-        ...     _ = net(torch.zeros(1, 3, 2, 2))
-        >>> names
-        ['0', '1']
     """
 
     def __init__(
@@ -127,10 +112,7 @@ class Observer:
         return self
 
     def __reduce__(self) -> Any:
-        """A stand-in: a model pickled whole inside the block comes back with hooks that do nothing.
-
-        It is from the standard library, so that the file can be read where hookscope is not installed.
-        """
+        """A stand-in whose hooks do nothing, from the standard library: models are pickled whole and read elsewhere."""
         nothing = nullcontext().__exit__  # takes any arguments and returns None
         return (SimpleNamespace, (), {"_start": nothing, "_before": nothing, "_after": nothing, "_end": nothing})
 
@@ -192,7 +174,7 @@ class Observer:
     def wanted(self, call: Call) -> bool:
         """Whether ``call`` is wanted by any name of its layer, now that the pass is over."""
         names = self._named[call.name].names
-        return any(self.selection.wants_of(name, call.call, call.index, self.progress.total) for name in names)
+        return any(self.selection.wants(name, call.call, call.index, self.progress.total) for name in names)
 
     def _layers_to_watch(self) -> list[tuple[nn.Module, _Watched]]:
         """Layers whose calls have an index, and layers wanted by name, in order of registration."""
@@ -266,7 +248,7 @@ class Observer:
         return self._on_before(call, module, args, kwargs) if self.wants(call) else None
 
     def _call_again(self, module: nn.Module, layer: _Watched) -> Call:
-        """The call that is computed again. Which of several calls it is, is unknown: all of them must be wanted."""
+        """The call that is computed again; which of several calls it is, is unknown, so all must be wanted."""
         name, kind = layer.names[0], type(module).__name__
         if layer.calls == 1:
             return Call(name, kind, 0, layer.index)

@@ -20,24 +20,11 @@ _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 
 
 class StopForward(BaseException):
-    """Raised inside a hook to end a forward pass early, and caught by the code that raised it.
-
-    No ``Exception``, so that a model's own ``except Exception`` does not catch it.
-    """
+    """Ends a forward pass early. No ``Exception``, so that a model's own ``except Exception`` does not catch it."""
 
 
 class HookHandles:
-    """Handles of registered hooks; leaving the ``with`` block removes exactly these.
-
-    Example:
-        >>> import torch
-        >>> layer, shapes = torch.nn.Linear(2, 3), []
-        >>> with HookHandles() as handles:
-        ...     handles.forward(layer, lambda module, args, kwargs, output: shapes.append(tuple(output.shape)))
-        ...     _ = layer(torch.zeros(1, 2))
-        >>> shapes, len(layer._forward_hooks)
-        ([(1, 3)], 0)
-    """
+    """Handles of registered hooks; leaving the ``with`` block removes exactly these."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -76,10 +63,7 @@ class HookHandles:
         self._stack.callback(tensor.register_hook(hook).remove)
 
     def every_forward(self, hook: Callable[..., Any]) -> None:
-        """Call ``hook(module, args, kwargs, output)`` after the forward of every module of the process.
-
-        The modules themselves do not hold the hook, so copies and pickles of them are unchanged.
-        """
+        """Call ``hook(module, args, kwargs, output)`` after the forward of every module of the process."""
         handle = modules.register_module_forward_hook(hook, with_kwargs=True)
         # torch keeps this entry when the hook is removed, and compiled models would warn of hooks for ever
         self._stack.callback(modules._global_forward_hooks_with_kwargs.pop, handle.id, None)
@@ -101,22 +85,14 @@ class HookHandles:
 def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
     """Call ``hook(gradient)`` as `HookHandles.tensor` does, for as long as the tensor lives.
 
-    Never removed: a training loop makes thousands of such tensors, and each dies with its graph. The hook itself must
-    check whether its ``with`` block is still open.
+    A training loop makes thousands of such tensors, and each dies with its graph: the hook itself must check whether
+    its ``with`` block is still open.
     """
     tensor.register_hook(hook)
 
 
 def check_hookable(model: nn.Module, named: Iterable[tuple[str, nn.Module]] | None = None) -> None:
-    """Refuse the models on which hooks fail or, worse, never fire.
-
-    Args:
-        model: Any module.
-        named: Its ``named_modules()``, for callers that have the list already.
-
-    Raises:
-        ModelError: for scripted, traced and compiled models.
-    """
+    """Raise a ModelError for scripted, traced and compiled models: hooks fail on them or, worse, never fire."""
     for name, module in model.named_modules() if named is None else named:
         compiled = "_orig_mod" in module._modules
         if not compiled and module._compiled_call_impl is None and not isinstance(module, torch.jit.ScriptModule):

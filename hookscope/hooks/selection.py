@@ -24,12 +24,7 @@ Shape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 
 
 def call_key(name: str, call: int) -> str:
-    """``name`` for the first call of a layer, ``name#1`` for the second.
-
-    Example:
-        >>> call_key("head.conv", 1)
-        'head.conv#1'
-    """
+    """``name`` for the first call of a layer, ``name#1`` for the second."""
     return f"{name}#{call}" if call else name
 
 
@@ -80,30 +75,12 @@ class LayerCall:
 
 
 def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) -> bool:
-    """Whether a layer is of one of ``types``.
-
-    Args:
-        type_names: Class names of the layer along the method resolution order, its own first.
-        types: Class names, globs of them, or ``all`` for every leaf.
-        leaf: Whether the layer has no children.
-
-    Example:
-        >>> matches_type(["Conv2d", "_ConvNd"], ["Conv*"], leaf=True)
-        True
-    """
+    """Whether a layer with these class names is of one of ``types``: class names, globs, or ``all`` for every leaf."""
     return any(leaf if t == "all" else any(fnmatch.fnmatchcase(n, t) for n in type_names) for t in types)
 
 
 def usual_types(layers: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """The default types that indices count: Conv2d, or Conv3d in a model of clips, which has no Conv2d.
-
-    Args:
-        layers: The class names of each layer of the model, its own first.
-
-    Example:
-        >>> usual_types([["Conv3DSimple", "Conv3d", "_ConvNd"], ["ReLU"]])
-        ('Conv3d',)
-    """
+    """The default types that indices count: Conv2d, or Conv3d in a model of clips, which has no Conv2d."""
     present = {name for names in layers for name in names}
     return ("Conv3d",) if "Conv3d" in present and "Conv2d" not in present else ("Conv2d",)
 
@@ -154,7 +131,7 @@ class _Indices:
         return None
 
     def certain(self, index: int) -> bool:
-        """Whether the call is wanted however many more will come."""
+        """Whether the call is wanted, whatever number of calls follows."""
         return not self.from_the_end and index in self.within(index + 1)
 
     def within(self, total: int) -> range:
@@ -241,18 +218,12 @@ class Selection:
     call) name layers of any type. Commas separate terms; ``re:`` takes the rest of its text. Selections that are
     equal have equal terms in the same order.
 
-    Args:
-        layers: A text, an index, or several texts, indices and selections.
-
     Raises:
         SelectionError: for a term that cannot be read.
 
     Example:
-        >>> selection = Selection("0:3,fc")
-        >>> selection.wants("conv1", 0, index=2), selection.wants("bn1", 0, index=None)
-        (True, False)
-        >>> selection, Selection(["0:3", "fc"]) == selection
-        (Selection('0:3,fc'), True)
+        >>> Selection("0:3,fc").wants("conv1", 0, index=2), Selection(["0:3", "fc"])
+        (True, Selection('0:3,fc'))
     """
 
     __slots__ = ("_every_index", "_from_the_end", "_indices", "_names", "_terms")
@@ -276,16 +247,7 @@ class Selection:
 
     @classmethod
     def of_names(cls, names: Iterable[str], call: int | None = None) -> Selection:
-        """The layers with exactly these names, which may be numbers or look like patterns.
-
-        Args:
-            names: At least one name; ``""`` is the model itself.
-            call: Which call of them, None for every call.
-
-        Example:
-            >>> Selection.of_names(["0", "1"]).wants("1", 0, index=7), Selection.of_names(["0"], call=1)
-            (True, Selection('0#1'))
-        """
+        """The layers with exactly these names, even if these look like indices or patterns; ``""`` is the model."""
         names = list(names)
         suffix = "" if call is None else f"#{call}"
         return cls._of_terms([_Names(",".join(names) + suffix, frozenset(names), call=call)] if names else [])
@@ -310,12 +272,7 @@ class Selection:
 
     @property
     def terms(self) -> tuple[Selection, ...]:
-        """The terms, each as a selection of its own.
-
-        Example:
-            >>> Selection("conv1,re:a,b").terms
-            (Selection('conv1'), Selection('re:a,b'))
-        """
+        """The terms, each as a selection of its own."""
         return tuple(self._of_terms([term]) for term in self._terms)
 
     @property
@@ -351,13 +308,7 @@ class Selection:
         return closed and all(t.call is not None and t.pattern is None for t in self._names)
 
     def is_explicit(self, call: Call) -> bool:
-        """Whether the exact name or the index of ``call`` is a term, rather than a pattern, a range or ``all``.
-
-        Example:
-            >>> call = Call("fc", "Linear", 0, index=3)
-            >>> [Selection(text).is_explicit(call) for text in ("fc", "3", "f*", "0:4")]
-            [True, True, False, False]
-        """
+        """Whether the exact name or the index of ``call`` is a term, rather than a pattern, a range or ``all``."""
         return any(term.pattern is None and term.wants(call.name, call.call) for term in self._names) or any(
             term.text.lstrip("+") == str(call.index) for term in self._indices
         )
@@ -378,11 +329,13 @@ class Selection:
         """Whether the call with this index is wanted, as far as that is known while the pass runs."""
         return self._every_index or any(term.certain(index) for term in self._indices)
 
-    def wants(self, name: str, call: int, index: int | None) -> bool:
-        """Whether this call is wanted, as far as that is known while the pass runs."""
+    def wants(self, name: str, call: int, index: int | None, total: int | None = None) -> bool:
+        """Whether this call is wanted in a pass with ``total`` calls of the chosen types; None while it still runs."""
         if any(term.wants(name, call) for term in self._names):
             return True
-        return index is not None and self.wants_index(index)
+        if index is None:
+            return False
+        return self.wants_index(index) if total is None else any(index in term.within(total) for term in self._indices)
 
     def may_want(self, index: int | None, calls_so_far: int) -> bool:
         """Whether this call may turn out to be wanted once the number of calls is known."""
@@ -390,19 +343,11 @@ class Selection:
             return False
         return any(term.reach is None or index >= calls_so_far - term.reach for term in self._from_the_end)
 
-    def wants_of(self, name: str, call: int, index: int | None, total: int) -> bool:
-        """Whether this call is wanted in a pass with ``total`` calls of the chosen types."""
-        if any(term.wants(name, call) for term in self._names):
-            return True
-        return index is not None and any(index in term.within(total) for term in self._indices)
-
     def required(self, layers: Iterable[Sequence[str]]) -> set[int | tuple[str, int]] | None:
         """What must have run before a pass may stop: indices and ``(name, call)``; None when only its end will do.
 
-        A name without ``#call`` asks for its first call: no pass can know of a second.
-
-        Args:
-            layers: All names of each layer; the first one stands in the result.
+        ``layers`` has all names of each layer; the first stands in the result. A name without ``#call`` asks for its
+        first call: no pass can know of a second.
         """
         wanted: set[int | tuple[str, int]] = set()
         for term in self._indices:
@@ -419,11 +364,8 @@ class Selection:
     ) -> None:
         """Raise a LayerError for an index, a range or a ``name#call`` without a call in a whole pass.
 
-        Args:
-            ran: The names of each layer and how often it ran.
-            total: How many calls of the chosen types there were.
-            types: The class names of those types.
-            named: The names of all layers, read only for an error: an index may be meant as a name.
+        ``ran`` has all names of each layer and how often it ran. ``named`` has the names of all layers: an index may be
+        meant as a name.
         """
         for term in self._indices:
             if not term.within(total):

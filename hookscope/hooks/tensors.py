@@ -38,13 +38,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def tensors_in(value: Any) -> dict[str, Tensor]:
-    """Every tensor inside ``value`` by its dotted part name; a bare tensor has the name ``""``.
-
-    Example:
-        >>> import torch
-        >>> {name: tuple(t.shape) for name, t in tensors_in({"out": torch.zeros(2), "aux": [torch.zeros(3)]}).items()}
-        {'out': (2,), 'aux.0': (3,)}
-    """
+    """Every tensor inside ``value`` by its dotted part name, such as ``aux.0``; a bare tensor has the name ``""``."""
     if isinstance(value, torch.Tensor):
         return {"": value}
     return {
@@ -55,13 +49,7 @@ def tensors_in(value: Any) -> dict[str, Tensor]:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """``value`` with every tensor replaced by ``change(tensor)``; containers are rebuilt, other leaves kept.
-
-    Example:
-        >>> import torch
-        >>> map_tensors((torch.zeros(1, 2), "word"), lambda t: tuple(t.shape))
-        ((1, 2), 'word')
-    """
+    """``value`` with every tensor replaced by ``change(tensor)``; containers are rebuilt, other leaves kept."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple):
@@ -105,9 +93,7 @@ def _rebuilt_mapping(value: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
 def joined_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The inputs of a call as one value, as `Activations.inputs` holds them.
 
-    Returns:
-        The only positional input, the tuple of several, the dictionary where there are keywords only, else
-        ``(args, kwargs)``.
+    The only positional input, the tuple of several, the dictionary if there are only keywords, else ``(args, kwargs)``.
     """
     if kwargs:
         return (args, kwargs) if args else kwargs
@@ -115,30 +101,14 @@ def joined_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def split_inputs(inputs: Any, count: int, keywords: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The reverse of `joined_inputs`.
-
-    Args:
-        inputs: What `joined_inputs` returned.
-        count: How many positional inputs the call had.
-        keywords: Whether it had keyword inputs.
-
-    Example:
-        >>> split_inputs(joined_inputs((1,), {"scale": 2}), 1, True), split_inputs(7, 1, False)
-        (((1,), {'scale': 2}), ((7,), {}))
-    """
+    """The reverse of `joined_inputs`, for a call with ``count`` positional inputs, and with keywords or without."""
     if keywords:
         return inputs if count else ((), inputs)
     return ((inputs,) if count == 1 else inputs), {}
 
 
 def named_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The inputs of a call that hold tensors, by position or keyword; an only input stands by itself.
-
-    Example:
-        >>> import torch
-        >>> shape_of(named_inputs((torch.zeros(2), 3), {"mask": torch.zeros(4)})), shape_of(named_inputs((torch.ones(1),), {}))
-        ({'0': (2,), 'mask': (4,)}, (1,))
-    """  # noqa: E501
+    """The inputs of a call that hold tensors, by position or keyword; an only input stands by itself."""
     named: dict[str, Any] = {str(position): value for position, value in enumerate(args)} | kwargs
     named = {name: value for name, value in named.items() if tensors_in(value)}
     return next(iter(named.values())) if len(named) == 1 else named

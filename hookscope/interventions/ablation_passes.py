@@ -175,9 +175,7 @@ class _Recorder:
     def chosen(self) -> Iterator[tuple[Call, AblationSite | None]]:
         """The chosen calls, now that their number is known; None for those without channels."""
         for call, names, facts in self._calls:
-            if any(
-                self._selection.wants_of(name, call.call, call.index, self.observer.progress.total) for name in names
-            ):
+            if any(self._selection.wants(name, call.call, call.index, self.observer.progress.total) for name in names):
                 yield call, self._site(call, *facts) if facts else None
 
     def _site(

@@ -78,9 +78,7 @@ def held_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[L
     if allow in ((), [], ""):
         return list(layers)
     allowed, total = Selection.of(allow), sum(layer.call.index is not None for layer in layers)
-    return [
-        layer for layer in layers if not allowed.wants_of(layer.call.name, layer.call.call, layer.call.index, total)
-    ]
+    return [layer for layer in layers if not allowed.wants(layer.call.name, layer.call.call, layer.call.index, total)]
 
 
 def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[BrokenLimit]:

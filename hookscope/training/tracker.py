@@ -82,7 +82,7 @@ class Layer:
 
     def wants(self, call: int, index: int | None, total: int) -> bool:
         """Whether this call is wanted, in a pass with ``total`` counted calls."""
-        return any(self.choice.selection.wants_of(name, call, index, total) for name in self.names)
+        return any(self.choice.selection.wants(name, call, index, total) for name in self.names)
 
 
 class TrackedModel:

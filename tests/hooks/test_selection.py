@@ -30,7 +30,7 @@ TOTAL = 7
 
 def chosen(layers: Any) -> list[str]:
     selection = Selection(layers)
-    return [call_key(name, call) for name, call, index in CALLS if selection.wants_of(name, call, index, TOTAL)]
+    return [call_key(name, call) for name, call, index in CALLS if selection.wants(name, call, index, TOTAL)]
 
 
 CONVS = ["conv1", "layer1.0.conv1", "layer1.0.conv2", "layer10.conv1", "head.conv", "head.conv#1", "head.conv#2"]
@@ -89,7 +89,7 @@ def test_what_is_known_while_the_pass_runs_is_what_is_known_at_its_end(layers: s
     selection = Selection(layers)
     assert not selection.from_the_end
     for name, call, index in CALLS:
-        assert selection.wants(name, call, index) == selection.wants_of(name, call, index, TOTAL)
+        assert selection.wants(name, call, index) == selection.wants(name, call, index, TOTAL)
         assert not selection.may_want(index, TOTAL)
 
 
@@ -98,7 +98,7 @@ def test_what_counts_from_the_end_is_never_let_go_too_early(layers: str) -> None
     selection = Selection(layers)
     assert selection.from_the_end
     for at, (name, call, index) in enumerate(CALLS):
-        if not selection.wants_of(name, call, index, TOTAL):
+        if not selection.wants(name, call, index, TOTAL):
             continue
         for later in CALLS[at:]:
             if later[2] is not None:
@@ -286,7 +286,7 @@ def test_a_selection_stays_itself_and_joins_others() -> None:
 def test_exact_names_know_no_grammar(call: int | None, wanted: list[str]) -> None:
     selection = Selection.of_names(["0", "[z]", "a,b"], call)
     calls = [("0", 0, 0), ("0", 1, 1), ("1", 0, 2), ("z", 0, 3), ("[z]", 0, 4), ("a,b", 0, None), ("a", 0, None)]
-    assert [call_key(*key) for *key, index in calls if selection.wants_of(*key, index, 5)] == wanted
+    assert [call_key(*key) for *key, index in calls if selection.wants(*key, index, 5)] == wanted
     assert not selection.counts and selection.has_call_numbers is (call is not None)
     with pytest.raises(LayerError, match=r"no layer 'a,b' in Net") as raised:
         selection.check_names(["0", "[z]"], "Net")
