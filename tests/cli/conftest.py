@@ -11,12 +11,14 @@ from PIL import Image
 from hookscope.cli.main import main
 from tests.cli.helpers import Run
 
+NETS = Path(__file__).with_name("nets.py").read_text()
+
 
 @pytest.fixture
 def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: nets.py is ``NETS`` of the test file; ``PICTURES`` (name -> size) hold noise."""
+    """The current folder: nets.py ends with ``NETS`` of the test file; ``PICTURES`` (name -> size) hold noise."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "nets.py").write_text(request.module.NETS)
+    (tmp_path / "nets.py").write_text(NETS + getattr(request.module, "NETS", ""))
     for name, size in getattr(request.module, "PICTURES", {}).items():
         Image.effect_noise(size, 80).convert("RGB").save(tmp_path / name)
     return tmp_path
@@ -24,13 +26,12 @@ def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, here: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run ``command_line(*words)`` of the test file; the errors are without ``PRINTED``, the words of its nets."""
+    """Run ``command_line(*words)`` of the test file."""
 
     def run(*words: str, **more: Any) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as caught:
             main(request.module.command_line(*words, **more))
         assert isinstance(caught.value.code, int)
-        out, errors = capfd.readouterr()
-        return caught.value.code, out, errors.replace(getattr(request.module, "PRINTED", ""), "")
+        return caught.value.code, *capfd.readouterr()
 
     return run

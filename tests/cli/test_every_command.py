@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from hookscope.cli.main import COMMANDS, cli
 from hookscope.drawing.png import read_provenance
+from hookscope.explain.cam_methods import CAM_METHODS, CamMethod, gradcam
+from hookscope.explain.saliency_methods import SALIENCY_METHODS, SaliencyMethod, vanilla
 from tests.cli.helpers import POSIX, Run, files, one_error, rows
 
-NETS = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 6, 5, stride=2)
-        self.relu = nn.ReLU()
-        self.conv2 = nn.Conv2d(6, 4, 3, stride=2)
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.fc(self.conv2(self.relu(self.conv1(x))).mean((2, 3)))
-
-def small():
-    torch.manual_seed(0)
-    return Net()
-
-def interrupted():
-    raise KeyboardInterrupt
-
-def features():
-    return nn.Conv2d(3, 4, 1)
-
-class Interrupted(Net):
-    def forward(self, x):
-        raise KeyboardInterrupt
-
-class TooLarge(Net):
-    def forward(self, x):
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: ...")
-"""
 PICTURES = {"cat.jpg": (40, 32), "dog.png": (32, 40)}
 WORDS = {
     "visualize": "cat.jpg",
@@ -66,10 +37,11 @@ OF_LAYERS = [name for name in OF_A_PICTURE if name not in ("predict", "saliency"
 OF_TYPES = ["visualize", "gradients", "stats", "verify", "trace", "list-layers"]
 OF_CLASSES = ["cam", "saliency", "gradients", "intervene", "predict"]
 DRAWING = ["visualize", "cam", "saliency"]
+PLOTTING = ["gradients", "stats", "weights"]
 every_command = pytest.mark.parametrize("command", WORDS)
 
 
-def command_line(command: str, *words: str, model: str = "nets.py:small") -> list[str]:
+def command_line(command: str, *words: str, model: str = "nets.py:Small") -> list[str]:
     layer = ["--layer", "0"] if command == "visualize" and "--layer" not in words else []
     return [command, model, *WORDS[command].split(), *layer, *words]
 
@@ -214,6 +186,32 @@ def test_a_picture_is_not_written_to_the_terminal(run: Run, monkeypatch: pytest.
     assert (status, errors) == (2, "Error: -o - would write a picture to the terminal; send it to a file or a pipe\n")
 
 
+@every_command
+def test_what_a_model_prints_is_no_row(run: Run, command: str) -> None:
+    _, expected, _ = run(command)
+    status, out, errors = run(command, model="nets.py:Loud")
+    assert (status, out.replace("Loud", "Small")) == (0, expected)
+    assert "a word of the factory" in errors and ("a word of the model" in errors or command == "weights")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "bar"),
+    [("cam", ["--method", "ablationcam"], "passes"), ("stats", ["--batch-size", "1"], "images/s")],
+)
+def test_a_terminal_has_a_bar(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: str, words: list[str], bar: str
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    status, out, _ = run(command, *words)
+    assert (status, bar in terminal.getvalue(), bar in out) == (0, True, False)
+
+
 # Errors
 
 WRONG = [
@@ -227,8 +225,6 @@ WRONG = [
     (WORDS, ["--no-such-option"], 2, "No such option"),
     (OF_A_PICTURE, ["--device", "abacus"], 2, "no device 'abacus'"),
     (OF_A_PICTURE, ["--input-size", "x"], 2, "'x'"),
-    (DRAWING, ["-o", "x.jpg"], 2, "cannot write x.jpg; ...PNG files"),
-    (DRAWING, ["-o", "no/x.png"], 1, "its folder does not exist"),
     (DRAWING, ["--cmap", "virids"], 2, "no colour map 'virids'; nearest: viridis"),
     (DRAWING, ["dog.png", "-o", "x.png"], 2, "-o x.png takes one picture; there are several images"),
     (["visualize", "predict", "cam", "saliency"], ["-", "-"], 2, "standard input is named more than once; it can be"),
@@ -248,10 +244,41 @@ def test_a_wrong_option_is_one_line(
     assert files(here) == []
 
 
+WRONG_FILES = [
+    (DRAWING, ["-o", "x.jpg"], 2, "cannot write x.jpg; ...PNG files"),
+    (DRAWING, ["-o", "no/x.png"], 1, "its folder does not exist"),
+    (["cam", "saliency"], ["--raw", "x.txt"], 2, "cannot write x.txt; --raw writes NumPy files"),
+    (["cam", "saliency"], ["--raw", "no/x.npy"], 1, "its folder does not exist"),
+    (["cam", "saliency"], ["dog.png", "--raw", "x.npy"], 2, "--raw x.npy takes one map; there are several; name it"),
+    (PLOTTING, ["--plot", "x.jpg"], 2, "cannot write x.jpg; plots are PNG, SVG or PDF files"),
+    (PLOTTING, ["--plot", "no/x.png"], 1, "its folder does not exist"),
+    (["stats"], ["--plot", "dog.png"], 1, "it is the image dog.png itself"),
+    (["stats"], ["--save", "no/x.json"], 1, "its folder does not exist"),
+    (["check"], ["--junit", "no/x.xml"], 1, "its folder does not exist"),
+    (["check"], ["--junit", "dog.png"], 1, "it is the image dog.png itself"),
+    (["weights"], ["--kernels", "no/x.png"], 1, "its folder does not exist"),
+    (["intervene"], ["--grid", "no/x.png"], 1, "its folder does not exist"),
+    (["intervene"], ["--grid", "-"], 2, "--grid - is not a file name"),
+    (OF_CLASSES, ["--categories", "nope.txt"], 1, "no file 'nope.txt' with class names"),
+    (OF_CLASSES, ["--categories", "dog.png"], 1, "dog.png is not UTF-8 text"),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "status", "message"),
+    [(command, words, status, message) for commands, words, status, message in WRONG_FILES for command in commands],
+)
+def test_a_wrong_file_is_one_line_before_the_model_is_loaded(
+    run: Run, here: Path, command: str, words: list[str], status: int, message: str
+) -> None:
+    one_error(run(command, *words, model="no_such_model"), status, message)
+    assert files(here) == []
+
+
 @every_command
 def test_a_model_that_does_not_exist_has_near_misses(run: Run, command: str) -> None:
     one_error(run(command, model="resnet35"), 1, "no model 'resnet35'; nearest: ")
-    one_error(run(command, model="nets.py:smal"), 1, "no 'smal' in nets.py; nearest: small")
+    one_error(run(command, model="nets.py:Smal"), 1, "no 'Smal' in nets.py; nearest: Small")
 
 
 @pytest.mark.parametrize("command", OF_A_PICTURE)
@@ -271,6 +298,20 @@ def test_a_wrong_picture_is_the_error(
     monkeypatch.setitem(WORDS, command, WORDS[command].replace("cat.jpg", name).replace("dog.png", "").strip())
     one_error(run(command), 1, message)
     assert files(here) == ["bad.jpg", "empty.jpg"]
+
+
+@pytest.mark.parametrize("command", ["visualize", "predict", "cam", "saliency", "stats", "check"])
+def test_broken_pictures_are_named_and_the_others_done(run: Run, here: Path, command: str) -> None:
+    folder = ["-o", "out"] if command in DRAWING else []
+    others = {"dog.png"} - {*WORDS[command].split()}
+    _, expected, _ = run(command, *others, *folder)
+    pictures = files(here)
+    (here / "evil\x1b]0;x\n.jpg").write_bytes(b"")
+    status, out, errors = run(command, "evil\x1b]0;x\n.jpg", "none.jpg", *others, *folder)
+    assert (status, out) == (1, expected)
+    lines = [line.split(";")[0] for line in errors.splitlines() if line.startswith("Error: ")]
+    assert lines == ["Error: 'evil\\x1b]0", "Error: no picture 'none.jpg'"]
+    assert [name for name in files(here) if "evil" not in name] == pictures
 
 
 @pytest.mark.parametrize("command", ["cam", "saliency", "gradients", "predict"])
@@ -312,6 +353,45 @@ def test_a_full_disk_for_a_picture_is_one_line(run: Run, command: str) -> None:
     assert (status, errors.count("\n"), "cannot write /dev/full: No space left" in errors) == (1, 1, True)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("stats", "--plot"), ("check", "--junit"), ("cam", "--raw")],
+)
+def test_a_full_disk_for_another_file_costs_no_row(run: Run, command: str, option: str) -> None:
+    expected = run(command)
+    status, out, errors = run(command, option, "/dev/full")
+    assert (status, out) == (1, expected[1])
+    assert errors.removeprefix(expected[2]).startswith("Error: cannot write /dev/full: No space left on device;")
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("visualize", "-o"), ("cam", "-o --raw --sheet"), ("saliency", "-o --raw"), ("weights", "--plot --kernels")],
+)
+def test_devices_are_written_to(run: Run, here: Path, command: str, options: str) -> None:
+    assert run(command, *(word for option in options.split() for word in (option, "/dev/null")))[0] == 0
+    assert files(here) == [] and not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize(
+    ("command", "methods", "toy"),
+    [
+        ("cam", CAM_METHODS, CamMethod(gradcam, "a toy method")),
+        ("saliency", SALIENCY_METHODS, SaliencyMethod(vanilla, "a toy method", "a toy caption")),
+    ],
+)
+def test_a_method_of_the_registry_is_in_the_help_and_runs(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: str, methods: dict[str, Any], toy: Any
+) -> None:
+    monkeypatch.setitem(methods, "toy", toy)
+    _, text, _ = run(command, "--help")
+    assert [name for name in methods if f"\n    {name} " not in text] == [] and "|toy]" in "".join(text.split())
+    status, out, _ = run(command, "--method", "toy", "--format", "ndjson")
+    assert (status, rows(out)[0]["method"]) == (0, "toy")
+
+
 @pytest.mark.parametrize("command", DRAWING)
 def test_random_weights_are_in_the_row_and_in_the_picture(run: Run, here: Path, command: str) -> None:
     words = ("--weights", "none", "--seed", "3", "-o", "x.png", "--format", "ndjson")
@@ -322,19 +402,21 @@ def test_random_weights_are_in_the_row_and_in_the_picture(run: Run, here: Path, 
     assert read_provenance(here / "x.png")["weights"] == "random (seed 3)"
 
 
-@pytest.mark.parametrize("command", DRAWING)
-def test_a_picture_is_read_from_a_pipe_and_written_to_a_pipe(
-    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+@pytest.mark.parametrize("command", OF_A_PICTURE)
+def test_a_picture_is_read_from_a_pipe(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    _, expected, _ = run(command)
     monkeypatch.setitem(WORDS, command, WORDS[command].replace("cat.jpg", "-"))
-    picture = (here / "cat.jpg").read_bytes()
-    result = CliRunner().invoke(cli, command_line(command, "-o", "-"), input=picture)
-    assert result.exit_code == 0, result.output
-    assert read_provenance(result.stdout_bytes)["image"] == "-"
-    assert files(here) == []
-    CliRunner().invoke(cli, command_line(command), input=picture)
-    (name,) = files(here)
-    assert name.startswith("stdin-nets.py-small-")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((here / "cat.jpg").read_bytes())))
+    status, out, _ = run(command)
+    assert status == 0
+    assert out.replace("stdin-", "cat-").replace("\n-\t", "\ncat.jpg\t").replace("image:-", "image:cat.jpg") == expected
+
+
+@pytest.mark.parametrize("command", DRAWING)
+def test_a_picture_is_written_to_a_pipe(run: Run, here: Path, command: str) -> None:
+    result = CliRunner().invoke(cli, command_line(command, "-o", "-"))
+    assert (result.exit_code, files(here)) == (0, [])
+    assert read_provenance(result.stdout_bytes)["image"] == "cat.jpg"
 
 
 # Ends
