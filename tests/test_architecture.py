@@ -115,6 +115,8 @@ LIGHT_FILES = [
     "hooks/selection.py",
     "scores/categories.py",
     "scores/target.py",
+    "parameters/facts.py",
+    "parameters/findings.py",
     "statistics/findings.py",
     "models/bundled.py",
     "models/catalogue.py",

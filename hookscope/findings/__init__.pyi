@@ -3,6 +3,7 @@ from .catalogue import (
     GRAVITY as GRAVITY,
     FindingKind as FindingKind,
     Threshold as Threshold,
+    Thresholds as Thresholds,
     add_kind as add_kind,
     default as default,
     thresholds_for as thresholds_for,
@@ -15,3 +16,4 @@ from .finding import (
     nonfinite_words as nonfinite_words,
     percent as percent,
 )
+from .rules import Rules as Rules, existing as existing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
 
 from hookscope.findings.finding import Finding
 
@@ -14,18 +14,9 @@ from hookscope.findings.finding import Finding
 class Threshold:
     """A number beyond which something is a finding.
 
-    Attributes:
-        name: The field of the thresholds class, such as ``dead`` of `StatisticsThresholds`.
-        default: Its value unless another one is given.
-        source: Where the default comes from.
-        option: The option of the command line, such as ``--dead-share``; empty if there is none.
-        help: The help of that option.
-        unit: How the help names the value; such as ``RMS``.
-        least: Smallest value allowed.
-        most: Largest value allowed.
-        endless: Whether infinity switches the finding off.
-        share: Whether the option takes a share as ``5%`` or ``0.05``.
-        whole: Whether only whole numbers are allowed.
+    ``source`` says where the default comes from. ``option``, ``help`` and ``unit`` (the name of the value in the help)
+    are empty without an option on the command line. ``endless`` allows infinity, which switches the finding off. A
+    ``share`` is given as ``5%`` or ``0.05``.
     """
 
     name: str
@@ -43,15 +34,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """One kind of finding.
-
-    Attributes:
-        name: Its name, such as ``dead-channels``.
-        meaning: What it means.
-        advice: What to do about it.
-        thresholds: The numbers it is judged by.
-        cases: Meaning and advice where the cause is known or the question differs, by name of the case.
-    """
+    """One kind of finding; ``cases`` are special meanings and advice, empty where they are the usual ones."""
 
     name: str
     meaning: str
@@ -60,17 +43,12 @@ class FindingKind:
     cases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def text(self, case: str = "") -> str:
-        """Meaning and advice, those of ``case`` where it has its own."""
-        return " ".join(self.cases.get(case, (self.meaning, self.advice)))
+        """Meaning and advice of ``case``, or the usual ones."""
+        meaning, advice = self.cases.get(case, ("", ""))
+        return f"{meaning or self.meaning} {advice or self.advice}"
 
     def finding(self, layer: str, evidence: str, case: str = "", **details: Any) -> Finding:
-        """A finding of this kind; ``details`` are the other fields of `Finding`.
-
-        Example:
-            >>> print(CATALOGUE["low-rank"].finding("fc", "effective rank 1 of at most 64"))
-            low-rank fc: effective rank 1 of at most 64. The channels vary in few directions. Make the layer narrower, \
-or lower the learning rate or the weight decay if its features collapsed.
-        """
+        """A finding of this kind; ``details`` are the other fields of `Finding`."""
         return Finding(self.name, layer, evidence, self.text(case), **details)
 
 
@@ -84,22 +62,21 @@ def _kind(
     CATALOGUE[name] = FindingKind(name, meaning, advice, thresholds, cases or {})
 
 
-_SPREADS = "NaN and Inf spread to every value computed from them."
 _START = (
     "Check the weights, the range of the inputs, and any sqrt, log or division at 0; in training also the"
     " learning rate and the loss scale."
 )
 _kind(
     "non-finite",
-    _SPREADS,
+    "NaN and Inf spread to every value computed from them.",
     _START,
     cases={
         "weights": (
-            _SPREADS,
+            "",
             "Load an earlier checkpoint, and find out why the loss diverged: learning rate, missing gradient clipping,"
             " or half precision without loss scaling.",
         ),
-        "operation unknown": (_SPREADS, f"{_START} To name the operation, run watch --stop-on non-finite."),
+        "operation unknown": ("", f"{_START} To name the operation, run watch --stop-on non-finite."),
     },
 )
 _kind(
@@ -249,6 +226,8 @@ _kind(
         whole=True,
     ),
 )
+_NONFINITE_STEP = "One step with NaN or Inf in the gradient makes the weights NaN."
+_EDGE = "Keep the operation away from the edge of its domain, such as sqrt, log or division at 0."
 _kind(
     "exploding-gradient",
     "A step along this gradient overturns the weights.",
@@ -264,15 +243,8 @@ _kind(
         endless=True,
     ),
     cases={
-        "non-finite": (
-            "One step with NaN or Inf in the gradient makes the weights NaN.",
-            "Find the operation (gradients --detect-anomaly names it). Keep the operation away from the edge of its"
-            " domain, such as sqrt, log or division at 0.",
-        ),
-        "anomaly": (
-            "One step with NaN or Inf in the gradient makes the weights NaN.",
-            "Keep the operation away from the edge of its domain, such as sqrt, log or division at 0.",
-        ),
+        "non-finite": (_NONFINITE_STEP, f"Find the operation (gradients --detect-anomaly names it). {_EDGE}"),
+        "anomaly": (_NONFINITE_STEP, _EDGE),
     },
 )
 _kind(
@@ -416,43 +388,16 @@ _kind(
 )
 _kind("watcher-failed", "The log ends here.", "The training went on without the watcher.")
 
-GRAVITY: dict[str, list[str]] = {
-    "activations": [
-        "non-finite",
-        "exploding-activations",
-        "vanishing-activations",
-        "constant-output",
-        "saturated",
-        "dead-channels",
-        "duplicate-channels",
-        "low-rank",
-        "batchnorm-drift",
-        "few-images",
-    ],
-    "gradients": ["exploding-gradient", "vanishing-gradient", "no-gradient"],
-    "weights": ["non-finite", "dead-filters", "duplicate-filters", "collapsed-variance", "never-updated"],
-    "training": [
-        "non-finite",
-        "loss-rises",
-        "loss-spike",
-        "dead-layer",
-        "dead-channels",
-        "constant-output",
-        "exploding-activations",
-        "vanishing-activations",
-        "saturated",
-        "exploding-gradient",
-        "vanishing-gradient",
-        "no-gradient",
-        "no-update",
-        "update-too-large",
-        "update-too-small",
-        "batchnorm-drift",
-        "frozen",
-        "few-samples",
-        "watcher-failed",
-    ],
+_ORDER = {
+    "activations": "non-finite exploding-activations vanishing-activations constant-output saturated dead-channels"
+    " duplicate-channels low-rank batchnorm-drift few-images",
+    "gradients": "exploding-gradient vanishing-gradient no-gradient",
+    "weights": "non-finite dead-filters duplicate-filters collapsed-variance never-updated",
+    "training": "non-finite loss-rises loss-spike dead-layer dead-channels constant-output exploding-activations"
+    " vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update update-too-large"
+    " update-too-small batchnorm-drift frozen few-samples watcher-failed",
 }
+GRAVITY = {question: names.split() for question, names in _ORDER.items()}
 """The findings of each question, the gravest first: the order in which findings are reported."""
 
 
@@ -474,10 +419,26 @@ def thresholds_for(question: str) -> list[Threshold]:
 
 
 def default(finding: str, threshold: str) -> float:
-    """The default of a threshold.
+    """The default of a threshold."""
+    return next(entry.default for entry in CATALOGUE[finding].thresholds if entry.name == threshold)
 
-    Example:
-        >>> default("exploding-activations", "largest")
-        65504.0
-    """
-    return next(one.default for one in CATALOGUE[finding].thresholds if one.name == threshold)
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The thresholds of one question: fields for those of the catalogue, ``others`` for those of registered rules."""
+
+    question: ClassVar[str]
+
+    others: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """The thresholds named in ``values``; names that are no field become ``others``."""
+        own = {entry.name for entry in fields(cls)}
+        others = {name: value for name, value in values.items() if name not in own}
+        return cls(**{name: value for name, value in values.items() if name in own}, others=others)
+
+    def __getitem__(self, name: str) -> float:
+        """The threshold ``name`` of any registered rule."""
+        defaults = {threshold.name: threshold.default for threshold in thresholds_for(self.question)}
+        return float({**defaults, **vars(self), **self.others}[name])

@@ -51,61 +51,39 @@ class Finding:
 
 
 def listed(items: Sequence[Any], most: int = 8) -> str:
-    """The first ``most`` items, and how many more there are.
-
-    Example:
-        >>> listed(range(12), most=3)
-        '0, 1, 2 and 9 more'
-    """
+    """The first ``most`` items, and how many more there are: ``0, 1, 2 and 9 more``."""
     shown = ", ".join(map(str, items[:most]))
     return f"{shown} and {len(items) - most} more" if len(items) > most else shown
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun.
-
-    Example:
-        >>> counted(1, "image"), counted(20_000, "image")
-        ('1 image', '20,000 images')
-    """
+    """A number and its noun, such as ``1 image`` or ``20,000 images``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def percent(share: float) -> str:
-    """A share from 0 to 1 in percent.
-
-    Example:
-        >>> percent(0.5), percent(0.00012)
-        ('50 %', '0.012 %')
-    """
+    """A share from 0 to 1 in percent."""
     return f"{100 * share:.3g} %"
 
 
 def nonfinite_words(nan: int, inf: int) -> str:
-    """How many NaN and Inf there are, zero counts left out.
-
-    Example:
-        >>> nonfinite_words(5, 1200), nonfinite_words(0, 1)
-        ('5 NaN and 1,200 Inf', '1 Inf')
-    """
+    """The counts of NaN and Inf that are not 0, such as ``5 NaN and 1,200 Inf``."""
     return " and ".join(f"{count:,} {name}" for count, name in ((nan, "NaN"), (inf, "Inf")) if count)
 
 
 def chains(items: Iterable[Item], joins: Callable[[list[Item], Item], bool]) -> list[list[Item]]:
-    """Split ``items`` into chains: the first item of a chain is the source, the others follow from it.
+    """Split ``items`` into chains; ``joins`` says whether an item belongs to the chain before it.
 
-    Args:
-        items: In order.
-        joins: Whether an item belongs to the chain before it.
+    The first item of a chain is the source; the others follow from it.
 
     Example:
         >>> chains([3, 4, 5, 8, 9], lambda chain, number: number == chain[-1] + 1)
         [[3, 4, 5], [8, 9]]
     """
-    found: list[list[Item]] = []
+    split: list[list[Item]] = []
     for item in items:
-        if found and joins(found[-1], item):
-            found[-1].append(item)
+        if split and joins(split[-1], item):
+            split[-1].append(item)
         else:
-            found.append([item])
-    return found
+            split.append([item])
+    return split

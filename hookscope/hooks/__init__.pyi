@@ -15,6 +15,7 @@ from .layer_types import (
     is_leaf as is_leaf,
     layers_with_weights as layers_with_weights,
     types_in as types_in,
+    was_updated as was_updated,
 )
 from .maps import (
     MOST_ITEMS as MOST_ITEMS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from torch import nn
 
@@ -35,3 +36,13 @@ def _has_weight(module: nn.Module) -> bool:
     if not is_leaf(module) and set(module._modules) != {"parametrizations"}:
         return False
     return any(parameter.dim() >= 2 for parameter in module.parameters())
+
+
+def was_updated(module: Any) -> bool:
+    """Whether training updated the running statistics: batches were counted, or they differ from 0 and 1.
+
+    Older checkpoints of torchvision have no count.
+    """
+    batches = getattr(module, "num_batches_tracked", None)
+    counted = batches is not None and int(batches) > 0
+    return counted or bool((module.running_mean != 0).any()) or bool((module.running_var != 1).any())

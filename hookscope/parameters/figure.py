@@ -10,11 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hookscope.drawing import Colour, finding_lines, page_of_rows, plain_settings, write
-from hookscope.findings import Finding
-from hookscope.parameters.findings import finding_names
-from hookscope.parameters.statistics import ParameterStatistics
+from hookscope.findings import Finding, counted
+from hookscope.parameters.facts import ParameterStatistics
 
 _IN_ROW_OF_LAYER = {"weight", "bias", "running_mean", "running_var"}
+_LEGEND = (
+    "weights: thin line lowest to highest, thick mean ± standard deviation, dot mean"
+    "   norms, variances: line least to largest, dot mean, < goes on to the left"
+)
 
 
 @dataclass
@@ -32,20 +35,9 @@ def weights_figure(
 ) -> Figure:
     """A page with a row for each layer in order of registration: weights, filters, zeros, running variances.
 
-    Args:
-        rows: From `parameter_statistics`.
-        findings: From `parameter_findings`.
-        heading: Model and weights.
-        lines: Further lines below the heading, such as totals.
-
-    Example:
-        >>> import torch
-        >>> from hookscope.parameters import parameter_statistics
-        >>> figure = weights_figure(parameter_statistics(torch.nn.Linear(3, 2)), [], "a layer")
-        >>> [axes.texts[0].get_text() for axes in figure.axes]
-        ['weights', 'zeros (%)']
+    ``heading`` is model and weights; ``lines`` below it are such as totals.
     """
-    page_rows = _page_rows(rows)
+    page_rows = _page_rows(rows, findings)
     panels = [("weights", 3.4, _draw_weights), ("zeros (%)", 1.0, _draw_zeros)]
     if any(row.weight is not None and row.weight.filter_norm_min is not None for row in page_rows):
         panels.insert(1, ("norms of filters", 2.2, _draw_filters))
@@ -61,15 +53,15 @@ def weights_figure(
         )
         for (_, _, draw), axes in zip(panels, figure.axes, strict=True):
             draw(axes, page_rows)
-        _legend(figure)
+        width, height = figure.get_size_inches()
+        write(figure, 0.2 / width, 0.13 / height, _LEGEND, fontsize=7.0, color=Colour.FAINT)
     return figure
 
 
-def _page_rows(rows: Sequence[ParameterStatistics]) -> list[_Row]:
+def _page_rows(rows: Sequence[ParameterStatistics], findings: Sequence[Finding]) -> list[_Row]:
     page_rows: dict[str, _Row] = {}
     # if no BatchNorm was ever updated, as with random weights, only the lines below the heading mention it
-    never = {row.layer for row in rows if row.updated is False}
-    all_never = never == {row.layer for row in rows if row.updated is not None}
+    some_updated = any(row.updated for row in rows)
     for row in rows:
         leaf = row.name.rpartition(".")[2]
         key = (row.layer or row.type) if leaf in _IN_ROW_OF_LAYER else row.name
@@ -78,30 +70,30 @@ def _page_rows(rows: Sequence[ParameterStatistics]) -> list[_Row]:
             place.variance = row
         elif leaf == "weight" or leaf not in _IN_ROW_OF_LAYER:
             place.weight = row
-        place.notes += [note for note in _notes(row, all_never) if note not in place.notes]
+        notes = [_note(finding, leaf) for finding in findings if finding.layer == row.name]
+        notes += ["never updated"] if row.updated is False and some_updated else []
+        place.notes += [note for note in notes if note not in place.notes]
     return list(page_rows.values())
 
 
-def _notes(row: ParameterStatistics, all_never: bool) -> list[str]:
-    """The findings on one parameter in a few words, to stand beside its row."""
-    leaf = row.name.rpartition(".")[2]
-    where = "" if leaf == "weight" else f" in {leaf}"
-    words = {
-        "non-finite": f"{row.nan + row.inf:,} NaN or Inf{where}",
-        "dead-filters": f"{_several(len(row.dead_filters or ()), 'dead filter')}: {_few(row.dead_filters or ())}",
-        "duplicate-filters": "duplicates: " + _few(["=".join(map(str, g[:3])) for g in row.duplicate_filters or ()]),
-        "collapsed-variance": f"{len(row.collapsed or ())} collapsed: {_few(row.collapsed or ())}",
-        "never-updated": "never updated",
-    }
-    return [words[name] for name in finding_names(row) if not (name == "never-updated" and all_never)]
+def _note(finding: Finding, leaf: str) -> str:
+    """The finding in a few words, to stand beside the row of its layer."""
+    channels = finding.channels or ()
+    match finding.finding:
+        case "non-finite":
+            count = sum(int(finding.numbers[name] or 0) for name in ("nan", "inf"))
+            return f"{count:,} NaN or Inf" + ("" if leaf == "weight" else f" in {leaf}")
+        case "dead-filters":
+            return f"{counted(len(channels), 'dead filter')}: {_few(channels)}"
+        case "duplicate-filters":
+            return "duplicates: " + _few(["=".join(map(str, group[:3])) for group in finding.groups or ()])
+        case "collapsed-variance":
+            return f"{len(channels)} collapsed: {_few(channels)}"
+    return finding.finding
 
 
-def _few(items: Sequence[object], most: int = 3) -> str:
-    return ", ".join(map(str, items[:most])) + (", ..." if len(items) > most else "")
-
-
-def _several(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+def _few(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items[:3])) + (", ..." if len(items) > 3 else "")
 
 
 def _bands(axes: Axes, spans: Sequence[tuple[int, float, float]], thick: bool, colour: str) -> None:
@@ -122,13 +114,9 @@ def _draw_weights(axes: Axes, rows: Sequence[_Row]) -> None:
     if typical and max(ends) > 30 * typical[len(typical) // 2]:  # or the widest row would flatten the others
         threshold = 10.0 ** math.floor(math.log10(typical[len(typical) // 2]))
         axes.set_xscale("symlog", linthresh=threshold, linscale=0.6)
-        _symlog_ticks(axes, threshold, max(ends))
+        powers = _decades(threshold, max(ends), 3)
+        _ticks(axes, [*(-power for power in reversed(powers)), 0.0, *powers])
     axes.axvline(0, color=Colour.FAINT, linewidth=0.6, zorder=1)
-
-
-def _symlog_ticks(axes: Axes, threshold: float, widest: float) -> None:
-    powers = _decades(threshold, widest, 3)
-    _ticks(axes, [*(-power for power in reversed(powers)), 0.0, *powers])
 
 
 def _decades(first: float, last: float, most: int) -> list[float]:
@@ -148,14 +136,13 @@ def _ticks(axes: Axes, at: Sequence[float]) -> None:
 
 def _draw_filters(axes: Axes, rows: Sequence[_Row]) -> None:
     """Draw least to largest norm as a line, the mean as a dot."""
-    weights = [(at, row.weight) for at, row in enumerate(rows) if row.weight is not None]
-    spans = [(at, w.filter_norm_min, w.filter_norm_mean, w.filter_norm_max) for at, w in weights]
-    _spans(axes, [(at, low, mean, high) for at, low, mean, high in spans if None not in (low, mean, high)])
+    weights = [(at, row.weight) for at, row in enumerate(rows) if row.weight and row.weight.filter_norm_min is not None]
+    _spans(axes, [(at, w.filter_norm_min, w.filter_norm_mean, w.filter_norm_max) for at, w in weights])
 
 
 def _draw_variances(axes: Axes, rows: Sequence[_Row]) -> None:
-    variances = [(at, row.variance) for at, row in enumerate(rows) if row.variance is not None]
-    _spans(axes, [(at, v.min, v.mean, v.max) for at, v in variances if v.mean is not None])
+    variances = [(at, row.variance) for at, row in enumerate(rows) if row.variance and row.variance.mean is not None]
+    _spans(axes, [(at, variance.min, variance.mean, variance.max) for at, variance in variances])
 
 
 def _spans(axes: Axes, spans: Sequence[tuple[int, float | None, float | None, float | None]]) -> None:
@@ -182,12 +169,3 @@ def _draw_zeros(axes: Axes, rows: Sequence[_Row]) -> None:
     axes.barh([at for at, _ in zeros], [share for _, share in zeros], height=0.6, color=Colour.ORANGE, zorder=3)
     axes.set_xlim(0, 100)
     axes.set_xticks([0, 50, 100])
-
-
-def _legend(figure: Figure) -> None:
-    width, height = figure.get_size_inches()
-    words = (
-        "weights: thin line lowest to highest, thick mean ± standard deviation, dot mean"
-        "   norms, variances: line least to largest, dot mean, < goes on to the left"
-    )
-    write(figure, 0.2 / width, 0.13 / height, words, fontsize=7.0, color=Colour.FAINT)

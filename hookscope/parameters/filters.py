@@ -22,12 +22,12 @@ def is_convolution(module: nn.Module) -> bool:
     return "_ConvNd" in class_names(module)
 
 
-def layer_weight(module: nn.Module) -> Tensor | None:
-    """The weight of a layer, or None; a quantised layer has a method that unpacks it."""
-    weight: Any = getattr(module, "weight", None)
-    if callable(weight) and not isinstance(weight, torch.Tensor) and "quantized" in type(module).__module__:
-        weight = weight()
-    return weight if isinstance(weight, torch.Tensor) else None
+def layer_tensor(module: nn.Module, name: str = "weight") -> Tensor | None:
+    """The weight or bias of a layer, or None; a quantised layer has a method that unpacks it."""
+    tensor: Any = getattr(module, name, None)
+    if callable(tensor) and not isinstance(tensor, Tensor) and "quantized" in type(module).__module__:
+        tensor = tensor()
+    return tensor if isinstance(tensor, Tensor) else None
 
 
 def filters_of(module: Any, weight: Tensor) -> Tensor | None:
@@ -35,12 +35,6 @@ def filters_of(module: Any, weight: Tensor) -> Tensor | None:
 
     Filter ``f`` of group ``g`` computes output channel ``g * filters + f``. A convolution has its filters on axis 0;
     a transposed convolution has them on axis 1, and its groups one after another on axis 0.
-
-    Example:
-        >>> import torch
-        >>> layer = torch.nn.ConvTranspose2d(4, 6, 3, groups=2)
-        >>> tuple(layer.weight.shape), tuple(filters_of(layer, layer.weight).shape)
-        ((4, 3, 3, 3), (2, 3, 2, 3, 3))
     """
     groups = int(module.groups)
     if weight.dim() < 3 or not weight.numel() or weight.shape[0] % groups:
@@ -51,10 +45,7 @@ def filters_of(module: Any, weight: Tensor) -> Tensor | None:
 
 
 def filter_norms(filters: Tensor) -> tuple[Tensor, Tensor]:
-    """The L2 norm of each filter in float64, and whether all its weights are finite: two tensors ``(filters,)``.
-
-    NaN and Inf count as 0.
-    """
+    """``(filters,)`` L2 norms in float64, NaN and Inf as 0, and ``(filters,)`` whether all weights are finite."""
     norms, whole = [], []
     for block in filters.flatten(2).flatten(0, 1).split(_BLOCK):
         finite = torch.isfinite(block)
@@ -75,16 +66,11 @@ def dead_filters(norms: Tensor, whole: Tensor, share: float) -> tuple[int, ...]:
 
 
 def duplicate_filters(filters: Tensor, norms: Tensor, usable: Tensor, cosine: float) -> tuple[tuple[int, ...], ...]:
-    """Groups of filters with the same inputs, and the same weights up to a positive factor.
+    """Groups of ``usable`` filters with the same inputs, and the same weights up to a positive factor.
 
     Filters of different groups of a convolution have different inputs, so they are never duplicates. Filters of fewer
     than `LEAST_FOR_DIRECTION` weights must be equal. Biases do not count. Pairs with a common filter form one group.
-
-    Args:
-        filters: From `filters_of`.
-        norms: From `filter_norms`.
-        usable: Which filters to compare: dead filters have no direction.
-        cosine: Least cosine of two duplicates.
+    ``cosine`` is the least of two duplicates.
     """
     groups, size = filters.shape[:2]
     pairs = []

@@ -1,30 +1,31 @@
-"""Findings on the weights of a model, from their statistics."""
+"""Named findings on weights: one rule for each kind, registered with its entry in the catalogue.
+
+This file needs no torch: the help of ``hookscope weights`` reads the thresholds of every registered rule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from hookscope.findings import CATALOGUE, GRAVITY, Finding, counted, listed, nonfinite_words
-from hookscope.parameters.statistics import ParameterStatistics, ParameterThresholds
+from hookscope.findings import CATALOGUE, Finding, Rules, counted, listed, nonfinite_words
+from hookscope.parameters.facts import ParameterStatistics, ParameterThresholds
 
 
-def finding_names(row: ParameterStatistics) -> tuple[str, ...]:
-    """The names of the findings on one parameter, the gravest first.
+class Measured(NamedTuple):
+    """What the rules judge."""
 
-    Example:
-        >>> import torch
-        >>> from hookscope.parameters import parameter_statistics
-        >>> [finding_names(row) for row in parameter_statistics(torch.nn.BatchNorm2d(2, affine=False))]
-        [('never-updated',), ('never-updated',)]
-    """
-    holds = {
-        "non-finite": bool(row.nan or row.inf),
-        "dead-filters": bool(row.dead_filters),
-        "duplicate-filters": bool(row.duplicate_filters),
-        "collapsed-variance": bool(row.collapsed),
-        "never-updated": row.updated is False,
-    }
-    return tuple(name for name, holds_here in holds.items() if holds_here)
+    rows: Sequence[ParameterStatistics]
+    thresholds: ParameterThresholds
+
+
+RULES = Rules("weights", lambda measured: measured.rows)
+rule, parameter_rule = RULES.rule, RULES.row_rule
+
+
+def finding_names(row: ParameterStatistics, thresholds: ParameterThresholds | None = None) -> tuple[str, ...]:
+    """The names of the findings on one parameter, the gravest first."""
+    return tuple(finding.finding for finding in parameter_findings([row], thresholds))
 
 
 def parameter_findings(
@@ -32,30 +33,16 @@ def parameter_findings(
 ) -> list[Finding]:
     """The findings on all parameters, the gravest first, then in order of registration.
 
-    If no BatchNorm was ever updated, as with random weights, this is one finding for the whole model.
-
-    Args:
-        rows: From `parameter_statistics`.
-        thresholds: Those of the call of `parameter_statistics`; the evidence quotes them.
-
-    Example:
-        >>> import torch
-        >>> from hookscope.parameters import parameter_statistics
-        >>> [finding] = parameter_findings(parameter_statistics(torch.nn.BatchNorm2d(2)))
-        >>> finding.finding, finding.evidence
-        ('never-updated', 'the running statistics of the only BatchNorm still have their first values, 0 and 1')
+    If no BatchNorm was ever updated, as with random weights, this is one finding for the whole model. ``thresholds``
+    are those of the call of `parameter_statistics`; the evidence quotes them.
     """
-    thresholds = thresholds or ParameterThresholds()
-    findings = [
-        _RULES[name](row, thresholds)
-        for name in GRAVITY["weights"]
-        for row in rows
-        if name in _RULES and name in finding_names(row)
-    ]
-    return findings + _never_updated(rows)
+    return list(RULES.findings(Measured(rows, thresholds or ParameterThresholds())))
 
 
-def _non_finite(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:
+@parameter_rule(CATALOGUE["non-finite"])
+def _non_finite(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding | None:
+    if not row.nan and not row.inf:
+        return None
     place = ", ".join(map(str, row.first_nonfinite or ()))
     first = f", the first at [{place}]" if row.first_nonfinite else ""
     return CATALOGUE["non-finite"].finding(
@@ -66,8 +53,10 @@ def _non_finite(row: ParameterStatistics, thresholds: ParameterThresholds) -> Fi
     )
 
 
-def _dead(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:
-    dead = row.dead_filters or ()
+@parameter_rule(CATALOGUE["dead-filters"])
+def _dead(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding | None:
+    if not (dead := row.dead_filters):
+        return None
     have = "has" if len(dead) == 1 else "have"
     below = f"a norm of 0, or below {thresholds.dead_norm:g} of the layer's median"
     return CATALOGUE["dead-filters"].finding(
@@ -78,22 +67,27 @@ def _dead(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:
     )
 
 
-def _duplicates(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:
-    groups = row.duplicate_filters or ()
+@parameter_rule(CATALOGUE["duplicate-filters"])
+def _duplicates(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding | None:
+    if not (groups := row.duplicate_filters):
+        return None
     same = listed(["=".join(map(str, group[:8])) + ("=..." if len(group) > 8 else "") for group in groups])
     spare = sum(len(group) - 1 for group in groups)
-    what = f"{spare} of {counted(row.filters or 0, 'filter')} {'is a duplicate' if spare == 1 else 'are duplicates'}"
+    are = "is a duplicate" if spare == 1 else "are duplicates"
     return CATALOGUE["duplicate-filters"].finding(
         row.name,
-        f"{what} (cosine {thresholds.duplicate_cosine:g} or more): {same}",
+        f"{spare} of {counted(row.filters or 0, 'filter')} {are} (cosine {thresholds.duplicate_cosine:g} or more):"
+        f" {same}",
         channels=tuple(sorted(member for group in groups for member in group)),
         groups=groups,
         numbers={"groups": len(groups), "duplicates": spare, "filters": row.filters},
     )
 
 
-def _collapsed(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding:
-    collapsed = row.collapsed or ()
+@parameter_rule(CATALOGUE["collapsed-variance"])
+def _collapsed(row: ParameterStatistics, thresholds: ParameterThresholds) -> Finding | None:
+    if not (collapsed := row.collapsed):
+        return None
     least = thresholds.collapsed * (row.eps or 0.0)
     have = "has" if len(collapsed) == 1 else "have"
     return CATALOGUE["collapsed-variance"].finding(
@@ -105,28 +99,21 @@ def _collapsed(row: ParameterStatistics, thresholds: ParameterThresholds) -> Fin
     )
 
 
-_RULES = {
-    "non-finite": _non_finite,
-    "dead-filters": _dead,
-    "duplicate-filters": _duplicates,
-    "collapsed-variance": _collapsed,
-}
-
-
-def _never_updated(rows: Sequence[ParameterStatistics]) -> list[Finding]:
-    updated = {row.layer: row.updated for row in rows if row.updated is not None}
-    never = [layer for layer, was in updated.items() if not was]
-    numbers: dict[str, float | int | str | None] = {"never": len(never), "batch_norms": len(updated)}
-    still = "still have their first values, 0 and 1"
-    if never and len(never) == len(updated):
-        whose = "the only BatchNorm" if len(never) == 1 else f"all {len(never)} BatchNorms"
-        layer = never[0] if len(never) == 1 else ""
-        evidence = f"the running statistics of {whose} {still}"
-        return [CATALOGUE["never-updated"].finding(layer, evidence, "all", numbers=numbers)]
+@rule(CATALOGUE["never-updated"])
+def _never_updated(measured: Measured) -> Iterator[Finding]:
+    updated = {row.layer: row.updated for row in measured.rows if row.updated is not None}
+    never = [layer for layer, was_updated in updated.items() if not was_updated]
     if not never:
-        return []
-    if len(never) == 1:
+        return
+    every, single = len(never) == len(updated), len(never) == 1
+    still = "still have their first values, 0 and 1"
+    if every:
+        whose = "the only BatchNorm" if single else f"all {len(never)} BatchNorms"
+        evidence = f"the running statistics of {whose} {still}"
+    elif single:
         evidence = f"its running statistics {still}; 1 of {len(updated)} BatchNorms are like this"
-        return [CATALOGUE["never-updated"].finding(never[0], evidence, numbers=numbers)]
-    evidence = f"the running statistics of {len(never)} of {len(updated)} BatchNorms {still}: {listed(never)}"
-    return [CATALOGUE["never-updated"].finding("", evidence, numbers=numbers)]
+    else:
+        evidence = f"the running statistics of {len(never)} of {len(updated)} BatchNorms {still}: {listed(never)}"
+    numbers = {"never": len(never), "batch_norms": len(updated)}
+    layer, case = never[0] if single else "", "all" if every else ""
+    yield CATALOGUE["never-updated"].finding(layer, evidence, case, numbers=numbers)

@@ -34,7 +34,7 @@ from hookscope.drawing import (
 from hookscope.errors import LayerError
 from hookscope.hooks import Layers, one_thread
 from hookscope.models import package_versions
-from hookscope.parameters.filters import filter_norms, filters_of, is_convolution, layer_weight
+from hookscope.parameters.filters import filter_norms, filters_of, is_convolution, layer_tensor
 from hookscope.parameters.statistics import layers_named
 
 SLICES = 4  # drawn of a filter with many inputs: those with the largest norms
@@ -75,41 +75,26 @@ def draw_kernels(
 
     If the first convolution has three inputs, its filters are drawn in colour: grey is 0, and each filter has its own
     scale. Filters of other convolutions are drawn as their `SLICES` input slices with the largest norms, on one scale
-    for the layer, symmetric about 0. Kernels of one position are drawn as one map, filters × inputs.
-
-    Args:
-        model: Any eager module.
-        layers: Names of layers, globs and ``re:…``. None for the first convolution with all filters, and the next 23
-            with their 16 strongest filters.
-        channels: Which filters.
-        style: Columns, smallest side of a kernel, colour map (a diverging one such as ``RdBu_r``).
-        name: Name of the model, for the heading.
-        weights: Name of the weights, for the heading.
+    for the layer, symmetric about 0. Kernels of one position are drawn as one map, filters × inputs. Without ``layers``
+    the first convolution is drawn with all filters, and the next 23 with their 16 strongest filters.
 
     Raises:
         LayerError: no chosen layer is a convolution, or none has a chosen filter.
-
-    Example:
-        >>> import torch
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 3))
-        >>> sheet = draw_kernels(net, style=Style(cmap="RdBu_r"))
-        >>> [part["layer"] for part in sheet.provenance["kernels"]]
-        ['0', '1']
     """
     style = style or Style(cmap="RdBu_r")
     convolutions = _convolutions(model)
-    wanted = layers_named(model, layers)
-    chosen = [(number, *layer) for number, layer in enumerate(convolutions) if wanted is None or layer[0] in wanted]
+    selected = layers_named(model, layers)
+    chosen = [(number, *each) for number, each in enumerate(convolutions) if selected is None or each[0] in selected]
     if not chosen:
         what = "no convolution among the chosen layers" if convolutions else "the model has no convolution"
         raise LayerError(what, f"there are {', '.join(name for name, *_ in convolutions[:4])}" if convolutions else "")
     left_out = []
-    if wanted is None and len(chosen) > _MOST_LAYERS:
+    if selected is None and len(chosen) > _MOST_LAYERS:
         left_out.append(f"{len(chosen) - _MOST_LAYERS} further convolutions: choose with --layer")
         chosen = chosen[:_MOST_LAYERS]
     sections = []
     for number, layer, module, filters in chosen:
-        choice = channels or (_FIRST_FEW if wanted is None and number else ChannelChoice())
+        choice = channels or (_FIRST_FEW if selected is None and number else ChannelChoice())
         with one_thread():
             section = _section(layer, module, filters, choice, style, first=number == 0)
         sections.append(section)
@@ -125,7 +110,7 @@ def draw_kernels(
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Tensor]]:
     convolutions = []
     for name, module in model.named_modules():
-        weight = layer_weight(module) if is_convolution(module) else None
+        weight = layer_tensor(module) if is_convolution(module) else None
         filters = filters_of(module, weight) if weight is not None else None
         if filters is not None:
             convolutions.append((name, module, filters))
@@ -167,9 +152,8 @@ def _in_colour(layer: str, title: str, kernels: Tensor, numbers: list[int], norm
     ends = np.abs(known).max(axis=(1, 2, 3))
     unit = np.where(ends > 0, ends, 1.0)[:, None, None, None]
     rgb = np.rint(_GREY + _GREY * (known / unit)).astype(np.uint8)
-    bad = ~finite.all(axis=3)
-    rgb[bad] = colours.palette(style.cmap)[colours.NAN]
-    nonfinite = (~finite).sum(axis=(1, 2, 3))
+    nonfinite = ~finite.all(axis=3)
+    rgb[nonfinite] = colours.palette(style.cmap)[colours.NAN]
     blank = reduce_maps(torch.zeros(len(numbers), *maps.shape[2:]), None, SymmetricScale(1.0))
     tiles = replace(
         blank,
@@ -178,13 +162,13 @@ def _in_colour(layer: str, title: str, kernels: Tensor, numbers: list[int], norm
         high=ends,
         strength=norms.cpu().numpy(),
         constant=np.zeros(len(numbers), bool),
-        nonfinite=nonfinite,
+        nonfinite=(~finite).sum(axis=(1, 2, 3)),
         scale="filter",
     )
     words = "inputs as red, green, blue; each filter on its own scale: grey is 0, its largest |weight| the brightest or"
     words += " darkest   bar: norm of the filter against the largest (bold)"
     words += f"   {moments} moments of a filter, left to right" if moments > 1 else ""
-    words += "   NaN or Inf magenta (!)" if bad.any() else ""
+    words += "   NaN or Inf magenta (!)" if nonfinite.any() else ""
     about = {"layer": layer, "drawn": "rgb", "moments": moments}
     return _Section(title, words, _grid(tiles, style, moments, large=True), about, rgb)
 
@@ -194,9 +178,7 @@ def _as_slices(layer: str, title: str, flat: Tensor, numbers: list[int], norms: 
     maps, moments = _laid_flat(flat[numbers])
     sizes = torch.where(torch.isfinite(maps), maps, 0.0).flatten(2).norm(dim=2)
     order = sizes.argsort(dim=1, descending=True, stable=True)[:, :SLICES]
-    slices = torch.stack(
-        [kernel[inputs] for kernel, inputs in zip(maps, order, strict=True)]
-    )  # (filters, slices, H, W)
+    slices = maps[torch.arange(len(maps), device=maps.device)[:, None], order]  # (filters, slices, H, W)
     shown = slices.transpose(1, 2).flatten(2)
     frames = moments * slices.shape[1]
     tiles = reduce_maps(shown, None, _symmetric(flat))
@@ -213,7 +195,8 @@ def _as_slices(layer: str, title: str, flat: Tensor, numbers: list[int], norms: 
 def _as_matrix(layer: str, title: str, flat: Tensor, numbers: list[int], style: Style) -> _Section:
     """Kernels of one position as one map: a row for each filter, a column for each input."""
     tiles = reduce_maps(flat[numbers][None], None, _symmetric(flat))
-    rows = f"filters 0 to {len(flat) - 1}" if numbers == list(range(len(flat))) else f"filters {_few(numbers)}"
+    shown = ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
+    rows = f"filters 0 to {len(flat) - 1}" if numbers == list(range(len(flat))) else f"filters {shown}"
     words = f"one map: a row for each filter ({rows}, from the top), a column for each of {flat.shape[1]} inputs"
     zoom = max(1, min(6, _WIDTH // flat.shape[1]))
     cell = style.cell or zoom * min(len(numbers), flat.shape[1])
@@ -224,10 +207,6 @@ def _as_matrix(layer: str, title: str, flat: Tensor, numbers: list[int], style: 
 def _symmetric(flat: Tensor) -> SymmetricScale:
     """The scale of all filters of the layer, whichever of them are drawn."""
     return SymmetricScale(float(torch.where(torch.isfinite(flat), flat, 0.0).abs().max()))
-
-
-def _few(numbers: Sequence[int], most: int = 20) -> str:
-    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")
 
 
 def _grid(tiles: Tiles, style: Style, frames: int, large: bool = False) -> Grid:
@@ -295,6 +274,4 @@ def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None
 def _place(section: _Section, x: int, y: int) -> dict[str, Any]:
     """Where the maps lie and which values their colours mean."""
     place = placed("", "", section.grid, x, y)
-    keys = ["x", "y", "columns", "step_x", "step_y", "zoom", "height", "width", "frames"]
-    keys += ["scale", "channels", "low", "high"]
-    return {**section.about, **{key: place[key] for key in keys}}
+    return section.about | {key: place[key] for key in place if key not in ("part", "axes", "frame_step")}

@@ -289,8 +289,8 @@ def _findings(_: str) -> str:
     """Every kind of finding with its meaning, its advice, and its thresholds."""
     sections = ["\n".join(["| findings of | in order of gravity |", "| --- | --- |", *_questions()])]
     for kind in CATALOGUE.values():
-        parts = [f"### {kind.name}", f"{kind.meaning} {kind.advice}"]
-        cases = [f"- {case}: {' '.join(texts)}" for case, texts in kind.cases.items()]
+        parts = [f"### {kind.name}", kind.text()]
+        cases = [f"- {case}: {kind.text(case)}" for case in kind.cases]
         parts += ["\n".join(cases)] if cases else []
         thresholds = [
             f"| {_codes([threshold.option] if threshold.option else [])} | `{threshold.name}` | {threshold.default:g} "

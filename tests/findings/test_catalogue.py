@@ -17,9 +17,8 @@ from hookscope.training.log.rules import TrainingThresholds
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_text_is_plain_and_says_what_to_do(name: str) -> None:
     kind = CATALOGUE[name]
-    for meaning, advice in [(kind.meaning, kind.advice), *kind.cases.values()]:
-        assert meaning.endswith(".") and advice.endswith(".") and (meaning + advice).isprintable()
-        assert len(f"{meaning} {advice}") < 250
+    for text in (kind.meaning, kind.advice, *(kind.text(case) for case in kind.cases)):
+        assert text.endswith(".") and text.isprintable() and len(text) < 250
     assert kind.text("no such case") == kind.text() == f"{kind.meaning} {kind.advice}"
 
 

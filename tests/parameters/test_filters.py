@@ -14,7 +14,7 @@ from hookscope.parameters.filters import (
     filter_norms,
     filters_of,
     is_convolution,
-    layer_weight,
+    layer_tensor,
 )
 
 
@@ -140,7 +140,7 @@ def test_all_alike() -> None:
 def test_a_quantised_layer_unpacks_its_weight() -> None:
     layer = torch.ao.nn.quantized.Conv2d(3, 4, 3)
     layer.set_weight_bias(torch.quantize_per_tensor(torch.ones(4, 3, 3, 3), 0.1, 0, torch.qint8), None)
-    weight = layer_weight(layer)
+    weight = layer_tensor(layer)
     assert weight is not None and is_convolution(layer)
     assert float(filters_of(layer, weight).sum()) == pytest.approx(108)
-    assert layer_weight(nn.ReLU()) is None
+    assert layer_tensor(nn.ReLU()) is None

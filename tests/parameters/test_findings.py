@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from hookscope.findings.finding import Finding
+from hookscope.parameters import ParameterThresholds, parameter_statistics
 from hookscope.parameters.findings import finding_names, parameter_findings
-from hookscope.parameters.statistics import ParameterThresholds, parameter_statistics
 
 
 def updated(channels: int) -> nn.BatchNorm2d:

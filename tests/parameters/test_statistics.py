@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import LayerError, ModelError, UsageError
-from hookscope.parameters.statistics import ParameterStatistics, ParameterThresholds, parameter_statistics
+from hookscope.parameters import ParameterStatistics, ParameterThresholds, parameter_statistics
 
 
 def net() -> nn.Sequential:

@@ -25,6 +25,7 @@ from hookscope.cli.shared.options import (
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted
+from hookscope.parameters import finding_names  # its file registers the findings whose options help shows
 
 FIELDS = (
     "name", "type", "shape", "mean", "std", "min", "max", "norm", "zeros", "nan", "inf", "filters", "filter_norm_min",
@@ -35,11 +36,9 @@ _NESTED_FIELDS = ("layer", "buffer", "dead_filters", "duplicate_filters", "colla
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command."""
+    """The options of the command beside those of the thresholds."""
 
     layers: tuple[str, ...]
-    dead_norm: float
-    duplicate_cosine: float
     plot: str | None
     kernels: str | None
     channels: str | None
@@ -96,8 +95,8 @@ def command(model: str, weights: str, seed: int, **values: Any) -> None:
       hookscope weights mobilenet_v3_small --layer features.4 --kernels features4.png --channels top:32
       hookscope weights vgg16 --format json | jq -r '.findings[].finding'
     """
-    options = Options(**values)
-    thresholds = parameters.ParameterThresholds(**chosen_thresholds("weights", values))
+    options = Options(**{name: values[name] for name in Options.__dataclass_fields__})
+    thresholds = parameters.ParameterThresholds.of(chosen_thresholds("weights", values))
     look = (options.channels, options.columns, options.cell, options.cmap)
     if options.kernels is None and look != (None, None, None, None):
         raise UsageError("--channels, --columns, --cell and --cmap need --kernels", do="add --kernels FILE.png")
@@ -119,7 +118,7 @@ def command(model: str, weights: str, seed: int, **values: Any) -> None:
         for text in sheet.left_out:
             output.note(f"Note: {options.kernels} leaves out {text}")
         drawing.write_png(sheet.image, options.kernels, sheet.provenance)
-    section = Section([_as_row(row, net.weights) for row in rows], FIELDS, "parameter", _NESTED_FIELDS)
+    section = Section([_as_row(row, thresholds, net.weights) for row in rows], FIELDS, "parameter", _NESTED_FIELDS)
     about = {"model": net.name, "weights": net.weights}
     output.write_report(Report([section], findings, about, totals), options.format)
 
@@ -169,14 +168,14 @@ def _write_plot(
     system.write_atomically(path, drawing.figure_bytes(figure, drawing.plot_suffix(path), provenance))
 
 
-def _as_row(row: parameters.ParameterStatistics, weights: str) -> Row:
+def _as_row(row: parameters.ParameterStatistics, thresholds: parameters.ParameterThresholds, weights: str) -> Row:
     duplicates = row.duplicate_filters
     counts = {
         "dead": None if row.dead_filters is None else len(row.dead_filters),
         "duplicate": None if duplicates is None else sum(len(group) - 1 for group in duplicates),
         "collapsed": None if row.collapsed is None else len(row.collapsed),
         "collapsed_channels": row.collapsed,
-        "findings": parameters.finding_names(row),
+        "findings": finding_names(row, thresholds),
         "weights": weights,
     }
     return {name: counts[name] if name in counts else getattr(row, name) for name in (*FIELDS, *_NESTED_FIELDS)}
