@@ -6,8 +6,9 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -25,15 +26,7 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # t
 
 @dataclass(slots=True, eq=False)
 class LeafCall:
-    """One execution of a layer without children.
-
-    Attributes:
-        name: Name of the layer.
-        key: ``name`` or ``name#call``.
-        bit: Its bit in masks.
-        nodes: The nodes of the autograd graph of its output.
-        floating: Whether its output has floating-point numbers.
-    """
+    """One execution of a layer without children: its bit in masks, and the graph nodes of its output."""
 
     name: str
     key: str
@@ -46,16 +39,9 @@ class LeafCall:
 class Cut:
     """An operation whose input requires a gradient, but whose result does not.
 
-    Attributes:
-        operation: Its name in torch, such as ``detach``.
-        place: File and line of the code that called it.
-        nodes: The nodes of the autograd graph of its input.
-        bit: Its bit in masks.
-        no_grad: Whether it ran under ``no_grad``.
-        floating: Whether its result could have a gradient.
-        leaves: Whether its result left torch (as an array or a number), so that its use is unknown.
-        call: The layer without children that was running, if any.
-        after: Key of the first such layer that used the result.
+    ``nodes`` are the graph nodes of its input, ``bit`` is its bit in masks. ``floating``: its result could have a
+    gradient. ``leaves``: its result left torch as an array or a number, so its use is unknown. ``call`` is the layer
+    without children that was running, ``after`` the key of the first such layer that used the result.
     """
 
     operation: str
@@ -67,6 +53,9 @@ class Cut:
     leaves: bool
     call: LeafCall | None
     after: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.operation} at {self.place}" if self.place else self.operation
 
     @property
     def reason(self) -> str:
@@ -80,24 +69,21 @@ class WatchedPass(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._names = {module: name for name, module in model.named_modules()}
-        self._handles = HookHandles()
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        try:
+        with ExitStack() as stack:
+            handles = stack.enter_context(HookHandles())
             for module in self._names:
-                self._handles.forward_pre(module, self._before)
-                self._handles.forward(module, self._after)
+                handles.forward_pre(module, self._before)
+                handles.forward(module, self._after)
             super().__enter__()  # type: ignore[no-untyped-call]
-        except BaseException:
-            self._handles.__exit__(None, None, None)
-            raise
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._handles.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._stack.close()
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         raise NotImplementedError
@@ -107,28 +93,22 @@ class WatchedPass(TorchFunctionMode):
 
 
 class Flow(WatchedPass):
-    """Follows one forward pass of ``model`` inside a ``with`` block, with bit masks for the sources of values.
+    """Follows one forward pass inside a ``with`` block, with bit masks for the sources of values.
 
     Every memory that torch wrote to has a mask of the calls, cuts and parameters that its values come from, so that
     views and in-place writes count.
-
-    Attributes:
-        calls: Calls of layers without children, in the order in which they returned.
-        cuts: Cuts in the order in which they happened.
-        parameters: The graph node that accumulates the gradient, by name of every parameter that is not frozen.
-        began: Names of all layers that ran.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.calls: list[LeafCall] = []
+        self.calls: list[LeafCall] = []  # in the order in which they returned
         self.cuts: list[Cut] = []
-        self.parameters: dict[str, Any] = {}
-        self.began: set[str] = set()
+        self.parameters: dict[str, Any] = {}  # the node that accumulates the gradient, for each trained parameter
+        self.began: set[str] = set()  # names of all layers that ran
         self._model = model
         self._marks: dict[int | None, int] = {}
         self._held: list[Any] = []  # tensors kept alive, so that no memory is used twice
-        self._made: dict[Any, int] = {}
+        self._bit_of_node: dict[Any, int] = {}
         self._running: list[LeafCall] = []
         self._times: Counter[str] = Counter()
         self._bits = 0
@@ -143,31 +123,28 @@ class Flow(WatchedPass):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` and record the sources of its result."""
         kwargs = kwargs or {}
-        given = [*tensors_in(args).values(), *tensors_in(kwargs).values()]
+        arguments = list(tensors_in((args, kwargs)).values())
         # before the call, because an in-place operation changes the node
-        within = {node_of(tensor) for tensor in given if in_graph(tensor)}
-        mask = self._mask_of_all(given)
+        nodes = {node_of(tensor) for tensor in arguments if in_graph(tensor)}
+        mask = self.mask_of(arguments)
         result = func(*args, **kwargs)
         name = operation_name(func)
-        made = list(tensors_in(result).values())
-        if within and (name in _LEAVING or (made and not any(in_graph(tensor) for tensor in made))):
-            mask |= self._cut(name, within, made)
+        results = list(tensors_in(result).values())
+        if nodes and (name in _LEAVING or (results and not any(in_graph(tensor) for tensor in results))):
+            mask |= self._cut(name, nodes, results)
         if name in _LEAVING:
             for cut in self.cuts:
                 cut.leaves |= bool(cut.bit & mask)
-        for tensor in made:
+        for tensor in results:
             self._mark(tensor, mask)
-        if given and (name.endswith("_") or name == "__set__"):  # in-place, whatever it returned
-            self._mark(given[0], mask)
+        if arguments and (name.endswith("_") or name == "__set__"):  # in-place, whatever it returned
+            self._mark(arguments[0], mask)
         return result
 
     def mask_of(self, value: Any) -> int:
         """The bits of all sources of the tensors in ``value``."""
-        return self._mask_of_all(tensors_in(value).values())
-
-    def _mask_of_all(self, tensors: Iterable[Tensor]) -> int:
         mask = 0
-        for tensor in tensors:
+        for tensor in tensors_in(value).values():
             key = storage_key(tensor)
             mask |= self._marks[key] if key in self._marks else self._mask_by_graph(tensor)
         return mask
@@ -176,7 +153,7 @@ class Flow(WatchedPass):
         """The mask of a custom function's output, which no hook of torch reports."""
         if tensor.grad_fn is None:
             return 0
-        return sum({self._made[node] for node in nodes_behind([node_of(tensor)]) if node in self._made})
+        return sum({self._bit_of_node[node] for node in nodes_behind([node_of(tensor)]) if node in self._bit_of_node})
 
     def _mark(self, tensor: Tensor, mask: int) -> None:
         key = storage_key(tensor)
@@ -187,14 +164,14 @@ class Flow(WatchedPass):
         self._bits += 1
         return 1 << self._bits
 
-    def _cut(self, name: str, within: set[Any], made: list[Tensor]) -> int:
+    def _cut(self, name: str, nodes: set[Any], results: list[Tensor]) -> int:
         cut = Cut(
             name,
             place_of_code(),
-            within,
+            nodes,
             self._bit(),
             not torch.is_grad_enabled(),
-            any(tensor.is_floating_point() for tensor in made),
+            any(tensor.is_floating_point() for tensor in results),
             False,
             self._running[-1] if self._running else None,
         )
@@ -208,18 +185,17 @@ class Flow(WatchedPass):
             return
         call = LeafCall(name, call_key(name, self._times[name]), self._bit())
         self._times[name] += 1
-        taken = self._mask_of_all([*tensors_in(args).values(), *tensors_in(kwargs).values()])
+        sources = self.mask_of((args, kwargs))
         for cut in self.cuts:
-            if not cut.after and cut.bit & taken:
+            if not cut.after and cut.bit & sources:
                 cut.after = call.key
         self._running.append(call)
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tensors = list(tensors_in(output).values())
-        given = [*tensors_in(args).values(), *tensors_in(kwargs).values()]
         for tensor in tensors:
             if storage_key(tensor) not in self._marks:  # from a custom function
-                self._mark(tensor, self._mask_of_all(given))
+                self._mark(tensor, self.mask_of((args, kwargs)))
         name = self._names[module]
         while self._running and is_leaf(module):  # first remove calls whose exception the model caught
             call = self._running.pop()
@@ -230,7 +206,7 @@ class Flow(WatchedPass):
     def _note(self, call: LeafCall, tensors: list[Tensor]) -> None:
         call.nodes = {node for tensor in tensors if in_graph(tensor) for node in _nodes_of(tensor)}
         call.floating = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
-        self._made |= dict.fromkeys(call.nodes, call.bit)
+        self._bit_of_node |= dict.fromkeys(call.nodes, call.bit)
         for tensor in tensors:
             self._mark(tensor, call.bit)
         self.calls.append(call)
@@ -256,39 +232,32 @@ def _nodes_of(tensor: Tensor) -> list[Any]:
 
 def nodes_behind(nodes: Iterable[Any]) -> set[Any]:
     """``nodes`` and every node of the autograd graph that their gradients reach."""
-    found = set(nodes)
-    waiting = list(found)
+    reached = set(nodes)
+    waiting = list(reached)
     while waiting:
         for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in found:
-                found.add(node)
+            if node is not None and node not in reached:
+                reached.add(node)
                 waiting.append(node)
-    return found
+    return reached
 
 
 def refuse_reentrant_checkpoints(model: nn.Module, value: Tensor) -> None:
-    """Refuse reentrant checkpoints in the graph of ``value``: gradients pass them only in a real ``backward()``.
-
-    Raises:
-        ModelError: The graph has a ``torch.utils.checkpoint`` with ``use_reentrant=True``.
-    """
+    """Raise ModelError if gradients of ``value`` pass a checkpoint that only a real ``backward()`` can enter."""
     nodes = nodes_behind([node_of(value)]) if value.requires_grad else ()
-    within = [node for node in nodes if node.name() == "CheckpointFunctionBackward"]
-    if not within:
+    checkpoints = [node for node in nodes if node.name() == "CheckpointFunctionBackward"]
+    if not checkpoints:
         return
     names = {id(module): name for name, module in model.named_modules()}
-    runs = [getattr(node, "run_function", None) for node in within]  # a layer, or a function without a name
-    known = [names[id(run)] for run in runs if id(run) in names]
-    where = ", ".join(f"'{name}'" for name in sorted(set(known))) or f"a part of {type(model).__name__}"
+    functions = [id(getattr(node, "run_function", None)) for node in checkpoints]  # each a layer, or has no name
+    layers = sorted({names[function] for function in functions if function in names})
+    where = ", ".join(f"'{name}'" for name in layers) or f"a part of {type(model).__name__}"
     asked = f"{where} runs inside a reentrant checkpoint, which torch.autograd.grad cannot follow"
     raise ModelError(asked, do="checkpoint with use_reentrant=False")
 
 
 def place_of_code() -> str:
-    """File and line of the code that called the running ``__torch_function__``, such as ``net.py:17``.
-
-    Empty if hookscope itself called it.
-    """
+    """The line that called the running ``__torch_function__``, ``net.py:17``; empty if it is a line of hookscope."""
     library = os.path.dirname(torch.__file__) + os.sep
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_function__":

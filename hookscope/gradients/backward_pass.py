@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -91,41 +90,34 @@ def layer_gradients(
     types = types or usual_types(map(class_names, model.modules()))
     with differentiable(model):
         record = _Record(model, layers, types)
-        with _missing_batch_axis_named(model, inputs), record:
+        with _missing_batch_axis_named(model, inputs), record.observer:
             output = model(*passed_on(leaves_of(inputs)))
         value, targets = loss.of(output, type(model).__name__)
         if not value.requires_grad:
             raise _without_gradient(model, inputs, loss, output)
         refuse_reentrant_checkpoints(model, value)
         calls = record.calls
-        kept = [tensor for call in calls for tensor in call.kept]
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        arrived = _gradients(value, [*kept, *trained.values()])
-        by_tensor = iter(arrived[: len(kept)])
-        at_layers = tuple(_measured(call, [next(by_tensor) for _ in call.kept]) for call in calls)
-        own = {name: g for name, g in zip(trained, arrived[len(kept) :], strict=True) if g is not None}
-        after = change(own) if change is not None else None
+        tensors = [*(tensor for call in calls for tensor in call.outputs), *trained.values()]
+        gradients = iter(torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True) if tensors else ())
+        at_layers = tuple(_measured(call, [next(gradients) for _ in call.outputs]) for call in calls)
+        before = {name: g for name, g in zip(trained, gradients, strict=True) if g is not None}
+        after = change(before) if change is not None else None
         return GradientReport(
             value=float(value.detach()),
             targets=targets,
             layers=at_layers,
-            parameters=_of_parameters(model, own, after),
+            parameters=_of_parameters(model, before, after),
             did_not_run=record.observer.progress.did_not_run,
-            total_norm=total_norm(own.values()),
+            total_norm=total_norm(before.values()),
             total_after=None if after is None else total_norm(after.values()),
             loss=loss.name,
-            saturating=_saturating(model),
+            saturating=tuple(name for name in _SATURATING if name in {type(m).__name__ for m in model.modules()}),
         )
 
 
 def select_parameters(report: GradientReport, model: nn.Module, layers: Layers) -> GradientReport:
-    """``report`` with the parameters of the selected layers and of their children only.
-
-    Args:
-        report: The report of ``model``.
-        model: The model.
-        layers: The selection that the report was measured with; ``all`` keeps every parameter.
-    """
+    """``report`` with the parameters of the selected layers and of their children only."""
     selection = Selection.of(layers)
     if str(selection) == "all":
         return report
@@ -133,11 +125,6 @@ def select_parameters(report: GradientReport, model: nn.Module, layers: Layers) 
     names |= {layer.call.name for layer in report.layers}
     children = tuple(f"{name}." for name in names)
     return replace(report, parameters=tuple(p for p in report.parameters if "" in names or p.name.startswith(children)))
-
-
-def _saturating(model: nn.Module) -> tuple[str, ...]:
-    found = {type(module).__name__ for module in model.modules()}
-    return tuple(name for name in _SATURATING if name in found)
 
 
 @contextmanager
@@ -173,7 +160,7 @@ class _RecordedCall:
     """One call of the forward pass: its outputs in the graph, and the edges of its inputs."""
 
     call: Call
-    kept: list[Tensor]
+    outputs: list[Tensor]
     output_shape: Shape
     edges: list[Any]
     input_shape: Shape
@@ -182,7 +169,7 @@ class _RecordedCall:
 
 
 class _Record:
-    """The hooks of the forward pass."""
+    """The calls of one forward pass with the hooks of ``observer``."""
 
     def __init__(self, model: nn.Module, layers: Layers, types: Iterable[Any]) -> None:
         self._calls: list[_RecordedCall] = []
@@ -190,39 +177,27 @@ class _Record:
             model, layers, types, self._on_call, on_input=self._on_input, on_start=lambda *_: self._calls.clear()
         )
 
-    def __enter__(self) -> None:
-        self.observer.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.observer.__exit__(kind, error, trace)
-
     @property
     def calls(self) -> list[_RecordedCall]:
         """The selected calls in order of execution, after the pass."""
         return [recorded for recorded in self._calls if self.observer.wanted(recorded.call)]
 
     def _on_input(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        given = args[0] if len(args) == 1 and not kwargs else [*args, *kwargs.values()]
+        inputs = args[0] if len(args) == 1 and not kwargs else [*args, *kwargs.values()]
         # an edge keeps standing for the current value when a layer overwrites the tensor in place
         with torch.inference_mode(False):  # the model may have enabled it
-            edges = {get_gradient_edge(tensor) for tensor in tensors_in(given).values() if in_graph(tensor)}
-        return list(edges), shape_of(given)
+            edges = {get_gradient_edge(tensor) for tensor in tensors_in(inputs).values() if in_graph(tensor)}
+        return list(edges), shape_of(inputs)
 
     def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
         tensors = list(tensors_in(kept).values())
         edges, input_shape = self.observer.input
-        within = [tensor for tensor in tensors if in_graph(tensor)]
+        outputs = [tensor for tensor in tensors if in_graph(tensor)]
         self._calls.append(
-            _RecordedCall(call, within, shape_of(output), edges, input_shape, *norm_and_nonfinite(tensors))
+            _RecordedCall(call, outputs, shape_of(output), edges, input_shape, *norm_and_nonfinite(tensors))
         )
         return handed_on
-
-
-def _gradients(value: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    return list(torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True)) if tensors else []
 
 
 def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -234,9 +209,9 @@ def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Se
     def back(nothing: Callable[[Any], Any]) -> list[Tensor]:
         with HookHandles() as handles:
             for node in {edge.node for edge in edges} if len(edges) > 1 else ():
-                handles.node_before(node, lambda taken: tuple(map(nothing, taken)))
-            found = torch.autograd.grad(outputs, edges, gradients, retain_graph=True, allow_unused=True)
-        return [g for g in found if g is not None]
+                handles.node_before(node, lambda gradients: tuple(map(nothing, gradients)))
+            at_edges = torch.autograd.grad(outputs, edges, gradients, retain_graph=True, allow_unused=True)
+        return [g for g in at_edges if g is not None]
 
     try:
         return back(lambda _: None)  # not zeros: 0 times the slope of a square root at 0 is NaN
@@ -244,41 +219,36 @@ def _through_call(outputs: Sequence[Tensor], edges: Sequence[Any], gradients: Se
         return back(lambda g: g if g is None else torch.zeros_like(g))
 
 
-def _measured(recorded: _RecordedCall, arrived: Sequence[Tensor | None]) -> LayerGradient:
-    pairs = [(tensor, g) for tensor, g in zip(recorded.kept, arrived, strict=True) if g is not None]
-    given: list[Tensor] = []
+def _measured(recorded: _RecordedCall, gradients: Sequence[Tensor | None]) -> LayerGradient:
+    pairs = [(tensor, g) for tensor, g in zip(recorded.outputs, gradients, strict=True) if g is not None]
+    at_inputs: list[Tensor] = []
     if pairs and recorded.edges:
-        outputs, gradients = zip(*pairs, strict=True)
-        given = _through_call(outputs, recorded.edges, gradients)
+        at_inputs = _through_call([tensor for tensor, _ in pairs], recorded.edges, [g for _, g in pairs])
     return LayerGradient(
         recorded.call,
         recorded.output_shape,
         size_of([g for _, g in pairs]),
         recorded.input_shape,
-        size_of(given),
+        size_of(at_inputs),
         recorded.activation_norm,
         recorded.activation_nonfinite,
     )
 
 
 def _of_parameters(
-    model: nn.Module, own: Mapping[str, Tensor], after: Mapping[str, Tensor] | None
+    model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor] | None
 ) -> tuple[ParameterGradient, ...]:
     types = {name: type(module).__name__ for name, module in model.named_modules()}
-    found = []
-    for name, parameter in model.named_parameters():
-        layer = name.rpartition(".")[0]
-        changed = None if after is None or name not in after else size_of([after[name]])
-        found.append(
-            ParameterGradient(
-                name,
-                layer,
-                types[layer],
-                tuple(parameter.shape),
-                size_of([own[name]]) if name in own else None,
-                total_norm([parameter]),
-                not parameter.requires_grad,
-                changed,
-            )
+    return tuple(
+        ParameterGradient(
+            name,
+            layer := name.rpartition(".")[0],
+            types[layer],
+            tuple(parameter.shape),
+            size_of([before[name]]) if name in before else None,
+            total_norm([parameter]),
+            not parameter.requires_grad,
+            size_of([after[name]]) if after is not None and name in after else None,
         )
-    return tuple(found)
+        for name, parameter in model.named_parameters()
+    )

@@ -1,8 +1,4 @@
-"""The places where gradients stop, found in a forward pass that follows values by graph and by data.
-
-Nothing is differentiated. A call is *reached* if its output is in the loss's graph. If its values enter the loss but
-its graph does not, an operation cut it off, and that operation is known.
-"""
+"""The places where gradients stop, found in a forward pass that follows values by graph and by data."""
 
 from __future__ import annotations
 
@@ -22,13 +18,8 @@ from hookscope.scores import LossLike, as_loss
 class Stop:
     """A chain of layer calls and parameters that no gradient reaches, and the reason.
 
-    Attributes:
-        reason: ``detached``, ``no graph`` or ``unused``.
-        layer: The last call of the chain, where the gradient stops, or the layer of the parameters.
-        calls: Keys of the chain's calls, in order of execution.
-        parameters: Names of its trainable parameters.
-        why: The reason in words, such as ``detached between 'conv1' and 'conv2' by detach at net.py:17``.
-        place: File and line of the operation, empty without an operation.
+    ``reason`` is ``detached``, ``no graph`` or ``unused``; ``layer`` is the last call of the chain, or the layer of the
+    parameters. ``why`` is the reason in words: ``detached between 'conv1' and 'conv2' by detach at net.py:17``.
     """
 
     reason: str
@@ -42,23 +33,8 @@ class Stop:
 def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tuple[Stop, ...]:
     """Every place where the gradient of ``loss`` stops before layers or parameters that could have one.
 
-    Frozen parameters do not count: gradients flow through their layers. The arguments are those of `layer_gradients`.
-    The model does not change.
-
-    Raises:
-        ModelError: There is a reentrant checkpoint, which has no graph before a real backward pass.
-
-    Example:
-        >>> import torch
-        >>> class Net(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.one, self.two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-        ...     def forward(self, x):
-        ...         return self.two(self.one(x).detach())
-        >>> [stop] = gradient_stops(Net(), torch.ones(1, 2))
-        >>> stop.reason, stop.layer, stop.parameters
-        ('detached', 'one', ('one.weight', 'one.bias'))
+    Nothing is differentiated. Frozen parameters do not count: gradients flow through their layers. The arguments and
+    errors are those of `layer_gradients`.
     """
     loss = as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -72,65 +48,63 @@ def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tupl
 
 
 class _Chains:
-    """The calls and parameters that were not reached, grouped by the reason."""
+    """The calls and parameters that the loss's graph does not reach, grouped by the reason."""
 
     def __init__(self, flow: Flow, value: Any) -> None:
         self._flow = flow
-        self._used = flow.mask_of(value)
+        self._order = {call.bit: at for at, call in enumerate(flow.calls)}
+        sources = flow.mask_of(value)
         reached = nodes_behind([node_of(value)] if value.requires_grad else ())
-        self._cuts = [cut for cut in flow.cuts if cut.leaves or cut.bit & self._used]
+        self._cuts = [cut for cut in flow.cuts if cut.leaves or cut.bit & sources]
         self._behind = {cut.bit: nodes_behind(cut.nodes) for cut in self._cuts}
-        self._lost = [call for call in flow.calls if call.floating and not reached.intersection(call.nodes)]
-        self._left = {name: node for name, node in flow.parameters.items() if node not in reached}
+        self._unreached = [call for call in flow.calls if call.floating and not reached.intersection(call.nodes)]
+        self._parameters = {name: node for name, node in flow.parameters.items() if node not in reached}
 
     def stops(self) -> tuple[Stop, ...]:
         """Cut-off calls in order of execution, then unused calls, then single parameters."""
         by_cut: dict[int, list[LeafCall]] = {}
         idle: list[LeafCall] = []
-        followers: list[LeafCall] = []
-        for call in self._lost:
+        followers: set[int] = set()
+        for call in self._unreached:
             cut = self._cut_of(call)
             if cut is not None:
                 by_cut.setdefault(cut.bit, []).append(call)
+            elif call.nodes:
+                idle.append(call)
             else:  # a call without a graph that cut nothing off follows a call that did
-                (idle if call.nodes else followers).append(call)
-        found = [*self._cut_off(by_cut, followers), *self._unused(idle)]
-        return (*found, *self._lone_parameters())
+                followers.add(self._order[call.bit])
+        of_calls = [*self._cut_off(by_cut, followers), *self._unused(idle)]
+        return (*of_calls, *self._lone_parameters())
 
     def _cut_of(self, call: LeafCall) -> Cut | None:
         """The operation that keeps the gradient from ``call``: the last cut between its graph and the loss."""
-        own = [cut for cut in self._cuts if cut.call is call]
         if not call.nodes:
-            return own[-1] if own else None
+            return next((cut for cut in reversed(self._cuts) if cut.call is call), None)
         ends = [cut for cut in self._cuts if self._behind[cut.bit].intersection(call.nodes)]
         return max(ends, key=lambda cut: (cut.floating, cut.bit), default=None)
 
-    def _cut_off(self, by_cut: dict[int, list[LeafCall]], followers: Sequence[LeafCall]) -> Iterator[Stop]:
+    def _cut_off(self, by_cut: dict[int, list[LeafCall]], followers: set[int]) -> Iterator[Stop]:
         """One stop for each operation, and one for consecutive calls without a graph."""
         cuts = {cut.bit: cut for cut in self._cuts}
-        order = {call.bit: at for at, call in enumerate(self._flow.calls)}
-        loose = {order[call.bit] for call in followers}
         groups: list[tuple[Cut, list[LeafCall]]] = []
         for bit, calls in sorted(by_cut.items(), key=lambda pair: min(call.bit for call in pair[1])):
-            cut, first = cuts[bit], min(order[call.bit] for call in calls)
-            last = max((order[call.bit] for call in groups[-1][1]), default=-2) if groups else -2
-            between = set(range(last + 1, first))
-            if groups and groups[-1][0].reason == cut.reason == "no graph" and between <= loose:
-                groups[-1][1].extend(calls)
-                groups[-1] = (cut, groups[-1][1])
+            cut, first = cuts[bit], min(self._order[call.bit] for call in calls)
+            before = groups[-1][1] if groups else []
+            between = set(range(max((self._order[call.bit] for call in before), default=-2) + 1, first))
+            if groups and groups[-1][0].reason == cut.reason == "no graph" and between <= followers:
+                groups[-1] = (cut, before + calls)
             else:
                 groups.append((cut, list(calls)))
         for cut, calls in groups:
             words = self._words(cut, calls)
             if cut.no_grad and cut.call is not None:  # frozen layers after it also ran without a graph
-                last = max(order[call.bit] for call in calls)
-                while last + 1 in loose:
+                last = max(self._order[call.bit] for call in calls)
+                while last + 1 in followers:
                     last += 1
                     calls.append(self._flow.calls[last])
             yield self._stop(cut.reason, calls, words, cut.place)
 
     def _words(self, cut: Cut, calls: Sequence[LeafCall]) -> str:
-        by = f"{cut.operation} at {cut.place}" if cut.place else cut.operation
         if cut.call is not None:
             where = f"inside '{cut.call.key}'"
         elif cut.after:
@@ -138,44 +112,43 @@ class _Chains:
         else:
             where = f"after '{calls[-1].key}'"
         if cut.reason == "detached":
-            return f"detached {where} by {by}"
-        return f"no graph {where}: {by} {'runs under no_grad' if cut.no_grad else 'is not differentiable'}"
+            return f"detached {where} by {cut}"
+        return f"no graph {where}: {cut} {'runs under no_grad' if cut.no_grad else 'is not differentiable'}"
 
     def _unused(self, idle: Sequence[LeafCall]) -> Iterator[Stop]:
-        order = {call.bit: at for at, call in enumerate(self._flow.calls)}
+        order = self._order
         for run in chains(idle, lambda run, call: order[call.bit] == order[run[-1].bit] + 1):
             yield self._stop("unused", run, f"the loss does not depend on the output of '{run[-1].key}'")
 
     def _stop(self, reason: str, calls: Sequence[LeafCall], why: str, place: str = "") -> Stop:
         names = {call.name for call in calls}
-        own = tuple(name for name in self._left if _layer(name) in names)
+        own = tuple(name for name in self._parameters if _layer(name) in names)
         for name in own:
-            del self._left[name]
+            del self._parameters[name]
         return Stop(reason, calls[-1].key, tuple(call.key for call in calls), own, why, place)
 
     def _lone_parameters(self) -> Iterator[Stop]:
         """Parameters outside unreached calls: their layer did not run or does not use them."""
-        parted = [name for name in self._left if _layer(name) in self._flow.began or self._cut_of_parameter(name)]
+        parted = [name for name in self._parameters if _layer(name) in self._flow.began or self._cut_of_parameter(name)]
         for name in parted:
             yield self._of_parameter(name)
         layers = list(dict.fromkeys(_layer(name) for name in self._flow.parameters))
-        idle = {_layer(name) for name in self._left}
+        idle = {_layer(name) for name in self._parameters}
         place = {name: at for at, name in enumerate(layers)}
         for run in chains(filter(idle.__contains__, layers), lambda run, name: place[name] == place[run[-1]] + 1):
-            own = tuple(name for name in self._left if _layer(name) in run)
+            own = tuple(name for name in self._parameters if _layer(name) in run)
             who = f"'{run[0]}'" if len(run) == 1 else f"{len(run)} layers from '{run[0]}' to '{run[-1]}'"
             yield Stop("unused", run[-1], (), own, f"{who} did not run")
 
     def _of_parameter(self, name: str) -> Stop:
         cut = self._cut_of_parameter(name)
-        del self._left[name]
+        del self._parameters[name]
         if cut is None:
             return Stop("unused", _layer(name), (), (name,), f"the loss does not depend on '{name}'")
-        by = f"{cut.operation} at {cut.place}" if cut.place else cut.operation
-        return Stop(cut.reason, _layer(name), (), (name,), f"'{name}' is cut off by {by}", cut.place)
+        return Stop(cut.reason, _layer(name), (), (name,), f"'{name}' is cut off by {cut}", cut.place)
 
     def _cut_of_parameter(self, name: str) -> Cut | None:
-        return next((cut for cut in reversed(self._cuts) if self._left[name] in self._behind[cut.bit]), None)
+        return next((cut for cut in reversed(self._cuts) if self._parameters[name] in self._behind[cut.bit]), None)
 
 
 def _layer(parameter: str) -> str:

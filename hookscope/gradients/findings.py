@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from torch import nn
@@ -14,9 +15,8 @@ from hookscope.findings import CATALOGUE, Finding, chains, counted, default, lis
 from hookscope.gradients.anomaly import Anomaly, first_anomaly
 from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.cut_points import Stop, gradient_stops
-from hookscope.gradients.modify import Change
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
-from hookscope.hooks import GradientSize, Layers
+from hookscope.hooks import GradientSize
 from hookscope.scores import LossLike
 
 _MOST_CHAINS = 3
@@ -84,49 +84,34 @@ def diagnose_gradients(
         ('vanishing-gradient', '0', "the gradient of '0.weight' is 0 everywhere")
     """
     thresholds = thresholds or GradientThresholds()
-    found = list(_non_finite(report, anomaly, looked_for_anomaly))
-    found += _by_ratio(report, thresholds, "exploding-gradient")
-    found += _by_ratio(report, thresholds, "vanishing-gradient")
-    return [*found, *_stopped(report, stops), *_frozen(report, stops)]
+    return [
+        *_non_finite(report, anomaly, looked_for_anomaly),
+        *_by_ratio(report, thresholds, "exploding-gradient"),
+        *_by_ratio(report, thresholds, "vanishing-gradient"),
+        *_stopped(report, stops),
+        *_frozen(report, stops),
+    ]
 
 
 def examine_gradients(
     model: nn.Module,
     inputs: Any,
     loss: LossLike = None,
-    layers: Layers | None = None,
-    types: Iterable[Any] | None = None,
     *,
-    change: Change | None = None,
     thresholds: GradientThresholds | None = None,
     detect_anomaly: bool = False,
+    **options: Any,
 ) -> tuple[GradientReport, list[Finding], Anomaly | None]:
     """Measure the gradients, look for the causes of missing ones, and return report, findings and the first anomaly.
 
-    The first arguments are those of `layer_gradients`, which raises the same errors.
-
-    Args:
-        model: Any eager module.
-        inputs: The positional inputs, or the only one.
-        loss: See `layer_gradients`.
-        layers: See `layer_gradients`.
-        types: See `layer_gradients`.
-        change: See `layer_gradients`.
-        thresholds: Thresholds of the findings.
-        detect_anomaly: Whether to run a second pass for the operation behind the first NaN.
-
-    Example:
-        >>> import torch
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.Flatten()).requires_grad_(False)
-        >>> report, findings, anomaly = examine_gradients(net, torch.ones(1, 1, 1, 1))
-        >>> findings[0].finding, findings[0].evidence
-        ('no-gradient', "'0' is frozen (requires_grad is False): 2 parameters")
+    ``options`` are further arguments of `layer_gradients`, which raises the same errors. ``detect_anomaly`` runs a
+    second pass for the operation behind the first NaN.
     """
-    report = layer_gradients(model, inputs, loss, layers, types, change=change)
+    report = layer_gradients(model, inputs, loss, **options)
     stops = gradient_stops(model, inputs, loss) if anything_unreached(report) else ()
     anomaly = first_anomaly(model, inputs, loss) if detect_anomaly else None
-    found = diagnose_gradients(report, stops, thresholds, anomaly, looked_for_anomaly=detect_anomaly)
-    return report, found, anomaly
+    findings = diagnose_gradients(report, stops, thresholds, anomaly, looked_for_anomaly=detect_anomaly)
+    return report, findings, anomaly
 
 
 def anything_unreached(report: GradientReport) -> bool:
@@ -142,26 +127,17 @@ def layer_finding_names(
     parameters: Iterable[ParameterGradient] = (),
     thresholds: GradientThresholds | None = None,
 ) -> tuple[str, ...]:
-    """The names of the findings on one call and on the layer's own parameters.
-
-    Args:
-        layer: The call.
-        parameters: Parameters of the model; those of other layers are ignored.
-        thresholds: Thresholds of the findings.
-    """
+    """The names of the findings on one call and on the layer's own ones of ``parameters``."""
     own = [p for p in parameters if p.layer == layer.call.name]
     names = [name for p in own for name in parameter_finding_names(p, thresholds)]
-    return tuple(dict.fromkeys([*_of_call(layer), *names]))
-
-
-def _of_call(layer: LayerGradient) -> tuple[str, ...]:
     size = layer.grad_output
     if size is None:
-        return ("no-gradient",)
-    spoiled = _spoiled(size) or _spoiled(layer.grad_input) or layer.activation_nonfinite
-    if spoiled:
-        return ("exploding-gradient",)
-    return ("vanishing-gradient",) if size.max_abs == 0 else ()
+        names.insert(0, "no-gradient")
+    elif _spoiled(size) or _spoiled(layer.grad_input) or layer.activation_nonfinite:
+        names.insert(0, "exploding-gradient")
+    elif size.max_abs == 0:
+        names.insert(0, "vanishing-gradient")
+    return tuple(dict.fromkeys(names))
 
 
 def parameter_finding_names(
@@ -191,9 +167,9 @@ def _is_weight(parameter: ParameterGradient) -> bool:
     return len(shape) >= 2 and (math.prod(shape) > max(shape) or parameter.name.endswith("weight"))
 
 
-def _non_finite(report: GradientReport, anomaly: Anomaly | None, looked: bool) -> Iterator[Finding]:
+def _non_finite(report: GradientReport, anomaly: Anomaly | None, searched: bool) -> Iterator[Finding]:
     """One finding, at the operation if it is known, else at the first activation or the last gradient."""
-    kind, case = CATALOGUE["exploding-gradient"], "anomaly" if looked else "non-finite"
+    kind, case = CATALOGUE["exploding-gradient"], "anomaly" if searched else "non-finite"
     if anomaly is not None:
         yield _of_anomaly(anomaly)
         return
@@ -239,10 +215,10 @@ def _by_ratio(report: GradientReport, thresholds: GradientThresholds, name: str)
     weights = [p for p in report.parameters if p.gradient is not None and _is_weight(p) and not _spoiled(p.gradient)]
     weights = _in_order_of_execution(weights, report)
     bad = [at for at, weight in enumerate(weights) if parameter_finding_names(weight, thresholds) == (name,)]
-    found = chains(bad, lambda chain, at: at == chain[-1] + 1)
-    if len(found) > _MOST_CHAINS:  # scattered over the whole model: one finding instead of thirty
-        found = [bad]
-    for chain in reversed(found):
+    runs = chains(bad, lambda run, at: at == run[-1] + 1)
+    if len(runs) > _MOST_CHAINS:  # scattered over the whole model: one finding instead of thirty
+        runs = [bad]
+    for chain in reversed(runs):
         yield _of_chain(name, [weights[at] for at in chain], weights, report)
 
 
@@ -278,19 +254,15 @@ def _chain_words(
         return ""
     which = f"{more} of the {nearer} weights" if more < nearer else f"all {more} weights" if more > 1 else "the weight"
     if lowest and not any(p.ratio for p in chain):
-        return (
-            f"; so are those of {which} nearer the input" if more > 1 else f"; so is that of {which} nearer the input"
-        )
+        return f"; so {'are those' if more > 1 else 'is that'} of {which} nearer the input"
     figure = f"{'least' if lowest else 'most'} in '{worst.name}': {worst.ratio or 0:.2g}"
     return f"; likewise {which} nearer the input, {figure}"
 
 
 def _meaning(name: str, source: ParameterGradient, report: GradientReport) -> str:
-    if name != "vanishing-gradient":
-        return CATALOGUE[name].text()
-    if source.gradient is not None and source.gradient.max_abs == 0:
+    if name == "vanishing-gradient" and source.gradient is not None and source.gradient.max_abs == 0:
         return CATALOGUE[name].text("zero")
-    if not report.saturating:
+    if name != "vanishing-gradient" or not report.saturating:
         return CATALOGUE[name].text()
     advice = f"The model's {' and '.join(report.saturating)} layers shrink a gradient: try ReLU or GELU."
     return f"{CATALOGUE[name].text()} {advice}"
@@ -324,11 +296,11 @@ def _stopped(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]
         numbers: Numbers = {"reason": stop.reason, "place": stop.place, "calls": len(stop.calls)}
         numbers["parameters"] = len(stop.parameters)
         yield CATALOGUE["no-gradient"].finding(stop.layer, text, stop.reason, numbers=numbers)
-    lost_ones = [] if stops else [p for p in report.parameters if p.gradient is None and not p.frozen]
-    if lost_ones:
-        text = f"no gradient arrives at {listed([p.name for p in lost_ones], 4)}"
-        numbers = {"reason": "unused", "parameters": len(lost_ones)}
-        yield CATALOGUE["no-gradient"].finding(lost_ones[-1].layer, text, "unused", numbers=numbers)
+    unreached = [] if stops else [p for p in report.parameters if p.gradient is None and not p.frozen]
+    if unreached:
+        text = f"no gradient arrives at {listed([p.name for p in unreached], 4)}"
+        numbers = {"reason": "unused", "parameters": len(unreached)}
+        yield CATALOGUE["no-gradient"].finding(unreached[-1].layer, text, "unused", numbers=numbers)
 
 
 def _frozen(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]:
@@ -339,17 +311,13 @@ def _frozen(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]:
     layers: dict[str, list[ParameterGradient]] = {}
     for parameter in report.parameters:
         layers.setdefault(parameter.layer, []).append(parameter)
-    run: list[str] = []
-    for layer, own in [*layers.items(), ("", [])]:
-        if own and all(parameter.frozen for parameter in own):
-            run.append(layer)
-            continue
-        if run:
-            yield _of_frozen(run, [p for name in run for p in layers[name]], len(layers), cut_off)
-            run = []
-        for parameter in own:
-            if parameter.frozen:
-                yield _of_frozen([layer], [parameter], 0, cut_off)
+    for frozen, run in groupby(layers, key=lambda layer: all(parameter.frozen for parameter in layers[layer])):
+        names = list(run)
+        parameters = [parameter for name in names for parameter in layers[name]]
+        if frozen:
+            yield _of_frozen(names, parameters, len(layers), cut_off)
+        else:
+            yield from (_of_frozen([p.layer], [p], 0, cut_off) for p in parameters if p.frozen)
 
 
 def _of_frozen(

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -110,20 +109,11 @@ class ZeroGradient:
 
 def _positive(name: str, value: float) -> None:
     if not value > 0:
-        raise UsageError(f"{name} {value:g} clips every value to 0", do="give a number above 0")
+        raise UsageError(f"{name} {value:g} sets every gradient to 0", do="give a number above 0")
 
 
 def clip_total_norm(gradients: Iterable[Tensor], limit: float) -> list[Tensor]:
-    """Scale all ``gradients`` by one factor, so that their common norm is at most ``limit``.
-
-    Like `torch.nn.utils.clip_grad_norm_`, but returns new tensors.
-
-    Example:
-        >>> import torch
-        >>> [clipped] = clip_total_norm([torch.tensor([0.3, 0.4])], 1.0)
-        >>> round(float(clipped.norm()), 6)
-        0.5
-    """
+    """New tensors with a common norm of at most ``limit``; `torch.nn.utils.clip_grad_norm_` changes its arguments."""
     held = list(gradients)
     if not held:
         return []
@@ -186,11 +176,9 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
         self._block = object()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._block = None
-        self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(*error)
 
     def _observer(self, selection: Layers, change: GradientHook, parameters: Iterable[str]) -> Observer:
         """An entered observer that applies ``change`` to the gradient at the output of each selected call."""
@@ -229,9 +217,9 @@ def _checked(change: GradientHook, name: str) -> Callable[[Tensor], Tensor | Non
         changed = change(gradient)
         if changed is None or (isinstance(changed, torch.Tensor) and changed.shape == gradient.shape):
             return changed
-        made = "x".join(map(str, changed.shape)) if isinstance(changed, torch.Tensor) else type(changed).__name__
-        wanted = "x".join(map(str, gradient.shape))
-        raise UsageError(f"the change of the gradient at '{name}' returns {made}", f"the gradient is {wanted}")
+        result = "x".join(map(str, changed.shape)) if isinstance(changed, torch.Tensor) else type(changed).__name__
+        shape = "x".join(map(str, gradient.shape))
+        raise UsageError(f"the change of the gradient at '{name}' returns {result}", f"the gradient is {shape}")
 
     return checked
 
@@ -240,17 +228,8 @@ def _checked(change: GradientHook, name: str) -> Callable[[Tensor], Tensor | Non
 class GradientChanges:
     """Changes of all parameter gradients, applied in this order: freeze, scale, sign, clip value, clip norm.
 
-    Attributes:
-        freeze: Names or patterns of layers (with their children) or of parameters whose gradients become 0. Gradients
-            that flow through these layers stay unchanged.
-        clip_value: Largest absolute value, as in `torch.nn.utils.clip_grad_value_`.
-        clip_norm: Largest common norm of all gradients, as in `torch.nn.utils.clip_grad_norm_`.
-        scale: Factor of every value; -1 reverses the gradients.
-        sign: ``positive`` or ``negative``: values of the other sign become 0.
-
-    Raises:
-        UsageError: A limit is not above 0, the factor is not finite, the sign is unknown, or a selection of ``freeze``
-            counts calls.
+    ``freeze`` names layers (with their children) or parameters whose gradients become 0; gradients that flow through
+    these layers stay unchanged. The clips are those of `torch.nn.utils`, ``sign`` is that of `ClampGradientSign`.
 
     Example:
         >>> import torch
@@ -268,8 +247,8 @@ class GradientChanges:
 
     def __post_init__(self) -> None:
         for name, limit in (("clip value", self.clip_value), ("clip norm", self.clip_norm)):
-            if limit is not None and not limit > 0:
-                raise UsageError(f"{name} {limit:g} sets every gradient to 0", do="give a number above 0")
+            if limit is not None:
+                _positive(name, limit)
         if self.scale is not None and not math.isfinite(self.scale):
             raise UsageError(f"scale {self.scale:g} is not finite", do="give a finite factor")
         if self.sign is not None:
@@ -279,16 +258,10 @@ class GradientChanges:
                 raise UsageError(f"cannot freeze '{term}'", "freeze takes names, not calls", "name a layer: conv1")
 
     def __bool__(self) -> bool:
-        given = (self.clip_value, self.clip_norm, self.scale, self.sign)
-        return bool(self.freeze) or any(one is not None for one in given)
+        return self != GradientChanges()
 
     def describe(self) -> list[str]:
-        """The changes in the order in which they are applied.
-
-        Example:
-            >>> GradientChanges(freeze=("fc",), clip_norm=1.0).describe()
-            ['freezing fc', 'clipping the norm to 1']
-        """
+        """The changes in the order in which they are applied: ``['freezing fc', 'clipping the norm to 1']``."""
         steps = [f"freezing {', '.join(self.freeze)}"] if self.freeze else []
         steps += [f"scaling by {self.scale:g}"] if self.scale is not None else []
         steps += [f"clamping to {self.sign}"] if self.sign is not None else []
@@ -296,27 +269,18 @@ class GradientChanges:
         return steps + ([f"clipping the norm to {self.clip_norm:g}"] if self.clip_norm is not None else [])
 
     def frozen(self, model: nn.Module, called: str = "") -> tuple[str, ...]:
-        """Names of the parameters of ``model`` that ``freeze`` selects.
-
-        Raises:
-            LayerError: A name is neither a layer nor a parameter.
-        """
+        """Names of the parameters of ``model`` that ``freeze`` selects."""
         parameters = [name for name, _ in model.named_parameters()]
         layers = [name for name, _ in model.named_modules(remove_duplicate=False)]
-        wanted: set[str] = set()
+        frozen: set[str] = set()
         for term in _terms(self.freeze):
-            wanted.update([str(term)] if str(term) in parameters else _inside(term, layers, parameters, called))
-        return tuple(name for name in parameters if name in wanted)
+            frozen.update([str(term)] if str(term) in parameters else _inside(term, layers, parameters, called))
+        return tuple(name for name in parameters if name in frozen)
 
     def of(self, model: nn.Module, called: str = "") -> Change:
         """The change as a function from gradients by parameter name to new gradients.
 
-        Args:
-            model: The model with the parameters.
-            called: The name of the model on the command line, for errors.
-
-        Raises:
-            LayerError: A name is neither a layer nor a parameter.
+        ``called`` is the name of the model on the command line, for the LayerError of an unknown name.
         """
         frozen = set(self.frozen(model, called))
         steps: list[Callable[[Tensor], Tensor]] = []
@@ -345,17 +309,13 @@ def _terms(freeze: tuple[str, ...]) -> tuple[Selection, ...]:
 def _inside(selection: Selection, layers: Sequence[str], parameters: Sequence[str], called: str) -> list[str]:
     """The parameters of every layer that ``selection`` names, and of their children; a number is a name here."""
     term = str(selection)
-    found = [term] if term in layers else [name for name in layers if selection.calls_by_name([name])]
-    own = [p for p in parameters if any(not name or p.startswith(f"{name}.") for name in found)]
-    if not found:
-        some = nearest(term, [*layers, *parameters]) or f"there are {_outline(parameters)}"
+    chosen = [term] if term in layers else [name for name in layers if selection.calls_by_name([name])]
+    frozen = [p for p in parameters if any(not name or p.startswith(f"{name}.") for name in chosen)]
+    if not chosen:
+        outline = listed(list(dict.fromkeys(name.partition(".")[0] for name in parameters)), 6)
+        some = nearest(term, [*layers, *parameters]) or f"there are {outline or 'no parameters'}"
         how = f"list them with `hookscope weights {called}`" if called else ""
         raise LayerError(f"no layer or parameter '{term}'", some, how)
-    if not own:
+    if not frozen:
         raise LayerError(f"cannot freeze '{term}'", "it has no parameters", "name another layer")
-    return own
-
-
-def _outline(parameters: Sequence[str]) -> str:
-    """The outermost names that have parameters: ``conv1, bn1, layer1 and 4 more``."""
-    return listed(list(dict.fromkeys(name.partition(".")[0] for name in parameters)), 6) or "no parameters"
+    return frozen

@@ -143,7 +143,7 @@ def test_what_comes_in_is_not_written_to(change: Callable[[Tensor], Tensor]) -> 
 @pytest.mark.parametrize("limit", [0, -1.0, math.nan])
 @pytest.mark.parametrize("kind", [ClipGradientValue, ClipGradientNorm])
 def test_limits_that_make_no_sense(kind: type, limit: float) -> None:
-    with pytest.raises(UsageError, match=r"limit .* clips every value to 0; give a number above 0"):
+    with pytest.raises(UsageError, match=r"limit .* sets every gradient to 0; give a number above 0"):
         kind(limit)
 
 
