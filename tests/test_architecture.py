@@ -121,7 +121,6 @@ LIGHT_FILES = [
     "models/bundled.py",
     "models/catalogue.py",
     "models/checkpoints.py",
-    "models/from_bundled.py",
     "models/from_python.py",
     "models/from_timm.py",
     "models/from_torchvision.py",

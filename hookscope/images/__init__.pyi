@@ -5,4 +5,5 @@ from .reader import (
     InputImage as InputImage,
     open_image as open_image,
     read_picture as read_picture,
+    read_pipe as read_pipe,
 )

@@ -22,23 +22,8 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
     """The pictures that ``paths`` name, in order: files as they are, folders walked.
 
     A folder is walked in order of names, folders in it at their place. A file in it counts if its suffix or its first
-    bytes belong to a format that is read. Hidden files, linked folders, pipes, sockets and devices are skipped.
-
-    Args:
-        paths: Files, folders, ``-`` for standard input. A named file is kept, whatever it is.
-        limit: Maximum number of paths to return; no folder is walked further.
-
-    Raises:
-        UsageError: ``paths`` is empty.
-        ImageError: no named file exists, or a folder has no pictures or cannot be read.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     for name in ("b.png", "a.jpg", "README.txt"):
-        ...         _ = pathlib.Path(folder, name).write_text("no picture")
-        ...     [os.path.basename(path) for path in find_pictures([folder])]
-        ['a.jpg', 'b.png']
+    bytes belong to a format that is read. Hidden files, linked folders, pipes, sockets and devices are skipped. Named
+    files and ``-`` are kept, whatever they are. No folder is walked beyond ``limit`` paths.
     """
     if not paths:
         raise UsageError("no picture was given", do="name files or folders, or - for standard input")
@@ -49,20 +34,9 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
 
 
 def read_names(data: bytes, source: str) -> list[str]:
-    """The file names in ``data``, each followed by NUL as ``find -print0`` writes them; the last NUL is optional.
+    """The file names in the list ``data``, called ``source``: NUL ends each, as ``find -print0`` writes them.
 
-    ``os.fsencode`` turns names that are not UTF-8 back into the same bytes.
-
-    Args:
-        data: Content of the list.
-        source: Name of the list, for errors.
-
-    Raises:
-        ImageError: the list is empty, consists of lines, or has an empty name.
-
-    Example:
-        >>> read_names(b"a.jpg\\0new\\nline.png\\0", "names")
-        ['a.jpg', 'new\\nline.png']
+    The last NUL is optional. ``os.fsencode`` turns names that are not UTF-8 back into the same bytes.
     """
     if not data:
         raise ImageError(f"no names in '{source}': it is empty", do="check what writes it")
@@ -87,15 +61,10 @@ def _refuse_missing(paths: Sequence[str]) -> None:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """The pictures in ``folder`` and below.
-
-    Raises:
-        ImageError: there are none.
-    """
+    """The pictures in ``folder`` and below; raises an ImageError if there are none."""
     others: Counter[str] = Counter()
-    first = ""
+    first_file, has_pictures = "", False
     opened = [_entries(folder)]  # not recursion: folders may be nested deeper than Python's stack
-    count = 0
     while opened:
         entry = next(opened[-1], None)
         if entry is None:
@@ -105,13 +74,13 @@ def _walk(folder: str) -> Iterator[str]:
         if kind == "folder":
             opened.append(_entries(entry.path))
         elif kind == "picture":
-            count += 1
+            has_pictures = True
             yield entry.path
         else:
             others[kind] += 1
-            first = first or (entry.path if kind == "file" else "")
-    if not count:
-        raise _without_pictures(folder, others, first)
+            first_file = first_file or (entry.path if kind == "file" else "")
+    if not has_pictures:
+        raise _without_pictures(folder, others, first_file)
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -170,12 +139,12 @@ def _head(path: str) -> bytes:
         return b""
 
 
-def _without_pictures(folder: str, others: Counter[str], first: str) -> ImageError:
+def _without_pictures(folder: str, others: Counter[str], first_file: str) -> ImageError:
     if not others:
         return ImageError(f"no pictures in '{folder}': it is empty", do="name a folder with pictures in it")
     counts = ", ".join(counted(count, kind) for kind, count in others.items())
-    kind = foreign_kind(_head(first)) if first else ""
-    example = f", such as {kind} in '{os.path.basename(first)}'" if kind else ""
+    kind = foreign_kind(_head(first_file)) if first_file else ""
+    example = f", such as {kind} in '{os.path.basename(first_file)}'" if kind else ""
     return ImageError(
         f"no pictures in '{folder}'", f"it has {counts}{example}", "name a folder with JPEG, PNG or the like"
     )

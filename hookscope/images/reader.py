@@ -37,7 +37,7 @@ class InputImage:
     """A photograph as a person sees it, and its origin.
 
     Attributes:
-        image: The first of ``frames``: mode RGB, upright, 0..255.
+        image: The first of ``frames``: upright, mode RGB, 0..255.
         name: The source (``-`` for standard input), unescaped: use ``printable`` to show it.
         sha256: Hexadecimal SHA-256 of the file's bytes.
         notes: What was done to the values, one line each, such as ``frame 1 of 3``.
@@ -56,37 +56,29 @@ def read_picture(
 ) -> InputImage:
     """Read a photograph as a person sees it: upright, on white, scaled to 8 bits.
 
-    Args:
-        source: A path, ``-`` for standard input, the file's bytes, or a binary stream.
-        frames: Number of frames to take, evenly spaced from the first to the last; a still is repeated.
-        name: Name of the source in errors and in the result.
-
-    Raises:
-        ImageError: the file is missing, unreadable, not a picture, damaged, too large or of an extreme shape.
-        UsageError: ``frames`` is below 1.
-
-    Example:
-        >>> picture = read_picture(b"P6 2 1 255 abcdef")
-        >>> picture.image.size, picture.image.getpixel((1, 0)), picture.notes
-        ((2, 1), (100, 101, 102), ())
+    ``source`` is a path, ``-`` for standard input, the file's bytes, or a binary stream; ``name`` is what errors call
+    it. ``frames`` are evenly spaced from the first to the last; a still is repeated.
     """
     if frames < 1:
         raise UsageError(f"frames must be at least 1, not {frames}")
     name = _name(source) if name is None else name
     content = _content(source, name)
     # Pillow's warnings become notes; they must not reach users as Python warnings.
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as from_pillow:
         warnings.simplefilter("always")
         decoded, notes = _decode(content, name, frames)
-    notes += [printable(f"Pillow: {w.message}") for w in caught if w.category is UserWarning]
+    notes += [printable(f"Pillow: {warning.message}") for warning in from_pillow if warning.category is UserWarning]
     return InputImage(decoded[0], name, hashlib.sha256(content).hexdigest(), tuple(dict.fromkeys(notes)), decoded)
 
 
 def open_image(source: str | os.PathLike[str] | bytes | BinaryIO) -> Image.Image:
-    """The photograph in ``source`` as an upright RGB image; each note about it is an ``ImageWarning``.
+    """The photograph in ``source`` as an upright RGB image on white; each note about it is an ``ImageWarning``.
+
+    Args:
+        source: A path, ``-`` for standard input, the file's bytes, or a binary stream.
 
     Raises:
-        ImageError: as in ``read_picture``.
+        ImageError: the file is missing, unreadable, not a picture, damaged, too large or of an extreme shape.
 
     Example:
         >>> open_image(b"P6 2 1 255 abcdef").getpixel((0, 0))
@@ -127,6 +119,24 @@ def _content(source: Any, name: str) -> bytes:
         raise _unreadable(source, name, error) from error
     except MemoryError as error:
         raise ImageError(f"'{name}' does not fit into memory", do="give a smaller file") from error
+
+
+def read_pipe(path: str) -> bytes | None:
+    """The bytes of standard input, a pipe or a descriptor, which only this process can read, and only once.
+
+    None for other files, for a terminal, and if reading fails: `read_picture` gives the error.
+    """
+    try:
+        if path == "-":
+            return None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read(MAX_BYTES + 1)
+        own = path.startswith(("/dev/std", "/dev/fd/", "/proc/"))  # a different file in each process
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and not own):
+            return None
+        with open(path, "rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError):
+        return None
 
 
 def _read_all(stream: BinaryIO, name: str) -> bytes:
@@ -294,7 +304,7 @@ def _on_white(image: Image.Image, raw_mode: str, notes: list[str]) -> Image.Imag
 
 
 def _with_scaled_key(image: Image.Image, raw_mode: str) -> Image.Image:
-    """The image with its transparent colour scaled to 8 bits: Pillow scales only the samples."""
+    """``image`` with its transparent colour scaled to 8 bits: Pillow scales only the samples."""
     key = image.info.get("transparency")
     steps = {"1": 1, "L;2": 3, "L;4": 15}.get(raw_mode, 0)
     if raw_mode == "RGB;16B" and isinstance(key, tuple):

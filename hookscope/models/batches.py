@@ -9,7 +9,6 @@ import io
 import itertools
 import os
 import signal
-import stat
 import sys
 import threading
 import warnings
@@ -22,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hookscope.errors import HookscopeError, ImageError, InputError, UsageError, printable
+from hookscope.errors import HookscopeError, ImageError, UsageError, printable
 from hookscope.hooks import one_thread
-from hookscope.images import MAX_BYTES, ImageWarning, read_picture
+from hookscope.images import ImageWarning, read_picture, read_pipe
+from hookscope.models.inputs import as_batch
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
 
@@ -51,35 +51,6 @@ class Batch:
         return len(self.names)
 
 
-def as_batch(family: str, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The positional inputs of one forward pass of several pictures.
-
-    Args:
-        family: The model's family, see `family_of`.
-        tensors: Prepared pictures ``(C, H, W)``, or clips ``(C, T, H, W)`` for video; detection takes any shapes.
-
-    Returns:
-        Detection: a list of ``(C, H, W)``. Optical flow: ``(N, C, H, W)`` twice, each picture against itself. Other
-        families: ``(N, C, H, W)`` or ``(N, C, T, H, W)``.
-
-    Raises:
-        InputError: there is no picture, or shapes differ that must be stacked.
-
-    Example:
-        >>> [tuple(x.shape) for x in as_batch("optical_flow", [torch.zeros(3, 8, 8)] * 4)]
-        [(4, 3, 8, 8), (4, 3, 8, 8)]
-    """
-    shapes = list(dict.fromkeys("x".join(map(str, tensor.shape)) for tensor in tensors))
-    if not shapes:
-        raise InputError("a batch needs at least one picture")
-    if family == "detection":
-        return (list(tensors),)
-    if len(shapes) > 1:
-        raise InputError("pictures of different shapes do not stack", ", ".join(shapes), "make batches of one shape")
-    stacked = torch.stack(list(tensors))
-    return (stacked, stacked) if family == "optical_flow" else (stacked,)
-
-
 def raise_lost(position: int, name: str, error: HookscopeError) -> None:
     """The ``on_lost`` that raises the error."""
     raise error
@@ -100,9 +71,9 @@ def load_batches(
 ) -> Generator[Batch, None, None]:
     """Read, prepare and batch pictures on demand; order and values do not depend on the number of workers.
 
-    Each run of up to ``batch_size`` pictures of one shape makes a batch; for detection the shapes may differ. Optical
-    flow compares each picture with itself. A video model gets clips; a still is repeated. About one batch is prepared
-    ahead. The workers end when the generator is closed or collected.
+    Each run of up to ``batch_size`` pictures of one shape makes a batch, see `as_batch`; for detection the shapes may
+    differ. A video model gets clips; a still is repeated. About one batch is prepared ahead. The workers end when the
+    generator is closed or collected.
 
     Args:
         net: The loaded model.
@@ -113,17 +84,7 @@ def load_batches(
         on_note: Called with name and text of each note about a picture; warns by default.
 
     Raises:
-        UsageError: ``batch_size`` is below 1 or ``workers`` below 0.
         HookscopeError: a worker was killed.
-
-    Example:
-        >>> from hookscope.models import LoadedModel
-        >>> from hookscope.models.preprocess import Preprocess
-        >>> preprocess = Preprocess("classification", mode="none")
-        >>> net = LoadedModel(torch.nn.Identity(), "none", "none", preprocess, None, "classification", "cpu")
-        >>> list(load_batches(net, ["missing.jpg"], on_lost=lambda position, name, error: print(position, error.asked)))
-        0 no picture 'missing.jpg'
-        []
     """
     if batch_size < 1:
         raise UsageError(f"batch size must be at least 1, not {batch_size}")
@@ -171,7 +132,7 @@ def _runs(net: LoadedModel, results: list[_Result]) -> Iterator[Batch]:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One picture to read: with its bytes if only the main process can read them, or with the error of reading."""
+    """One picture to read: with its bytes if only the main process can read them, or with the reader's error."""
 
     position: int
     name: str
@@ -210,7 +171,7 @@ def _unpacked(position: int, name: str, notes: tuple[str, ...], packed: Any, err
 
 @dataclass(frozen=True)
 class _Reader:
-    """The data set of the DataLoader: from task to result. An error of a picture is a result too."""
+    """The data set of the DataLoader, from task to result; an error is a result too."""
 
     preprocess: Preprocess
 
@@ -239,27 +200,14 @@ def _bare(error: HookscopeError) -> HookscopeError:
 
 
 def _task(position: int, path: str) -> _Task:
-    """The task for a path. Standard input and pipes are read here: a worker's standard input is empty."""
-    if path == "-" and (sys.stdin is None or sys.stdin.isatty()):
+    """The task for a path; runs in the main process, because a worker has another standard input."""
+    content = read_pipe(path)
+    if path == "-" and content is None:
         try:
             read_picture(path)
         except HookscopeError as error:
             return _Task(position, path, error=error)
-    try:
-        return _Task(position, path, _bytes_of_pipe(path))
-    except (OSError, ValueError):  # the reader gives the error
-        return _Task(position, path)
-
-
-def _bytes_of_pipe(path: str) -> bytes | None:
-    if path == "-":
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
-    own = path.startswith(("/dev/std", "/dev/fd/", "/proc/"))  # a different file in each process
-    mode = os.stat(path).st_mode
-    if stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and not own):
-        return None
-    with open(path, "rb") as stream:
-        return stream.read(MAX_BYTES + 1)
+    return _Task(position, path, content)
 
 
 def _prepared(
@@ -308,7 +256,7 @@ def _child_signal() -> int | None:
 
 
 def _next(iterator: Iterator[_Result]) -> _Result | None:
-    """The next result, None at the end; raises if a worker dies meanwhile, which would leave it waiting."""
+    """The next result, None at the end; raises if a worker dies meanwhile."""
     number = _child_signal()
     workers = getattr(iterator, "_workers", [])
     if number is None or not workers or not _torchs_handler:

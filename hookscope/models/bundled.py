@@ -39,15 +39,7 @@ def package_folder() -> str:
 
 
 def weights_path(bundled: BundledModel) -> str:
-    """The weights file of a bundled model: that of the installed package, else that of the checkout.
-
-    Raises:
-        WeightsError: neither file exists.
-
-    Example:
-        >>> os.path.basename(weights_path(BUNDLED["shapes"]))
-        'shapes.safetensors'
-    """
+    """The weights file of a bundled model: that of the installed package, else that of the checkout."""
     package = package_folder()
     folders = [package, os.path.join(os.path.dirname(package), *bundled.folder.split("/"))]
     for folder in folders:

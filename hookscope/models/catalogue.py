@@ -73,14 +73,6 @@ def catalogue() -> tuple[ModelInfo, ...]:
 
     The first call imports torchvision (seconds). Later calls, also in other processes, read torchvision's table from
     the cache while the versions are the same; the bundled files are read each time.
-
-    Raises:
-        ImportError: torchvision is missing or does not fit torch.
-
-    Example:
-        >>> resnet34 = next(model for model in catalogue() if model.name == "resnet34")
-        >>> resnet34.params, resnet34.gflops, resnet34.accuracy, resnet34.metric
-        (21797672, 3.664, 73.314, 'ImageNet-1K acc@1')
     """
     models = [*_cached(), *map(_describe_bundled, BUNDLED.values())]
     return tuple(sorted(models, key=lambda model: model.name))
@@ -97,7 +89,7 @@ def _cached() -> tuple[ModelInfo, ...]:
 
 
 def find_models(pattern: str | None = None) -> tuple[ModelInfo, ...]:
-    """The models of the :func:`catalogue` whose names match ``pattern``; all models without a pattern.
+    """The models of torchvision and the bundled models whose names match ``pattern``; all models without a pattern.
 
     Args:
         pattern: A glob for the whole name (``resnet*``), a regular expression for any part of it
@@ -117,8 +109,8 @@ def find_models(pattern: str | None = None) -> tuple[ModelInfo, ...]:
     models = catalogue()
     matching = tuple(model for model in models if matches(model.name))
     if not matching:
-        word = re.sub(r"^re:|\[.*?\]|[^\w]", "", pattern)
-        exists = nearest(word, [model.name for model in models]) or f"there are {len(models)} models"
+        name = re.sub(r"^re:|\[.*?\]|[^\w]", "", pattern)
+        exists = nearest(name, [model.name for model in models]) or f"there are {len(models)} models"
         raise ModelError(f"no model matches '{pattern}'", exists, "see `hookscope list-models`")
     return matching
 
@@ -169,10 +161,8 @@ def _describe(name: str, models: Any) -> ModelInfo:
         gflops=meta.get("_ops"),
         accuracy=accuracy,
         metric=metric,
-        weights=tuple(each.name for each in weights),
-        float_weights=tuple(
-            dict.fromkeys(each.meta["unquantized"].name for each in weights if "unquantized" in each.meta)
-        ),
+        weights=tuple(entry.name for entry in weights),
+        float_weights=tuple(dict.fromkeys(e.meta["unquantized"].name for e in weights if "unquantized" in e.meta)),
     )
 
 
@@ -206,7 +196,7 @@ def _weights(name: str, models: Any) -> list[Any]:
     except ValueError:  # the builder has no weights, or does not declare their enum
         return []
     default = getattr(models.get_model_weights(name), "DEFAULT", None)
-    return sorted(members, key=lambda each: each is not default)
+    return sorted(members, key=lambda entry: entry is not default)
 
 
 def _headline(metrics: Mapping[str, Mapping[str, Any]] | None) -> tuple[float | None, str]:

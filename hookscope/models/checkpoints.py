@@ -8,12 +8,13 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
 
 from hookscope.errors import WeightsError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "model_ema", "net")
 _PREFIXES = ("module.", "_orig_mod.")
@@ -22,36 +23,21 @@ _PREFIXES = ("module.", "_orig_mod.")
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The state dict in a checkpoint file, without wrappers and prefixes; no code in the file runs.
 
-    The content tells whether it is safetensors or a file of ``torch.save``. The wrappers ``state_dict``, ``model``,
-    ``model_state_dict``, ``model_ema`` and ``net`` and the prefixes ``module.`` and ``_orig_mod.`` are removed.
-
-    Raises:
-        WeightsError: the file is missing, damaged, not a state dict, or a pickle that would run code.
+    A WeightsError says that the file is missing, damaged, not a state dict, or a pickle that would run code.
     """
     content = load_file(path)
     wrapped = ("model.",) if "pytorch-lightning_version" in content else ()
     for _ in _WRAPPERS:
-        inner = next((content[w] for w in _WRAPPERS if isinstance(content.get(w), Mapping)), None)
+        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
         if inner is None:
             break
         content = inner
-    state = _tensors_of(content)
+    state = {key: value for key, value in content.items() if isinstance(value, Tensor) and isinstance(key, str)}
+    state.pop("n_averaged", None)  # the counter of an averaged model is not a weight
     if not state:
         keys = ", ".join(map(str, list(content)[:5])) or "nothing"
         raise WeightsError(f"no state dict in {path}", f"it holds {keys}", "save model.state_dict()")
-    return _without_prefixes(state, _PREFIXES + wrapped)
-
-
-def _tensors_of(content: Mapping[Any, Any]) -> dict[str, Tensor]:
-    import torch
-
-    state = {key: value for key, value in content.items() if isinstance(value, torch.Tensor) and isinstance(key, str)}
-    state.pop("n_averaged", None)  # the counter of an averaged model is not a weight
-    return state
-
-
-def _without_prefixes(state: dict[str, Tensor], prefixes: tuple[str, ...]) -> dict[str, Tensor]:
-    while prefix := next((p for p in prefixes if all(key.startswith(p) for key in state)), None):
+    while prefix := next((p for p in _PREFIXES + wrapped if all(key.startswith(p) for key in state)), None):
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state
 
@@ -60,13 +46,13 @@ def load_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """The mapping in a checkpoint file; no code in the file runs."""
     content = load_content(path)
     if not isinstance(content, Mapping):
-        held = type(content).__name__
-        raise WeightsError(f"no state dict in {path}", f"it holds a {held}", "save model.state_dict()")
+        exists = f"it holds a {type(content).__name__}"
+        raise WeightsError(f"no state dict in {path}", exists, "save model.state_dict()")
     return content
 
 
 def load_content(path: str | os.PathLike[str]) -> Any:
-    """The content of a torch or safetensors file; no code in the file runs."""
+    """The content of a torch or safetensors file, told apart by its first bytes; no code in the file runs."""
     try:
         with open(path, "rb") as file:
             head = file.read(9)
@@ -80,20 +66,12 @@ def load_content(path: str | os.PathLike[str]) -> Any:
 
 def _load_safetensors(path: str | os.PathLike[str]) -> Any:
     try:
-        from safetensors.torch import load_file as load
-    except ImportError:
-        raise WeightsError(
-            f"{path} is a safetensors file and the package is missing", do="pip install safetensors"
-        ) from None
-    try:
-        return load(path)
+        return safetensors.torch.load_file(path)
     except Exception as error:
         raise WeightsError(f"cannot read weights {path}: {_first_line(error)}", "damaged or cut short") from error
 
 
 def _load_torch(path: str | os.PathLike[str], head: bytes) -> Any:
-    import torch
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -132,11 +110,7 @@ def mismatches(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], path: str) -> list[str]:
-    """Load a state dict without `mismatches` into ``model``, and return the notes.
-
-    Raises:
-        WeightsError: a tensor has a type that the model cannot hold, such as 8-bit integers.
-    """
+    """Load a state dict without `mismatches` into ``model``, and return a note if it has NaN or infinite values."""
     own = model.state_dict()
     missing = {key: value for key, value in own.items() if key not in state}
     whole: OrderedDict[str, Any] = OrderedDict(**missing, **state)
@@ -146,27 +120,16 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], path: str) -> list[
         model.load_state_dict(whole)
     except (RuntimeError, ValueError, TypeError) as error:
         raise WeightsError(f"{path} does not fit {type(model).__name__}: {_first_line(error)}") from error
-    return non_finite_note(path, state)
+    bad = sum(int((~torch.isfinite(value)).sum()) for value in state.values() if value.is_floating_point())
+    return [f"{path} holds {bad} values that are NaN or infinite"] if bad else []
 
 
 def load_checkpoint(model: nn.Module, path: str, name: str) -> tuple[str, list[str]]:
-    """Load the file ``path`` into ``model``, called ``name``; return the label of the weights and the notes.
-
-    Raises:
-        WeightsError: the file cannot be read or does not fit.
-    """
+    """Load the file ``path`` into ``model``, called ``name``; return the label of the weights and the notes."""
     state = read_state_dict(path)
     if mismatches(model, state):
         raise fitting_error(path, name, model, state, None)
     return Path(path).name, load_into(model, state, path)
-
-
-def non_finite_note(path: str, state: Mapping[str, Tensor]) -> list[str]:
-    """One note if weights have NaN or infinite values, else none."""
-    import torch
-
-    bad = sum(int((~torch.isfinite(v)).sum()) for v in state.values() if v.is_floating_point())
-    return [f"{path} holds {bad} values that are NaN or infinite"] if bad else []
 
 
 def fitting_error(
@@ -187,10 +150,7 @@ def fitting_error(
 def fitting_kwargs(
     build: Callable[..., nn.Module], tries: Iterable[dict[str, Any]], state: Mapping[str, Tensor]
 ) -> dict[str, Any] | None:
-    """The first of ``tries`` with which ``build`` gives a model that ``state`` fits; None if there is none.
-
-    The number of classes of a fine-tuned checkpoint is tried too.
-    """
+    """The first of ``tries``, alone or with the number of classes of ``state``, that builds a model which it fits."""
     for kwargs in tries:
         model = build(**kwargs)
         wrong = mismatches(model, state)

@@ -26,12 +26,8 @@ PATIENCE_SECONDS = 7.0
 def fetch(url: str, progress: Progress | None = None) -> Path:
     """The checkpoint at ``url``: torch's cached copy if it is whole, else a download into torch's cache.
 
-    Both must have the hash in the file's name; `torch.hub` checks downloads only. It also has no timeout and prints to
-    standard output.
-
-    Args:
-        url: Address that ends in ``-HASH.pth``.
-        progress: Called with the bytes so far and their total, None if the server does not say.
+    Both must have the hash at the end of the file's name. `torch.hub` checks downloads only, has no timeout and prints
+    to standard output.
 
     Raises:
         WeightsError: no network, no answer in time, a damaged download, a folder that cannot be written.

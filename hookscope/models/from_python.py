@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, nearest
@@ -42,20 +44,41 @@ class PythonSource(ModelSource):
 def _call_factory(spec: str) -> nn.Module:
     from torch import nn
 
+    from hookscope.models.run import build_errors_as_model_errors
+
     source, _, name = spec.rpartition(":")
     with _importable(source):
-        module = _import_source(spec, source)
+        if source.endswith(".py") and not Path(source).is_file():
+            files = [path.name for path in Path(source).parent.glob("*.py")] if Path(source).parent.is_dir() else []
+            raise ModelError(f"no file '{source}' for {spec}", nearest(Path(source).name, files))
+        with build_errors_as_model_errors(f"cannot import {source} for {spec}"):
+            module = _import_source(source)
         factory = getattr(module, name, None)
         if factory is None:
-            names = [other for other in vars(module) if not other.startswith("_")]
-            raise ModelError(f"no '{name}' in {source}", nearest(name, names))
-        try:
+            raise ModelError(f"no '{name}' in {source}", nearest(name, _factories_of(module)))
+        with build_errors_as_model_errors(f"{spec} failed"):
             model = factory if isinstance(factory, nn.Module) else factory()
-        except (Exception, SystemExit) as error:
-            raise ModelError(f"{spec} failed: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{spec} returned {type(model).__name__}", do="return an nn.Module")
     return model
+
+
+def _factories_of(module: ModuleType) -> list[str]:
+    """The names in ``module`` of modules, and of functions and classes of modules that need no arguments."""
+    from torch import nn
+
+    def is_factory(value: Any) -> bool:
+        if isinstance(value, nn.Module):
+            return True
+        if not callable(value) or (isinstance(value, type) and not issubclass(value, nn.Module)):
+            return False
+        try:
+            inspect.signature(value).bind()
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    return [name for name, value in vars(module).items() if not name.startswith("_") and is_factory(value)]
 
 
 @contextmanager
@@ -70,25 +93,19 @@ def _importable(source: str) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _import_source(spec: str, source: str) -> Any:
-    if source.endswith(".py") and not Path(source).is_file():
-        files = [path.name for path in Path(source).parent.glob("*.py")] if Path(source).parent.is_dir() else []
-        raise ModelError(f"no file '{source}' for {spec}", nearest(Path(source).name, files))
+def _import_source(source: str) -> ModuleType:
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    path = Path(source).resolve()
+    # A unique name: two files net.py are two modules, and neither is mistaken for an installed module.
+    unique = f"_hookscope_{path.stem}_{zlib.crc32(bytes(path)):08x}"
+    module_spec = importlib.util.spec_from_file_location(unique, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[unique] = module  # dataclasses look their module up there
     try:
-        if not source.endswith(".py"):
-            return importlib.import_module(source)
-        path = Path(source).resolve()
-        # A unique name: two files net.py are two modules, and neither is mistaken for an installed module.
-        unique = f"_hookscope_{path.stem}_{zlib.crc32(bytes(path)):08x}"
-        module_spec = importlib.util.spec_from_file_location(unique, path)
-        assert module_spec is not None and module_spec.loader is not None
-        module = importlib.util.module_from_spec(module_spec)
-        sys.modules[unique] = module  # dataclasses look their module up there
-        try:
-            module_spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[unique]
-            raise
-    except (Exception, SystemExit) as error:
-        raise ModelError(f"cannot import {source} for {spec}: {type(error).__name__}: {error}") from error
+        module_spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[unique]
+        raise
     return module

@@ -1,9 +1,11 @@
-"""Torchvision's models by name."""
+"""Torchvision's models by name, and the models that ship with hookscope."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hookscope.models.bundled import BUNDLED, weights_path
+from hookscope.models.metadata import Description, read_description
 from hookscope.models.model_source import ModelSource, Progress, Skeleton
 from hookscope.models.names import torchvision_class_names, torchvision_names
 from hookscope.models.weights_choice import WeightsChoice
@@ -33,3 +35,21 @@ class TorchvisionSource(ModelSource):
         from hookscope.models.torchvision_builders import build_skeleton
 
         return build_skeleton(model)
+
+
+class BundledSource(TorchvisionSource):
+    """``shapes``: architectures of torchvision with weights of their own."""
+
+    def matches(self, model: str) -> bool:
+        return model in BUNDLED
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(BUNDLED)
+
+    def class_names(self, model: str) -> tuple[str, ...]:
+        return (read_description(weights_path(BUNDLED[model])) or Description()).categories
+
+    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+        from hookscope.models.torchvision_builders import load_bundled
+
+        return load_bundled(BUNDLED[model], weights, seed)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import UsageError
+from hookscope.errors import InputError, UsageError
 
 # MViT takes exactly 16 frames; all other video models of torchvision take 16 too.
 CLIP_FRAMES = 16
@@ -23,12 +23,7 @@ _FAMILIES = {
 
 
 def family_of(model: nn.Module) -> str:
-    """``classification``, ``segmentation``, ``detection``, ``video`` or ``optical_flow``.
-
-    Example:
-        >>> family_of(torch.nn.Conv2d(3, 8, 3))
-        'classification'
-    """
+    """``classification``, ``segmentation``, ``detection``, ``video`` or ``optical_flow``."""
     for package, family in _FAMILIES.items():
         if any(cls.__module__.startswith(package) for cls in type(model).__mro__):
             return family
@@ -44,39 +39,35 @@ def native_size(model: nn.Module) -> tuple[int, int] | None:
 def in_channels(model: nn.Module) -> int:
     """The colour channels of the input: 3, or 1 if the first convolution takes grey pictures."""
     for module in model.modules():
-        if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)):
+        if isinstance(module, (nn.Conv2d, nn.Conv3d)):
             return module.in_channels if module.in_channels in (1, 3) else 3
     return 3
 
 
-def as_inputs(family: str, pictures: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The positional inputs of one forward pass.
+def as_batch(family: str, pictures: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The positional inputs of one forward pass of several pictures ``(C, H, W)``, or clips ``(C, T, H, W)``.
 
-    Args:
-        family: The model's family, see `family_of`.
-        pictures: Prepared pictures ``(C, H, W)``, or clips ``(C, T, H, W)`` for video. Optical flow takes two, or one
-            twice; the other families take one.
+    Detection: a list of the pictures, whose shapes may differ. Optical flow: ``(N, C, H, W)`` twice, which compares
+    each picture with itself. Other families: ``(N, C, H, W)`` or ``(N, C, T, H, W)``.
+
+    Raises:
+        InputError: there is no picture, or shapes differ that must be stacked.
     """
+    shapes = list(dict.fromkeys("x".join(map(str, picture.shape)) for picture in pictures))
+    if not shapes:
+        raise InputError("a batch needs at least one picture")
     if family == "detection":
-        return (list(pictures[:1]),)
-    if family == "optical_flow":
-        return pictures[0][None], pictures[-1][None]
-    return (pictures[0][None],)
+        return (list(pictures),)
+    if len(shapes) > 1:
+        raise InputError("pictures of different shapes do not stack", ", ".join(shapes), "make batches of one shape")
+    stacked = torch.stack(list(pictures))
+    return (stacked, stacked) if family == "optical_flow" else (stacked,)
 
 
 def example_inputs(model: nn.Module, input_size: Sequence[int]) -> tuple[Any, ...]:
     """Zeros in the shape that the family of ``model`` takes, with the model's dtype and device.
 
-    Args:
-        model: Any module.
-        input_size: ``(H, W)`` of the picture, or a full shape with batch and channels.
-
-    Raises:
-        UsageError: the size is empty or not positive.
-
-    Example:
-        >>> tuple(example_inputs(torch.nn.Conv2d(3, 8, 3), (32, 48))[0].shape)
-        (1, 3, 32, 48)
+    ``input_size`` is ``(H, W)`` of the picture, or a full shape with batch and channels.
     """
     size = [int(n) for n in ((input_size, input_size) if isinstance(input_size, int) else input_size)]
     if not size or min(size) < 1:
@@ -86,6 +77,6 @@ def example_inputs(model: nn.Module, input_size: Sequence[int]) -> tuple[Any, ..
     family = family_of(model)
     if len(size) == 2:
         size = [3, CLIP_FRAMES, *size] if family == "video" else [in_channels(model), *size]
-        return as_inputs(family, [zeros(size)])
+        return as_batch(family, [zeros(size)])
     full = zeros(size)
     return (full, full) if family == "optical_flow" else (full,)

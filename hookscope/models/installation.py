@@ -15,18 +15,11 @@ _MIXED_BUILDS = (
     "module 'torchvision' has no attribute 'extension'",
 )
 _CURE = "install both from the same place: pip install --force-reinstall torch torchvision"
-_NEEDED = {"torch": "torch", "torchvision": "torchvision", "PIL": "pillow", "numpy": "numpy", "click": "click"}
+_NEEDED = ("torch", "torchvision", "safetensors", "PIL", "numpy", "click")
 
 
 def broken_pair(error: BaseException) -> InstallationError | None:
-    """The error to show if ``error``, or one of its causes, means that torch and torchvision do not fit; else None.
-
-    Example:
-        >>> broken_pair(RuntimeError("operator torchvision::nms does not exist")).asked
-        'torch and torchvision were not built for one another'
-        >>> broken_pair(RuntimeError("something else")) is None
-        True
-    """
+    """The error to show if ``error``, or one of its causes, means that torch and torchvision do not fit; else None."""
     kinds = (ImportError, RuntimeError, AttributeError)
     causes = (cause for cause in _causes(error) if isinstance(cause, kinds))
     if not any(text in str(cause) for cause in causes for text in _MIXED_BUILDS):
@@ -37,23 +30,18 @@ def broken_pair(error: BaseException) -> InstallationError | None:
 
 
 def missing_package(error: BaseException) -> InstallationError | None:
-    """The error to show if ``error`` means that a package is not installed which hookscope needs, else None.
-
-    Example:
-        >>> str(missing_package(ModuleNotFoundError("No module named 'torch'", name="torch")))
-        'the package torch is not installed; pip install torch'
-    """
+    """The error to show if ``error`` means that a package is not installed which hookscope needs, else None."""
     if not isinstance(error, ModuleNotFoundError) or error.name not in _NEEDED:
         return None
-    distribution = _NEEDED[error.name]
+    distribution = "pillow" if error.name == "PIL" else error.name
     return InstallationError(f"the package {distribution} is not installed", do=f"pip install {distribution}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """``error`` and its causes, outermost first, each once."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
+    visited: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in visited:
+        visited.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__

@@ -75,17 +75,13 @@ def load_model(
 
 
 def pick_device(device: str) -> str:
-    """``device`` in torch's spelling; ``auto`` is the fastest that this machine has.
-
-    Raises:
-        UsageError: this machine or torch does not have the device.
-    """
+    """``device`` in torch's spelling; ``auto`` is the fastest that this machine has."""
     have = ["cpu"] + ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
     if device == "auto":
         return have[-1]
-    found = re.fullmatch(r"(cpu|cuda|mps)(?::([0-9]{1,3}))?", device)
-    if found is None or found[1] not in have or (found[2] and found[1] != "cuda"):
+    match = re.fullmatch(r"(cpu|cuda|mps)(?::([0-9]{1,3}))?", device)
+    if match is None or match[1] not in have or (match[2] and match[1] != "cuda"):
         raise UsageError(f"no device '{device}'", f"this machine has {', '.join(have)}")
-    if found[2] and int(found[2]) >= torch.cuda.device_count():
+    if match[2] and int(match[2]) >= torch.cuda.device_count():
         raise UsageError(f"no device '{device}'", f"there are {torch.cuda.device_count()} CUDA devices")
     return device

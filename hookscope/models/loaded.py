@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.images import InputImage
-from hookscope.models.inputs import CLIP_FRAMES, as_inputs, family_of, in_channels, native_size
+from hookscope.models.inputs import CLIP_FRAMES, as_batch, family_of, in_channels, native_size
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.preprocess import Preprocess, made_for, usual_transforms
 
@@ -41,10 +41,7 @@ class LoadedModel:
     def of(
         cls, model: nn.Module, name: str, weights: str, metadata: WeightsMetadata, family: str | None = None
     ) -> LoadedModel:
-        """The record of a model on the CPU, with the transforms of ``metadata`` or the usual ones of its family.
-
-        Without ``family`` it is that of torchvision's packages, see `family_of`.
-        """
+        """The record of a model on the CPU, with the transforms of ``metadata`` or the usual ones of its family."""
         family = family or family_of(model)
         transforms = metadata.transforms or usual_transforms(family)
         preprocess = Preprocess(
@@ -62,5 +59,7 @@ class LoadedModel:
         return self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
 
     def inputs(self, *pictures: Tensor) -> tuple[Any, ...]:
-        """The positional inputs of one forward pass, as the family takes them, for prepared pictures ``(3, H, W)``."""
-        return as_inputs(self.family, pictures)
+        """The positional inputs of one forward pass for a prepared picture ``(3, H, W)``; optical flow may take two."""
+        if self.family == "optical_flow" and len(pictures) == 2:
+            return pictures[0][None], pictures[1][None]
+        return as_batch(self.family, pictures[:1])

@@ -14,15 +14,9 @@ from hookscope.hooks import map_tensors
 
 
 def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model that ``build`` returns, on the meta device.
+    """The model that ``build`` returns, on the meta device, where initialising the parameters costs nothing.
 
     Only ``torch.empty`` goes to the meta device while building, because some builders (RegNet) compute with tensors.
-    Initialising the parameters then costs nothing.
-
-    Example:
-        >>> import torch
-        >>> build_on_meta(lambda: torch.nn.Linear(10**6, 10**6)).weight.device
-        device(type='meta')
     """
 
     class EmptyOnMeta(TorchFunctionMode):
@@ -40,8 +34,7 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
 def meta_forward(model: nn.Module, args: tuple[Any, ...]) -> Any:
     """One forward pass on the meta device, with meta tensors in place of the parameters and buffers of ``model``.
 
-    Raises:
-        Exception: whatever the model raises if an operation needs values (``nonzero`` in detectors).
+    The model raises some exception if an operation needs values (``nonzero`` in detectors).
     """
     named = [*model.named_parameters(), *model.named_buffers()]
     replacements = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}

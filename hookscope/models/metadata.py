@@ -81,12 +81,7 @@ def read_header(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 
 
 def count_parameters(header: Mapping[str, Any]) -> int | None:
-    """Number of parameters in a header, without running statistics; None if the header makes no sense.
-
-    Example:
-        >>> count_parameters({"weight": {"shape": [8, 3]}, "bias": {"shape": [8]}, "__metadata__": {"by": "me"}})
-        32
-    """
+    """Number of parameters in a header, without running statistics; None if the header makes no sense."""
     tensors = [key for key in header if key != "__metadata__" and "running_" not in key and "num_batches" not in key]
     try:
         return sum(math.prod(map(int, header[key]["shape"])) for key in tensors) if tensors else None
@@ -95,11 +90,7 @@ def count_parameters(header: Mapping[str, Any]) -> int | None:
 
 
 def read_description(path: str | os.PathLike[str]) -> Description | None:
-    """The description in the weights file ``path``, None if it has none.
-
-    Raises:
-        WeightsError: the description is damaged or inconsistent.
-    """
+    """The description in the weights file ``path``, None without one; a damaged one raises a WeightsError."""
     metadata = read_header(path).get("__metadata__")
     if not isinstance(metadata, dict) or "hookscope" not in metadata:
         return None
@@ -121,13 +112,8 @@ def read_metadata(
 ) -> WeightsMetadata:
     """The metadata of a weights file; ``usual`` where its description is missing, incomplete or wrong.
 
-    A description that is damaged, inconsistent or of another model is ignored, which a note says.
-
-    Args:
-        path: Any weights file.
-        classes: Number of classes of the model, None if unknown.
-        usual: The metadata for a file without a description.
-        family: The model's family, see `family_of`.
+    A description that is damaged, inconsistent or of another model is ignored, which a note says. ``classes`` is the
+    number of classes of the model, None if unknown.
     """
     from hookscope.models.preprocess import imagenet_transforms  # imports torch, which the rest of this file avoids
 
@@ -150,7 +136,7 @@ def read_metadata(
 
 
 def _inconsistency(content: Any) -> str:
-    """Why a description cannot be used, empty if it can."""
+    """Why a description cannot be used; empty if it can."""
     if not isinstance(content, dict):
         return "it is no JSON object"
     for name, (words, is_valid) in _ENTRIES.items():

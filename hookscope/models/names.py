@@ -29,17 +29,10 @@ _VERSION_LINE = re.compile(r"""^__version__\s*(?::\s*\w+\s*)?=\s*["']([^"']+)["'
 
 
 def torchvision_names() -> tuple[str, ...]:
-    """The names of torchvision's models, sorted, without importing torchvision.
-
-    They equal ``torchvision.models.list_models()`` in a fresh process. They are read from the ``@register_model``
-    decorators in its source in about 10 ms. Models that a program registers itself are missing.
+    """``torchvision.models.list_models()`` of a fresh process, from the source in about 10 ms.
 
     Raises:
         InstallationError: torchvision is not installed, or lacks its source files.
-
-    Example:
-        >>> "resnet34" in torchvision_names()
-        True
     """
     folder = _package_folder("torchvision")
     if folder is None:
@@ -63,18 +56,14 @@ def _scan(folder: str) -> dict[str, str]:
 
 
 def torchvision_class_names(name: str) -> tuple[str, ...]:
-    """The class names of the default weights of the torchvision model ``name``; empty if there are none.
-
-    They are read from the lists in torchvision's source, without importing it.
-    """
+    """The class names of the default weights of the torchvision model ``name``, from the source; empty without any."""
     folder = _package_folder("torchvision")
     try:
-        place = _scan(os.path.join(folder or "", "models")).get(name)
+        place = _scan(os.path.join(folder or "", "models")).get(name, "")
         with open(os.path.join(folder or "", "models", "_meta.py"), encoding="utf-8", errors="replace") as source:
             code = ast.parse(source.read())
-        wanted = _CLASS_LISTS.get(place or "")
         for node in code.body:
-            if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [wanted]:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _CLASS_LISTS.get(place):
                 return tuple(map(str, ast.literal_eval(node.value)))
     except (InstallationError, OSError, SyntaxError, ValueError):
         pass
@@ -87,10 +76,6 @@ def package_versions() -> dict[str, str]:
     They come from each package's ``version.py``, which is a hundred times faster than ``importlib.metadata`` and
     includes the build (``2.15.0+cu132``). A package that is not installed is ``"missing"``, one without a version
     ``"unknown"``.
-
-    Example:
-        >>> list(package_versions())
-        ['hookscope', 'torch', 'torchvision']
     """
     return {"hookscope": __version__, "torch": _version("torch"), "torchvision": _version("torchvision")}
 
@@ -101,10 +86,10 @@ def _version(package: str) -> str:
         return "missing"
     try:
         with open(os.path.join(folder, "version.py"), encoding="utf-8", errors="replace") as file:
-            found = _VERSION_LINE.search(file.read())
+            match = _VERSION_LINE.search(file.read())
     except OSError:
-        found = None
-    return found[1] if found else "unknown"
+        match = None
+    return match[1] if match else "unknown"
 
 
 def _package_folder(package: str) -> str | None:

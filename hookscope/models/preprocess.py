@@ -12,8 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import _presets as presets, functional as F
-from torchvision.transforms._presets import ImageClassification
-from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from hookscope.errors import InputError
 
@@ -58,7 +56,7 @@ class Preprocess:
         try:
             if self.family == "video":
                 frames = frames if len(frames) == self.frames else frames[:1] * self.frames
-                tensor = self._clip(torch.stack([pil_to_tensor(frame) for frame in frames]))
+                tensor = self._clip(torch.stack([F.pil_to_tensor(frame) for frame in frames]))
             else:
                 tensor = self._still(frames[0])
         except (RuntimeError, ValueError, MemoryError) as error:
@@ -100,17 +98,15 @@ class Preprocess:
             size = list(self.size or self.default_size) if self.mode == "stretch" else list(frames.shape[-2:])
             resized: Tensor = F.resize(frames, size, antialias=True).div(255)
             return resized.movedim(0, 1)
-        high, wide = frames.shape[-2:]
-        clip: Tensor = self.transforms_for((high, wide))(frames)
+        clip: Tensor = self.transforms_for((frames.shape[-2], frames.shape[-1]))(frames)
         return clip
 
     def seen(self, tensor: Tensor) -> Image.Image:
         """The RGB picture that the network sees: ``tensor`` without its normalisation; the first frame of a clip."""
-        picture = tensor[:, 0] if tensor.dim() == 4 else tensor
+        picture = (tensor[:, 0] if tensor.dim() == 4 else tensor).cpu().float()
         mean, std = self._normalisation()
-        picture = picture.cpu().float().expand(3, -1, -1) if picture.shape[0] == 1 else picture.cpu().float()
         shown = picture * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
-        image: Image.Image = to_pil_image(shown.clamp(0, 1))
+        image: Image.Image = F.to_pil_image(shown.clamp(0, 1))
         return image
 
     def seen_box(self, width: int, height: int) -> tuple[float, float, float, float]:
@@ -194,7 +190,7 @@ def _covering(transforms: Any, picture: tuple[int, int], size: tuple[int, int]) 
 
 
 def _as_floats(image: Image.Image) -> Tensor:
-    tensor: Tensor = pil_to_tensor(image).float().div(255)
+    tensor: Tensor = F.pil_to_tensor(image).float().div(255)
     return tensor
 
 
@@ -217,4 +213,4 @@ def usual_transforms(family: str) -> Any:
 
 def imagenet_transforms(crop: int = 224, resize: int = 256, **normalisation: Sequence[float]) -> Any:
     """Resize, centre crop and normalisation, by default that of ImageNet."""
-    return ImageClassification(crop_size=crop, resize_size=resize, **(normalisation or _IMAGENET))
+    return presets.ImageClassification(crop_size=crop, resize_size=resize, **(normalisation or _IMAGENET))

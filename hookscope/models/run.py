@@ -1,4 +1,4 @@
-"""Around the code of a model: it is built quietly from a seed, and its exceptions become input errors."""
+"""Around the code of a model: it is built quietly from a seed, and its exceptions become errors of hookscope."""
 
 from __future__ import annotations
 
@@ -28,22 +28,14 @@ _NO_GRADIENT = {
 
 @contextmanager
 def model_errors_as_input_errors(model: str, inputs: Any) -> Iterator[None]:
-    """Turn what the model called ``model`` raises on ``inputs`` into an InputError that gives their size.
-
-    ``inputs`` are tensors in any container. Out-of-memory errors pass unchanged: another input size is not the first
-    cure.
-    """
+    """Turn what the model called ``model`` raises on ``inputs``, tensors in any container, into an InputError."""
     try:
         yield
-    except HookscopeError:
-        raise
-    except SystemExit as error:
-        if error.code in _SIGNAL_EXITS:  # the signal ends the command, not the model
+    except (Exception, SystemExit) as error:
+        if isinstance(error, HookscopeError) or _is_not_of_the_model(error):
             raise
-        raise InputError(f"{model} ends the program in its forward pass, by sys.exit({error.code!r})") from error
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
+        if isinstance(error, SystemExit):
+            raise InputError(f"{model} ends the program in its forward pass, by sys.exit({error.code!r})") from error
         shapes = [tuple(tensor.shape) for tensor in tensors_in(inputs).values()]
         size = "x".join(map(str, shapes[0])) if shapes else "no size"
         text = " ".join(str(error).split())[:200] or type(error).__name__
@@ -53,6 +45,22 @@ def model_errors_as_input_errors(model: str, inputs: Any) -> Iterator[None]:
         raise InputError(
             f"{model} refuses a picture of {size}: {text}", do="try another --input-size" if about_size else ""
         ) from error
+
+
+@contextmanager
+def build_errors_as_model_errors(asked: str) -> Iterator[None]:
+    """Turn what the code of a user's factory raises into a ModelError that begins with ``asked``."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if _is_not_of_the_model(error):
+            raise
+        raise ModelError(f"{asked}: {type(error).__name__}: {error}") from error
+
+
+def _is_not_of_the_model(error: BaseException) -> bool:
+    """Whether the memory is full, for which another input is not the first cure, or a signal ends the command."""
+    return is_out_of_memory(error) or (isinstance(error, SystemExit) and error.code in _SIGNAL_EXITS)
 
 
 @contextmanager

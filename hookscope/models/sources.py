@@ -5,24 +5,19 @@ from __future__ import annotations
 from itertools import chain
 
 from hookscope.errors import ModelError, nearest
-from hookscope.models.from_bundled import BundledSource
 from hookscope.models.from_python import PythonSource
 from hookscope.models.from_timm import TimmSource
-from hookscope.models.from_torchvision import TorchvisionSource
+from hookscope.models.from_torchvision import BundledSource, TorchvisionSource
 from hookscope.models.model_source import ModelSource
 
 SOURCES: list[ModelSource] = [BundledSource(), TimmSource(), PythonSource(), TorchvisionSource()]
 
 
 def find_source(model: str) -> ModelSource:
-    """The source of the model that the text ``model`` names; imports nothing heavy.
+    """The source of the model that the text ``model`` names, without importing torch.
 
     Raises:
         ModelError: no source knows the name; the error gives the nearest names.
-
-    Example:
-        >>> type(find_source("timm:vit_tiny_patch16_224")).__name__
-        'TimmSource'
     """
     for source in SOURCES:
         if source.matches(model):
@@ -33,24 +28,11 @@ def find_source(model: str) -> ModelSource:
 
 
 def model_names() -> tuple[str, ...]:
-    """The names that the sources can list, sorted.
-
-    Raises:
-        InstallationError: torchvision is not installed, or lacks its source files.
-
-    Example:
-        >>> {"resnet34", "shapes"} <= set(model_names())
-        True
-    """
+    """The names that the sources can list, sorted."""
     return tuple(sorted(set(chain.from_iterable(source.names() for source in SOURCES))))
 
 
 def class_names_of(model: str) -> tuple[str, ...]:
-    """The class names of the default weights of ``model``, for completion; empty if they are not known without torch.
-
-    Example:
-        >>> class_names_of("resnet34")[:2], class_names_of("raft_small")
-        (('tench', 'goldfish'), ())
-    """
+    """The class names of the default weights of ``model``, for completion; empty if torch is needed to know them."""
     source = next((source for source in SOURCES if source.matches(model)), None)
     return source.class_names(model) if source else ()

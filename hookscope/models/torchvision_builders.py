@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookscope.errors import InstallationError, ModelError, WeightsError
+from hookscope.errors import InstallationError, ModelError, WeightsError, is_out_of_memory
 from hookscope.models.bundled import BUNDLED, BundledModel, weights_path
 from hookscope.models.checkpoints import (
     fitting_error,
@@ -40,12 +40,9 @@ _WHAT_TO_GIVE = "give auto, default, none or a file"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A builder of torchvision and the arguments that it always gets.
+    """The MODEL argument, torchvision's name of its builder, and the arguments that the builder always gets.
 
-    Attributes:
-        name: The MODEL argument.
-        builder: Torchvision's name.
-        kwargs: The number of classes of a bundled model; what keeps builders from downloading and warning.
+    They are the number of classes of a bundled model, and what keeps builders from downloading and warning.
     """
 
     name: str
@@ -65,15 +62,13 @@ class Architecture:
         return cls(name, name, kwargs)
 
     def build(self, weights: Any = None, **kwargs: Any) -> nn.Module:
-        """The model with torchvision's ``weights``, or with random ones.
-
-        Raises:
-            ModelError: torchvision cannot build it.
-        """
+        """The model with torchvision's ``weights``, or with random ones; raises a ModelError if it cannot be built."""
         try:
             arguments = {**self.kwargs, **kwargs, "weights": weights}
             model: nn.Module = torchvision_models().get_model(self.builder, **arguments)
         except (RuntimeError, ImportError, ValueError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise
             what = f"{self.name} with {weights.name}" if weights else self.name
             raise ModelError(f"cannot build {what}: {error}") from error
         return model
@@ -96,11 +91,7 @@ class Architecture:
 
 
 def torchvision_models() -> Any:
-    """``torchvision.models``.
-
-    Raises:
-        InstallationError: torchvision is missing or does not fit torch.
-    """
+    """``torchvision.models``, or an InstallationError if torchvision is missing or does not fit torch."""
     try:
         return importlib.import_module("torchvision.models")
     except (ImportError, RuntimeError) as error:
@@ -126,12 +117,7 @@ def _input_size(name: str, model: nn.Module) -> tuple[int, int]:
 
 
 def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
-    """The torchvision model ``name`` with ``weights``; ``auto`` falls back on random weights and a note.
-
-    Raises:
-        ModelError: it cannot be built.
-        WeightsError: no such weights, or they cannot be fetched, trusted or fitted.
-    """
+    """The torchvision model ``name`` with ``weights``; ``auto`` falls back on random weights and a note."""
     architecture, default = Architecture.of(name), _default_entry(name)
     usual = _metadata_of(default)
     if weights.kind is WeightsKind.NONE:
@@ -154,11 +140,7 @@ def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress
 
 
 def load_bundled(bundled: BundledModel, weights: WeightsChoice, seed: int) -> LoadedModel:
-    """A bundled model with the weights that ship with it, random ones or a checkpoint; never with other weights.
-
-    Raises:
-        WeightsError: no such weights, or they cannot be read or fitted.
-    """
+    """A bundled model with the weights that ship with it, random ones or a checkpoint; never with other weights."""
     architecture = Architecture.of(bundled.name)
     usual = WeightsMetadata(imagenet_transforms(bundled.side, bundled.side))
     shipped = weights.text == bundled.file and not os.path.exists(bundled.file)
@@ -192,7 +174,7 @@ def _default_entry(name: str) -> Any:
 
 
 def _named_entry(name: str, weights: str) -> Any:
-    """The weights of that name; a quantized model also has the float weights that its own were made from."""
+    """The weights of that name; a quantized model also has the float weights from which its own were computed."""
     entries = {entry.name: entry for entry in torchvision_models().get_model_weights(name)}
     unquantized = (entry.meta.get("unquantized") for entry in list(entries.values()))
     entries |= {entry.name: entry for entry in unquantized if entry is not None}
@@ -234,11 +216,11 @@ def _from_file(architecture: Architecture, path: str, usual: WeightsMetadata) ->
 
 def _model_that_fits(path: str, state: Mapping[str, Tensor]) -> str | None:
     """The torchvision model that a state dict belongs to, from the file's metadata or the number of parameters."""
-    count = sum(v.numel() for key, v in state.items() if "running_" not in key and "num_batches" not in key)
+    count = sum(value.numel() for key, value in state.items() if "running_" not in key and "num_batches" not in key)
     with suppress(WeightsError):
-        said = (read_description(path) or Description()).model
-        if said in torchvision_names() and Architecture.of(said).kwargs_for(state) is not None:
-            return said
+        name = (read_description(path) or Description()).model
+        if name in torchvision_names() and Architecture.of(name).kwargs_for(state) is not None:
+            return name
     for name in torchvision_names():
         entry = _default_entry(name)
         if entry is not None and abs(entry.meta.get("num_params", 0) - count) <= 0.01 * count:

@@ -39,15 +39,7 @@ class WeightsChoice:
 
     @classmethod
     def parse(cls, weights: object) -> WeightsChoice:
-        """Read a word, a weights name, a path, None (random weights) or a member of a torchvision enumeration.
-
-        Raises:
-            UsageError: for a value of another type.
-
-        Example:
-            >>> [WeightsChoice.parse(text).kind.name for text in ("auto", "epoch-3.pth", "IMAGENET1K_V1")]
-            ['AUTO', 'FILE', 'NAME']
-        """
+        """Read a word, a weights name, a path, None (random weights) or a member of a torchvision enumeration."""
         if isinstance(weights, WeightsChoice):
             return weights
         if isinstance(weights, os.PathLike):

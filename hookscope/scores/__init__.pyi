@@ -5,10 +5,10 @@ from .logits import (
     check_family as check_family,
     class_scores as class_scores,
     one_picture as one_picture,
-    predict as predict,
     predictions as predictions,
     probabilities as probabilities,
     without_scores as without_scores,
 )
 from .losses import AnyLoss as AnyLoss, Loss as Loss, LossLike as LossLike, OwnLoss as OwnLoss, as_loss as as_loss
+from .prediction import predict as predict
 from .target import Target as Target, class_label as class_label

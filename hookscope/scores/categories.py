@@ -19,16 +19,6 @@ def read_categories(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
     The file has one name a line in UTF-8, with optional blank lines at the end; or it is JSON: a list of names, or an
     object from index to name or to ``[identifier, name]``, as in torchvision's tutorials and Keras.
-
-    Raises:
-        CategoriesError: the file is missing, unreadable, too large, not text, or JSON of another form.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        ...     _ = file.write("cat\\nred fox\\n"), file.flush()
-        ...     read_categories(file.name)
-        ('cat', 'red fox')
     """
     text = _text(path)
     if not text.strip():
@@ -62,11 +52,11 @@ def _text(path: str | os.PathLike[str]) -> str:
 
 def _from_json(text: str, path: str | os.PathLike[str]) -> list[str]:
     try:
-        held = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()) if isinstance(error, ValueError) else "it is nested too deep"
         raise CategoriesError(f"{path} is not valid JSON: {reason}") from None
-    names = _in_order(held) if isinstance(held, dict) else held
+    names = _in_order(content) if isinstance(content, dict) else content
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CategoriesError(f"{path} is JSON of another form", f"class names are {_FORMS}")
     if not names:
@@ -74,10 +64,10 @@ def _from_json(text: str, path: str | os.PathLike[str]) -> list[str]:
     return names
 
 
-def _in_order(held: dict[str, Any]) -> list[Any] | None:
+def _in_order(names_by_index: dict[str, Any]) -> list[Any] | None:
     """The names in order of their indices; None if an index is missing or another key is there."""
     try:
-        names = [held[str(index)] for index in range(len(held))]
+        names = [names_by_index[str(index)] for index in range(len(names_by_index))]
     except KeyError:
         return None
     return [name[-1] if isinstance(name, list) and len(name) == 2 else name for name in names]

@@ -49,12 +49,7 @@ class Loss:
             raise UsageError(f"no loss '{self.name}'", f"there are {', '.join(LOSSES)}")
 
     def of(self, output: Any, what: str = "the model") -> tuple[Tensor, tuple[Prediction, ...]]:
-        """The value of the loss, in the graph of ``output``, and the classes that it is computed from.
-
-        Raises:
-            ModelError: the output has no scores of classes, or for ``mse`` no numbers.
-            TargetError: no such class.
-        """
+        """The value of the loss, in the graph of ``output``, and the classes that it is computed from."""
         if self.name == "mse":
             return _mean_square(output, what), ()
         scores = class_scores(output, what)
@@ -77,11 +72,7 @@ class OwnLoss:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
     def of(self, output: Any, what: str = "the model") -> tuple[Tensor, tuple[Prediction, ...]]:
-        """The value of the loss, in the graph of ``output``, and no classes.
-
-        Raises:
-            UsageError: the function does not return a tensor with one floating-point number.
-        """
+        """The value of the loss, in the graph of ``output``, and no classes."""
         value = self.function(output)
         if not isinstance(value, torch.Tensor):
             returned = type(value).__name__
@@ -100,18 +91,7 @@ LossLike = AnyLoss | str | Callable[[Any], Any] | None
 
 
 def as_loss(loss: LossLike) -> AnyLoss:
-    """The loss for a `Loss`, a name, a function of the model's output, or None (the score of the most likely class).
-
-    Raises:
-        UsageError: no such loss.
-
-    Example:
-        >>> as_loss("mse").name, as_loss(None).name
-        ('mse', 'score')
-        >>> def largest(output): return output.max()
-        >>> as_loss(largest).name
-        'largest'
-    """
+    """The loss for a `Loss`, a name, a function of the model's output, or None (the score of the most likely class)."""
     if loss is None:
         return Loss()
     if isinstance(loss, Loss | OwnLoss):

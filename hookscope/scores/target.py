@@ -17,16 +17,8 @@ _MOST_NAMED = 5
 class Target:
     """The classes that ``--target`` names.
 
-    Attributes:
-        text: ``281`` (an index), ``tabby`` (a name or a part of one), ``top:3`` (the highest scores), or several of
-            these, separated by commas. A name that contains commas is written whole.
-
-    Raises:
-        UsageError: ``top:`` without a number above 0, or an empty term.
-
-    Example:
-        >>> Target("top:2").indices([0.1, 3.0, 2.0], None), Target("fox,0").indices([0, 0], ["cat", "red fox"])
-        ((1, 2), (1, 0))
+    ``text`` is an index (``281``), a name or a part of one (``tabby``), ``top:3`` (the highest scores), or several of
+    these, separated by commas. A name that contains commas is written whole.
     """
 
     text: str = "top:1"
@@ -40,11 +32,7 @@ class Target:
 
     @classmethod
     def of(cls, target: Any) -> Target:
-        """A target from a text or an index: an integer, or a tensor or array that holds one.
-
-        Raises:
-            UsageError: for a value of another type.
-        """
+        """A target from a text or an index: an integer, or a tensor or array that holds one."""
         if isinstance(target, Target):
             return target
         if isinstance(target, str):
@@ -73,15 +61,7 @@ class Target:
                 _by_index(term, len(categories))
 
     def indices(self, scores: Sequence[float], categories: Sequence[str] | None) -> tuple[int, ...]:
-        """The indices of the classes, each once, in the order of the terms; ``top:K`` by descending score.
-
-        Args:
-            scores: One for each class.
-            categories: Names of the classes, None if unknown.
-
-        Raises:
-            TargetError: no such class, or a name that fits several.
-        """
+        """The indices of the classes, each once, in the order of the terms; ``top:K`` by descending score."""
         classes: dict[int, None] = {}
         for term in self._terms(categories):
             if top := _top(term):
@@ -130,10 +110,10 @@ def _by_name(text: str, categories: Sequence[str] | None) -> int:
         do = "give an index, or the names of the classes (categories)"
         raise TargetError(f"no class '{text}'", "the class names are unknown", do)
     # ImageNet has a dog called Cardigan, a cardigan, and two classes called crane.
-    wanted, names = text.strip(), [name.lower() for name in categories]
-    equal = [at for at, name in enumerate(categories) if name == wanted]
-    equal = equal or [at for at, name in enumerate(names) if name == wanted.lower()]
-    fitting = equal or [at for at, name in enumerate(names) if wanted.lower() in name]
+    name, lower = text.strip(), text.strip().lower()
+    equal = [at for at, category in enumerate(categories) if category == name]
+    equal = equal or [at for at, category in enumerate(categories) if category.lower() == lower]
+    fitting = equal or [at for at, category in enumerate(categories) if lower in category.lower()]
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
@@ -146,10 +126,5 @@ def _by_name(text: str, categories: Sequence[str] | None) -> int:
 
 
 def class_label(index: int, categories: Sequence[str] | None) -> str | None:
-    """The name of class ``index``, None if unknown.
-
-    Example:
-        >>> class_label(1, ["cat", "dog"]), class_label(7, ["cat", "dog"])
-        ('dog', None)
-    """
+    """The name of class ``index``, None if unknown."""
     return categories[index] if categories and index < len(categories) else None

@@ -30,21 +30,7 @@ _CURES = {
 
 
 def write_atomically(path: StrPath, data: bytes) -> None:
-    """Write ``data`` to ``path`` so that a reader sees the old file or the whole new one, never a part.
-
-    See `replacement` for links, devices and modes.
-
-    Raises:
-        WriteError: it cannot be written; the old file is intact and no temporary file is left.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "a.bin")
-        ...     write_atomically(path, b"whole")
-        ...     path.read_bytes()
-        b'whole'
-    """
+    """Write ``data`` to ``path`` by `replacement`; after a WriteError the old file is intact and no part is left."""
     with _write_errors(path), replacement(path) as stream:
         stream.write(data)
 
@@ -55,20 +41,12 @@ def replacement(path: StrPath) -> Iterator[BinaryIO]:
 
     A symbolic link is followed and stays. A path that exists and is not a regular file (a device, a FIFO,
     ``/dev/stdout``) is written directly. A new file gets its mode from the umask, an old one keeps its mode.
-
-    Raises:
-        OSError: it cannot be written.
     """
     number = _descriptor(path)
-    old = None if number is not None else _stat(path)
-    if number is not None:
-        direct = os.dup(number)
-    elif old is not None and not stat.S_ISREG(old.st_mode):
-        direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    else:
-        direct = None
-    if direct is not None:
-        with open(direct, "wb") as stream:
+    old = _stat(path) if number is None else os.fstat(number)
+    if number is not None or (old is not None and not stat.S_ISREG(old.st_mode)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if number is None else os.dup(number)
+        with open(descriptor, "wb") as stream:
             yield stream
         return
     target = _target(path)
@@ -92,17 +70,7 @@ def replacement(path: StrPath) -> Iterator[BinaryIO]:
 
 
 def check_writable(path: StrPath) -> None:
-    """Check whether ``write_atomically(path, ...)`` can succeed; writes nothing.
-
-    Raises:
-        WriteError: ``path`` is a folder or write-protected, or its folder is missing or not writable.
-
-    Example:
-        >>> check_writable("/dev/null")
-        >>> check_writable("/dev/null/picture.png")
-        Traceback (most recent call last):
-        hookscope.errors.WriteError: cannot write /dev/null/picture.png: Not a directory; name a file in a folder
-    """
+    """Raise the WriteError that ``write_atomically(path, ...)`` would raise; write nothing."""
     with _write_errors(path):
         number = _descriptor(path)
         if number is not None:
@@ -118,16 +86,7 @@ def check_writable(path: StrPath) -> None:
 
 
 def check_folder(path: StrPath) -> None:
-    """Check whether files can be written to the folder ``path``, which need not exist yet.
-
-    Raises:
-        WriteError: it is not a folder, or neither it nor its nearest existing parent is writable.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     check_folder(folder + "/not/yet/made")
-    """
+    """Raise a WriteError if no files can be written to the folder ``path``, which need not exist yet."""
     with _write_errors(path):
         folder = _nearest_existing(path)
         if not os.path.isdir(folder):
@@ -136,27 +95,13 @@ def check_folder(path: StrPath) -> None:
 
 
 def make_folder(path: StrPath) -> None:
-    """Make the folder ``path`` and its parents if they are missing.
-
-    Raises:
-        WriteError: it cannot be made.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     make_folder(folder + "/a/b")
-        ...     os.path.isdir(folder + "/a/b")
-        True
-    """
+    """Make the folder ``path`` and its parents if they are missing, or raise a WriteError."""
     with _write_errors(path):
         os.makedirs(path, exist_ok=True)
 
 
 def _descriptor(path: StrPath) -> int | None:
-    """The file descriptor behind ``/dev/stdout`` and similar names.
-
-    Replacing its file would detach it from the shell, which has it open and may append to it.
-    """
+    """The file descriptor behind ``/dev/stdout`` and the like: the shell holds its file open, so it is not replaced."""
     match = _DESCRIPTOR.fullmatch(os.fspath(path))
     if match is None:
         return None
@@ -201,16 +146,12 @@ def _nearest_existing(path: StrPath) -> str:
 def _write_errors(path: StrPath) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise _write_error(os.fspath(path), error) from error
-    except ValueError as error:  # a NUL, or a character outside the file system's encoding
-        raise WriteError(f"cannot write {os.fspath(path)}: {error}") from error
-
-
-def _write_error(path: str, error: OSError) -> WriteError:
-    asked = f"cannot write {path}: {error.strerror or error}"
-    if error.errno != errno.ENOENT:
-        return WriteError(asked, do=_CURES.get(error.errno or 0, ""))
-    folder = os.path.dirname(os.path.realpath(path))
-    asked = f"cannot write {path}: its folder does not exist"
-    return WriteError(asked, f"there is {_nearest_existing(folder)}", f"mkdir -p {shlex.quote(folder)}")
+    except FileNotFoundError as error:
+        asked, folder = (
+            f"cannot write {os.fspath(path)}: its folder does not exist",
+            os.path.dirname(os.path.realpath(path)),
+        )
+        raise WriteError(asked, f"there is {_nearest_existing(folder)}", f"mkdir -p {shlex.quote(folder)}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL, or a character outside the file system's encoding
+        reason, number = getattr(error, "strerror", None) or error, getattr(error, "errno", None)
+        raise WriteError(f"cannot write {os.fspath(path)}: {reason}", do=_CURES.get(number or 0, "")) from error

@@ -20,13 +20,9 @@ FORMAT = 3
 
 
 def folder() -> str | None:
-    """The cache folder of this user, which need not exist; ``None`` if the user has no home.
+    """The cache folder of this user, which need not exist; None if the user has no home.
 
     The place follows torch's rule: ``$XDG_CACHE_HOME``, else ``~/.cache``. Importing platformdirs would take 14 ms.
-
-    Example:
-        >>> folder() is None or os.path.isabs(folder())
-        True
     """
     path = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     # Without a home the path stays "~/…", which would create a folder "~" in the current one.
@@ -34,20 +30,9 @@ def folder() -> str | None:
 
 
 def load(kind: str, key: Mapping[str, Any]) -> Any | None:
-    """The value stored under ``kind`` and ``key``; ``None`` if it is missing, damaged or of another format.
+    """The value stored under ``kind`` and ``key``, tuples as lists; None if it is missing or damaged.
 
-    JSON turns tuples into lists.
-
-    Args:
-        kind: Kind of fact, such as ``"catalogue"``.
-        key: Everything the value depends on, as JSON values; the order of its entries does not matter.
-
-    Raises:
-        TypeError: ``key`` is not JSON.
-
-    Example:
-        >>> load("no such kind", {"version": "1.0"}) is None
-        True
+    ``key`` holds all that the value depends on, as JSON values in any order.
     """
     header, path = _header(kind, key), _path(kind, key)
     try:
@@ -61,21 +46,7 @@ def load(kind: str, key: Mapping[str, Any]) -> Any | None:
 
 
 def store(kind: str, key: Mapping[str, Any], value: Any) -> None:
-    """Keep ``value`` under ``kind`` and ``key`` for a later :func:`load`; do nothing if it cannot be written.
-
-    Args:
-        kind: Kind of fact, such as ``"catalogue"``.
-        key: Everything the value depends on, as JSON values.
-        value: Any JSON value.
-
-    Raises:
-        TypeError: ``key`` or ``value`` is not JSON.
-
-    Example:
-        >>> store("example", {"version": "1.0"}, [1, 2, 3])
-        >>> load("example", {"version": "1.0"})
-        [1, 2, 3]
-    """
+    """Keep ``value``, any JSON value, for a later `load`; do nothing if it cannot be written."""
     path = _path(kind, key)
     content = json.dumps({"header": _header(kind, key), "value": value}, separators=(",", ":"))
     if path is not None:

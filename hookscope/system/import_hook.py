@@ -13,10 +13,6 @@ def after_import(name: str, then: Callable[[], None]) -> None:
     """Call ``then()`` once: now if the top-level module ``name`` is imported, else right after its first import.
 
     It is called inside the ``import`` statement, which raises what it raises. A failed import does not count.
-
-    Example:
-        >>> after_import("sys", lambda: print("sys is there"))
-        sys is there
     """
     if name in sys.modules:
         then()
@@ -27,7 +23,7 @@ def after_import(name: str, then: Callable[[], None]) -> None:
 class _Finder:
     """Finds what later finders find, and wraps ``exec_module`` of that one loader until it is called.
 
-    So the loader of the module and its class are those that Python itself would have used.
+    So the loader of the module is the one that Python itself would have used.
     """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:

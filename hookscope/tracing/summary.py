@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookscope.errors import InputError, ModelError
+from hookscope.errors import InputError, ModelError, is_out_of_memory
 from hookscope.hooks import (
     HookHandles,
     LayerCall,
@@ -109,6 +109,8 @@ def _record(model: nn.Module, args: tuple[Any, ...], dry: bool) -> tuple[_Record
                 _ = model(*args) if real else meta_forward(model, args)
                 return recorder, real
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 refusal = error
     assert refusal is not None
     shapes = " and ".join("x".join(map(str, tensor.shape)) for tensor in tensors_in(args).values())

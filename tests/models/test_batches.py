@@ -22,10 +22,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, ImageError, InputError, UsageError
+from hookscope.errors import HookscopeError, ImageError, UsageError
 from hookscope.images.reader import ImageWarning, read_picture
 from hookscope.models import batches as loading
-from hookscope.models.batches import Batch, as_batch, load_batches
+from hookscope.models.batches import Batch, load_batches
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess, imagenet_transforms, usual_transforms
 
@@ -85,30 +85,6 @@ class Kept:
 
 def stacked(batches: list[Batch]) -> Tensor:
     return torch.cat([batch.inputs[0] for batch in batches])
-
-
-# Batches of a family
-
-
-def test_as_batch_stacks() -> None:
-    tensors = [torch.full((3, 4, 5), float(n)) for n in range(2)]
-    for family in ("classification", "segmentation"):
-        (batch,) = as_batch(family, tensors)
-        assert torch.equal(batch, torch.stack(tensors))
-    (clips,) = as_batch("video", [torch.zeros(3, 16, 4, 4)] * 3)
-    assert clips.shape == (3, 3, 16, 4, 4)
-    one, other = as_batch("optical_flow", tensors)
-    assert torch.equal(one, other) and torch.equal(one, torch.stack(tensors))
-    (pictures,) = as_batch("detection", [torch.zeros(3, 4, 5), torch.zeros(3, 6, 7)])
-    assert [tuple(picture.shape) for picture in pictures] == [(3, 4, 5), (3, 6, 7)]
-
-
-def test_as_batch_refuses_what_does_not_stack() -> None:
-    with pytest.raises(InputError, match="do not stack; 3x4x5, 3x6x7; make batches of one shape"):
-        as_batch("classification", [torch.zeros(3, 4, 5), torch.zeros(3, 6, 7)])
-    for family in ("classification", "detection"):
-        with pytest.raises(InputError, match="a batch needs at least one picture"):
-            as_batch(family, [])
 
 
 # Order and values

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.errors import ModelError, UsageError, WeightsError
+from hookscope.errors import ModelError, UsageError, WeightsError, is_out_of_memory
 from hookscope.models.load import load_model
+from hookscope.tracing.cached_summary import listing
 
 NET = """
 from __future__ import annotations
@@ -119,6 +120,53 @@ def test_a_file_that_does_not_exist_has_near_misses(net: str) -> None:
     with pytest.raises(ModelError) as caught:
         load_model(f"{net.replace('.py', 's.py')}:make")
     assert str(caught.value).endswith(f"s.py:make; nearest: {Path(net).name}")
+
+
+FULL = """
+import torch
+def make(): raise MemoryError
+def gpu(): raise torch.OutOfMemoryError
+class cpu(torch.nn.Module):
+    def forward(self, x): raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+"""
+
+
+@pytest.mark.parametrize("content", [FULL, "raise MemoryError"])
+@pytest.mark.parametrize("factory", ["make", "gpu", "cpu"])
+def test_a_full_memory_is_no_fault_of_the_factory_or_the_picture(tmp_path: Path, content: str, factory: str) -> None:
+    (tmp_path / "full.py").write_text(content)
+    with pytest.raises((MemoryError, RuntimeError)) as caught:
+        listing(f"{tmp_path}/full.py:{factory}")
+    assert is_out_of_memory(caught.value)
+
+
+def test_torchvisions_builder_may_run_out_of_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("torchvision.models.get_model", build)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        load_model("resnet18", weights="none")
+
+
+def test_a_signal_that_ends_a_factory_ends_the_command(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("def make(): raise SystemExit(143)\n")
+    with pytest.raises(SystemExit):
+        load_model(f"{tmp_path}/ends.py:make")
+
+
+def test_near_misses_are_factories(tmp_path: Path) -> None:
+    (tmp_path / "near.py").write_text(
+        "from torch import nn\n"
+        "class Small(nn.Module):\n    def __init__(self, width): ...\n"
+        "class Small2(nn.Module): ...\n"
+        "class SmallPlan: ...\n"
+        "smalls = 3\n"
+        "def small_net(width=4): ...\n"
+    )
+    with pytest.raises(ModelError) as caught:
+        load_model(f"{tmp_path}/near.py:small")
+    assert caught.value.exists == "nearest: Small2, small_net"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from hookscope.errors import UsageError
-from hookscope.models.inputs import CLIP_FRAMES, as_inputs, example_inputs, family_of, in_channels, native_size
+from hookscope.errors import InputError, UsageError
+from hookscope.models.inputs import CLIP_FRAMES, as_batch, example_inputs, family_of, in_channels, native_size
+from hookscope.models.loaded import LoadedModel
+from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.torchvision_builders import build_skeleton
 
 FAMILIES = {
@@ -87,11 +89,28 @@ def test_bad_sizes(size: tuple[int, ...]) -> None:
         example_inputs(nn.Conv2d(3, 4, 3), size)
 
 
-def test_pictures_become_inputs() -> None:
-    one, two = torch.zeros(3, 4, 5), torch.ones(3, 4, 5)
-    assert as_inputs("detection", [one])[0][0] is one
-    assert as_inputs("classification", [one])[0].shape == (1, 3, 4, 5)
-    same = as_inputs("optical_flow", [one])
-    assert torch.equal(same[0], same[1])
-    first, second = as_inputs("optical_flow", [one, two])
+def test_pictures_become_a_batch_as_their_family_takes_it() -> None:
+    tensors = [torch.full((3, 4, 5), float(n)) for n in range(2)]
+    for family in ("classification", "segmentation"):
+        (batch,) = as_batch(family, tensors)
+        assert torch.equal(batch, torch.stack(tensors))
+    (clips,) = as_batch("video", [torch.zeros(3, 16, 4, 4)] * 3)
+    assert clips.shape == (3, 3, 16, 4, 4)
+    first, second = as_batch("optical_flow", tensors)
+    assert torch.equal(first, second) and torch.equal(first, torch.stack(tensors))
+    (pictures,) = as_batch("detection", [torch.zeros(3, 4, 5), torch.zeros(3, 6, 7)])
+    assert [tuple(picture.shape) for picture in pictures] == [(3, 4, 5), (3, 6, 7)]
+
+
+def test_two_pictures_of_optical_flow_are_compared_with_each_other() -> None:
+    net = LoadedModel.of(nn.Identity(), "net", "none", WeightsMetadata(), family="optical_flow")
+    first, second = net.inputs(torch.zeros(3, 4, 5), torch.ones(3, 4, 5))
     assert (float(first.max()), float(second.min())) == (0.0, 1.0)
+
+
+def test_pictures_of_different_shapes_make_no_batch() -> None:
+    with pytest.raises(InputError, match="do not stack; 3x4x5, 3x6x7; make batches of one shape"):
+        as_batch("classification", [torch.zeros(3, 4, 5), torch.zeros(3, 6, 7)])
+    for family in ("classification", "detection"):
+        with pytest.raises(InputError, match="a batch needs at least one picture"):
+            as_batch(family, [])

@@ -60,5 +60,7 @@ def test_broken_pair_ends_on_a_ring_of_causes() -> None:
 def test_missing_package_gives_the_name_to_install() -> None:
     found = missing_package(ModuleNotFoundError("No module named 'PIL'", name="PIL"))
     assert str(found) == "the package pillow is not installed; pip install pillow"
+    safetensors = ModuleNotFoundError("No module named 'safetensors'", name="safetensors")
+    assert str(missing_package(safetensors)).endswith("; pip install safetensors")
     assert missing_package(ModuleNotFoundError("No module named 'their_net'", name="their_net")) is None
     assert missing_package(ImportError("cannot import name 'x'", name="torch")) is None

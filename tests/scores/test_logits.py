@@ -15,6 +15,7 @@ import torchvision
 from torch import Tensor, nn
 
 from hookscope.errors import CategoriesError, InputError, ModelError, TargetError, UsageError
+from hookscope.explain import class_activation_maps
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.inputs import example_inputs, family_of
 from hookscope.models.load import load_model
@@ -25,10 +26,10 @@ from hookscope.scores.logits import (
     check_family,
     class_scores,
     one_picture,
-    predict,
     predictions,
     probabilities,
 )
+from hookscope.scores.prediction import predict
 from hookscope.scores.target import Target
 
 LOGITS = torch.tensor([[1.0, 3.0, -2.0]])
@@ -321,6 +322,16 @@ class Given(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.new_zeros(self.shape)
+
+
+def test_predictions_and_maps_call_a_model_without_scores_alike(net: LoadedModel, picture: Tensor) -> None:
+    features = dataclasses.replace(net, model=nn.Conv2d(3, 8, 1), name="net.py:make", categories=None)
+    errors = []
+    for explain in (predict, lambda net, pictures: class_activation_maps(net.model, pictures[0][None])):
+        with pytest.raises(ModelError) as caught:
+            explain(features, [picture])
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1] and errors[0].startswith("Conv2d gives 1x8x")
 
 
 def test_scores_that_are_not_of_one_picture_or_of_no_class(net: LoadedModel, picture: Tensor) -> None:

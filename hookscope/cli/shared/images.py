@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import stat
-import sys
 from collections.abc import Sequence
 
 from hookscope import images as image_reader, models
@@ -44,7 +41,7 @@ class ImageFiles:
     def read_first(self) -> None:
         """Read a single image before the model is loaded, so that a wrong name is reported at once."""
         if len(self.paths) == 1:
-            self._content = _content_of_pipe(self.paths[0])
+            self._content = image_reader.read_pipe(self.paths[0])
             self._first = self._read(self.paths[0], 1)
 
     def read(self, path: str, frames: int) -> image_reader.InputImage:
@@ -83,17 +80,3 @@ class ImageFiles:
             raise error
         self.failed += 1
         output.note(f"Error: {error}")
-
-
-def _content_of_pipe(path: str) -> bytes | None:
-    """The content of standard input or a FIFO, which can be read only once; None for other files and on failure."""
-    try:
-        if path == "-":
-            alone = sys.stdin is None or sys.stdin.isatty()
-            return None if alone else sys.stdin.buffer.read(image_reader.MAX_BYTES + 1)
-        if not stat.S_ISFIFO(os.stat(path).st_mode):
-            return None
-        with open(path, "rb") as stream:
-            return stream.read(image_reader.MAX_BYTES + 1)
-    except (OSError, ValueError):
-        return None
