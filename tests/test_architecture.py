@@ -120,7 +120,6 @@ LIGHT_FILES = [
     "statistics/findings.py",
     "models/bundled.py",
     "models/catalogue.py",
-    "models/checkpoints.py",
     "models/from_python.py",
     "models/from_timm.py",
     "models/from_torchvision.py",
