@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +11,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError, nearest
+from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError
 from hookscope.explain.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps, no_default
-from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, CamMethod, gradient_free
+from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, gradient_free, method_named
 from hookscope.explain.cam_perturbation import Progress, Rerun, resized
-from hookscope.hooks import Call, InputSize, Layers, capture, differentiable, leaves_of, passed_on, tensors_in
-from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
+from hookscope.hooks import (
+    Activations,
+    Call,
+    InputSize,
+    Layers,
+    capture,
+    differentiable,
+    leaves_of,
+    passed_on,
+    tensors_in,
+)
+from hookscope.scores import Prediction, Target, check_finite_score, class_scores, one_picture, predictions
 
 
 @dataclass(frozen=True)
@@ -110,39 +119,43 @@ def class_activation_maps(
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-        >>> [found] = class_activation_maps(net, torch.ones(1, 3, 8, 8), target=2)
-        >>> found.call.name, found.values.shape, found.prediction.index
+        >>> [cam] = class_activation_maps(net, torch.ones(1, 3, 8, 8), target=2)
+        >>> cam.call.name, cam.values.shape, cam.prediction.index
         ('0', (6, 6), 2)
     """
-    chosen = _method(method)
-    wanted = Target.of(target)
+    how = method_named(method, CAM_METHODS)
+    classes = Target.of(target)
     if batch_size < 1:
         raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    seen = _seen(inputs)
+    size = _input_size(inputs)
     with differentiable(model):
-        leaves = leaves_of(inputs)
-        with capture(model, *(("all", ("*",)) if layers is None else (layers, types))) as activations:
-            output = model(*passed_on(leaves))
-        scores = class_scores(output, type(model).__name__)
-        found = predictions(one_picture(scores), categories, wanted)
-        for prediction in found:
-            _check_score(prediction)
-        first = scores[0, found[0].index]
-        chosen_layers = (
-            [default_layer(model, activations, first, seen, chosen.gradient)]
-            if layers is None
-            else layers_with_maps(model, activations, layers, first, seen, on_skip)
-        )
-        rerun = Rerun(model, inputs, batch_size, on_progress, sum(len(layer.maps.values) for layer in chosen_layers))
-        maps = []
-        for prediction in found:
+        activations, scores = _forward(model, inputs, *(("all", ("*",)) if layers is None else (layers, types)))
+        answers = predictions(one_picture(scores), categories, classes)
+        for prediction in answers:
+            check_finite_score(prediction)
+        first = scores[0, answers[0].index]
+        if layers is None:
+            chosen = [default_layer(model, activations, first, size, how.gradient)]
+        else:
+            chosen = layers_with_maps(model, activations, layers, first, size, on_skip)
+        rerun = Rerun(model, inputs, batch_size, on_progress, sum(len(layer.maps.values) for layer in chosen))
+        maps, tensors = [], [layer.tensor for layer in chosen]
+        for prediction in answers:
             score = scores[0, prediction.index]
-            gradients = gradients_of(score, [layer.tensor for layer in chosen_layers]) if chosen.gradient else None
-            for at, layer in enumerate(chosen_layers):
-                gradient = gradients[at] if gradients is not None else None
-                maps.append(_map_of(layer, gradient, prediction, method, seen, rerun))
+            gradients = gradients_of(score, tensors) if how.gradient else [None] * len(chosen)
+            for layer, gradient in zip(chosen, gradients, strict=True):
+                maps.append(_map_of(layer, gradient, prediction, method, size, rerun))
     return maps
+
+
+def _forward(
+    model: nn.Module, inputs: tuple[Any, ...], layers: Layers, types: Iterable[Any]
+) -> tuple[Activations, Tensor]:
+    """The activations and the scores ``(N, K)`` of a pass, in one graph."""
+    with capture(model, layers, types) as activations:
+        output = model(*passed_on(leaves_of(inputs)))
+    return activations, class_scores(output, type(model).__name__)
 
 
 def landmark_layers(
@@ -156,50 +169,33 @@ def landmark_layers(
     """One call for each of the last ``most`` resolutions of maps that the score depends on, in order of execution.
 
     The last is the default of `class_activation_maps`. For other resolutions it is the last of the outermost blocks.
-    Arguments and errors are those of `class_activation_maps`.
-
-    Example:
-        >>> import torch
-        >>> pool, conv = torch.nn.MaxPool2d(2), torch.nn.Conv2d(3, 3, 1)
-        >>> net = torch.nn.Sequential(conv, torch.nn.ReLU(), pool, torch.nn.Tanh(), pool, torch.nn.Flatten())
-        >>> landmark_layers(net, torch.rand(1, 3, 8, 8))
-        ['1', '3']
     """
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    seen = _seen(inputs)
+    shown = _input_size(inputs)
     with differentiable(model):
-        with capture(model, "all", ("*",)) as activations:
-            output = model(*passed_on(leaves_of(inputs)))
-        scores = class_scores(output, type(model).__name__)
+        activations, scores = _forward(model, inputs, "all", ("*",))
         first = predictions(one_picture(scores), categories, Target.of(target))[0]
-        found = candidates(model, activations, seen)
-        gradients = gradients_of(scores[0, first.index], [layer.tensor for layer in found])
-        tied = [(layer, gradient) for layer, gradient in zip(found, gradients, strict=True) if gradient is not None]
-        reached = [layer for layer, gradient in tied if bool((layer.read(gradient, seen) != 0).any())]
+        layers = candidates(model, activations, shown)
+        gradients = gradients_of(scores[0, first.index], [layer.tensor for layer in layers])
+        tied = [(layer, gradient) for layer, gradient in zip(layers, gradients, strict=True) if gradient is not None]
+        reached = [layer for layer, gradient in tied if bool((layer.read(gradient, shown) != 0).any())]
         reached = reached or [layer for layer, _ in tied]  # as `default_layer` does
     if not reached:
-        raise no_default(model, found)
-    last = tuple(reached[0].maps.values.shape[1:])
+        raise no_default(model, layers)
+    last = reached[0].resolution
     chosen = {last: reached[0]}  # the default of `class_activation_maps`
     for layer in reached:  # the last call first
-        size = tuple(layer.maps.values.shape[1:])
-        best = chosen.setdefault(size, layer)
-        if size != last and layer.call.name.count(".") < best.call.name.count("."):
-            chosen[size] = layer
+        best = chosen.setdefault(layer.resolution, layer)
+        if layer.resolution != last and layer.call.name.count(".") < best.call.name.count("."):
+            chosen[layer.resolution] = layer
     return [layer.call.key for layer in reversed(list(chosen.values())[:most])]
 
 
-def _method(name: str) -> CamMethod:
-    if name not in CAM_METHODS:
-        raise UsageError(f"no method '{name}'", nearest(name, list(CAM_METHODS)), f"there are {', '.join(CAM_METHODS)}")
-    return CAM_METHODS[name]
-
-
-def _seen(inputs: tuple[Any, ...]) -> InputSize:
+def _input_size(inputs: tuple[Any, ...]) -> InputSize:
     picture = next(iter(tensors_in(inputs).values()), None)
     if picture is None:
         raise UsageError("no image among the inputs", do="give a tensor (1, 3, H, W)")
-    if picture.dim() < 3 or (picture.dim() not in (4, 5) and any(picture is one for one in inputs)):
+    if picture.dim() < 3 or (picture.dim() not in (4, 5) and any(picture is value for value in inputs)):
         shape = "x".join(map(str, picture.shape)) or "one number"
         raise UsageError(
             f"expected an image (1, C, H, W) or a clip (1, C, T, H, W), got {shape}", do="x[None] adds a batch axis"
@@ -212,7 +208,7 @@ def _map_of(
     gradient: Tensor | None,
     prediction: Prediction,
     method: str,
-    seen: InputSize,
+    size: InputSize,
     rerun: Rerun,
 ) -> ClassActivationMap:
     how = CAM_METHODS[method]
@@ -222,11 +218,11 @@ def _map_of(
         raise LayerError(f"the score does not depend on {layer.call.key}", exists, do)
     activation = layer.maps.values
     _check_finite(layer, "activation", activation)
-    read = torch.zeros_like(activation) if gradient is None else layer.read(gradient, seen)
-    _check_finite(layer, "gradient", read)
+    slopes = torch.zeros_like(activation) if gradient is None else layer.read(gradient, size)
+    _check_finite(layer, "gradient", slopes)
     evidence = CamInputs(
         activation,
-        read,
+        slopes,
         prediction.score,
         lambda masks: rerun.masked(layer, masks)[:, prediction.index],
         lambda: rerun.ablated(layer)[:, prediction.index],
@@ -237,19 +233,13 @@ def _map_of(
         summed = (weights[:, None, None] * values if weights.dim() == 1 else weights * values).sum(0)
         summed = summed.relu() if how.relu else summed
     _check_finite(layer, "weighted sum", summed)
-    high = summed.shape[0]
-    framed = summed.reshape(high, layer.maps.frames, -1).permute(1, 0, 2) if layer.maps.frames > 1 else summed
-    unreached = how.gradient and not bool((read != 0).any())
-    array = framed.float().cpu().numpy()
+    if layer.maps.frames > 1:  # side by side
+        summed = summed.reshape(len(summed), layer.maps.frames, -1).permute(1, 0, 2)
+    unreached = how.gradient and not bool((slopes != 0).any())
+    array = summed.float().cpu().numpy()
     return ClassActivationMap(
-        layer.call, prediction, method, array, len(activation), (seen.height, seen.width), unreached
+        layer.call, prediction, method, array, len(activation), (size.height, size.width), unreached
     )
-
-
-def _check_score(prediction: Prediction) -> None:
-    if not math.isfinite(prediction.score):
-        asked = f"the score of class {prediction.index} is not finite"
-        raise InputError(asked, do="see gradients --detect-anomaly")
 
 
 def _check_finite(layer: MapLayer, what: str, values: Tensor) -> None:
@@ -263,16 +253,6 @@ def fused(maps: Sequence[ClassActivationMap]) -> ClassActivationMap:
 
     Negative values count as 0, and maps that are all zero take part. The frames of a clip are averaged first, because
     layers differ in their number.
-
-    Raises:
-        HookscopeError: for maps of several classes or input sizes.
-
-    Example:
-        >>> import numpy as np
-        >>> call, answer = Call("a", "Conv2d", 0, 0), Prediction(0, None, 1.0, 1.0)
-        >>> cam = ClassActivationMap(call, answer, "gradcam", np.array([[0.0, 4.0]], np.float32), 8, (8, 8))
-        >>> fused([cam, cam]).values.tolist()
-        [[0.0, 1.0]]
     """
     if len({(cam.prediction.index, cam.seen) for cam in maps}) != 1:
         raise HookscopeError("maps of several classes or images cannot be fused")

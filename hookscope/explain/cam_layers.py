@@ -28,7 +28,12 @@ class MapLayer:
     tensor: Tensor
     maps: Maps
 
-    def is_of_places(self, seen: InputSize) -> bool:
+    @property
+    def resolution(self) -> tuple[int, ...]:
+        """``(h, w)`` of the map."""
+        return tuple(self.maps.values.shape[1:])
+
+    def is_of_places(self, shown: InputSize) -> bool:
         """Whether the map has about the proportions of the image, and the layer is not inside an attention block.
 
         Inside attention, queries, keys and weights have shapes such as (1, heads, tokens, channels), which are no maps.
@@ -36,14 +41,14 @@ class MapLayer:
         if any(word in type(self.module).__name__ for word in ("Linear", "Dropout", "Identity", "Softmax")):
             return False
         high, wide = self.maps.values.shape[1], self.maps.values.shape[2] // self.maps.frames
-        share = seen.height / seen.width
+        share = shown.height / shown.width
         # convolutions without padding shorten both sides by the same amount
         off = min(abs(high - wide * share), abs(wide - high / share))
         return 0.5 <= high / wide / share <= 2 or off < _EDGE
 
-    def read(self, tensor: Tensor, seen: InputSize) -> Tensor:
-        """Read a tensor of the layer's shape as ``(C, H, W)``."""
-        return feature_maps(tensor, self.module, seen)[0].values
+    def read(self, tensor: Tensor, shown: InputSize) -> Tensor:
+        """``tensor``, of the layer's shape, as maps ``(C, h, w)``."""
+        return feature_maps(tensor, self.module, shown)[0].values
 
 
 def layers_with_maps(
@@ -51,18 +56,10 @@ def layers_with_maps(
     activations: Activations,
     layers: Layers,
     score: Tensor,
-    seen: InputSize,
+    shown: InputSize,
     on_skip: Callable[[Call, NoMapError], None] | None = None,
 ) -> list[MapLayer]:
     """The captured calls in order of execution, each with the part of its output that the score depends on.
-
-    Args:
-        model: The model.
-        activations: The activations of a pass, in the graph.
-        layers: The selection of the capture.
-        score: The score of a class.
-        seen: Size of the network's input.
-        on_skip: Called with a call without a map that ``layers`` does not choose by its exact name.
 
     Raises:
         NoMapError: for an exact name without a map of more than one position, or if no selected call has one.
@@ -73,7 +70,7 @@ def layers_with_maps(
     found, skipped = [], []
     for call in activations.calls:
         try:
-            parts = _parts_with_maps(call, modules[call.name], activations[call.key], seen)
+            parts = _parts_with_maps(call, modules[call.name], activations[call.key], shown)
         except NoMapError as error:
             if on_skip is None or selection.is_explicit(call):
                 raise
@@ -92,10 +89,10 @@ def layers_with_maps(
 
 
 def default_layer(
-    model: nn.Module, activations: Activations, score: Tensor, seen: InputSize, needs_gradient: bool
+    model: nn.Module, activations: Activations, score: Tensor, shown: InputSize, needs_gradient: bool
 ) -> MapLayer:
     """Last non-pooling call whose map has a non-zero gradient, else the last that is connected to the score."""
-    found = candidates(model, activations, seen)
+    found = candidates(model, activations, shown)
     if found and not score.requires_grad and not needs_gradient:
         return found[0]  # scores of a quantized model have no gradient
     reached = None
@@ -105,7 +102,7 @@ def default_layer(
         for layer, gradient in zip(some, gradients_of(score, [layer.tensor for layer in some]), strict=True):
             if gradient is None:
                 continue
-            if bool((layer.read(gradient, seen) != 0).any()):
+            if bool((layer.read(gradient, shown) != 0).any()):
                 return layer
             reached = reached or layer
     if reached is not None:
@@ -122,7 +119,7 @@ def no_default(model: nn.Module, found: Sequence[MapLayer]) -> NoMapError:
     return NoMapError(asked, why, f"choose a layer and a method without gradient: {gradient_free()}")
 
 
-def candidates(model: nn.Module, activations: Activations, seen: InputSize) -> list[MapLayer]:
+def candidates(model: nn.Module, activations: Activations, shown: InputSize) -> list[MapLayer]:
     """The calls with a map, the last first; maps by shape alone only if there are no others."""
     modules = dict(model.named_modules())
     found = []
@@ -131,8 +128,8 @@ def candidates(model: nn.Module, activations: Activations, seen: InputSize) -> l
         if module is model or "Pool" in type(module).__name__:
             continue
         with suppress(NoMapError):
-            found += _parts_with_maps(call, module, activations[call.key], seen)
-    return [layer for layer in found if layer.is_of_places(seen)] or found
+            found += _parts_with_maps(call, module, activations[call.key], shown)
+    return [layer for layer in found if layer.is_of_places(shown)] or found
 
 
 def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
@@ -142,17 +139,12 @@ def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None
     return [next(found) if tensor.requires_grad and score.requires_grad else None for tensor in tensors]
 
 
-def _parts_with_maps(call: Call, module: nn.Module, output: Any, seen: InputSize) -> list[MapLayer]:
-    """The parts of ``output`` with a map of more than one position.
-
-    Raises:
-        NoMapError: if there is no such part.
-    """
+def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSize) -> list[MapLayer]:
     found: list[MapLayer] = []
     single, several = False, 0
     for part, tensor in tensors_in(output).items():
         try:
-            maps = feature_maps(tensor, module, seen)[0]
+            maps = feature_maps(tensor, module, shown)[0]
         except NoMapError:
             continue
         if maps.items != 1 or (maps.axes == "C H W" and len(tensor) == 1):

@@ -8,11 +8,16 @@ the formulas ``A`` is the activation ``(C, H, W)``, ``A_k`` its channel ``k``, `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from hookscope.errors import UsageError, nearest
+
+Method = TypeVar("Method")
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,13 @@ CAM_METHODS = {
     ),
 }
 """Every method by the name that ``--method`` takes."""
+
+
+def method_named(name: str, methods: Mapping[str, Method]) -> Method:
+    """The CAM or saliency method called ``name``."""
+    if name not in methods:
+        raise UsageError(f"no method '{name}'", nearest(name, list(methods)), f"there are {', '.join(methods)}")
+    return methods[name]
 
 
 def gradient_free() -> str:

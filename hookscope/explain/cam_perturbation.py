@@ -19,15 +19,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class Rerun:
-    """The scores of all classes with one channel as a mask, or without one channel; each computed once per layer.
-
-    Attributes:
-        model: The model in eval mode.
-        inputs: Its positional inputs.
-        batch_size: Channels in one pass.
-        on_progress: Called with channels done and in all.
-        total: Channels in all.
-    """
+    """The scores of all classes with one channel as a mask, or without one channel; each computed once per layer."""
 
     model: nn.Module
     inputs: tuple[Any, ...]

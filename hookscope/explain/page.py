@@ -28,13 +28,7 @@ _TOP = 0.995  # share of the pixels below the strongest colour: single pixels ar
 
 @dataclass(frozen=True)
 class OverlaySource:
-    """A photograph, the part of it that the network saw, and the network.
-
-    Attributes:
-        photograph: RGB.
-        box: ``(left, top, right, bottom)`` of the seen part in pixels of the photograph, see `seen_box`.
-        origin: Model, weights, image and preprocessing.
-    """
+    """A photograph, the ``box`` (left, top, right, bottom) of it that the network saw, and the network."""
 
     photograph: Image.Image
     box: tuple[float, float, float, float]
@@ -42,11 +36,9 @@ class OverlaySource:
 
     @property
     def image(self) -> str:
-        """The name of the image without its folder."""
         return os.path.basename(self.origin.image) or self.origin.image
 
     def lines(self, method: str) -> list[str]:
-        """A line with model, method and weights, and a line with image and preprocessing."""
         origin = self.origin
         return [
             f"{origin.model}  {method}  weights: {origin.weights}",
@@ -73,7 +65,6 @@ class OverlaySource:
         return left + (x + 0.5) / width * (right - left), top + (y + 0.5) / height * (bottom - top)
 
     def provenance(self, method: str, cmap: str, size: tuple[int, int]) -> dict[str, Any]:
-        """The facts of a page of ``size`` for its text chunk."""
         return {
             **self.origin.facts(),
             "seen": [round(side, 3) for side in self.box],
@@ -84,13 +75,6 @@ class OverlaySource:
 
 
 def answer_lines(answer: Prediction) -> list[str]:
-    """A line with the class, and a line with its score and probability.
-
-    Example:
-        >>> from hookscope.scores import Prediction
-        >>> answer_lines(Prediction(281, "tabby", 12.345, 0.87))
-        ['tabby (281)', 'score 12.35  probability 87 %']
-    """
     name = f"{answer.label} ({answer.index})" if answer.label else f"class {answer.index}"
     return [name, f"score {answer.score:.4g}  probability {100 * answer.probability:.3g} %"]
 
@@ -121,15 +105,7 @@ def draw_overlay(
     """Draw the maps of one class side by side over the photograph; the page and its provenance.
 
     The photograph keeps its size, unless several maps would exceed 60 million pixels; the page then says its scale.
-
-    Args:
-        source: The photograph and its origin.
-        maps: Maps of one class.
-        cmap: Colour map.
-        fused: Whether the maps come from `fused`, with values that are shares.
-
-    Raises:
-        UsageError: for an unknown colour map.
+    ``fused`` says that the values are shares, as `fused` gives them.
     """
     photograph, count = source.photograph, len(maps)
     pixels, columns = count * photograph.width * photograph.height, count
@@ -149,11 +125,7 @@ def draw_overlay(
 def draw_sheet(
     source: OverlaySource, maps: Sequence[ClassActivationMap], cmap: str = "inferno"
 ) -> tuple[Image.Image, dict[str, Any]]:
-    """Draw a row for each layer with the photograph and the maps of all classes; the page and its provenance.
-
-    Raises:
-        UsageError: for an unknown colour map, or more maps than fit on a page.
-    """
+    """Draw a row for each layer with the photograph and the maps of all classes; the page and its provenance."""
     by_layer: dict[str, list[ClassActivationMap]] = {}
     for cam in maps:
         by_layer.setdefault(cam.call.key, []).append(cam)
@@ -174,9 +146,6 @@ def draw_saliency(source: OverlaySource, found: Saliency, cmap: str = "inferno")
     """Draw the map over the faded photograph at its own size; the page and its provenance.
 
     99.5 % of the pixels lie below the strongest colour; the page prints the highest value.
-
-    Raises:
-        UsageError: for an unknown colour map.
     """
     values = found.still
     highest = float(values.max())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.errors import InputError, ModelError, UsageError, nearest
-from hookscope.explain.cam_methods import gradient_free
+from hookscope.errors import InputError, ModelError, UsageError
+from hookscope.explain.cam_methods import gradient_free, method_named
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import Selection, differentiable, leaves_of, passed_on
-from hookscope.scores import Prediction, Target, class_scores, one_picture, predictions
+from hookscope.scores import Prediction, Target, check_finite_score, class_scores, one_picture, predictions
 
 
 @dataclass(frozen=True)
@@ -94,35 +93,33 @@ def saliency_maps(
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2, bias=False))
         >>> with torch.no_grad():
         ...     _ = net[1].weight.copy_(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]))
-        >>> [found] = saliency_maps(net, torch.ones(1, 3, 1, 1), target=0)
-        >>> found.values.flatten().tolist(), found.map.tolist()
+        >>> [saliency] = saliency_maps(net, torch.ones(1, 3, 1, 1), target=0)
+        >>> saliency.values.flatten().tolist(), saliency.map.tolist()
         ([1.0, 2.0, 3.0], [[3.0]])
     """
-    if method not in SALIENCY_METHODS:
-        raise UsageError(
-            f"no method '{method}'", nearest(method, list(SALIENCY_METHODS)), f"there are {', '.join(SALIENCY_METHODS)}"
-        )
-    how, settings, wanted = SALIENCY_METHODS[method], settings or Settings(), Target.of(target)
+    how, settings, classes = method_named(method, SALIENCY_METHODS), settings or Settings(), Target.of(target)
     picture = _picture(inputs if isinstance(inputs, tuple) else (inputs,))
     with differentiable(model):
         picture = picture.detach().clone()
-        answers = predictions(one_picture(_scores(model, picture)), categories, wanted)
+        answers = predictions(one_picture(_scores(model, picture)), categories, classes)
         for answer in answers:
-            _check_finite("score", answer, math.isfinite(answer.score))
+            check_finite_score(answer)
         zeros = _scores(model, torch.zeros_like(picture))[0].tolist() if how.completes else None
         advance = _counted(on_progress, len(answers) * how.total(settings))
         guide = _Guide(ClampGradientSign("positive"))
-        found = []
+        maps = []
         with change_gradients(model, {_relus(model): guide} if how.guided else {}):
             for answer in answers:
                 values = how.attribute(_gradient_of(model, answer.index, advance, guide), picture, settings)[0]
-                _check_finite("gradient", answer, bool(torch.isfinite(values).all()))
+                if not bool(torch.isfinite(values).all()):
+                    asked = f"the gradient of class {answer.index} is not finite"
+                    raise InputError(asked, do="see gradients --detect-anomaly")
                 expected = None if zeros is None else answer.score - zeros[answer.index]
                 unguided = guide.missed if how.guided else 0
-                found.append(Saliency(answer, method, values.to(wide(picture)), expected, unguided))
+                maps.append(Saliency(answer, method, values.to(wide(picture)), expected, unguided))
         if how.guided and not guide.met:
             raise _nothing_to_guide(model, " that the gradient passes")
-    return found
+    return maps
 
 
 def _scores(model: nn.Module, picture: Tensor) -> Tensor:
@@ -130,15 +127,10 @@ def _scores(model: nn.Module, picture: Tensor) -> Tensor:
         return class_scores(model(picture.clone()), type(model).__name__)
 
 
-def _check_finite(what: str, answer: Prediction, finite: bool) -> None:
-    if not finite:
-        raise InputError(f"the {what} of class {answer.index} is not finite", do="see gradients --detect-anomaly")
-
-
 def _picture(inputs: tuple[Any, ...]) -> Tensor:
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
-        given = ", ".join(type(one).__name__ for one in inputs[:3]) or "nothing"
-        raise UsageError(f"no single picture but {given}", do="give one tensor, (1, C, H, W)")
+        types = ", ".join(type(value).__name__ for value in inputs[:3]) or "nothing"
+        raise UsageError(f"no single picture but {types}", do="give one tensor, (1, C, H, W)")
     if not inputs[0].is_floating_point():
         raise UsageError(f"a picture of {inputs[0].dtype}", "gradients need real numbers", "prepare it first")
     if inputs[0].dim() not in (4, 5):
@@ -170,11 +162,11 @@ def _gradient_of(
         leaf = leaves_of(pictures)
         scores = class_scores(model(passed_on(leaf)), type(model).__name__)
         score = scores[:, index].sum()
-        found: Tensor | None = None
+        slopes: Tensor | None = None
         guide.met = 0
         if score.requires_grad:
-            [found] = torch.autograd.grad(score, leaf, allow_unused=True)
-        if found is None:
+            [slopes] = torch.autograd.grad(score, leaf, allow_unused=True)
+        if slopes is None:
             raise ModelError(
                 f"no gradient leads from the score of {type(model).__name__} to the picture",
                 "the score is detached, computed under no_grad, quantized or constant",
@@ -182,7 +174,7 @@ def _gradient_of(
             )
         guide.missed = _relus_between(score, leaf) - guide.met
         advance(len(pictures))
-        return found
+        return slopes
 
     return gradient
 
@@ -202,33 +194,32 @@ class _Guide:
 
 def _relus_between(score: Tensor, leaf: Tensor) -> int:
     """The number of ReLUs, layers and functions, in the graph between ``score`` and ``leaf``."""
-    before: dict[Any, list[Any]] = {}  # for each node those whose gradient it gets
-    first: Any = score.grad_fn
-    waiting, seen, leaves = [first], {first}, []
+    users: dict[Any, list[Any]] = {}  # for each node those whose gradient it gets
+
+    def inputs_of(node: Any) -> list[Any]:
+        following = [function for function, _ in node.next_functions if function is not None]
+        for function in following:
+            users.setdefault(function, []).append(node)
+        return following
+
+    nodes = _reachable([score.grad_fn], inputs_of)
+    leaves = [node for node in nodes if getattr(node, "variable", None) is leaf]
+    # ReLUs that act only on parameters do not count
+    between = _reachable(leaves, lambda node: users.get(node, []))
+    return sum(node.name().startswith("ReluBackward") for node in between)
+
+
+def _reachable(nodes: Iterable[Any], following: Callable[[Any], list[Any]]) -> set[Any]:
+    reached = set(nodes)
+    waiting = list(reached)
     while waiting:
-        node = waiting.pop()
-        if getattr(node, "variable", None) is leaf:
-            leaves.append(node)
-        for following, _ in node.next_functions:
-            before.setdefault(following, []).append(node)
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    waiting, seen = leaves, set(leaves)
-    while waiting:  # ReLUs that act only on parameters do not count
-        for node in before.get(waiting.pop(), ()):
-            if node not in seen:
-                seen.add(node)
-                waiting.append(node)
-    return sum(node.name().startswith("ReluBackward") for node in seen)
+        new = set(following(waiting.pop())) - reached
+        reached |= new
+        waiting += new
+    return reached
 
 
 def _relus(model: nn.Module) -> Selection:
-    """Every layer of ``model`` that is a ReLU.
-
-    Raises:
-        ModelError: if there is none.
-    """
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ReLU)]
     if not names:
         raise _nothing_to_guide(model)

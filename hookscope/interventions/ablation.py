@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookscope.errors import InputError, NoMapError, UsageError
+from hookscope.errors import NoMapError, UsageError
 from hookscope.findings import listed
 from hookscope.hooks import Call, Layers
-from hookscope.interventions.ablation_passes import baseline, rounds
-from hookscope.scores import Prediction, Target, one_picture, predictions, probabilities
+from hookscope.interventions.ablation_passes import Passes, baseline, rounds
+from hookscope.scores import Prediction, Target, check_finite_score, one_picture, predictions, probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,30 +104,28 @@ def ablate_each(
         >>> [(row.channel, row.worth) for row in ablate_each(net, torch.ones(1, 1, 1, 1), 0, target=1).channels]
         [(1, 2.0), (0, 0.0)]
     """
-    wanted = Target.of(target)
-    if wanted.count > 1:
-        raise UsageError(f"expected one class, got '{wanted.text}'")
+    asked = Target.of(target)
+    if asked.count > 1:
+        raise UsageError(f"expected one class, got '{asked.text}'")
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size {batch_size}", do="give a batch size from 1")
-    wanted.check(categories)
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    with_all = baseline(model, inputs, layers, types, seed)
-    [prediction] = predictions(one_picture(with_all.scores), categories, wanted)
-    if not math.isfinite(prediction.score):
-        raise InputError(f"the score of class {prediction.index} is not finite", do="see gradients --detect-anomaly")
+    asked.check(categories)
+    passes = Passes(model, inputs if isinstance(inputs, tuple) else (inputs,), seed)
+    with_all = baseline(passes, layers, types)
+    [prediction] = predictions(one_picture(with_all.scores), categories, asked)
+    check_finite_score(prediction)
     if not with_all.sites:
-        asked = f"the output of {listed(with_all.skipped, 3)} has no channels"
-        raise NoMapError(asked, do="choose a layer with a tensor (N, C, ...): list-layers shows shapes")
+        without = f"the output of {listed(with_all.skipped, 3)} has no channels"
+        raise NoMapError(without, do="choose a layer with a tensor (N, C, ...): list-layers shows shapes")
     rows: list[ChannelWorth] = []
-    done, total = 0, sum(site.channels for site in with_all.sites)
+    total = sum(site.channels for site in with_all.sites)
     for site in with_all.sites:
-        of_site: list[ChannelWorth] = []
-        for channels, scores in rounds(model, inputs, site, with_all, batch_size):
-            of_site += _worths(site.call, channels, scores, prediction)
-            done += len(channels)
+        first = len(rows)
+        for channels, scores in rounds(site, with_all, batch_size):
+            rows += _worths(site.call, channels, scores, prediction)
             if on_progress is not None:
-                on_progress(done, total)
-        rows += sorted(of_site, key=lambda row: row.channel)
+                on_progress(len(rows), total)
+        rows[first:] = sorted(rows[first:], key=lambda row: row.channel)
     rows.sort(key=lambda row: math.inf if math.isnan(row.worth) else -row.worth)  # stable: equal worth stays in order
     return Ablation(prediction, tuple(rows), with_all.skipped)
 

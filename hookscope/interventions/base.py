@@ -50,11 +50,7 @@ class Spelled:
             WORDS[cls.word] = cls
 
     def check_one_image(self) -> None:
-        """Refuse parameters that have no effect on a batch of one image.
-
-        Raises:
-            UsageError: for such parameters.
-        """
+        """Refuse parameters that have no effect on a batch of one image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +159,6 @@ class Intervention(Spelled):
         return self
 
     def _where(self, call: Call, tensor: Tensor, axis: int) -> tuple[Any, ...] | None:
-        """The index of the changed part, None for the whole tensor."""
         if self.channels is None and self.positions is None:
             return None
         where: list[Any] = [slice(None)] * tensor.dim()
@@ -200,15 +195,7 @@ class ParameterIntervention(Spelled):
         return True
 
     def applied(self, name: str, parameter: nn.Parameter) -> AbstractContextManager[None]:
-        """A context in which the parameter is changed.
-
-        Args:
-            name: Name of the parameter in the model.
-            parameter: The parameter, with values.
-
-        Raises:
-            UsageError: for a parameter that cannot be changed so.
-        """
+        """A context in which ``parameter``, called ``name`` in the model, is changed."""
         raise NotImplementedError
 
 
@@ -230,11 +217,7 @@ def replaced(part: Tensor, source: Tensor) -> Tensor:
 
 
 def checked(changed: Any, tensor: Tensor, key: str) -> Tensor:
-    """The result of a user's function, in memory of its own; None means no change.
-
-    Raises:
-        UsageError: for anything but a tensor of the same shape, type and device; it names the layer.
-    """
+    """The result of a user's function, in memory of its own; None means no change."""
     if changed is None:
         return tensor
     _check_like(changed, tensor, key)
@@ -247,14 +230,13 @@ def _check_like(changed: Any, tensor: Tensor, key: str) -> None:
     asked = f"the intervention at '{key}' returns"
     if not isinstance(changed, torch.Tensor):
         raise UsageError(f"{asked} {type_with_article(changed)}", "it got a tensor", "return one like it")
-    for what in ("shape", "dtype", "device"):
-        new, old = (_attribute_text(getattr(value, what)) for value in (changed, tensor))
+    for what, old, new in zip(("shape", "dtype", "device"), _facts(tensor), _facts(changed), strict=True):
         if new != old:
             raise UsageError(f"{asked} {what} {new}", f"it got {old}", "return a tensor like it")
 
 
-def _attribute_text(value: Any) -> str:
-    return ("x".join(map(str, value)) or "()") if isinstance(value, tuple) else str(value).removeprefix("torch.")
+def _facts(tensor: Tensor) -> tuple[str, str, str]:
+    return "x".join(map(str, tensor.shape)) or "()", str(tensor.dtype).removeprefix("torch."), str(tensor.device)
 
 
 def check_number(name: str, value: Any) -> None:
@@ -272,14 +254,12 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_finite(name: str, value: Any) -> None:
-    """Refuse values of the parameter ``name`` that are not finite numbers in single precision."""
     check_number(name, value)
     if not math.isfinite(value):
         raise UsageError(f"{name}={value:g}", do="give a finite number")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a value of the parameter ``name`` that is not one of ``choices``."""
     if value not in choices:
         raise UsageError(f"no {name} '{value}'", f"choices: {', '.join(choices)}")
 

@@ -20,20 +20,7 @@ _BEST = Target("top:5")
 
 @dataclass(frozen=True, slots=True)
 class ClassChange:
-    """A class in both passes.
-
-    Attributes:
-        index: Index of the class.
-        label: Its name, None without names.
-        target: Whether the class was asked about.
-        score: The logit without interventions.
-        score_after: The logit with interventions.
-        change: ``score_after - score``.
-        probability: Softmax probability without interventions, 0 to 1.
-        probability_after: Softmax probability with interventions.
-        rank: Place by score without interventions, from 1.
-        rank_after: Place by score with interventions.
-    """
+    """A class in the passes without and with interventions: its logit, softmax probability, and rank from 1."""
 
     index: int
     label: str | None
@@ -54,19 +41,7 @@ def class_changes(
     categories: Sequence[str] | None = None,
     model: str = "the model",
 ) -> list[ClassChange]:
-    """Compare the five best classes of both passes and the target: first the order of ``before``, then of ``after``.
-
-    Args:
-        before: Output of the model for one image without interventions, such as `Effect.before`.
-        after: Its output with interventions.
-        target: The classes asked about.
-        categories: Names of the classes.
-        model: Name of the model in errors.
-
-    Raises:
-        ModelError: for outputs without scores of classes.
-        CategoriesError: for names of another number of classes.
-        TargetError: for an unknown class.
+    """Compare the five best classes of both outputs and the target: first the order of ``before``, then of ``after``.
 
     Example:
         >>> import torch

@@ -33,11 +33,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def pairs_of(changes: Changes) -> Iterator[tuple[str | Selection, AnyChange]]:
-    """Check ``changes`` and yield each selection with one change, in order.
-
-    Raises:
-        UsageError: for an object that is not an intervention, and for a layer that is not a name or an index.
-    """
+    """Check ``changes`` and yield each selection with one change, in order."""
     if not isinstance(changes, Iterable):
         do = "give a dictionary such as {'layer3': Zero()}, or pairs"
         raise UsageError(f"changes must be a mapping or pairs, not {type_with_article(changes)}", do=do)
@@ -201,7 +197,6 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         return {name: parameters[name] for name in wanted if first[id(parameters[name])] == name}
 
     def _check_names(self, where: Selection, named: Iterable[str]) -> None:
-        """Refuse ``where`` if not each of its terms is one of those ``named``."""
         try:
             where.check_names(self._names())
         except LayerError as error:
@@ -248,7 +243,6 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         return LayerError(asked, nearest(where, self._names()), do)
 
     def _names(self) -> list[str]:
-        """The names of layers and parameters."""
         layers = [name for name, _ in self._model.named_modules(remove_duplicate=False)]
         return layers + [name for name, _ in self._model.named_parameters(remove_duplicate=False)]
 

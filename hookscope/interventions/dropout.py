@@ -37,7 +37,6 @@ class LinearSchedule:
             raise UsageError(f"a schedule of {self.steps} steps", do="give 1 or more")
 
     def __call__(self, step: int) -> float:
-        """The rate in ``step``, counted from 0."""
         return self.start + (self.end - self.start) * min(1.0, max(0, step) / self.steps)
 
     def __str__(self) -> str:
@@ -68,7 +67,6 @@ class _Dropping(Intervention):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the rate is 0."""
         return self.p == 0
 
     @property
@@ -79,11 +77,9 @@ class _Dropping(Intervention):
         return float(self.p)
 
     def is_active(self, module: nn.Module) -> bool:
-        """Whether the layer is in train mode, or ``when`` is ``always``."""
         return self.when == "always" or module.training
 
     def at(self, step: int) -> Self:
-        """The intervention with the rate of the training step ``step``."""
         return dataclasses.replace(self, p=_check_rate(self.p(step))) if callable(self.p) else self
 
 
@@ -128,7 +124,6 @@ class DropBlock(_Dropping):
             raise UsageError(f"block_size={self.block_size}", do="give an odd number: a block has a middle")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """``part`` with blocks set to 0."""
         if part.dim() not in self._dimensions or site.axis == 0:
             wanted = " or ".join("(N, C, H, W)" if axes == 4 else "(N, C, T, H, W)" for axes in self._dimensions)
             shape = "x".join(map(str, part.shape))
@@ -192,7 +187,6 @@ class Dropout(_Dropping):
     summary = "drop single values"
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """``part`` with values set to 0."""
         return functional.dropout(part, self.rate, training=True)
 
 
@@ -212,7 +206,6 @@ class Dropout2d(_Dropping):
     summary = "drop whole channels"
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """``part`` with channels set to 0."""
         batch = part.movedim(site.axis, 1) if site.axis else part[None]
         dropped = torch.feature_dropout(batch, self.rate, True)
         return dropped.movedim(1, site.axis) if site.axis else dropped[0]

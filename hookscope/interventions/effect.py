@@ -115,14 +115,14 @@ def intervention_effect(
     """
     pairs = list(from_the_start(model, inputs, pairs_of(changes), types, seed))
     called, owners = _changed_layers(model, pairs)
-    kept = [*([] if keep is None else [Selection.of(keep)]), *([*called, *owners] if keep_changed else [])]
-    wanted = [layers_with_weights(model), *called] if layers is None else [Selection.of(layers)]
-    chosen = Selection([*wanted, *kept])
+    drawn = [*([] if keep is None else [Selection.of(keep)]), *([*called, *owners] if keep_changed else [])]
+    measured = [layers_with_weights(model), *called] if layers is None else [Selection.of(layers)]
+    chosen = Selection([*measured, *drawn])
     with torch.no_grad(), random_states_kept(), ExitStack() as stack:
         before = stack.enter_context(capture(model, chosen, types))
         calls: list[Call] = []
-        if kept:
-            keeper = stack.enter_context(Observer(model, Selection(kept), types, lambda call, *_: calls.append(call)))
+        if drawn:
+            keeper = stack.enter_context(Observer(model, Selection(drawn), types, lambda call, *_: calls.append(call)))
         output = _run(model, inputs, seed)
     # an index from the end is known only after a pass
     comparison = _Comparison(model, before, {call.key for call in calls if keeper.wanted(call)})
@@ -131,16 +131,15 @@ def intervention_effect(
         # the hooks of the comparison come later, so that they see changed values
         observer = stack.enter_context(Observer(model, chosen, types, comparison.on_call))
         changed_output = _run(model, inputs, seed)
-    changed = dict(comparison.block.changed)
     missing = comparison.missing(observer.wanted)
-    return Effect(output, changed_output, tuple(comparison.moved), changed, missing)
+    return Effect(output, changed_output, tuple(comparison.moved), dict(comparison.block.changed), missing)
 
 
 def _run(model: nn.Module, inputs: tuple[Any, ...], seed: int | None) -> Any:
     """Run the model on copies of the inputs: its first layer may work in place."""
     if seed is not None:
         torch.manual_seed(seed)
-    return model(*map_tensors(inputs, lambda tensor: tensor.clone()))
+    return model(*map_tensors(inputs, torch.clone))
 
 
 def from_the_start(
@@ -150,21 +149,7 @@ def from_the_start(
     types: Iterable[Any] = ("Conv2d",),
     seed: int | None = None,
 ) -> Iterator[tuple[str | Selection, Any]]:
-    """Replace indices from the end in ``changes`` by the calls that they select in a pass.
-
-    Args:
-        model: Any eager module.
-        inputs: Its positional inputs.
-        changes: Pairs of a layer selection and an intervention.
-        types: Class names that indices count.
-        seed: Seed of the random numbers of the pass.
-
-    Example:
-        >>> import torch
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.Conv2d(1, 1, 1))
-        >>> list(from_the_start(net, (torch.ones(1, 1, 2, 2),), [("-1", "a change")]))
-        [(Selection('1#0'), 'a change')]
-    """
+    """Replace indices from the end in ``changes`` by the calls that they select in a pass."""
     for where, change in changes:
         if not Selection.of(where).from_the_end:
             yield where, change
@@ -212,19 +197,14 @@ class _Comparison:
         if call.key not in self._before:
             self._new.append(call)
             return
-        changed = call.key in self.block.changed or self._owns_changed(module)
+        parameters = {id(self._parameters[key]) for key in self.block.changed if key in self._parameters}
+        own = any(id(parameter) in parameters for parameter in module.parameters(recurse=False))
+        changed = own or call.key in self.block.changed
         moved = _moved(call, self._before[call.key], output, changed, call.key in self._drawn)
         # a parameter is changed before the pass: layers before its own are not affected
-        self._has_begun |= (
-            changed or moved.relative_l2 != 0 or any(k not in self._parameters for k in self.block.changed)
-        )
+        self._has_begun |= changed or moved.relative_l2 != 0 or not self.block.changed.keys() <= self._parameters.keys()
         if self._has_begun:
             self.moved.append(moved)
-
-    def _owns_changed(self, module: nn.Module) -> bool:
-        """Whether a direct parameter of the layer was changed."""
-        changed = {id(self._parameters[key]) for key in self.block.changed if key in self._parameters}
-        return any(id(parameter) in changed for parameter in module.parameters(recurse=False))
 
     def missing(self, wanted: Callable[[Call], bool]) -> tuple[str, ...]:
         """The calls that only one of the passes made; ``wanted`` decides on calls of the second."""
@@ -240,25 +220,25 @@ def _moved(call: Call, before: Any, after: Any, changed: bool, kept: bool) -> Mo
     if [tensor.shape for tensor in old] == [tensor.shape for tensor in new]:
         relative, cosine = _distance([as_float(tensor) for tensor in old], [as_float(tensor) for tensor in new])
     nonfinite = sum(int((~as_float(tensor).isfinite()).sum()) for tensor in new)
-    copied = map_tensors(after, lambda tensor: tensor.clone()) if kept else None
+    copied = map_tensors(after, torch.clone) if kept else None
     return MovedLayer(call, shape_of(after), changed, relative, cosine, nonfinite, before if kept else None, copied)
 
 
 def _distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, float | None]:
     """Relative L2 distance and cosine of all values together, summed in double precision."""
-    squares = {"before": 0.0, "after": 0.0, "difference": 0.0}
-    product = 0.0
+    before_squared = after_squared = moved_squared = product = 0.0
     for tensor_before, tensor_after in zip(before, after, strict=True):
         old, new = tensor_before.double().flatten(), tensor_after.double().flatten()
-        squares["before"] += float(old @ old)
-        squares["after"] += float(new @ new)
-        squares["difference"] += float((new - old) @ (new - old))
+        moved = new - old
+        before_squared += float(old @ old)
+        after_squared += float(new @ new)
+        moved_squared += float(moved @ moved)
         product += float(old @ new)
-    if not math.isfinite(sum(squares.values())):
+    if not math.isfinite(before_squared + after_squared + moved_squared):
         return math.nan, None
-    lengths = {name: math.sqrt(square) for name, square in squares.items()}
-    if lengths["difference"] == 0:
-        return 0.0, 1.0 if lengths["before"] else None
-    relative = lengths["difference"] / lengths["before"] if lengths["before"] else math.inf
-    both = lengths["before"] * lengths["after"]
+    if moved_squared == 0:
+        return 0.0, 1.0 if before_squared else None
+    length_before, length_after = math.sqrt(before_squared), math.sqrt(after_squared)
+    relative = math.sqrt(moved_squared) / length_before if length_before else math.inf
+    both = length_before * length_after
     return relative, max(-1.0, min(1.0, product / both)) if both else None

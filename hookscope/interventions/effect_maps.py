@@ -24,18 +24,15 @@ class MovedMaps:
     """A part of an output before, after, and the difference after - before.
 
     Attributes:
-        part: Name of the part, empty for the only one.
         axes: The axes of the tensor, such as ``N C H W``.
-        frames: Number of frames of a clip, drawn side by side.
         total: Number of channels.
         moved: Number of channels with a changed value.
         channels: The drawn channels: those that moved most, in that order.
         distances: Root mean square of the difference for each drawn channel; inf where NaN or Inf appeared or vanished.
         nonfinite: Number of NaN and Inf in all channels, before, after and in the difference.
-        largest: Largest finite \\|difference\\| of the drawn channels.
+        largest: Largest finite absolute difference of the drawn channels.
         ranges: Lowest and highest finite value of each drawn channel, before, after and of the difference.
-        tiles: Before, after and difference on one symmetric scale, with the root mean square as ``strength``; None
-            if nothing moved.
+        tiles: Before, after and difference on one symmetric scale; None if nothing moved.
     """
 
     part: str
@@ -71,24 +68,8 @@ def moved_maps(
 ) -> list[MovedMaps]:
     """The maps of a kept call before, after and their difference, part by part; vectors are maps of one position.
 
-    Args:
-        layer: A call whose activations `intervention_effect` kept.
-        module: The layer, whose class often tells the channel axis.
-        shown: Size of the network's input, for the proportions of a token grid.
-        most_channels: The largest number of drawn channels.
-
     Raises:
         NoMapError: if no part is a map or a vector, or the shapes before and after differ.
-
-    Example:
-        >>> import torch
-        >>> from hookscope.hooks import Call
-        >>> before, after = torch.zeros(1, 3, 2, 2), torch.zeros(1, 3, 2, 2)
-        >>> after[0, 2], after[0, 1, 0, 0] = 5.0, -1.0
-        >>> layer = MovedLayer(Call("conv", "Conv2d", 0, 0), (1, 3, 2, 2), True, None, None, 0, before, after)
-        >>> [maps] = moved_maps(layer)
-        >>> maps.channels, maps.distances, maps.tiles[2].low.tolist()
-        ((2, 1), (5.0, 0.5), [-5.0, -5.0])
     """
     one, other = shape_of(layer.before), shape_of(layer.after)
     if one != other:

@@ -44,12 +44,7 @@ _CAPTIONS = ("before", "after", "difference: after - before")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The cause of an effect.
-
-    Attributes:
-        interventions: Text of each intervention in their order, such as ``layer3 dropblock:p=0.1``.
-        seed: Seed of the random numbers of both passes, None if none was set.
-    """
+    """The text of each intervention in their order, such as ``layer3 dropblock:p=0.1``, and the seed of both passes."""
 
     interventions: Sequence[str]
     seed: int | None = None
@@ -64,7 +59,6 @@ class _Part:
 
     @property
     def drawn(self) -> int:
-        """The number of drawn channels."""
         return len(self.maps.channels) - (self.grids[0].left_out if self.grids else 0)
 
 
@@ -89,8 +83,7 @@ def draw_effect(
     """Draw each kept call before, after and their difference on one scale; the page and its provenance.
 
     The channels that moved most come first; channels that did not move are not drawn. A colour is the same value in
-    the three grids of a call, on a scale symmetric about 0. NaN is magenta, +Inf red, -Inf light blue. `read_sheet`
-    gives the values of such a picture.
+    the three grids of a call, on a scale symmetric about 0. `read_sheet` gives the values of such a picture.
 
     Args:
         layers: Calls of an `Effect`; those without kept activations are left out.
@@ -104,18 +97,6 @@ def draw_effect(
     Raises:
         NoMapError: if no call was kept, or none has a map or a vector that can be compared.
         UsageError: for an unknown colour map, or a page of more than 160 million pixels.
-
-    Example:
-        >>> import torch
-        >>> from hookscope.interventions import intervention_effect
-        >>> from hookscope.interventions import Zero
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3))
-        >>> changes = {"0": Zero(channels="2")}
-        >>> effect = intervention_effect(net, (torch.rand(1, 1, 9, 9),), changes, keep="0")
-        >>> origin = Origin("a net", "random", "noise", "", "as it is")
-        >>> image, facts = draw_effect(effect.layers, origin, Cause(["0 zero:channels=2"]), net)
-        >>> [part["channels"] for part in facts["parts"]]
-        [[2], [2], [2]]
     """
     kept = [layer for layer in layers if layer.before is not None or layer.after is not None]
     modules = dict(model.named_modules(remove_duplicate=False)) if model is not None else {}

@@ -35,7 +35,6 @@ class Zero(Intervention):
     summary = "set values to 0: ablation"
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """0 everywhere."""
         return replaced(part, torch.zeros_like(part))
 
 
@@ -61,11 +60,9 @@ class Scale(Intervention):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the factor is 1."""
         return self.factor == 1
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """The scaled values."""
         return part * self.factor
 
 
@@ -99,7 +96,6 @@ class Clamp(Intervention):
             raise UsageError(f"a clamp from {low:g} to {high:g}", do="give finite bounds")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """The clamped values."""
         return part.clamp(self.min, self.max)
 
 
@@ -137,7 +133,6 @@ class Noise(Intervention):
         return self.std == 0
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """The noisy values."""
         spread = part.detach().float().std(correction=0).to(part.dtype) if self.relative else 1.0
         return part + torch.randn_like(part) * (self.std * spread)
 
@@ -174,7 +169,6 @@ class Quantize(Intervention):
             raise UsageError(f"bits={self.bits}", do=f"give {1 + self.symmetric} to 16")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """The rounded values."""
         if not part.numel():
             return part
         values = part.detach().float()
@@ -226,12 +220,10 @@ class Permute(Intervention):
         check_choice("axis", self.axis, ("positions", "channels", "images"))
 
     def check_one_image(self) -> None:
-        """Refuse a permutation of images."""
         if self.axis == "images":
             raise UsageError("one image cannot be permuted", do="use axis=positions or axis=channels")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """``part`` in random order."""
         if self.axis == "channels":
             return laid_out_like(part, part.index_select(site.axis, _random_order(part, part.shape[site.axis])))
         if self.axis == "images":

@@ -65,30 +65,21 @@ class Prune(ParameterIntervention):
             raise UsageError(f"norm={self.norm:g}", do="give a number above 0, such as 1 or 2")
 
     def mask(self, name: str, weight: Tensor) -> Tensor:
-        """1 for the weights that stay, 0 for the pruned ones, in the shape of ``weight``.
-
-        Raises:
-            UsageError: for a ``dim`` that the weight does not have.
-        """
-        everything, method = torch.ones_like(weight), prune.L1Unstructured(float(self.amount))
-        if self.dim is None:
-            mask: Tensor = method.compute_mask(weight, everything)
-            return mask
-        if weight.dim() < 2 or not -weight.dim() <= self.dim < weight.dim():
-            shape = "x".join(map(str, weight.shape))
-            raise UsageError(
-                f"no slices along dim={self.dim} of '{name}'", f"it is {shape}", "give an axis of a matrix"
-            )
-        slices: Tensor = prune.LnStructured(float(self.amount), self.norm, self.dim).compute_mask(weight, everything)
-        return slices
+        """1 for the weights that stay, 0 for the pruned ones."""
+        method: prune.BasePruningMethod = prune.L1Unstructured(float(self.amount))
+        if self.dim is not None:
+            if weight.dim() < 2 or not -weight.dim() <= self.dim < weight.dim():
+                asked, shape = f"no slices along dim={self.dim} of '{name}'", "x".join(map(str, weight.shape))
+                raise UsageError(asked, f"it is {shape}", "give an axis of a matrix")
+            method = prune.LnStructured(float(self.amount), self.norm, self.dim)
+        mask: Tensor = method.compute_mask(weight, torch.ones_like(weight))
+        return mask
 
     def takes(self, parameter: Tensor) -> bool:
-        """Whether the parameter has two or more dimensions."""
         return parameter.dim() > 1
 
     @contextmanager
     def applied(self, name: str, parameter: nn.Parameter) -> Iterator[None]:
-        """Run the block with the smallest weights at 0."""
         _check_values(name, parameter)
         mask = self.mask(name, parameter.detach())
         pruned = mask == 0
@@ -122,7 +113,6 @@ class Freeze(ParameterIntervention):
 
     @contextmanager
     def applied(self, name: str, parameter: nn.Parameter) -> Iterator[None]:
-        """Run the block with a parameter that needs no gradient."""
         required = parameter.requires_grad
         parameter.requires_grad_(False)
         try:
@@ -136,24 +126,13 @@ def parameter_changed(name: str, parameter: nn.Parameter, change: Change | Param
     """Run the block with ``parameter`` changed; its own values, in its own memory, come back afterwards.
 
     What a training loop inside the block adds to the changed values is added to the old ones. Pruned values come back
-    as they were.
-
-    Args:
-        name: Name of the parameter in the model.
-        parameter: Any parameter with values.
-        change: An intervention, whose ``channels`` are the first axis here, a function ``(call, tensor) -> tensor``,
-            `Prune` or `Freeze`.
-
-    Raises:
-        UsageError: for a change that this parameter cannot take.
-        ModelError: for a parameter that has no values yet.
-    """
+    as they were. ``channels`` of an intervention count the first axis."""
     if isinstance(change, ParameterIntervention):
-        with change.applied(name, parameter):
-            yield
-        return
-    _check_values(name, parameter)
-    with _swapped(parameter, _of_parameter(name, parameter, change)):
+        context = change.applied(name, parameter)
+    else:
+        _check_values(name, parameter)
+        context = _swapped(parameter, _of_parameter(name, parameter, change))
+    with context:
         yield
 
 
@@ -190,10 +169,11 @@ def _swapped(parameter: nn.Parameter, changed: Tensor) -> Iterator[None]:
         # the model may have been moved inside the block
         own, begun = own.to(trained), begun.to(trained)
         _set(parameter, own)
-        if not _same(trained, begun):
+        unchanged = (trained == begun) | (trained.isnan() & begun.isnan())
+        if not bool(unchanged.all()):
             with torch.no_grad():
                 added = torch.where(begun == own, trained, own + (trained - begun))
-                parameter.copy_(torch.where(trained == begun, own, added))
+                parameter.copy_(torch.where(unchanged, own, added))
 
 
 @contextmanager
@@ -210,12 +190,3 @@ def _another_version(parameter: nn.Parameter) -> Iterator[None]:
 def _set(parameter: nn.Parameter, values: Tensor) -> None:
     parameter.data = values
     torch.clear_autocast_cache()  # it holds copies of parameters in half precision
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return (
-        one.shape == other.shape
-        and one.device == other.device
-        and torch.equal(one.isnan(), other.isnan())
-        and torch.equal(one.nan_to_num(), other.nan_to_num())
-    )

@@ -15,12 +15,7 @@ _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 
 
 class Ranges(tuple[int, ...]):
-    """Sorted distinct integers; ``str`` shows them as ranges.
-
-    Example:
-        >>> str(Ranges([5, 0, 1, 2]))
-        '0-2,5'
-    """
+    """Sorted distinct integers; ``str`` shows them as ranges."""
 
     __slots__ = ()
 
@@ -38,15 +33,7 @@ class Ranges(tuple[int, ...]):
 
 
 def parse_channels(value: Any) -> Ranges | None:
-    """Parse ``"0-31,40"``, a number, or several of either; None stays None.
-
-    Raises:
-        UsageError: for anything else.
-
-    Example:
-        >>> parse_channels("0-3,8"), parse_channels(7)
-        ((0, 1, 2, 3, 8), (7,))
-    """
+    """Parse ``"0-31,40"``, a number, or several of either."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -66,15 +53,7 @@ def parse_channels(value: Any) -> Ranges | None:
 
 
 def parse_positions(value: Any) -> tuple[tuple[int, int], ...] | None:
-    """Parse ``"0-9x5-14"`` into first and last position of each axis; pairs of numbers are checked.
-
-    Raises:
-        UsageError: for anything else.
-
-    Example:
-        >>> parse_positions("0-9x5"), parse_positions(((0, 9), (5, 5)))
-        (((0, 9), (5, 5)), ((0, 9), (5, 5)))
-    """
+    """Parse ``"0-9x5-14"`` into first and last position of each axis; pairs of numbers are checked."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -88,12 +67,7 @@ def parse_positions(value: Any) -> tuple[tuple[int, int], ...] | None:
 
 
 def type_with_article(value: Any) -> str:
-    """The class name of ``value`` with its article, for an error.
-
-    Example:
-        >>> type_with_article(5)
-        'an int'
-    """
+    """The class name of ``value`` with its article, for an error."""
     name = type(value).__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 

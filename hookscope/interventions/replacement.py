@@ -50,7 +50,6 @@ class Patch(Intervention):
     summary = "replace by the activation of another image"
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """The same part of the other activation."""
         return replaced(part, _fitted(_of_call(self.source, site, "patch with"), site, "the patch"))
 
 
@@ -86,14 +85,12 @@ class Mean(Intervention):
             raise UsageError("a mean over positions takes no source", do="leave the source out")
 
     def check_one_image(self) -> None:
-        """Refuse the mean of the batch itself."""
         if self.source is None and self.over == "images":
             raise UsageError(
                 "the mean over one image is the image itself", do="give mean:from=FOLDER, or mean:over=positions"
             )
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """The mean, expanded to the shape of ``part``."""
         if self.over == "positions":
             axes = position_axes(part.dim(), site.axis)
             return laid_out_like(part, part.mean(axes, keepdim=True)) if axes else part
@@ -140,11 +137,9 @@ class Steer(Intervention):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the scale is 0."""
         return self.scale == 0
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        """The activation plus the direction."""
         direction: Tensor = self.direction.detach().to(part)
         if direction.shape == (site.shape[site.axis],):
             shape = [1] * len(site.shape)
@@ -171,7 +166,6 @@ def _of_call(source: Any, site: Site, purpose: str) -> Tensor:
 
 
 def _fitted(tensor: Tensor, site: Site, what: str) -> Tensor:
-    """The chosen part of ``tensor``, after one image is expanded to the batch."""
     if tensor.shape != site.shape:
         if site.axis == 0 or tensor.shape[1:] != site.shape[1:] or len(tensor) != 1:
             shapes = ["x".join(map(str, shape)) or "a single number" for shape in (tensor.shape, site.shape)]

@@ -27,20 +27,7 @@ def read_source(
     types: Iterable[Any] = ("Conv2d",),
     on_image: Callable[[InputImage], object] = lambda image: None,
 ) -> Any:
-    """Read the file or folder that ``from=`` names; None without it.
-
-    Args:
-        net: The model, which runs on the images.
-        where: The layers of the intervention.
-        spec: The intervention.
-        types: Class names that indices count.
-        on_image: Called with each image that was read, such as to report its notes.
-
-    Raises:
-        ImageError: for an image that cannot be read.
-        WeightsError: for a tensor that cannot be read.
-        UsageError: for the activation of a parameter.
-    """
+    """Read the file or folder that ``from=`` names, for an intervention at the layers ``where``; None without it."""
 
     def activations(paths: Iterable[str]) -> Iterator[dict[str, Any]]:
         if where in dict(net.model.named_parameters(remove_duplicate=False)):
@@ -65,41 +52,15 @@ def read_source(
 def activations_at(
     model: nn.Module, inputs: Inputs, where: Layers, types: Iterable[Any] = ("Conv2d",), on: str = "output"
 ) -> dict[str, Any]:
-    """Capture the outputs, or the inputs, of the calls at ``where`` in a pass on ``inputs``, by key.
-
-    Args:
-        model: The model in its current mode.
-        inputs: Positional inputs of the model.
-        where: A layer selection.
-        types: Class names that indices count.
-        on: ``output`` or ``input``.
-
-    Example:
-        >>> import torch
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.ReLU())
-        >>> list(activations_at(net, (torch.ones(1, 1, 2, 2),), "0"))
-        ['0']
-    """
+    """Capture the outputs, or the inputs, of the calls at ``where`` in a pass on ``inputs``, by key."""
     with torch.no_grad(), capture(model, where, types, inputs=on == "input") as activations:
-        model(*map_tensors(inputs, lambda tensor: tensor.clone()))
+        model(*map_tensors(inputs, torch.clone))
     values = activations.inputs if on == "input" else activations
     return {key: values[key] for key in values}
 
 
 def mean_at(activations: Iterable[dict[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """Average the activations of several passes over all their images, by key and part.
-
-    Args:
-        activations: Results of `activations_at`; only sums are kept.
-
-    Raises:
-        UsageError: for shapes that differ, of images of different sizes.
-
-    Example:
-        >>> import torch
-        >>> mean_at([{"fc": torch.zeros(1, 2)}, {"fc": torch.ones(1, 2)}])["fc"][""].tolist()
-        [[0.5, 0.5]]
-    """
+    """Average activations over all images of several passes, by key and part; only sums are kept."""
     sums: dict[str, dict[str, Tensor]] = {}
     images: dict[tuple[str, str], int] = {}
     for of_pass in activations:
@@ -117,24 +78,13 @@ def mean_at(activations: Iterable[dict[str, Any]]) -> dict[str, dict[str, Tensor
 
 
 def read_direction(path: str) -> Tensor:
-    """Read the only tensor in a ``.npy``, ``.pt``, ``.pth`` or ``.safetensors`` file.
-
-    Raises:
-        WeightsError: for a file that cannot be read, or does not hold exactly one finite tensor.
-
-    Example:
-        >>> import numpy as np, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     np.save(folder + "/direction.npy", np.ones(3, np.float32))
-        ...     read_direction(folder + "/direction.npy").tolist()
-        [1.0, 1.0, 1.0]
-    """
+    """Read the only tensor in a ``.npy``, ``.pt``, ``.pth`` or ``.safetensors`` file."""
     reader: Callable[[str], Any] = _read_array if path.lower().endswith((".npy", ".npz")) else _read_tensors
-    found = tensors_in(reader(path))
-    if len(found) != 1:
-        exists = f"it holds {len(found)}" + (f": {', '.join(list(found)[:4])}" if found else "")
+    tensors = tensors_in(reader(path))
+    if len(tensors) != 1:
+        exists = f"it holds {len(tensors)}" + (f": {', '.join(list(tensors)[:4])}" if tensors else "")
         raise WeightsError(f"{path} is no single tensor", exists, "save the direction alone")
-    (tensor,) = found.values()
+    (tensor,) = tensors.values()
     if not tensor.is_floating_point():
         tensor = tensor.float()
     if not bool(tensor.isfinite().all()):
@@ -150,7 +100,7 @@ def _read_tensors(path: str) -> Any:
         if isinstance(reason, OSError):
             asked = f"cannot read {path}: {reason.strerror or 'it is damaged'}"
             raise WeightsError(asked, do=_nearby(path)) from error
-        if path.lower().endswith(_SUFFIXES):  # what is wrong with it is told
+        if path.lower().endswith(_SUFFIXES):
             raise
         do = "give a .npy, .pt or .safetensors file with one tensor"
         raise WeightsError(f"no direction in {path}", do=do) from error

@@ -27,13 +27,7 @@ _CONVERTERS: dict[type, tuple[Callable[[str], Any], str]] = {  # the first that 
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """A parameter of an intervention on the command line.
-
-    Attributes:
-        name: Its name there; a value from a file is called ``from``.
-        field: The field of the class.
-        types: The types that its annotation allows.
-    """
+    """A parameter on the command line; a value from a file is called ``from`` there."""
 
     name: str
     field: dataclasses.Field[Any]
@@ -41,7 +35,6 @@ class _Parameter:
 
     @property
     def from_file(self) -> str:
-        """What a file gives, empty for a value in the text."""
         return str(self.field.metadata.get("from_file", ""))
 
     @property
@@ -54,7 +47,6 @@ class _Parameter:
         return str(self.field.metadata.get("example") or _text(self.field.default))
 
     def convert(self, word: str, text: str) -> Any:
-        """Turn ``text`` into a value of the annotated type."""
         if text.lower() == "none" and NoneType in self.types:
             return None
         convert, wanted = next((_CONVERTERS[kind] for kind in _CONVERTERS if kind in self.types), (str, "a text"))
@@ -110,13 +102,10 @@ class InterventionSpec:
     def parse(cls, text: str, one_image: bool = False) -> InterventionSpec:
         """Parse ``WORD`` or ``WORD:PARAMETER=VALUE,...``; a part without ``=`` belongs to the value before it.
 
-        Args:
-            text: The text.
-            one_image: Whether the intervention will act on a batch of one image.
+        ``one_image`` refuses an intervention that has no effect on a batch of one image.
 
         Raises:
-            UsageError: for an unknown intervention or parameter, a missing or bad value, and for an intervention that
-                has no effect on one image.
+            UsageError: for an unknown intervention or parameter, or a missing or bad value.
         """
         word, _, rest = text.partition(":")
         word = word.strip()
@@ -139,7 +128,6 @@ class InterventionSpec:
 
     @property
     def kind(self) -> type[Spelled]:
-        """The class of the intervention."""
         return WORDS[self.word]
 
     @property
@@ -149,12 +137,7 @@ class InterventionSpec:
         return parameter.from_file if parameter is not None and self.source is not None else ""
 
     def build(self, source: Any = None, one_pass: bool = False) -> Any:
-        """The intervention.
-
-        Args:
-            source: The content of the file of ``from=``: activations, or a tensor.
-            one_pass: Whether a model in eval mode runs once: dropout then acts although the layer does not train.
-        """
+        """The intervention, with the content of its file; in ``one_pass`` dropout acts in eval mode too."""
         values = {**(self.kind.one_pass if one_pass else {}), **self.values}
         if source is not None:
             values[_parameters(self.kind)["from"].field.name] = source

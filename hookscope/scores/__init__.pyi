@@ -3,6 +3,7 @@ from .logits import (
     Prediction as Prediction,
     check_categories as check_categories,
     check_family as check_family,
+    check_finite_score as check_finite_score,
     class_scores as class_scores,
     one_picture as one_picture,
     predictions as predictions,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from hookscope.errors import CategoriesError, ModelError, UsageError
+from hookscope.errors import CategoriesError, InputError, ModelError, UsageError
 from hookscope.findings import counted
 from hookscope.hooks import shape_of, tensors_in
 from hookscope.scores.target import Target, class_label
@@ -128,3 +129,10 @@ def predictions(scores: Tensor, categories: Sequence[str] | None, target: Target
     values = scores.detach().cpu().double().tolist()
     classes = (target or Target("top:5")).indices(values, categories)
     return [Prediction(at, class_label(at, categories), values[at], shares[at]) for at in classes]
+
+
+def check_finite_score(prediction: Prediction) -> None:
+    """Refuse a class whose score is NaN or Inf, which nothing can explain."""
+    if not math.isfinite(prediction.score):
+        asked = f"the score of class {prediction.index} is not finite"
+        raise InputError(asked, do="see gradients --detect-anomaly")

@@ -138,19 +138,14 @@ def test_many_at_once_are_as_one_by_one(
 ) -> None:
     """``refused``: at how many places the picture cannot become many, before one is found."""
     net = random_net(name, **kwargs)
-    inputs, seen = (PICTURE,), ablation_passes.baseline(net, (PICTURE,), layer, ("Conv2d",))
-    [site], tried = seen.sites, tries(monkeypatch)
-    channels, scores = next(
-        filled for filled in ablation_passes.rounds(net, inputs, site, seen, 6) if not silent(filled, site)
-    )
+    with_all = ablation_passes.baseline(ablation_passes.Passes(net, (PICTURE,)), layer, ("Conv2d",))
+    [site], tried = with_all.sites, tries(monkeypatch)
+    filled = ablation_passes.rounds(site, with_all, 6)
+    channels, scores = next(channels for channels in filled if list(channels[0]) != site.silent)
     assert len(channels) == 6 and tried == [False] * refused + [True]
     for channel, found in zip(channels[:3], scores, strict=False):
-        expected = ablation_passes.Copies(site, None, [Zero(channels=channel)]).scores(net, inputs, None)[0]
+        expected = ablation_passes.Copies(site, None, [Zero(channels=channel)]).scores(with_all.passes)[0]
         assert torch.allclose(found, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
-
-
-def silent(filled: Any, site: ablation_passes.AblationSite) -> bool:
-    return list(filled[0]) == site.silent
 
 
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
