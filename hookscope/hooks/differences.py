@@ -24,7 +24,7 @@ def largest_difference(value: Any, other: Any) -> float:
 def same_bits(value: Any, other: Any) -> bool:
     """Whether the tensors of two values are the same to the bit: 0 and -0 differ, a NaN equals itself."""
     pairs = _pairs(value, other)
-    return pairs is not None and all(torch.equal(_as_bytes(one), _as_bytes(two)) for one, two in pairs)
+    return pairs is not None and all(torch.equal(_as_bytes(tensor), _as_bytes(twin)) for tensor, twin in pairs)
 
 
 def largest_value(value: Any) -> float:
@@ -38,7 +38,7 @@ def _pairs(value: Any, other: Any) -> list[tuple[Tensor, Tensor]] | None:
     if list(first) != list(second):
         return None
     pairs = [(tensor, second[name]) for name, tensor in first.items()]
-    return pairs if all(one.shape == two.shape and one.dtype == two.dtype for one, two in pairs) else None
+    return pairs if all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs) else None
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def _difference(tensor: Tensor, other: Tensor) -> float:
     if torch.equal(tensor, other):
         return 0.0
     wide = torch.complex128 if tensor.is_complex() else torch.float64
-    one, two = (as_plain(side).cpu().to(wide) for side in (tensor, other))  # not every device has doubles
-    equal = (one == two) | (one.isnan() & two.isnan())
-    apart = (one - two).abs().masked_fill(equal, 0.0)
-    return float(apart.nan_to_num(nan=math.inf, posinf=math.inf).max())
+    a, b = (as_plain(side).cpu().to(wide) for side in (tensor, other))  # not every device has doubles
+    equal = (a == b) | (a.isnan() & b.isnan())
+    difference = (a - b).abs().masked_fill(equal, 0.0)
+    return float(difference.nan_to_num(nan=math.inf, posinf=math.inf).max())

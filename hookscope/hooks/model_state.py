@@ -166,10 +166,10 @@ def differentiable(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put back the buffers of ``model``, both the tensors and their values, when the block is left."""
-    kept = [(module, dict(module._buffers)) for module in model.modules()]
+    buffers_of = [(module, dict(module._buffers)) for module in model.modules()]
     values = [
         (buffer, buffer.detach().clone())
-        for _, buffers in kept
+        for _, buffers in buffers_of
         for buffer in buffers.values()
         # of a tensor without values to compare, such as a sparse one, only the object is put back
         if buffer is not None and not is_lazy(buffer) and buffer.layout == torch.strided and not buffer.is_meta
@@ -177,7 +177,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, buffers in kept:
+        for module, buffers in buffers_of:
             for name in module._buffers.keys() - buffers.keys():
                 del module._buffers[name]
             module._buffers.update(buffers)

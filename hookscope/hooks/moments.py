@@ -59,7 +59,7 @@ def _moments(parts: Sequence[FiniteValues]) -> tuple[float, float, float]:
     return mean * unit, math.sqrt(about_mean / count) * unit, math.sqrt(squares) * unit
 
 
-def merge_moments(one: Moments, two: Moments, outer: bool = False) -> Moments:
+def merge_moments(moments: Moments, others: Moments, outer: bool = False) -> Moments:
     """Count, mean and squared distances from the mean of two sets of values together (Chan, Golub, LeVeque 1979).
 
     ``M2 = M2a + M2b + d² na nb / n`` with ``d`` the difference of the means: no difference of large sums is taken, so
@@ -70,7 +70,7 @@ def merge_moments(one: Moments, two: Moments, outer: bool = False) -> Moments:
         >>> merge_moments((2, 1.0, 2.0), (1, 4.0, 0.0))
         (3, 2.0, 8.0)
     """
-    (count, mean, squares), (other_count, other_mean, other_squares) = one, two
+    (count, mean, squares), (other_count, other_mean, other_squares) = moments, others
     total = count + other_count
     share = other_count / (total + (total == 0))
     apart = other_mean - mean

@@ -349,15 +349,15 @@ class Selection:
         ``layers`` has all names of each layer; the first stands in the result. A name without ``#call`` asks for its
         first call: no pass can know of a second.
         """
-        wanted: set[int | tuple[str, int]] = set()
+        required: set[int | tuple[str, int]] = set()
         for term in self._indices:
             last = [] if term.from_the_end or term.window.stop is None else term.within(term.window.stop)[-1:]
             if not last:  # an open range, or an empty one, in which no call can be
                 return None
-            wanted |= set(last)
+            required |= set(last)
         for names in layers:
-            wanted |= {(names[0], call or 0) for call in self.calls_by_name(names)}
-        return wanted
+            required |= {(names[0], call or 0) for call in self.calls_by_name(names)}
+        return required
 
     def check_ran(
         self, ran: Iterable[tuple[Sequence[str], int]], total: int, types: Sequence[str], named: Iterable[str] = ()

@@ -20,18 +20,11 @@ Listing = tuple[tuple[int, int], Trace]
 def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
     """The input size and the trace of the model ``name``, from the cache if it is there.
 
-    Args:
-        name: A MODEL argument. A model that a factory builds is traced anew each time.
-        input_size: ``(H, W)``; None for the size that the model is made for.
+    A model that a factory builds is traced anew each time.
 
     Raises:
         ModelError: no such model.
         InputError: the model refuses the size.
-
-    Example:
-        >>> size, summary = listing("resnet18")
-        >>> size, len(summary.calls)
-        ((224, 224), 76)
     """
     cached = cached_listing(name, input_size)
     if cached is not None:
@@ -50,7 +43,7 @@ def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
 
 
 def cached_listing(name: str, input_size: tuple[int, int] | None = None) -> Listing | None:
-    """The same from the cache alone, None if it is not there; never imports torch."""
+    """The size and the trace from the cache alone, None if they are not there; never imports torch."""
     stored = cache.load("layers", _key(name, input_size))
     try:
         return None if stored is None else _unpacked(stored)

@@ -34,15 +34,9 @@ EVENTS = ("pre-hook", "forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a call.
+    """One of `EVENTS`, which happened to a call while it ran in ``depth`` other recorded calls.
 
-    Attributes:
-        number: Position in the pass, from 0.
-        event: One of `EVENTS`.
-        call: The call.
-        depth: Number of other recorded calls in which the call ran.
-        tensors: By part: the inputs at ``pre-hook``, the outputs at ``forward``, the gradient of the outputs at
-            ``backward``.
+    ``tensors`` are the inputs at ``pre-hook``, the outputs at ``forward``, the gradient of the outputs at ``backward``.
     """
 
     number: int
@@ -54,11 +48,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One call of a layer.
+    """One call of a layer, which ran in ``depth`` other recorded calls.
 
     Attributes:
-        call: Name, type, number and index.
-        depth: Number of other recorded calls in which it ran.
         input: The inputs by part, before the layer ran; ``""`` names an only tensor, else the name of a part begins
             with its position or keyword.
         output: The outputs by part, before the next layer worked on them.
@@ -159,7 +151,7 @@ def trace_events(
         >>> [(event.event, event.tensors[""].values) for event in record.events]
         [('pre-hook', [[3.0, 4.0]]), ('forward', [[7.0]]), ('backward', [[1.0]])]
     """
-    wanted = None if loss is None else as_loss(loss)
+    chosen = None if loss is None else as_loss(loss)
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     with ExitStack() as stack:
         stack.enter_context(differentiable(model))
@@ -168,7 +160,7 @@ def trace_events(
         recorder = _Recorder(model, layers, types, stack.enter_context(HookHandles()) if backward else None, values)
         with recorder.observer:
             output = model(*passed_on(leaves_of(inputs)))
-        about = _differentiate(model, output, wanted, recorder) if backward else {}
+        about = _differentiate(model, output, chosen, recorder) if backward else {}
         return PassRecord(tuple(recorder.records()), _idle(model, recorder.observer), **about)
 
 
@@ -180,28 +172,28 @@ def _idle(model: nn.Module, observer: Observer) -> tuple[str, ...]:
     return tuple(name for name in idle if type(model.get_submodule(name)).forward is not nn.Module.forward)
 
 
-def _differentiate(model: nn.Module, output: Any, wanted: AnyLoss | None, recorder: _Recorder) -> dict[str, Any]:
+def _differentiate(model: nn.Module, output: Any, chosen: AnyLoss | None, recorder: _Recorder) -> dict[str, Any]:
     """Run backward; returns the loss, or why no backward pass is possible, as fields of `PassRecord`."""
     what = type(model).__name__
     try:
-        loss, value, targets = _loss_of(output, wanted, what)
+        loss, value, targets = _loss_of(output, chosen, what)
     except ModelError as error:
-        if wanted is not None:
+        if chosen is not None:
             raise
         return {"without_backward": error.asked}
     about = {"loss": loss.name, "value": float(value.detach()), "targets": targets}
     if not value.requires_grad:
         return {**about, "without_backward": f"the output of {what} has no gradient"}
     refuse_reentrant_checkpoints(model, value)
-    kept = recorder.kept()
-    if kept:
-        torch.autograd.grad(value, kept, allow_unused=True)
+    outputs = recorder.outputs_in_graph()
+    if outputs:
+        torch.autograd.grad(value, outputs, allow_unused=True)
     return about
 
 
-def _loss_of(output: Any, wanted: AnyLoss | None, what: str) -> tuple[AnyLoss, Tensor, tuple[Prediction, ...]]:
-    if wanted is not None:
-        return wanted, *wanted.of(output, what)
+def _loss_of(output: Any, chosen: AnyLoss | None, what: str) -> tuple[AnyLoss, Tensor, tuple[Prediction, ...]]:
+    if chosen is not None:
+        return chosen, *chosen.of(output, what)
     try:
         return Loss("score"), *Loss("score").of(output, what)
     except (ModelError, UsageError):
@@ -217,23 +209,19 @@ class _ReturnedCall:
     output: Facts
     began: int
     returned: int
-    kept: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
     gradient: Facts = field(default_factory=dict)
     differentiated: int | None = None
 
 
 class _Recorder:
-    """The hooks of a pass, and the calls that they recorded."""
-
     def __init__(
         self, model: nn.Module, layers: Layers, types: Iterable[Any], handles: HookHandles | None, values: int
     ) -> None:
         self._returned: list[_ReturnedCall] = []
         self._clock = count()
         self._handles, self._values = handles, values
-        self.observer = Observer(
-            model, layers, types, self._on_call, on_input=self._on_input, on_start=lambda *_: self._returned.clear()
-        )
+        self.observer = Observer(model, layers, types, self._on_call, on_input=self._on_input)
 
     def _on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # now, because a layer that works in place changes the values
@@ -248,8 +236,8 @@ class _Recorder:
         kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
         # the same tensor may be in two places, and has one gradient
         first = {id(tensor): part for part, tensor in reversed(tensors_in(kept).items())}
-        record.kept = {part: t for part, t in tensors_in(kept).items() if t.requires_grad and first[id(t)] == part}
-        for part, tensor in record.kept.items():
+        record.tensors = {part: t for part, t in tensors_in(kept).items() if t.requires_grad and first[id(t)] == part}
+        for part, tensor in record.tensors.items():
             self._wait_for(record, part, tensor)
         return handed_on
 
@@ -263,19 +251,18 @@ class _Recorder:
         self._handles.tensor(tensor, on_gradient)
 
     def _chosen(self) -> list[_ReturnedCall]:
-        """The wanted calls, once the pass is over."""
         return [record for record in self._returned if self.observer.wanted(record.call)]
 
-    def kept(self) -> list[Tensor]:
+    def outputs_in_graph(self) -> list[Tensor]:
         """The outputs of the wanted calls that are in the autograd graph."""
-        return [tensor for record in self._chosen() for tensor in record.kept.values()]
+        return [tensor for record in self._chosen() for tensor in record.tensors.values()]
 
     def records(self) -> Iterator[CallRecord]:
         """The wanted calls as facts, in order of execution."""
         chosen = self._chosen()
         depths = _depths(chosen)
         for record in chosen:
-            reached = {part: record.gradient[part] for part in record.kept if part in record.gradient}
+            reached = {part: record.gradient[part] for part in record.tensors if part in record.gradient}
             yield CallRecord(
                 record.call, depths[record.began], record.input, record.output, reached, record.began, record.returned,
                 record.differentiated,

@@ -22,7 +22,6 @@ class TracedLayer:
 
     @property
     def type(self) -> str:
-        """Its own class name."""
         return self.types[0] if self.types else "Module"
 
 
@@ -39,14 +38,10 @@ class TracedCall:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A pass as facts.
+    """A pass as facts: every module under its first name, and every call in the order in which the layers returned.
 
-    Attributes:
-        layers: Every module under its first name, in order of registration.
-        calls: Every call, in the order in which the layers returned.
-        params: Parameters of the whole model, shared ones once.
-        macs: Multiply-accumulates of all leaves, as torchinfo totals them.
-        real: Whether the pass calculated, because a pass without values was not possible.
+    ``params`` counts shared parameters once, ``macs`` are those of all leaves, as torchinfo totals them; ``real`` says
+    that the pass calculated, because a pass without values was not possible.
     """
 
     layers: tuple[TracedLayer, ...]

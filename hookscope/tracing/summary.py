@@ -67,22 +67,11 @@ def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace
     """Run ``model(*args)`` without arithmetic, or with it where the model needs values, and record every call.
 
     Modes, hooks, buffers and random states of the model are as before afterwards. Its own hooks do not fire meanwhile;
-    a model that needs one of them to take the input is refused.
-
-    Args:
-        model: Any eager module.
-        args: Its positional inputs, such as one tensor ``(N, C, H, W)``.
-        dry: Try the pass without arithmetic first; False goes straight to the real one.
+    a model that needs one of them to take the input is refused. ``dry=False`` goes straight to the real pass.
 
     Raises:
         InputError: when the model refuses the input, or wants values and is on the meta device.
         ModelError: for scripted and compiled models, and lazy ones that never ran.
-
-    Example:
-        >>> import torch
-        >>> summary = trace(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)), (torch.zeros(1, 3, 9, 9),))
-        >>> [call.output_shape for call in summary.calls], summary.macs
-        ([(1, 8, 7, 7), (1, 8, 7, 7)], 10976)
     """
     check_hookable(model)
     lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
@@ -92,11 +81,11 @@ def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace
     layers = tuple(_traced_layers(model))
     total = sum(call.macs for call in recorder.calls if layers[call.layer].leaf)
     params = sum(parameter.numel() for parameter in model.parameters())
-    return Trace(layers, tuple(recorder.traced_calls()), params, total, real)
+    return Trace(layers, tuple(recorder.calls), params, total, real)
 
 
 def _record(model: nn.Module, args: tuple[Any, ...], dry: bool) -> tuple[_Recorder, bool]:
-    """What a pass without arithmetic shows, or a real one where the model wants values; and whether it was real."""
+    """The recorder of a pass without arithmetic, or of a real one where that fails; and whether it was real."""
     refusal: Exception | None = None
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     for real in [False] * dry + [True] * (not on_meta or not dry):
@@ -193,21 +182,13 @@ class _Recorder:
         self._names = [name for name, _ in named]
         self._open: list[_OpenCall] = []
         self._watched: list[_WatchedOutput] = []
-        self._overwritten: dict[int, str] = {}
         self.calls: list[TracedCall] = []
 
-    def traced_calls(self) -> Iterator[TracedCall]:
-        """The calls, each with the layer that overwrote its output."""
-        for position, call in enumerate(self.calls):
-            yield replace(call, overwritten_by=self._overwritten.get(position))
-
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record the shapes of the inputs; a forward pre-hook."""
         self._look_for_writes()
         self._open.append(_OpenCall(self._positions[id(module)], shape_of(named_inputs(args, kwargs))))
 
     def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Record the shapes of the outputs and the cost; a forward hook."""
         self._look_for_writes()
         opened = self._open.pop()
         while opened.layer != self._positions[id(module)]:  # a call that failed, and whose failure the model caught
@@ -223,27 +204,21 @@ class _Recorder:
 
     def _look_for_writes(self) -> None:
         """Blame the layer that is running now for every output written to since the last look."""
-        written = [output for output in self._watched if output.alias._version != output.version]
-        if written:
-            running = self._names[self._open[-1].layer] if self._open else ""
-            self._overwritten.update({output.call: running or "the model" for output in written})
-            self._watched = [output for output in self._watched if output.alias._version == output.version]
+        running = self._names[self._open[-1].layer] if self._open else ""
+        unchanged = []
+        for output in self._watched:
+            if output.alias._version == output.version:
+                unchanged.append(output)
+            else:
+                self.calls[output.call] = replace(self.calls[output.call], overwritten_by=running or "the model")
+        self._watched = unchanged
 
 
 def count_macs(module: nn.Module, output_shape: Shape) -> int:
     """Multiply-accumulates of one call of a leaf, by torchinfo's rule and equal to its integers.
 
-    A convolution costs its parameters times the batch and the positions of its output, any other layer its
-    ``weight`` and ``bias`` times the batch, a recurrent one its weights times batch and steps.
-
-    Args:
-        module: A layer without children.
-        output_shape: ``(N, C, H, W)`` or what the layer returned; the first part of several counts.
-
-    Example:
-        >>> import torch
-        >>> count_macs(torch.nn.Conv2d(3, 64, 7, bias=False), (1, 64, 112, 112))
-        118013952
+    A convolution costs its parameters times the batch and the positions of its output, any other layer its ``weight``
+    and ``bias`` times the batch, a recurrent one its weights times batch and steps. Only the first output counts.
     """
     shape = next(iter(output_shape.values()), ()) if isinstance(output_shape, dict) else output_shape or ()
     macs = 0

@@ -63,21 +63,9 @@ class Check:
 
 
 class Comparison:
-    """Counts comparisons, and keeps the largest difference and the first that is too large.
+    """Counts comparisons, and keeps the largest difference and the offences.
 
-    Args:
-        name: The name of the check.
-        tolerance: How far two values may be apart, relative to the largest absolute value of the judge.
-
-    Example:
-        >>> import torch
-        >>> comparison = Comparison("re-computation")
-        >>> ones, zeros = torch.ones(2), torch.zeros(2)
-        >>> comparison.compare("conv1", ones, ones), comparison.compare("fc", ones, zeros)
-        (True, False)
-        >>> check = comparison.check("nothing to compare")
-        >>> check.holds, check.largest_difference, check.layer, check.note
-        (False, 1.0, 'fc', '1 of 2 differ')
+    An offence is a difference above ``tolerance`` times the largest absolute value of the judge.
     """
 
     def __init__(self, name: str, tolerance: float = 0.0) -> None:

@@ -17,10 +17,7 @@ from hookscope.hooks import call_key, is_leaf, tensors_in
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The output of call ``source`` is the positional or keyword input ``argument`` of call ``target``.
-
-    Calls are ``name`` or ``name#call``.
-    """
+    """The output of call ``source`` is the positional or keyword input ``argument`` of call ``target``."""
 
     source: str
     target: str
@@ -29,12 +26,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Which call feeds which.
-
-    Attributes:
-        edges: In order of execution of their targets.
-        overwritten: How many more edges carry a value that is overwritten on the way, so that output and input differ.
-    """
+    """Which call feeds which, and how many more edges carry a value that is overwritten on the way."""
 
     edges: tuple[Edge, ...]
     overwritten: int = 0
@@ -50,20 +42,10 @@ def run_fx_graph(model: nn.Module, inputs: tuple[Any, ...], on_output: Callable[
     Args:
         model: Any eager module, in eval mode. The graph is that of a deep copy; the model itself does not run.
         inputs: Its positional inputs; in-place layers may write to them.
-        on_output: Called with the key of a layer's call, ``name`` or ``name#call``, and its output, before the next
-            node may overwrite it.
-
-    Returns:
-        The edges of the graph.
+        on_output: Called with the key of a layer's call and its output, before the next node may overwrite it.
 
     Raises:
         ModelError: when the model cannot be copied, its forward cannot be traced, or the graph does not run.
-
-    Example:
-        >>> import torch
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU()).eval()
-        >>> run_fx_graph(net, (torch.zeros(1, 3, 2, 2),), lambda key, output: None).edges
-        (Edge(source='0', target='1', argument=0),)
     """
     # a copy: tracing may leave proxies in attributes, and the graph calls the layers it was traced from
     twin = _step("it cannot be copied", lambda: copy.deepcopy(model))
@@ -112,7 +94,6 @@ class _NodeByNode(fx.Interpreter):
         return tuple(map(_mutable, args)), {name: _mutable(value) for name, value in kwargs.items()}
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node; fx calls it for each in order."""
         if n.op != "call_module":
             return super().run_node(n)
         name = str(n.target)

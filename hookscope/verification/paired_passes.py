@@ -30,13 +30,12 @@ Shapes = tuple[tuple[int, ...], ...]
 def noise_pictures(net: LoadedModel, seed: int = 0) -> list[Tensor]:
     """Prepared pictures of seeded noise in the input size of ``net``; the global random state is not touched.
 
-    Returns:
-        One tensor ``(3, H, W)``, or ``(3, T, H, W)`` for clips, two for optical flow; uniform in 0..1 for detection
-        and in -1..1 for optical flow, standard normal for the others.
+    One tensor ``(3, H, W)``, or ``(3, T, H, W)`` for clips, two for optical flow; uniform in 0..1 for detection and in
+    -1..1 for optical flow, standard normal for the others.
     """
-    wanted = net.preprocess
-    frames = [wanted.frames] if net.family == "video" else []
-    shape = [wanted.channels, *frames, *(wanted.size or wanted.default_size)]
+    preprocess = net.preprocess
+    frames = [preprocess.frames] if net.family == "video" else []
+    shape = [preprocess.channels, *frames, *(preprocess.size or preprocess.default_size)]
     generator = torch.Generator().manual_seed(seed)
     if net.family == "detection":
         noise = [torch.rand(shape, generator=generator)]
@@ -44,18 +43,15 @@ def noise_pictures(net: LoadedModel, seed: int = 0) -> list[Tensor]:
         noise = [torch.rand(shape, generator=generator) * 2 - 1 for _ in range(2)]
     else:
         noise = [torch.randn(shape, generator=generator)]
-    return [picture.to(wanted.device, wanted.dtype) for picture in noise]
+    return [picture.to(preprocess.device, preprocess.dtype) for picture in noise]
 
 
 @dataclass(frozen=True, slots=True)
 class CallSignature:
     """How a call was given its tensors, which recorded inputs alone do not say.
 
-    Attributes:
-        args: How many positional inputs there were.
-        keywords: Whether there were keyword inputs.
-        same: For each tensor the position of the first one that is the same object, on which attention depends.
-        shapes: Of each tensor.
+    ``args`` counts the positional inputs. ``same`` has for each tensor the position of the first one that is the same
+    object, on which attention depends.
     """
 
     args: int
@@ -65,7 +61,6 @@ class CallSignature:
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSignature:
-        """The signature of a call, from the arguments of a pre-hook."""
         tensors = list(tensors_in((args, kwargs)).values())
         first: dict[int, int] = {}
         same = tuple(first.setdefault(id(tensor), position) for position, tensor in enumerate(tensors))
@@ -89,7 +84,6 @@ class CallSignature:
 
 
 def shapes_in(value: Any) -> Shapes:
-    """The shape of each tensor in ``value``."""
     return tuple(tuple(tensor.shape) for tensor in tensors_in(value).values())
 
 
@@ -102,16 +96,11 @@ class PairedPasses:
     """One pass without hooks and one under `capture`, from the same random state.
 
     Attributes:
-        net: The loaded model.
-        pictures: Prepared.
-        selection: The wanted calls.
-        types: Class names that indices count.
         plain: The model's output without hooks.
         hooked: The model's output under `capture`.
-        activations: What `capture` recorded.
-        calls: The wanted calls in order of execution, as an observer of its own saw them.
+        calls: The wanted calls in order of execution, as an observer beside the capture sees them.
         total: How many calls of the types there were.
-        signatures: How each call was given its tensors, by its key.
+        signatures: By the key of a call.
         parts: How many parts of the model's state were compared.
         own_changes: The parts that the pass without hooks changed.
         changes: The parts that the pass under `capture` changed.
@@ -135,7 +124,6 @@ class PairedPasses:
     def run(
         cls, net: LoadedModel, pictures: Sequence[Tensor], selection: Selection, types: tuple[Any, ...]
     ) -> PairedPasses:
-        """Run the model without hooks and with them."""
         signatures: dict[Call, CallSignature] = {}
 
         def note_signature(call: Call, *rest: Any) -> None:
@@ -162,7 +150,6 @@ class PairedPasses:
 
     @property
     def model(self) -> nn.Module:
-        """The module that is looked into."""
         return self.net.model
 
     def changes_after_exception(self) -> list[StateChange]:
@@ -192,10 +179,6 @@ def inputs_of(net: LoadedModel, pictures: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 def run_model(net: LoadedModel, pictures: Sequence[Tensor]) -> Any:
-    """The output of one pass.
-
-    Raises:
-        InputError: the model refuses the pictures.
-    """
+    """The output of one pass; an InputError when the model refuses the pictures."""
     with model_errors_as_input_errors(net.name, pictures):
         return net.model(*inputs_of(net, pictures))
