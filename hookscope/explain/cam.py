@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, InputError, LayerError, NoMapError, UsageError
-from hookscope.explain.cam_layers import MapLayer, candidates, default_layer, gradients_of, layers_with_maps, no_default
+from hookscope.explain.cam_layers import (
+    MapLayer,
+    candidates,
+    connected_layers,
+    default_layer,
+    gradients_of,
+    layers_with_maps,
+)
 from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, gradient_free, method_named
 from hookscope.explain.cam_perturbation import Progress, Rerun, resized
 from hookscope.hooks import (
@@ -176,12 +183,9 @@ def landmark_layers(
         activations, scores = _forward(model, inputs, "all", ("*",))
         first = predictions(one_picture(scores), categories, Target.of(target))[0]
         layers = candidates(model, activations, shown)
-        gradients = gradients_of(scores[0, first.index], [layer.tensor for layer in layers])
-        tied = [(layer, gradient) for layer, gradient in zip(layers, gradients, strict=True) if gradient is not None]
-        reached = [layer for layer, gradient in tied if bool((layer.read(gradient, shown) != 0).any())]
-        reached = reached or [layer for layer, _ in tied]  # as `default_layer` does
-    if not reached:
-        raise no_default(model, layers)
+        connected = list(connected_layers(model, layers, scores[0, first.index], shown))
+        # as `default_layer` does
+        reached = [layer for layer, is_reached in connected if is_reached] or [layer for layer, _ in connected]
     last = reached[0].resolution
     chosen = {last: reached[0]}  # the default of `class_activation_maps`
     for layer in reached:  # the last call first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -59,15 +59,10 @@ def layers_with_maps(
     shown: InputSize,
     on_skip: Callable[[Call, NoMapError], None] | None = None,
 ) -> list[MapLayer]:
-    """The captured calls in order of execution, each with the part of its output that the score depends on.
-
-    Raises:
-        NoMapError: for an exact name without a map of more than one position, or if no selected call has one.
-        LayerError: for an exact name that did not run, or if no layer ran.
-    """
+    """The captured calls in order of execution, each with the part of its output that the score depends on."""
     modules = dict(model.named_modules())
     selection = Selection.of(layers)
-    found, skipped = [], []
+    chosen, skipped = [], []
     for call in activations.calls:
         try:
             parts = _parts_with_maps(call, modules[call.name], activations[call.key], shown)
@@ -79,68 +74,79 @@ def layers_with_maps(
             continue
         reached = gradients_of(score, [part.tensor for part in parts]) if len(parts) > 1 else []
         at = next((at for at, gradient in enumerate(reached) if gradient is not None), 0)
-        found.append(parts[at])
+        chosen.append(parts[at])
     idle = [name for name in activations.did_not_run if name in selection.plain_names]
-    if idle or not (found or skipped):
+    if idle or not (chosen or skipped):
         raise LayerError(f"{', '.join(idle[:3]) or 'no layer'} did not run", do="choose a layer that runs: list-layers")
-    if not found:
+    if not chosen:
         raise skipped[-1]
-    return found
+    return chosen
 
 
 def default_layer(
     model: nn.Module, activations: Activations, score: Tensor, shown: InputSize, needs_gradient: bool
 ) -> MapLayer:
     """Last non-pooling call whose map has a non-zero gradient, else the last that is connected to the score."""
-    found = candidates(model, activations, shown)
-    if found and not score.requires_grad and not needs_gradient:
-        return found[0]  # scores of a quantized model have no gradient
-    reached = None
-    # the last layers of a ViT feed only its class token, so their maps have gradient 0; the first few candidates are
-    # tried alone, because the backward pass to all of them is long
-    for some in (found[:_LAST_FEW], found[_LAST_FEW:]):
-        for layer, gradient in zip(some, gradients_of(score, [layer.tensor for layer in some]), strict=True):
-            if gradient is None:
-                continue
-            if bool((layer.read(gradient, shown) != 0).any()):
-                return layer
-            reached = reached or layer
-    if reached is not None:
-        return reached
-    raise no_default(model, found)
+    layers = candidates(model, activations, shown)
+    if layers and not score.requires_grad and not needs_gradient:
+        return layers[0]  # scores of a quantized model have no gradient
+    connected = None
+    for layer, is_reached in connected_layers(model, layers, score, shown):
+        if is_reached:
+            return layer
+        connected = connected or layer
+    assert connected is not None
+    return connected
 
 
-def no_default(model: nn.Module, found: Sequence[MapLayer]) -> NoMapError:
-    """The error for a model whose score depends on none of the maps ``found``."""
-    asked = f"no layer of {type(model).__name__} has a map that the score depends on"
-    if not found:
-        return NoMapError(asked, "no layer has a map", "use saliency, which needs none")
-    why = "no gradient reaches a map: it is detached or computed under no_grad"
-    return NoMapError(asked, why, f"choose a layer and a method without gradient: {gradient_free()}")
+def connected_layers(
+    model: nn.Module, layers: Sequence[MapLayer], score: Tensor, shown: InputSize
+) -> Iterator[tuple[MapLayer, bool]]:
+    """The layers that the score is connected to, and whether the gradient of their map is not 0 everywhere.
+
+    The last layers of a ViT feed only its class token, so their maps have gradient 0. The first few ``layers`` are
+    tried alone, because the backward pass to all of them is long.
+
+    Raises:
+        NoMapError: if there is none.
+    """
+    is_connected = False
+    for part in (layers[:_LAST_FEW], layers[_LAST_FEW:]):
+        for layer, gradient in zip(part, gradients_of(score, [layer.tensor for layer in part]), strict=True):
+            if gradient is not None:
+                is_connected = True
+                yield layer, bool((layer.read(gradient, shown) != 0).any())
+    if not is_connected:
+        asked = f"no layer of {type(model).__name__} has a map that the score depends on"
+        if not layers:
+            raise NoMapError(asked, "no layer has a map", "use saliency, which needs none")
+        why = "no gradient reaches a map: it is detached or computed under no_grad"
+        raise NoMapError(asked, why, f"choose a layer and a method without gradient: {gradient_free()}")
 
 
 def candidates(model: nn.Module, activations: Activations, shown: InputSize) -> list[MapLayer]:
     """The calls with a map, the last first; maps by shape alone only if there are no others."""
     modules = dict(model.named_modules())
-    found = []
+    layers: list[MapLayer] = []
     for call in reversed(activations.calls):
         module = modules[call.name]
         if module is model or "Pool" in type(module).__name__:
             continue
         with suppress(NoMapError):
-            found += _parts_with_maps(call, module, activations[call.key], shown)
-    return [layer for layer in found if layer.is_of_places(shown)] or found
+            layers += _parts_with_maps(call, module, activations[call.key], shown)
+    return [layer for layer in layers if layer.is_of_places(shown)] or layers
 
 
 def gradients_of(score: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
     """The gradients of ``score``, None for a tensor that it does not depend on; the graph is retained."""
-    within = [tensor for tensor in tensors if tensor.requires_grad and score.requires_grad]
-    found = iter(torch.autograd.grad(score, within, retain_graph=True, allow_unused=True) if within else ())
-    return [next(found) if tensor.requires_grad and score.requires_grad else None for tensor in tensors]
+    in_graph = [tensor for tensor in tensors if tensor.requires_grad and score.requires_grad]
+    gradients = torch.autograd.grad(score, in_graph, retain_graph=True, allow_unused=True) if in_graph else ()
+    by_id = {id(tensor): gradient for tensor, gradient in zip(in_graph, gradients, strict=True)}
+    return [by_id.get(id(tensor)) for tensor in tensors]
 
 
 def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSize) -> list[MapLayer]:
-    found: list[MapLayer] = []
+    layers: list[MapLayer] = []
     single, several = False, 0
     for part, tensor in tensors_in(output).items():
         try:
@@ -150,15 +156,14 @@ def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSiz
         if maps.items != 1 or (maps.axes == "C H W" and len(tensor) == 1):
             several = max(several, maps.items)  # windows or attention heads in the batch, or tokens without a grid
         elif maps.values.shape[1] * maps.values.shape[2] > 1:
-            found.append(MapLayer(call, module, part, tensor, maps))
+            layers.append(MapLayer(call, module, part, tensor, maps))
         else:
             single = True
-    if found:
-        return found
+    if layers:
+        return layers
     if several > 1:
         raise NoMapError(f"the output of {call.key} holds {several} parts of the image", do="choose a layer around it")
     if single:
         raise NoMapError(f"the maps of {call.key} have one position", do="choose a layer before the pooling")
-    raise NoMapError(
-        f"the output of {call.key} is no feature map", do="choose a layer with one: list-layers shows shapes"
-    )
+    do = "choose a layer with one: list-layers shows shapes"
+    raise NoMapError(f"the output of {call.key} is no feature map", do=do)

@@ -39,11 +39,8 @@ class OverlaySource:
         return os.path.basename(self.origin.image) or self.origin.image
 
     def lines(self, method: str) -> list[str]:
-        origin = self.origin
-        return [
-            f"{origin.model}  {method}  weights: {origin.weights}",
-            f"{self.image}  input: {origin.preprocess}",
-        ]
+        network = f"{self.origin.model}  {method}  weights: {self.origin.weights}"
+        return [network, f"{self.image}  input: {self.origin.preprocess}"]
 
     @property
     def warning(self) -> str:
@@ -142,30 +139,28 @@ def draw_sheet(
     return page, _provenance(source, maps, cmap, page)
 
 
-def draw_saliency(source: OverlaySource, found: Saliency, cmap: str = "inferno") -> tuple[Image.Image, dict[str, Any]]:
-    """Draw the map over the faded photograph at its own size; the page and its provenance.
-
-    99.5 % of the pixels lie below the strongest colour; the page prints the highest value.
-    """
-    values = found.still
+def draw_saliency(
+    source: OverlaySource, saliency: Saliency, cmap: str = "inferno"
+) -> tuple[Image.Image, dict[str, Any]]:
+    """Draw the map over the faded photograph; 99.5 % of the pixels lie below the strongest colour."""
+    values = saliency.still
     highest = float(values.max())
     rank = max(0, round(_TOP * values.size) - 1)
     # the highest value where all but a few pixels are 0
     top = float(np.partition(values.ravel(), rank)[rank]) or highest
-    frames = f", mean of {found.map.shape[0]} frames" if found.map.dim() == 3 else ""
-    words = [SALIENCY_METHODS[found.method].caption + frames]
-    heat = Heat(values, source.box, top, source.peak_in(values))
+    frames = f", mean of {saliency.map.shape[0]} frames" if saliency.map.dim() == 3 else ""
+    words = [SALIENCY_METHODS[saliency.method].caption + frames]
     if highest:
         words.append(f"colours end at {top:.3g}, {100 * _TOP:g} % of the pixels; highest {highest:.3g}")
-        panel = Panel(heat, words, "", _VALUE)
-    else:
-        panel = Panel(heat, words, "all zero: the score does not depend on any pixel", "")
-    heading = [*answer_lines(found.prediction), *source.lines(found.method)]
+    alarm = "" if highest else "all zero: the score does not depend on any pixel"
+    heat = Heat(values, source.box, top, source.peak_in(values))
+    panel = Panel(heat, words, alarm, _VALUE if highest else "")
+    heading = [*answer_lines(saliency.prediction), *source.lines(saliency.method)]
     page = draw_page(source.photograph, heading, [[panel]], cmap, faded=True, warning=source.warning)
     return page, {
-        **source.provenance(found.method, cmap, page.size),
-        **answer_facts(found.prediction),
-        "shape": list(found.values.shape),
+        **source.provenance(saliency.method, cmap, page.size),
+        **answer_facts(saliency.prediction),
+        "shape": list(saliency.values.shape),
         "top": top,
         "high": highest,
     }

@@ -114,13 +114,7 @@ class Baseline:
 
 
 def baseline(passes: Passes, layers: Layers, types: Iterable[Any]) -> Baseline:
-    """Run the model once, and find which chosen calls have channels.
-
-    Raises:
-        LayerError: for a layer that does not exist or does not run.
-        NoMapError: for a layer chosen by its exact name whose output has no channels.
-        ModelError: for a model without scores of classes.
-    """
+    """Run the model once, and find which chosen calls have channels."""
     model, selection = passes.model, Selection.of(layers)
     recorder = _Recorder(model, selection)
     observer = recorder.observer = Observer(

@@ -191,7 +191,6 @@ class ParameterIntervention(Spelled):
     """Changes a parameter in another way than by new values."""
 
     def takes(self, parameter: Tensor) -> bool:
-        """Whether a parameter of a chosen layer is meant."""
         return True
 
     def applied(self, name: str, parameter: nn.Parameter) -> AbstractContextManager[None]:

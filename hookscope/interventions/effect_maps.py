@@ -45,7 +45,7 @@ class MovedMaps:
     nonfinite: tuple[int, int, int]
     largest: float
     ranges: tuple[tuple[Extremes, ...], ...]
-    tiles: tuple[Tiles, Tiles, Tiles] | None
+    tiles: tuple[Tiles, ...] | None
 
     def facts(self, drawn: int) -> dict[str, Any]:
         """The facts of the first ``drawn`` channels for a text chunk."""
@@ -66,27 +66,24 @@ class MovedMaps:
 def moved_maps(
     layer: MovedLayer, module: nn.Module | None = None, shown: InputSize | None = None, most_channels: int = 16
 ) -> list[MovedMaps]:
-    """The maps of a kept call before, after and their difference, part by part; vectors are maps of one position.
-
-    Raises:
-        NoMapError: if no part is a map or a vector, or the shapes before and after differ.
-    """
-    one, other = shape_of(layer.before), shape_of(layer.after)
-    if one != other:
-        raise NoMapError(f"the shapes differ: {shape_text(one)} before, {shape_text(other)} after")
-    before, after = (_maps_of(output, module, shown) for output in (layer.before, layer.after))
-    return [_compared(*pair, most_channels) for pair in zip(before, after, strict=True)]
+    """The maps of a kept call before, after and their difference, part by part; vectors are maps of one position."""
+    outputs = layer.before, layer.after
+    old, new = map(shape_of, outputs)
+    if old != new:
+        raise NoMapError(f"the shapes differ: {shape_text(old)} before, {shape_text(new)} after")
+    pairs = zip(*(_maps_of(output, module, shown) for output in outputs), strict=True)
+    return [_compared(before, after, most_channels) for before, after in pairs]
 
 
 def _maps_of(output: Any, module: nn.Module | None, shown: InputSize | None) -> list[Maps]:
     try:
         return feature_maps(output, module, shown)
     except NoMapError:
-        vectors = {part: as_float(one) for part, one in tensors_in(output).items() if one.dim() == 2 and one.numel()}
         strips = [
-            Maps(part, vector[:, None, None], "N C", at, len(vectors[part]))
-            for part in vectors
-            for at, vector in enumerate(vectors[part][:MOST_ITEMS])
+            Maps(part, vector[:, None, None], "N C", at, len(tensor))
+            for part, tensor in tensors_in(output).items()
+            if tensor.dim() == 2 and tensor.numel()
+            for at, vector in enumerate(as_float(tensor[:MOST_ITEMS]))
         ]
         if not strips:
             raise
@@ -94,13 +91,13 @@ def _maps_of(output: Any, module: nn.Module | None, shown: InputSize | None) -> 
 
 
 def _compared(before: Maps, after: Maps, most_channels: int) -> MovedMaps:
-    distances, lost = _distances(before.values, after.values)
+    distances, nonfinite = _distances(before.values, after.values)
     moved = int((distances > 0).sum())
     order = distances.argsort(descending=True, stable=True)
     channels = [int(at) for at in order[: min(moved, most_channels)]]
     # double precision: equal values get equal levels in all three, and differences of floats do not overflow
-    one, other = before.values[channels].double(), after.values[channels].double()
-    three = [one, other, other - one]
+    old, new = before.values[channels].double(), after.values[channels].double()
+    three = [old, new, new - old]
     extremes = [finite_extremes(values) for values in three] if channels else []
     ranges = tuple(tuple(zip(low.tolist(), high.tolist(), strict=True)) for low, high, _ in extremes)
     highest = max(map(_magnitude, ranges), default=0.0) or 1.0
@@ -112,10 +109,10 @@ def _compared(before: Maps, after: Maps, most_channels: int) -> MovedMaps:
         moved,
         tuple(channels),
         tuple(distances[channels].tolist()),
-        (_nonfinite(before.values), _nonfinite(after.values), lost),
+        (_nonfinite(before.values), _nonfinite(after.values), nonfinite),
         max(map(_magnitude, ranges[-1:]), default=0.0),
         ranges,
-        _tiles(three, channels, SymmetricScale(highest)) if channels else None,
+        tuple(_tiles(values, channels, SymmetricScale(highest)) for values in three) if channels else None,
     )
 
 
@@ -130,14 +127,14 @@ def _distances(before: Tensor, after: Tensor) -> tuple[Tensor, int]:
     Works on some channels at a time: large maps in double precision take much memory.
     """
     many = max(1, _AT_ONCE // before[0].numel())
-    distances, lost = [], 0
-    for one, other in zip(before.split(many), after.split(many), strict=True):
-        difference = other.double() - one.double()
-        same = (one == other) | (one.isnan() & other.isnan())
+    distances, nonfinite = [], 0
+    for old, new in zip(before.split(many), after.split(many), strict=True):
+        difference = new.double() - old.double()
+        same = (old == new) | (old.isnan() & new.isnan())
         broken = (~same & ~difference.isfinite()).flatten(1).any(1)
         distances.append(torch.where(broken, math.inf, _root_mean_square(torch.where(same, 0.0, difference))))
-        lost += _nonfinite(difference)
-    return torch.cat(distances), lost
+        nonfinite += _nonfinite(difference)
+    return torch.cat(distances), nonfinite
 
 
 def _root_mean_square(values: Tensor) -> Tensor:
@@ -153,9 +150,6 @@ def _nonfinite(values: Tensor) -> int:
     return int((~values.isfinite()).sum())
 
 
-def _tiles(three: list[Tensor], channels: list[int], scale: Scale) -> tuple[Tiles, Tiles, Tiles]:
-    one, other, difference = (
-        replace(reduce_maps(values, scale=scale), channels=channels, strength=_root_mean_square(values).cpu().numpy())
-        for values in three
-    )
-    return one, other, difference
+def _tiles(values: Tensor, channels: list[int], scale: Scale) -> Tiles:
+    strength = _root_mean_square(values).cpu().numpy()
+    return replace(reduce_maps(values, scale=scale), channels=channels, strength=strength)

@@ -85,23 +85,14 @@ def draw_effect(
     The channels that moved most come first; channels that did not move are not drawn. A colour is the same value in
     the three grids of a call, on a scale symmetric about 0. `read_sheet` gives the values of such a picture.
 
-    Args:
-        layers: Calls of an `Effect`; those without kept activations are left out.
-        origin: Model, weights, image and preprocessing.
-        cause: The interventions and the seed.
-        model: The model, whose layers tell the channel axis.
-        shown: Size of the network's input, for the proportions of a token grid.
-        most_channels: The largest number of drawn channels.
-        cmap: A diverging colour map.
-
     Raises:
         NoMapError: if no call was kept, or none has a map or a vector that can be compared.
         UsageError: for an unknown colour map, or a page of more than 160 million pixels.
     """
-    kept = [layer for layer in layers if layer.before is not None or layer.after is not None]
+    drawable = [layer for layer in layers if layer.before is not None or layer.after is not None]
     modules = dict(model.named_modules(remove_duplicate=False)) if model is not None else {}
-    most = MOST_PIXELS // max(1, len(kept))
-    bands = [_band(layer, modules.get(layer.call.name), shown, most_channels, most) for layer in kept]
+    most = MOST_PIXELS // max(1, len(drawable))
+    bands = [_band(layer, modules.get(layer.call.name), shown, most_channels, most) for layer in drawable]
     _check_drawn(bands)
     widths = [grid.layout.width for band in bands for part in band.parts for grid in part.grids]
     step = max([_LEAST_GRID, *widths]) + _BETWEEN  # the same for all bands, so that they form three columns
@@ -129,10 +120,10 @@ def draw_effect(
 
 def _band(layer: MovedLayer, module: nn.Module | None, shown: InputSize | None, most_channels: int, most: int) -> _Band:
     try:
-        found = moved_maps(layer, module, shown, most_channels)
+        parts = moved_maps(layer, module, shown, most_channels)
     except NoMapError as error:
         return _Band(layer, (), error)
-    return _Band(layer, [_Part(maps, _grids(maps, most // len(found))) for maps in found], None)
+    return _Band(layer, [_Part(maps, _grids(maps, most // len(parts))) for maps in parts], None)
 
 
 def _grids(maps: MovedMaps, most: int) -> list[Grid]:
@@ -168,11 +159,8 @@ def _add_heading(page: Page, origin: Origin, cause: Cause, width: int) -> None:
     page.add_text(f"{origin.model} without and with {words}", width, size=15, bold=True)
     seed = "" if cause.seed is None else f"   seed {cause.seed}"
     page.add_text(f"weights: {origin.weights}   {origin.image}   {origin.preprocess}{seed}", width, 2)
-    page.add_text(
-        "The channels that moved most come first. Bar: root mean square of the map, one measure for all three.",
-        width,
-        2,
-    )
+    hint = "The channels that moved most come first. Bar: root mean square of the map, one measure for all three."
+    page.add_text(hint, width, 2)
 
 
 def _add_band(page: Page, band: _Band, step: int) -> list[dict[str, Any]]:
@@ -260,13 +248,8 @@ def _outline(block: Pixels, grid: Grid, left: int, top: int) -> None:
         row, column = divmod(at, layout.columns)
         x, y = left + column * layout.step_x, top + row * layout.step_y + layout.label
         rows, columns = slice(y - 1, y + layout.map_height + 1), slice(x - 1, x + layout.map_width + 1)
-        for edge in (
-            block[rows, x - 1],
-            block[rows, x + layout.map_width],
-            block[y - 1, columns],
-            block[y + layout.map_height, columns],
-        ):
-            edge[:] = colours.TEXT_FAINT
+        block[rows, [x - 1, x + layout.map_width]] = colours.TEXT_FAINT
+        block[[y - 1, y + layout.map_height], columns] = colours.TEXT_FAINT
 
 
 def _band_facts(band: _Band) -> dict[str, Any]:

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import HookscopeError, UsageError, WeightsError
+from hookscope.errors import UsageError, WeightsError
 from hookscope.hooks import Layers, capture, map_tensors, tensors_in
 from hookscope.images import InputImage, find_pictures, read_picture
 from hookscope.interventions.spec import InterventionSpec
 from hookscope.models import LoadedModel, load_content, model_errors_as_input_errors
 
 Inputs = tuple[Any, ...]
-_SUFFIXES = (".pt", ".pth", ".safetensors")
+_SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".safetensors")
 
 
 def read_source(
@@ -79,8 +79,7 @@ def mean_at(activations: Iterable[dict[str, Any]]) -> dict[str, dict[str, Tensor
 
 def read_direction(path: str) -> Tensor:
     """Read the only tensor in a ``.npy``, ``.pt``, ``.pth`` or ``.safetensors`` file."""
-    reader: Callable[[str], Any] = _read_array if path.lower().endswith((".npy", ".npz")) else _read_tensors
-    tensors = tensors_in(reader(path))
+    tensors = tensors_in(_read_content(path))
     if len(tensors) != 1:
         exists = f"it holds {len(tensors)}" + (f": {', '.join(list(tensors)[:4])}" if tensors else "")
         raise WeightsError(f"{path} is no single tensor", exists, "save the direction alone")
@@ -92,31 +91,24 @@ def read_direction(path: str) -> Tensor:
     return tensor
 
 
-def _read_tensors(path: str) -> Any:
+def _read_content(path: str) -> Any:
     try:
-        return load_content(path)
-    except WeightsError as error:
-        reason = error.__cause__
+        return _read_arrays(path) if path.lower().endswith((".npy", ".npz")) else load_content(path)
+    except (OSError, WeightsError) as error:
+        reason = error if isinstance(error, OSError) else error.__cause__
         if isinstance(reason, OSError):
-            asked = f"cannot read {path}: {reason.strerror or 'it is damaged'}"
-            raise WeightsError(asked, do=_nearby(path)) from error
+            do = "" if os.path.exists(path) else "name a file that exists"
+            raise WeightsError(f"cannot read {path}: {reason.strerror or 'it is damaged'}", do=do) from error
         if path.lower().endswith(_SUFFIXES):
             raise
         do = "give a .npy, .pt or .safetensors file with one tensor"
         raise WeightsError(f"no direction in {path}", do=do) from error
 
 
-def _read_array(path: str) -> Any:
+def _read_arrays(path: str) -> dict[str, Tensor]:
     try:
         loaded = np.load(path, allow_pickle=False)
         arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
         return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-    except OSError as error:
-        reason = error.strerror or "it is damaged"
-        raise WeightsError(f"cannot read {path}: {reason}", do=_nearby(path)) from error
-    except (ValueError, TypeError, EOFError, HookscopeError) as error:
+    except (ValueError, TypeError, EOFError) as error:
         raise WeightsError(f"{path} is no NumPy file of numbers", do="save one with numpy.save") from error
-
-
-def _nearby(path: str) -> str:
-    return "" if os.path.exists(path) else "name a file that exists"

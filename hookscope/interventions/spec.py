@@ -38,10 +38,6 @@ class _Parameter:
         return str(self.field.metadata.get("from_file", ""))
 
     @property
-    def is_required(self) -> bool:
-        return self.field.default is dataclasses.MISSING
-
-    @property
     def example(self) -> str:
         """A valid value: that of the field, else its default."""
         return str(self.field.metadata.get("example") or _text(self.field.default))
@@ -49,11 +45,12 @@ class _Parameter:
     def convert(self, word: str, text: str) -> Any:
         if text.lower() == "none" and NoneType in self.types:
             return None
-        convert, wanted = next((_CONVERTERS[kind] for kind in _CONVERTERS if kind in self.types), (str, "a text"))
+        converters = (_CONVERTERS[kind] for kind in _CONVERTERS if kind in self.types)
+        convert, meaning = next(converters, (str, "a text"))
         try:
             return convert(text)
         except (ValueError, KeyError):
-            raise UsageError(f"{self.name}='{text}' of {word} is not {wanted}") from None
+            raise UsageError(f"{self.name}='{text}' of {word} is not {meaning}") from None
 
 
 def _text(value: Any) -> str:
@@ -67,14 +64,14 @@ def _parameters(kind: type[Spelled]) -> dict[str, _Parameter]:
     """The parameters of a class by their names on the command line."""
     hints = typing.get_type_hints(kind)
     parameters = [
-        _Parameter("from" if field.metadata.get("from_file") else field.name, field, _types(hints[field.name]))
+        _Parameter(
+            "from" if field.metadata.get("from_file") else field.name,
+            field,
+            typing.get_args(hints[field.name]) or (hints[field.name],),
+        )
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
     ]
     return {parameter.name: parameter for parameter in parameters}
-
-
-def _types(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) or (hint,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,8 @@ class InterventionSpec:
         spec = cls(text, word, {name: parameters[name].convert(word, texts[name]) for name in texts}, source)
         for name, parameter in parameters.items():
             value = source if parameter.from_file else texts.get(name)
-            if (value is None and parameter.is_required) or (value == "" and parameter.from_file):
+            is_missing = value is None and parameter.field.default is dataclasses.MISSING
+            if is_missing or (value == "" and parameter.from_file):
                 what = "from=FILE" if parameter.from_file else f"{name}="
                 raise UsageError(f"{word} needs {what}", do=f"such as {word}:{name}={parameter.example}")
         built = spec.build(... if source is not None else None)  # checks ranges of values
