@@ -185,7 +185,7 @@ def test_both_pictures_at_once(run: Run, here: Path) -> None:
         (["--plot", "no/w.png"], 1, "its folder does not exist"),
         (["--kernels", "no/k.png"], 1, "its folder does not exist"),
         (["--plot", "a.png", "--kernels", "./a.png"], 2, "--plot and --kernels are both a.png"),
-        (["--plot", "same.png", "--weights", "same.png"], 2, "it is the input itself"),
+        (["--plot", "same.png", "--weights", "same.png"], 1, "it is the input same.png itself"),
         (["--dead-norm", "-1"], 2, "'-1' is not a number of at least 0"),
         (["--dead-norm", "nan"], 2, "'nan' is not a number of at least 0"),
         (["--duplicate-cosine", "1.5"], 2, "'1.5' is not a number of 0 to 1"),

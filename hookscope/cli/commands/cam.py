@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import click
 
 from hookscope import drawing, explain, hooks, scores
+from hookscope.cli.output.report import Row
 from hookscope.cli.progress import pass_progress
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
 from hookscope.cli.shared.model import ModelOptions, counted_types, running
-from hookscope.cli.shared.options import images_argument, layer_option, model_argument, type_option, was_given
-from hookscope.cli.shared.output_paths import OutputPath
-from hookscope.cli.shared.picture_run import Row
-from hookscope.cli.shared.registries import CommandWithTable, RegistryChoice
+from hookscope.cli.shared.output_paths import OutputPath, is_same_file
+from hookscope.cli.shared.registries import CommandWithTable
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
@@ -31,7 +30,7 @@ _SHEET_TARGET, _MOST_CLASSES = "top:3", 20
 class Options(ExplainOptions):
     """The options of the command."""
 
-    layers: tuple[str, ...]
+    layers: hooks.Selection | None
     types: tuple[str, ...]
     method: str
     fuse: bool
@@ -44,35 +43,20 @@ def _methods() -> Iterator[tuple[str, str]]:
 
 
 @click.command("cam", cls=CommandWithTable, table=_methods)
-@model_argument()
-@images_argument()
-@layer_option(
+@shared.model_argument()
+@shared.images_argument()
+@shared.layer_option(
     "Calls to explain, as in visualize; several are drawn side by side.  [default: the last call with a usable map]"
 )
-@type_option
-@click.option(
-    "--method",
-    type=RegistryChoice(lambda: dict(_methods())),
-    default="gradcam",
-    show_default=True,
-    help="How the channels are weighted.",
-)
+@shared.type_option
+@shared.method_option(_methods, "gradcam", "How the channels are weighted.")
 @click.option("--fuse", is_flag=True, help="Join the maps of several layers: the mean, each map scaled to 0..1.")
-@click.option(
+@shared.file_option(
     "--sheet",
-    metavar="FILE",
-    type=click.Path(),
-    help="Write one page too: the image and the maps of the three best classes (or --target) for the last layers of"
+    "Write one page too: the image and the maps of the three best classes (or --target) for the last layers of"
     " three resolutions (or --layer).",
 )
-@click.option(
-    "--batch-size",
-    metavar="N",
-    type=click.IntRange(1),
-    default=16,
-    show_default=True,
-    help="Images in one batch of the methods that run the model once per channel.",
-)
+@shared.count_option("--batch-size", "Images in one batch of the methods that run the model once per channel.", 16)
 @explain_options("IMAGE/LAYER/CLASS")
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     """Show where MODEL looked when it gave each IMAGE its class.
@@ -97,9 +81,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope cam resnet34 cat.jpg --target top:3 --raw maps.npz --sheet sheet.png
     """
     options = Options(**values)
-    if options.layers:
-        hooks.Selection(options.layers)
-    elif options.fuse:
+    if options.fuse and options.layers is None:
         raise UsageError("--fuse needs several layers", "no layer is chosen", "choose layers with --layer")
     places = options.check(paths)
     if options.sheet is not None:
@@ -108,23 +90,21 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
 
 
 def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: OutputPath) -> None:
-    """Refuse a place where the sheet cannot go, before anything is computed."""
+    """Refuse a sheet that cannot be drawn or written, before anything is computed."""
     if len(paths) > 1:
         raise UsageError(f"--sheet {sheet} takes one image", f"there are {len(paths)}")
     if options.target.count > _MOST_CLASSES:
         raise UsageError(
             f"--sheet has room for {_MOST_CLASSES} classes", f"--target is {options.target}", "ask for fewer"
         )
-    if OutputPath.parse(sheet, paths).kind != "file":
-        raise UsageError(f"--sheet {sheet} is not a file name", do="give a name that ends in .png")
-    same = os.path.realpath(sheet) == os.path.realpath(output.path or os.devnull)
-    if same and sheet.lower().endswith(".png"):
+    OutputPath.parse_page("--sheet", sheet, paths)
+    if output.kind == "file" and is_same_file(sheet, output.path):
         raise UsageError(f"-o and --sheet both write {sheet}", do="give one of them another name")
 
 
 def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
     """Write the pages of one image, and yield a row for each map."""
-    maps = _maps(explanation, options, options.layers or None, options.target)
+    maps = _maps(explanation, options, options.layers, options.target)
     groups = _groups(maps, options.fuse)
     explanation.raw.expect(sum(map(len, groups)))
     if options.sheet is not None:
@@ -139,41 +119,28 @@ def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
 
 
 def _groups(maps: Sequence[explain.ClassActivationMap], fuse: bool) -> list[list[explain.ClassActivationMap]]:
-    """The maps of each class, which share a page; ``fuse`` makes one map of them.
-
-    Raises:
-        UsageError: there is only one map to fuse.
-    """
+    """The maps of each class, which share a page; ``fuse`` joins the maps of a class."""
     by_class: dict[int, list[explain.ClassActivationMap]] = {}
     for each in maps:
         by_class.setdefault(each.prediction.index, []).append(each)
     groups = list(by_class.values())
-    if not fuse:
-        return groups
-    if len(groups[0]) == 1:
+    if fuse and len(groups[0]) == 1:
         exists = f"the selection has one: {maps[0].call.key}"
         raise UsageError("--fuse needs several layers", exists, "choose several with --layer")
-    return [[explain.fused(group)] for group in groups]
+    return [[explain.fused(group)] for group in groups] if fuse else groups
 
 
 def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str, fuse: bool) -> Row:
-    call, still = result.call, result.still
+    call = result.call
     if reason := explain.why_empty(result):
         explanation.note(f"the map of {call.key} for class {result.prediction.index}: {reason}")
     explanation.raw.keep(f"{explanation.word}/{call.key}/{result.prediction.index}", result.values)
-    more = {
-        "layer": call.name,
-        "type": call.type,
-        "call": None if fuse else call.call,
-        "method": result.method,
-        "shape": list(result.values.shape),
-        "max": float(still.max()),
-    }
-    return explanation.row(result.prediction, explanation.source.peak_in(still), more, path)
+    number = None if fuse else call.call
+    return explanation.row(FIELDS, result, path, layer=call.name, type=call.type, call=number)
 
 
 def _maps(
-    explanation: Explanation, options: Options, layers: Sequence[str] | None, target: scores.Target
+    explanation: Explanation, options: Options, layers: hooks.Layers | None, target: scores.Target
 ) -> list[explain.ClassActivationMap]:
     net, skipped = explanation.net, list[str]()
     with running(net, explanation.inputs), pass_progress() as on_progress:
@@ -197,14 +164,14 @@ def _maps(
 def _write_sheet(
     explanation: Explanation, options: Options, sheet: str, maps: list[explain.ClassActivationMap]
 ) -> None:
-    """Write the page of several classes and layers; defaults are used for what was not chosen."""
-    layers: Sequence[str] = options.layers
-    if not layers:
+    """Write the page of several classes and layers; without --layer and --target it chooses both."""
+    layers: hooks.Layers | None = options.layers
+    if layers is None:
         net, inputs = explanation.net, explanation.inputs
         with running(net, inputs):
             layers = explain.landmark_layers(net.model, inputs, options.target, categories=explanation.categories)
-    target = options.target if was_given("target") else scores.Target(_SHEET_TARGET)
-    if layers != options.layers or target != options.target:
+    target = options.target if shared.was_given("target") else scores.Target(_SHEET_TARGET)
+    if layers is not options.layers or target != options.target:
         maps = _maps(explanation, options, layers, target)
     page, provenance = explain.draw_sheet(explanation.source, maps, options.cmap)
     drawing.write_png(page, sheet, provenance)

@@ -10,23 +10,14 @@ from typing import Any
 
 import click
 
-from hookscope import drawing, gradients, hooks, models, scores, system
+from hookscope import gradients, hooks, models, scores
 from hookscope.cli.output import rows as output
 from hookscope.cli.output.gradient_rows import sections, totals
 from hookscope.cli.output.report import Report
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, model_options
-from hookscope.cli.shared.options import (
-    SELECTION,
-    complete_layers,
-    format_option,
-    images_argument,
-    layer_option,
-    model_argument,
-    type_option,
-    was_given,
-)
-from hookscope.cli.shared.output_paths import refuse_input
+from hookscope.cli.shared.output_paths import check_plot, write_plot
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import Finding
@@ -36,7 +27,7 @@ from hookscope.findings import Finding
 class Options:
     """The options of the command."""
 
-    layers: tuple[str, ...]
+    layers: hooks.Selection | None
     types: tuple[str, ...]
     loss: str
     target: scores.Target
@@ -55,13 +46,13 @@ class Options:
 
 
 @click.command("gradients")
-@model_argument()
-@images_argument("IMAGE")
-@layer_option(
-    f"Calls to show: {SELECTION} Only parameters in these layers are shown.  [default: every layer with a weight of two"
-    " or more dimensions, such as convolutions and linear layers; with --type: all layers of that type]"
+@shared.model_argument()
+@shared.images_argument("IMAGE")
+@shared.layer_option(
+    f"Calls to show: {shared.SELECTION} Only parameters in these layers are shown.  [default: every layer with a"
+    " weight of two or more dimensions, such as convolutions and linear layers; with --type: all layers of that type]"
 )
-@type_option
+@shared.type_option
 @click.option(
     "--loss",
     type=click.Choice(["score", "cross-entropy", "mse"]),
@@ -84,16 +75,16 @@ class Options:
     "--freeze",
     metavar="SEL",
     multiple=True,
-    shell_complete=complete_layers,
+    shell_complete=shared.complete_layers,
     help="Set the gradients of the parameters in these layers, or of one parameter, to 0: layer1, 'bn*', fc.bias;"
     " repeatable, comma separated. These are names: 2 is the layer called 2, not an index.",
 )
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that made the first NaN; runs a second pass.")
 @click.option("--parameters", is_flag=True, help="In tsv and csv, print parameters instead of layers.")
-@click.option("--plot", metavar="FILE", type=click.Path(), help="Draw the gradient flow: a PNG, SVG or PDF file.")
+@shared.plot_option("Draw the gradient flow")
 @threshold_options("gradients")
 @model_options
-@format_option
+@shared.format_option
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     """Follow the gradient of a loss through MODEL on IMAGE.
 
@@ -147,7 +138,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
             net.model,
             subject.inputs,
             loss,
-            layers=options.layers or None,
+            layers=options.layers,
             types=options.types or None,
             change=changes.of(net.model, net.name) if changes else None,
             thresholds=thresholds,
@@ -159,10 +150,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     shown = gradients.select_parameters(report, net.model, options.layers or "all")
     if options.plot is not None:
         figure = gradients.gradient_figure(shown, findings, f"{net.name}   weights: {net.weights}", lines, thresholds)
-        provenance = _provenance(subject, report, findings, options)
-        system.write_atomically(
-            options.plot, drawing.figure_bytes(figure, drawing.plot_suffix(options.plot), provenance)
-        )
+        write_plot(options.plot, figure, _provenance(subject, report, findings, options))
     about = {
         "model": net.name,
         "weights": net.weights,
@@ -177,15 +165,10 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
 
 def _check(paths: Sequence[str], options: Options) -> None:
     """Refuse what cannot work before a model is loaded."""
-    if options.layers:
-        hooks.Selection(options.layers)
-    if options.loss == "mse" and was_given("target"):
+    if options.loss == "mse" and shared.was_given("target"):
         raise UsageError("--loss mse takes no --target", "it compares the outputs with zeros", "leave --target out")
     ModelAndImages.check_count(paths)
-    if options.plot is not None:
-        drawing.plot_suffix(options.plot)
-        system.check_writable(options.plot)
-        refuse_input(options.plot, paths)
+    check_plot(options.plot, paths)
 
 
 def _provenance(
@@ -193,7 +176,7 @@ def _provenance(
 ) -> dict[str, Any]:
     """Where a plot comes from: the model, the images and the options."""
     net = subject.net
-    names = ("layers", "types", "freeze", "scale", "clamp_sign", "clip_value", "clip_norm")
+    names = ("types", "freeze", "scale", "clamp_sign", "clip_value", "clip_norm")
     return {
         **models.package_versions(),
         "model": net.name,
@@ -203,6 +186,7 @@ def _provenance(
         "preprocess": net.preprocess.describe(),
         "loss": options.loss,
         "target": str(options.target),
+        "layers": [str(term) for term in options.layers.terms] if options.layers else [],
         **{name: output.plain_json(getattr(options, name)) for name in names},
         "value": output.plain_json(report.value),
         "findings": output.plain_json([finding.as_row() for finding in findings]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,34 +12,14 @@ import click
 from hookscope import drawing, hooks, interventions, scores
 from hookscope.cli import process
 from hookscope.cli.output import rows as output
-from hookscope.cli.output.effect_rows import (
-    CHANNEL_COLUMNS,
-    CHANNEL_FIELDS,
-    CLASS_COLUMNS,
-    CLASS_FIELDS,
-    FIELDS,
-    LAYER_COLUMNS,
-    Row,
-    channel_row,
-    class_row,
-    layer_row,
-    target_lines,
-)
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.effect_rows import channel_section, class_section, layer_section
+from hookscope.cli.output.report import Report
 from hookscope.cli.progress import pass_progress
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.intervention_options import Change, at_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, counted_types, model_options
-from hookscope.cli.shared.options import (
-    complete_layers,
-    format_option,
-    images_argument,
-    layer_option,
-    model_argument,
-    type_option,
-    was_given,
-)
-from hookscope.cli.shared.output_paths import OutputPath, refuse_input
+from hookscope.cli.shared.output_paths import OutputPath
 from hookscope.cli.shared.registries import CommandWithTable
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -50,11 +30,11 @@ class Options:
     """The options of the command."""
 
     changes: tuple[tuple[str, str], ...]
-    ablate: tuple[str, ...]
+    ablate: hooks.Selection | None
     top: int
     target: scores.Target
     categories: tuple[str, ...] | None
-    layers: tuple[str, ...]
+    layers: hooks.Selection | None
     types: tuple[str, ...]
     grid: str | None
     classes: bool
@@ -62,47 +42,30 @@ class Options:
     format: str
 
 
-def _interventions() -> Iterator[tuple[str, str]]:
-    return interventions.help_rows()
-
-
-@click.command("intervene", cls=CommandWithTable, table=_interventions)
-@model_argument()
-@images_argument("IMAGE")
+@click.command("intervene", cls=CommandWithTable, table=lambda: interventions.help_rows())
+@shared.model_argument()
+@shared.images_argument("IMAGE")
 @at_option
-@click.option(
+@shared.selection_option(
     "--ablate-each",
     "ablate",
-    metavar="SEL",
-    multiple=True,
-    shell_complete=complete_layers,
-    help="Set each channel of these calls to 0 in turn, and rank the channels by the score that is lost.",
+    "Set each channel of these calls to 0 in turn, and rank the channels by the score that is lost.",
 )
-@click.option(
-    "--top",
-    metavar="N",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Number of channels that --ablate-each shows.",
-)
+@shared.count_option("--top", "Number of channels that --ablate-each shows.", 20)
 @target_option(help="Whose score is shown")
 @categories_option
-@layer_option(
+@shared.layer_option(
     "Calls to compare, and to draw with --grid: 30, 0:10, 'layer4.*', fc, all.  [default: changed layers and every"
     " layer with a weight of two or more dimensions, from the first change on]"
 )
-@type_option
-@click.option("--grid", metavar="FILE", type=click.Path(), help="Draw before, after and difference: a PNG file.")
-@click.option("--classes", "classes", is_flag=True, help="Print only classes, not layers, in a table, tsv and csv.")
-@click.option(
-    "--batch-size",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Channels in one pass of --ablate-each.  [default: as many as fit in 16 MiB, 8 to 256]",
+@shared.type_option
+@shared.file_option("--grid", "Draw before, after and difference: a PNG file.")
+@click.option("--classes", is_flag=True, help="Print only classes, not layers, in a table, tsv and csv.")
+@shared.count_option(
+    "--batch-size", "Channels in one pass of --ablate-each.  [default: as many as fit in 16 MiB, 8 to 256]"
 )
 @model_options
-@format_option
+@shared.format_option
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     """Change what flows through MODEL on IMAGE, and show the effect.
 
@@ -141,46 +104,43 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     types = counted_types(subject.net, options.types)
     with process.prints_to_standard_error():
         built = [(change.where, change.build(subject.net, types)) for change in changes]
-    if options.ablate:
-        report = _ablate(subject, built, types, model.seed, options)
-    else:
-        report = _compare(subject, changes, built, types, model.seed, options)
-    output.write_report(report, options.format)
+    run = _ablate if options.ablate else _compare
+    output.write_report(run(subject, changes, built, types, model.seed, options), options.format)
 
 
 def _check(paths: Sequence[str], options: Options) -> list[Change]:
     """The interventions; refuse what cannot work before a model is loaded."""
     changes = [Change.parse(where, text) for where, text in options.changes]
-    for selection in (options.layers, options.ablate):
-        if selection:
-            hooks.Selection(selection)
-    several = options.target.count > 1
     if not changes and not options.ablate:
         asked = "intervene needs --at or --ablate-each"
         raise UsageError(asked, do="such as --at layer3 zero:channels=0-31; --help lists the interventions")
     if options.ablate and (options.grid or options.layers or options.classes):
         raise UsageError("--ablate-each prints only channels", do="leave --grid, --layer and --classes out")
     for name, option in (("top", "--top"), ("batch_size", "--batch-size")):
-        if not options.ablate and was_given(name):
+        if not options.ablate and shared.was_given(name):
             raise UsageError(f"{option} needs --ablate-each")
-    if options.ablate and several:
+    if options.ablate and options.target.count > 1:
         raise UsageError(f"--ablate-each needs one class, got --target {options.target}")
     ModelAndImages.check_count(paths)
     if options.grid is not None:
-        if OutputPath.parse(options.grid, paths).kind != "file":
-            raise UsageError(f"--grid {options.grid} is not a file name", do="give a name that ends in .png")
-        refuse_input(options.grid, paths)
+        OutputPath.parse_page("--grid", options.grid, paths)
     return changes
 
 
 def _ablate(
-    subject: ModelAndImages, changes: list[tuple[str, Any]], types: Sequence[str], seed: int, options: Options
+    subject: ModelAndImages,
+    changes: Sequence[Change],
+    built: list[tuple[hooks.Selection, Any]],
+    types: Sequence[str],
+    seed: int,
+    options: Options,
 ) -> Report:
     """Set channel after channel to 0, on top of what ``--at`` changes."""
     net, categories = subject.net, categories_of(subject.net, options.categories)
+    assert options.ablate is not None
     with ExitStack() as stack:
         stack.enter_context(subject.run())
-        resolved = list(interventions.from_the_start(net.model, subject.inputs, changes, types, seed))
+        resolved = list(interventions.from_the_start(net.model, subject.inputs, built, types, seed))
         stack.enter_context(interventions.intervene(net.model, resolved, types))
         ablation = interventions.ablate_each(
             net.model,
@@ -199,67 +159,60 @@ def _ablate(
     if ablation.channels and all(channel.worth == 0 for channel in ablation.channels):
         also = ", after what --at does" if changes else ""
         output.note(f"Note: the score is the same without any of these channels{also}")
-    shown = ablation.channels[: options.top]
-    rows = [channel_row(place, channel, categories, net.weights) for place, channel in enumerate(shown, 1)]
-    asked = ablation.prediction
+    shown, asked = ablation.channels[: options.top], ablation.prediction
     name, count = f"{asked.index} {asked.label or ''}".strip(), counted(len(ablation.channels), "channel")
     totals = [
         f"{len(shown)} of {count}, by what each is worth to the score of {name}",
         f"with all of them: {asked.score:.4g}",
     ]
-    return Report.of_rows(rows, CHANNEL_FIELDS, totals, columns=CHANNEL_COLUMNS)
+    return Report([channel_section(shown, categories, net.weights)], totals=totals)
 
 
 def _compare(
     subject: ModelAndImages,
     changes: Sequence[Change],
-    built: list[tuple[str, Any]],
+    built: list[tuple[hooks.Selection, Any]],
     types: Sequence[str],
     seed: int,
     options: Options,
 ) -> Report:
     """Run both passes and compare them."""
-    net = subject.net
-    draws = options.grid is not None
+    net, draws = subject.net, options.grid is not None
     with subject.run():
         effect = interventions.intervention_effect(
             net.model,
             subject.inputs,
             built,
-            options.layers or None,
+            options.layers,
             types,
             seed=seed,
-            keep=(options.layers or None) if draws else None,
+            keep=options.layers if draws else None,
             keep_changed=draws and not options.layers,
         )
-    classes = _class_rows(subject, effect, options)
+    classes = _classes(subject, effect, options)
     _note_idle(changes, effect)
     if effect.missing:
         output.note(f"Note: {counted(len(effect.missing), 'call')} ran in only one pass: {listed(effect.missing, 3)}")
     if options.grid is not None:
         _draw(options.grid, subject, changes, effect, seed)
-    words = [{"at": change.where, "word": change.spec.text} for change in changes]
-    about = {"model": net.name, "weights": net.weights, "seed": seed}
-    about |= {"image": [image.name for image in subject.images], "interventions": words, "changed": effect.changed}
-    done = f"changed: {listed(list(effect.changed), 6)}" if effect.changed else "nothing was changed"
-    layers = [layer_row(layer, net.weights) for layer in effect.layers]
+    about = {
+        "model": net.name,
+        "weights": net.weights,
+        "seed": seed,
+        "image": [image.name for image in subject.images],
+        "interventions": [{"at": str(change.where), "word": change.spec.text} for change in changes],
+        "changed": effect.changed,
+    }
+    total = f"changed: {listed(list(effect.changed), 6)}" if effect.changed else "nothing was changed"
     sections = [
-        Section(
-            classes,
-            CLASS_FIELDS,
-            "class",
-            columns=CLASS_COLUMNS,
-            totals=target_lines(classes),
-            in_flat=options.classes,
-            needs_rows=True,
-        ),
-        Section(layers, FIELDS, "layer", columns=LAYER_COLUMNS, in_table=not options.classes, needs_rows=True),
+        class_section(classes, net.weights, in_flat=options.classes),
+        layer_section(effect.layers, net.weights, in_table=not options.classes),
     ]
-    return Report(sections, about=about, totals=[done])
+    return Report(sections, about=about, totals=[total])
 
 
 def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:
-    """Name the interventions that did nothing."""
+    """Name the interventions without an effect."""
     if not effect.changed:
         output.note("Note: nothing was changed")
     idle = [layer.call.key for layer in effect.layers if layer.changed and layer.relative_l2 == 0]
@@ -269,15 +222,16 @@ def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:
         output.note(f"Note: {word} has no effect on a forward pass: it acts in training")
 
 
-def _class_rows(subject: ModelAndImages, effect: interventions.Effect, options: Options) -> list[Row]:
-    """The classes of both passes; a model without scores is an error only where an option is about classes."""
-    net, asked = subject.net, was_given("target") or options.classes
+def _classes(
+    subject: ModelAndImages, effect: interventions.Effect, options: Options
+) -> list[interventions.ClassChange]:
+    """The classes of both passes; a model without scores is an error only if an option is about classes."""
+    net, asked = subject.net, shared.was_given("target") or options.classes
     if not asked and (why := scores.without_scores(effect.before, net.family, net.name)):
         output.note(f"Note: {why}: layers alone")
         return []
     categories = categories_of(net, options.categories)
-    classes = interventions.class_changes(effect.before, effect.after, options.target, categories, net.name)
-    return [class_row(change, net.weights) for change in classes]
+    return interventions.class_changes(effect.before, effect.after, options.target, categories, net.name)
 
 
 def _draw(

@@ -8,7 +8,7 @@ import click
 
 from hookscope import hooks, models, tracing
 from hookscope.cli import process
-from hookscope.cli.output.report import Report
+from hookscope.cli.output.report import Report, row_of
 from hookscope.cli.output.rows import write_report
 from hookscope.cli.shared.options import format_option, model_argument, size_option, type_option
 from hookscope.findings import counted
@@ -39,7 +39,7 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | No
     size, trace = _trace(model, input_size)
     types = types or hooks.usual_types(layer.types for layer in trace.layers)
     calls = tracing.rows_of_type(trace, types)
-    rows = [{name: getattr(call, name) for name in FIELDS} for call in calls]
+    rows = [row_of(FIELDS, call) for call in calls]
     write_report(Report.of_rows(rows, FIELDS, _totals(model, size, trace, calls, types)), format)
 
 

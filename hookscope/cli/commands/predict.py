@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
 from hookscope import models, scores
 from hookscope.cli import process
-from hookscope.cli.output.report import Report
+from hookscope.cli.output.report import Report, Row, row_of
 from hookscope.cli.output.rows import write_report
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, model_options
-from hookscope.cli.shared.options import format_option, images_argument, model_argument
 from hookscope.errors import ImageError, InputError, UsageError
 
 FIELDS = ("image", "index", "label", "score", "probability", "weights")
 
 
 @click.command("predict")
-@model_argument()
-@images_argument()
+@shared.model_argument()
+@shared.images_argument()
 @click.option("--top", metavar="K", type=click.IntRange(1, 999_999), help="Number of classes.  [default: 5]")
 @target_option(default=None, help="Print only these classes, instead of --top")
 @categories_option
 @model_options
-@format_option
+@shared.format_option
 def command(
     model: ModelOptions,
     paths: tuple[str, ...],
@@ -74,7 +72,7 @@ def command(
 
 def _rows(
     net: models.LoadedModel, files: ImageFiles, classes: scores.Target, categories: tuple[str, ...] | None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     for path in files.paths:
         try:
             tensor = net.prepare(files.read(path, net.preprocess.frames))
@@ -85,4 +83,4 @@ def _rows(
         else:
             files.done += 1
             for prediction in predictions:
-                yield {"image": path, **dataclasses.asdict(prediction), "weights": net.weights}
+                yield row_of(FIELDS, prediction, image=path, weights=net.weights)

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from hookscope import explain
+from hookscope.cli.output.report import Row
 from hookscope.cli.progress import pass_progress
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
 from hookscope.cli.shared.model import ModelOptions, running
-from hookscope.cli.shared.options import images_argument, model_argument
-from hookscope.cli.shared.picture_run import Row
-from hookscope.cli.shared.registries import CommandWithTable, RegistryChoice
+from hookscope.cli.shared.registries import CommandWithTable
+from hookscope.findings import counted
 
 FIELDS = (
     "image", "method", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x", "peak_y",
@@ -41,23 +42,10 @@ def _methods() -> Iterator[tuple[str, str]]:
 
 
 @click.command("saliency", cls=CommandWithTable, table=_methods)
-@model_argument()
-@images_argument()
-@click.option(
-    "--method",
-    type=RegistryChoice(lambda: dict(_methods())),
-    default="gradient",
-    show_default=True,
-    help="What is computed.",
-)
-@click.option(
-    "--samples",
-    metavar="N",
-    type=click.IntRange(1),
-    default=_DEFAULTS.samples,
-    show_default=True,
-    help="Number of noisy copies for smoothgrad.",
-)
+@shared.model_argument()
+@shared.images_argument()
+@shared.method_option(_methods, "gradient", "What is computed.")
+@shared.count_option("--samples", "Number of noisy copies for smoothgrad.", _DEFAULTS.samples)
 @click.option(
     "--noise",
     metavar="SHARE",
@@ -66,21 +54,11 @@ def _methods() -> Iterator[tuple[str, str]]:
     show_default=True,
     help="Standard deviation of the noise of smoothgrad, as a share of the image's range.",
 )
-@click.option(
-    "--steps",
-    metavar="N",
-    type=click.IntRange(1),
-    default=_DEFAULTS.steps,
-    show_default=True,
-    help="Number of points between zeros and the image for integrated-gradients.",
+@shared.count_option(
+    "--steps", "Number of points between zeros and the image for integrated-gradients.", _DEFAULTS.steps
 )
-@click.option(
-    "--batch-size",
-    metavar="N",
-    type=click.IntRange(1),
-    default=_DEFAULTS.batch_size,
-    show_default=True,
-    help="Images in one forward pass of smoothgrad and integrated-gradients.",
+@shared.count_option(
+    "--batch-size", "Images in one forward pass of smoothgrad and integrated-gradients.", _DEFAULTS.batch_size
 )
 @explain_options("IMAGE/CLASS")
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
@@ -128,24 +106,17 @@ def _draw(explanation: Explanation, options: Options, settings: explain.Settings
 
 
 def _row(explanation: Explanation, result: explain.Saliency, path: str) -> Row:
-    still, prediction = result.still, result.prediction
-    if not still.any():
-        explanation.note(f"class {prediction.index} does not depend on any pixel: the map is all zero")
+    index = result.prediction.index
+    if not result.still.any():
+        explanation.note(f"class {index} does not depend on any pixel: the map is all zero")
     total = float(result.values.double().sum())
     _note_limits(explanation, result, total)
-    explanation.raw.keep(f"{explanation.word}/{prediction.index}", result.values.cpu().float().numpy())
-    more = {
-        "method": result.method,
-        "shape": list(result.values.shape),
-        "sum": total,
-        "expected": result.expected,
-        "max": float(still.max()),
-    }
-    return explanation.row(prediction, explanation.source.peak_in(still), more, path)
+    explanation.raw.keep(f"{explanation.word}/{index}", result.values.cpu().float().numpy())
+    return explanation.row(FIELDS, result, path, sum=total)
 
 
 def _note_limits(explanation: Explanation, result: explain.Saliency, total: float) -> None:
-    """Say where a map is less than its method promises."""
+    """Report a map that does not have the properties of its method."""
     index, score, expected = result.prediction.index, result.prediction.score, result.expected
     if expected is not None and abs(total - expected) > _GAP * abs(expected) + _ROUNDING * abs(score):
         explanation.note(
@@ -153,5 +124,5 @@ def _note_limits(explanation: Explanation, result: explain.Saliency, total: floa
             " raise --steps"
         )
     if result.unguided:
-        calls = "call" if result.unguided == 1 else "calls"
-        explanation.note(f"{result.unguided} functional ReLU {calls} not guided: hooks do not see functions")
+        calls = counted(result.unguided, "functional ReLU call")
+        explanation.note(f"{calls} not guided: hooks do not see functions")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from hookscope import drawing, statistics, system
+from hookscope import statistics, system
 from hookscope.cli.output.report import Columns, Report, Section
 from hookscope.cli.output.rows import write_report
 from hookscope.cli.output.stats_rows import (
@@ -22,11 +21,10 @@ from hookscope.cli.output.stats_rows import (
     channel_rows,
     layer_rows,
 )
-from hookscope.cli.shared.image_options import image_list, images_argument
+from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.image_options import images_argument
 from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
-from hookscope.cli.shared.model import ModelOptions
-from hookscope.cli.shared.options import format_option, model_argument
-from hookscope.cli.shared.output_paths import refuse_input
+from hookscope.cli.shared.output_paths import check_plot, is_same_file, write_plot
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted, listed
@@ -35,45 +33,33 @@ from hookscope.statistics import StatisticsThresholds  # its file registers the 
 _BEGINNING = b'{"hookscope": '  # of what `hookscope.statistics.storage` writes
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of this command beside those of the measurement and of the thresholds."""
-
-    files0_from: str | None
-    limit: int | None
-    rank: bool
-    per_channel: bool
-    save: str | None
-    resume: bool
-    merge: bool
-    plot: str | None
-    tensorboard: str | None
-    format: str
-
-
 @click.command("stats")
-@model_argument()
+@shared.model_argument()
 @images_argument
 @measuring_options
 @click.option(
     "--rank", is_flag=True, help="Measure the effective rank of each layer's channels too, up to 2048 channels; slower."
 )
 @click.option("--per-channel", is_flag=True, help="Print a row for each channel.")
-@click.option("--save", metavar="FILE", type=click.Path(), help="Save the counts, to merge or to resume.")
+@shared.file_option("--save", "Save the counts, to merge or to resume.")
 @click.option("--resume", is_flag=True, help="Continue the interrupted run that wrote the --save file.")
 @click.option("--merge", is_flag=True, help="Merge the arguments, which are --save files of one model.")
-@click.option(
-    "--plot",
-    metavar="FILE",
-    type=click.Path(),
-    help="Draw distributions, dead and saturated shares: a PNG, SVG or PDF file.",
-)
-@click.option(
-    "--tensorboard", metavar="DIR", type=click.Path(), help="Write scalars and histograms for TensorBoard to DIR."
-)
+@shared.plot_option("Draw distributions, dead and saturated shares")
+@shared.file_option("--tensorboard", "Write scalars and histograms for TensorBoard to DIR.", metavar="DIR")
 @threshold_options("activations")
-@format_option
-def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
+@shared.format_option
+def command(
+    job: MeasureOptions,
+    rank: bool,
+    per_channel: bool,
+    save: str | None,
+    resume: bool,
+    merge: bool,
+    plot: str | None,
+    tensorboard: str | None,
+    format: str,
+    **values: Any,
+) -> None:
     """Measure every layer of MODEL on images, and report what is wrong.
 
     IMAGE is a file, a folder, or - for standard input. The command runs the images through the model in batches. It
@@ -90,31 +76,26 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope stats --merge a.json b.json
     """
     thresholds = StatisticsThresholds.of(chosen_thresholds("activations", values))
-    options = Options(**{name: values.pop(name) for name in Options.__dataclass_fields__})
-    if options.merge:
-        _check_outputs(options, [])
-        saved, lost = _merged([model.model, *paths], options.save), 0
+    if resume and save is None and not merge:
+        raise UsageError("--resume needs --save", do="name the file of the run to continue: --save FILE --resume")
+    if _on_command_line(["low_rank"]) and not (rank or merge):
+        raise UsageError("--low-rank needs --rank", do="add --rank, which measures the effective rank")
+    images = [] if merge else job.images()
+    _check_outputs(plot, save, tensorboard, resume, images)
+    if merge:
+        saved, lost = _merged([job.model.model, *job.paths], save), 0
     else:
-        if options.resume and options.save is None:
-            raise UsageError("--resume needs --save", do="name the file of the run to continue: --save FILE --resume")
-        if _on_command_line(["low_rank"]) and not options.rank:
-            raise UsageError("--low-rank needs --rank", do="add --rank, which measures the effective rank")
-        images = image_list(paths, options.files0_from, options.limit)
-        _check_outputs(options, images)
-        measured = {name: value for name, value in values.items() if name in MeasureOptions.__dataclass_fields__}
-        kept: dict[str, Any] = {"rank": options.rank, "save": options.save, "resume": options.resume}
-        saved, lost = measure(MeasureOptions(model, images, **measured, **kept))
+        saved, lost = measure(job, images, rank, save, resume)
     layers = saved.totals.statistics(thresholds.correlation)
     findings = statistics.find_problems(layers, saved.totals.drifts(), saved.totals.images, thresholds)
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
-        stack.callback(_report, saved, layers, findings, options)
-        if options.plot is not None:
+        stack.callback(_report, saved, layers, findings, per_channel, format)
+        if plot is not None:
             about = f"{saved.source.model}, {counted(saved.totals.images, 'image')}, weights {saved.source.weights}"
-            figure = statistics.draw_statistics(layers, findings, about)
-            system.write_atomically(options.plot, drawing.figure_bytes(figure, drawing.plot_suffix(options.plot)))
-        if options.tensorboard is not None:
+            write_plot(plot, statistics.draw_statistics(layers, findings, about))
+        if tensorboard is not None:
             source = {"model": saved.source.model, "weights": saved.source.weights}
-            statistics.write_events(options.tensorboard, layers, step=0, about=source)
+            statistics.write_events(tensorboard, layers, step=0, about=source)
     if lost:
         raise click.exceptions.Exit(1)
 
@@ -126,22 +107,20 @@ def _on_command_line(names: Iterable[str]) -> list[str]:
     return [param.opts[0] for param in context.command.params if param.name in present]
 
 
-def _check_outputs(options: Options, images: Sequence[str]) -> None:
+def _check_outputs(
+    plot: str | None, save: str | None, tensorboard: str | None, resume: bool, images: Sequence[str]
+) -> None:
     """Refuse, before minutes of work, what cannot be written after it."""
-    if options.plot is not None:
-        drawing.plot_suffix(options.plot)
-        system.check_writable(options.plot)
-        refuse_input(options.plot, images)
-    if options.tensorboard is not None:
+    check_plot(plot, images)
+    if tensorboard is not None:
         statistics.check_installed()
-        system.check_folder(options.tensorboard)
-    if options.save is not None:
-        system.check_writable(options.save)
-        if not options.resume:  # a file to resume is judged when it is read
-            _refuse_foreign(options.save)
-    same = options.plot is not None and options.save is not None
-    if same and os.path.realpath(str(options.plot)) == os.path.realpath(str(options.save)):
-        raise UsageError(f"--plot and --save name the same file '{options.plot}'")
+        system.check_folder(tensorboard)
+    if save is not None:
+        system.check_writable(save)
+        if not resume:  # the run itself checks a file to resume
+            _refuse_foreign(save)
+        if plot is not None and is_same_file(plot, save):
+            raise UsageError(f"--plot and --save name the same file '{plot}'")
 
 
 def _refuse_foreign(save: str) -> None:
@@ -176,7 +155,8 @@ def _report(
     saved: statistics.SavedStatistics,
     layers: Sequence[statistics.LayerStatistics],
     findings: Sequence[Finding],
-    options: Options,
+    per_channel: bool,
+    format: str,
 ) -> None:
     weights, images, values = saved.source.weights, saved.totals.images, sum(layer.values for layer in layers)
     rows = list(layer_rows(layers, findings, weights))
@@ -186,13 +166,13 @@ def _report(
         " duplicate count channels",
     ]
     about: Mapping[str, Any] = {}
-    if options.per_channel:
+    if per_channel:
         section = Section(channel_rows(layers, weights), CHANNEL_FIELDS, "channel")
         about = {"layers": rows}
     else:
         section = Section(rows, FIELDS, "layer", NESTED_FIELDS, Columns(TABLE_FIELDS))
     # findings that no row names, such as those of a BatchNorm
-    keys = set() if options.per_channel else {layer.key for layer in layers}
+    keys = set() if per_channel else {layer.key for layer in layers}
     rest = [f"{finding.finding} {finding.layer}".strip() for finding in findings if finding.layer not in keys]
     flat_note = f"Note: not in TSV: {listed(rest, 4)}; see --format table or json" if rest else ""
-    write_report(Report([section], findings, about, totals, flat_note), options.format)
+    write_report(Report([section], findings, about, totals, flat_note), format)

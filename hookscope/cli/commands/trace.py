@@ -12,17 +12,9 @@ from hookscope import hooks, scores, tracing
 from hookscope.cli.output import rows as output
 from hookscope.cli.output.report import Report
 from hookscope.cli.output.trace_rows import section, tensors_left_out, value_lines
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, model_options
-from hookscope.cli.shared.options import (
-    SELECTION,
-    format_option,
-    images_argument,
-    layer_option,
-    model_argument,
-    type_option_with,
-    was_given,
-)
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
@@ -31,7 +23,7 @@ from hookscope.findings import counted, listed
 class Options:
     """The options of the command."""
 
-    layers: tuple[str, ...]
+    layers: hooks.Selection | None
     types: tuple[str, ...]
     events: bool
     target: scores.Target
@@ -42,10 +34,10 @@ class Options:
 
 
 @click.command("trace")
-@model_argument()
-@images_argument("IMAGE")
-@layer_option(f"Calls to show: {SELECTION}  [default: all]")
-@type_option_with(
+@shared.model_argument()
+@shared.images_argument("IMAGE")
+@shared.layer_option(f"Calls to show: {shared.SELECTION}  [default: all]")
+@shared.type_option_with(
     "Layer class that is shown and that indices count; repeatable. A glob works.  [default: all, every leaf layer; with"
     " --events and no --layer '*', every module]"
 )
@@ -53,16 +45,9 @@ class Options:
 @target_option(help="With --events, the class whose score is differentiated")
 @categories_option
 @click.option("--values", is_flag=True, help="Show small tensors whole.")
-@click.option(
-    "--most",
-    metavar="N",
-    type=click.IntRange(1),
-    default=64,
-    show_default=True,
-    help="With --values, the largest number of values of a tensor that is shown.",
-)
+@shared.count_option("--most", "With --values, the largest number of values of a tensor that is shown.", 64)
 @model_options
-@format_option
+@shared.format_option
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     """Show what hooks see of each call of MODEL on IMAGE.
 
@@ -104,7 +89,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     subject = ModelAndImages.load(model, paths)
     net, categories = subject.net, categories_of(subject.net, options.categories)
     loss = None  # the model's output decides
-    if was_given("target"):
+    if shared.was_given("target"):
         scores.check_family(net.family, net.name)
         options.target.check(categories)
         loss = scores.Loss("score", options.target, categories)
@@ -126,12 +111,10 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
 
 def _check(paths: Sequence[str], options: Options) -> None:
     """Refuse what cannot work before a model is loaded."""
-    if options.layers:
-        hooks.Selection(options.layers)
     for name in ("target", "categories"):
-        if was_given(name) and not options.events:
+        if shared.was_given(name) and not options.events:
             raise UsageError(f"--{name} needs --events", "there is no backward pass", "add --events")
-    if was_given("most") and not options.values:
+    if shared.was_given("most") and not options.values:
         raise UsageError("--most needs --values", do="add --values, which shows small tensors whole")
     ModelAndImages.check_count(paths)
 

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import click
 
 from hookscope import hooks, verification
 from hookscope.cli import process
 from hookscope.cli.output import rows as output
-from hookscope.cli.output.report import Report
+from hookscope.cli.output.report import Report, Row, row_of
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, model_options
-from hookscope.cli.shared.options import SELECTION, format_option, layer_option, model_argument, type_option_with
 
 FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
 
 
 @click.command("verify")
-@model_argument()
+@shared.model_argument()
 @click.argument("paths", metavar="[IMAGE]", nargs=-1, type=click.Path())
-@layer_option(f"Calls to check: {SELECTION}  [default: all]", ("all",))
-@type_option_with(
+@shared.layer_option(f"Calls to check: {shared.SELECTION}  [default: all]", "all")
+@shared.type_option_with(
     "Layer class that is checked and that indices count; repeatable. A glob works.  [default: all, every leaf layer]"
 )
 @model_options
-@format_option
+@shared.format_option
 def command(
-    model: ModelOptions, paths: tuple[str, ...], layers: tuple[str, ...], types: tuple[str, ...], format: str
+    model: ModelOptions, paths: tuple[str, ...], layers: hooks.Selection, types: tuple[str, ...], format: str
 ) -> None:
     """Prove that what hookscope says of MODEL is true on this machine.
 
@@ -55,7 +53,6 @@ def command(
       hookscope verify mobilenet_v3_small --input-size 64 --weights none --format json
       hookscope verify retinanet_resnet50_fpn --layer 'backbone.*' && echo all is true
     """
-    hooks.Selection(layers)
     ModelAndImages.check_count(paths)
     subject = ModelAndImages.load(model, paths)
     failed: list[verification.Check] = []
@@ -69,7 +66,7 @@ def command(
 
 
 def _checks(
-    subject: ModelAndImages, seed: int, layers: Sequence[str], types: Sequence[str]
+    subject: ModelAndImages, seed: int, layers: hooks.Selection, types: Sequence[str]
 ) -> Iterator[verification.Check]:
     """The checks one by one; what the model prints meanwhile goes to standard error."""
     tensors = list(subject.tensors) or verification.noise_pictures(subject.net, seed)
@@ -82,11 +79,10 @@ def _checks(
         yield check
 
 
-def _rows(checks: Iterable[verification.Check], failed: list[verification.Check]) -> Iterator[dict[str, Any]]:
-    """A row for each check up to the first that fails, which goes to ``failed`` too."""
+def _rows(checks: Iterable[verification.Check], failed: list[verification.Check]) -> Iterator[Row]:
+    """A row for each check up to the first that fails, which is added to ``failed``."""
     for check in checks:
-        row = dataclasses.asdict(check)
-        yield {"check": row.pop("name"), **row}
+        yield row_of(FIELDS, check, check=check.name)
         if check.holds is False:
             failed.append(check)
             return

@@ -11,20 +11,11 @@ import click
 from hookscope import drawing, hooks, images
 from hookscope.cli import process
 from hookscope.cli.output import rows as output
+from hookscope.cli.output.report import Row, row_of
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelOptions, counted_types, model_options
-from hookscope.cli.shared.options import (
-    SELECTION,
-    colour_map_option,
-    complete_channels,
-    complete_scales,
-    format_option,
-    images_argument,
-    layer_option,
-    model_argument,
-    type_option,
-)
 from hookscope.cli.shared.output_paths import call_names
-from hookscope.cli.shared.picture_run import PictureRun, Row, output_option, parse_output
+from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
 
 FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead", "nonfinite", "weights", "file")
 
@@ -33,50 +24,42 @@ FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead"
 class Options:
     """The options of the command."""
 
-    layers: tuple[str, ...]
+    layers: hooks.Selection
     types: tuple[str, ...]
     output: str | None
-    channels: str | None
+    channels: drawing.ChannelChoice | None
     columns: int | None
     cell: int | None
     cmap: str | None
-    scale: str
+    scale: drawing.Scale
     overlay: bool
     plain: bool
     format: str
 
 
 @click.command("visualize")
-@model_argument()
-@images_argument()
-@layer_option(f"Calls to draw: 0:36:5, {SELECTION}  [default: all]", ("all",))
-@type_option
+@shared.model_argument()
+@shared.images_argument()
+@shared.layer_option(f"Calls to draw: 0:36:5, {shared.SELECTION}  [default: all]", "all")
+@shared.type_option
 @output_option("sheet")
-@click.option(
-    "--channels",
-    metavar="SPEC",
-    shell_complete=complete_channels,
-    help="Channels to draw: 0-63,100, or top:16 (by mean |value|; or top:16:max, :std, :mean).",
-)
-@click.option(
-    "--columns", metavar="N", type=click.IntRange(1, 10000), help="Maps in a row.  [default: about 3:2 in all]"
-)
-@click.option(
-    "--cell", metavar="PIXELS", type=click.IntRange(1, 4096), help="Smallest side of a map.  [default: 56 or more]"
-)
-@colour_map_option("Any matplotlib colour map.  [default: viridis; RdBu_r with --scale symmetric]")
+@shared.channels_option("Channels to draw: 0-63,100, or top:16 (by mean |value|; or top:16:max, :std, :mean).")
+@shared.columns_option("Maps in a row.  [default: about 3:2 in all]")
+@shared.cell_option("Smallest side of a map.  [default: 56 or more]")
+@shared.colour_map_option("Any matplotlib colour map.  [default: viridis; RdBu_r with --scale symmetric]")
 @click.option(
     "--scale",
     metavar="SCALE",
     default="channel",
     show_default=True,
-    shell_complete=complete_scales,
+    callback=shared.parsed(drawing.Scale.parse),
+    shell_complete=shared.complete_scales,
     help=f"Range of the colours: {drawing.scale_notations('or')}.",
 )
 @click.option("--overlay", is_flag=True, help="Draw each map over the image that the model saw.")
 @click.option("--plain", is_flag=True, help="Draw the grid only: no header, numbers or colour bars.")
 @model_options
-@format_option
+@shared.format_option
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     """Draw the feature maps of MODEL for each IMAGE.
 
@@ -94,30 +77,18 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope visualize resnet34 cat.jpg --layer 0 --channels top:16 --overlay
     """
     options = Options(**values)
-    hooks.Selection(options.layers)
-    scale = drawing.Scale.parse(options.scale)
-    cmap = options.cmap or scale.cmap
-    drawing.palette(cmap)
-    style = drawing.Style(options.columns, options.cell, cmap, options.plain)
-    choice = drawing.ChannelChoice.parse(options.channels) if options.channels is not None else None
+    style = drawing.Style(options.columns, options.cell, options.cmap or options.scale.cmap, options.plain)
     run = PictureRun.load(model, paths, parse_output(options.output, paths))
-    run.print_rows(lambda read: _draw(run, read, options, choice, scale, style), FIELDS, options.format)
+    run.print_rows(lambda read: _draw(run, read, options, style), FIELDS, options.format)
     run.exit()
 
 
-def _draw(
-    run: PictureRun,
-    read: Sequence[images.InputImage],
-    options: Options,
-    choice: drawing.ChannelChoice | None,
-    scale: drawing.Scale,
-    style: drawing.Style,
-) -> Iterator[Row]:
+def _draw(run: PictureRun, read: Sequence[images.InputImage], options: Options, style: drawing.Style) -> Iterator[Row]:
     """Write the sheets of one forward pass, and yield a row for each."""
     net = run.net
-    tensors = [net.prepare(image) for image in read]
+    tensors, types = [net.prepare(image) for image in read], counted_types(net, options.types)
     with process.prints_to_standard_error():
-        result = drawing.run_and_reduce(net, tensors, options.layers, counted_types(net, options.types), choice, scale)
+        result = drawing.run_and_reduce(net, tensors, options.layers, types, options.channels, options.scale)
     overlay = drawing.input_frames(net, tensors) if options.overlay else None
     for call, error in result.without_map:
         output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
@@ -131,14 +102,4 @@ def _draw(
         if sheet.left_out:
             output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
         run.write(sheet.image, sheet.provenance, file)
-        yield {
-            **call.as_row(),
-            "shape": summary.shape,
-            "min": summary.low,
-            "mean": summary.mean,
-            "max": summary.high,
-            "dead": summary.dead,
-            "nonfinite": summary.nonfinite,
-            "weights": net.weights,
-            "file": file,
-        }
+        yield row_of(FIELDS, call, summary, min=summary.low, max=summary.high, weights=net.weights, file=file)

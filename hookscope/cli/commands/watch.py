@@ -42,7 +42,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
 @click.argument("words", metavar="[SCRIPT [ARG]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
 @layer_option(
     "Which layers: conv1, 'layer4.*', 're:conv[12]$', name#1, 0:10, all; repeatable, comma separated.  [default: all]",
-    ("all",),
+    "all",
 )
 @click.option(
     "--type",

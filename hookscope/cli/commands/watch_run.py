@@ -13,7 +13,6 @@ from typing import Any
 from hookscope.cli.output import rows as output
 from hookscope.errors import NonFiniteError
 from hookscope.findings import counted
-from hookscope.hooks import Selection
 from hookscope.system import Script, after_import, check_folder
 from hookscope.training import RunLog
 
@@ -53,7 +52,6 @@ class WatchRun:
         self._error: BaseException | None = None
         self._last_note = ""
         self._stderr = sys.stderr
-        Selection(self._settings["layers"])
         if tensorboard is not None:
             from hookscope.statistics import check_installed
 

@@ -1,14 +1,12 @@
-"""The rows of ``intervene``: classes, layers and channels, and the lines under their tables."""
+"""The rows of ``intervene``: classes, layers and channels."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from hookscope import interventions, scores
-from hookscope.cli.output.report import Columns
+from hookscope.cli.output.report import Columns, Section, row_of
 
 FIELDS = ("index", "name", "type", "call", "shape", "changed", "relative_l2", "cosine", "nonfinite", "weights")
 CLASS_FIELDS = (
@@ -20,50 +18,40 @@ CHANNEL_FIELDS = (
     "weights",
 )  # fmt: skip
 _LEAST_NEEDED = ({"change"}, {"rank"}, {"target"}, {"probability"}, {"score"}, {"type"}, {"shape"})
-LAYER_COLUMNS = Columns(
-    [name for name in FIELDS if name != "weights"], ("call", "nonfinite"), ("index",), (), _LEAST_NEEDED
-)
-CLASS_COLUMNS = Columns([name for name in CLASS_FIELDS if name != "weights"], least_needed=_LEAST_NEEDED)
-CHANNEL_COLUMNS = Columns(
-    [name for name in CHANNEL_FIELDS if name not in ("score", "weights")],
-    only_with_values=("call", "top_label"),
-    least_needed=({"score_after"}, {"probability_after"}, {"top_after"}),
-)
-
-Row = dict[str, Any]
 
 
-def layer_row(layer: interventions.MovedLayer, weights: str) -> Row:
-    """A call and how far its activation moved."""
-    moved = ("shape", "changed", "relative_l2", "cosine", "nonfinite")
-    return {**layer.call.as_row(), **{name: getattr(layer, name) for name in moved}, "weights": weights}
+def class_section(changes: Sequence[interventions.ClassChange], weights: str, in_flat: bool) -> Section:
+    """The classes of both passes; under the table, the score of each target before and after."""
+    rows = [row_of(CLASS_FIELDS, change, weights=weights) for change in changes]
+    columns = Columns([name for name in CLASS_FIELDS if name != "weights"], least_needed=_LEAST_NEEDED)
+    totals = [_target_line(change) for change in changes if change.target]
+    return Section(rows, CLASS_FIELDS, "class", columns=columns, totals=totals, in_flat=in_flat, needs_rows=True)
 
 
-def channel_row(place: int, channel: interventions.ChannelWorth, categories: Sequence[str] | None, weights: str) -> Row:
-    """A channel and what it is worth."""
-    measured = ("channel", "worth", "score", "score_after", "probability_after", "top_after")
-    return {
-        "place": place,
-        "name": channel.call.name,
-        "call": channel.call.call,
-        **{name: getattr(channel, name) for name in measured},
-        "top_label": scores.class_label(channel.top_after, categories),
-        "weights": weights,
-    }
+def _target_line(change: interventions.ClassChange) -> str:
+    name = f"{change.index} {change.label or ''}".strip()
+    line = f"score of {name}: {change.score:.4g} to {change.score_after:.4g} ({change.change:+.3g})"
+    line += f", probability {change.probability:.3g} to {change.probability_after:.3g}"
+    return line + ("" if math.isfinite(change.score_after) else ": it is not finite")
 
 
-def class_row(change: interventions.ClassChange, weights: str) -> Row:
-    """A class in both passes."""
-    return {**dataclasses.asdict(change), "weights": weights}
+def layer_section(layers: Sequence[interventions.MovedLayer], weights: str, in_table: bool) -> Section:
+    """The calls, and how far their activations moved."""
+    rows = [row_of(FIELDS, layer.call, layer, weights=weights) for layer in layers]
+    shown = [name for name in FIELDS if name != "weights"]
+    columns = Columns(shown, ("call", "nonfinite"), ("index",), least_needed=_LEAST_NEEDED)
+    return Section(rows, FIELDS, "layer", columns=columns, in_table=in_table, needs_rows=True)
 
 
-def target_lines(rows: Sequence[Row]) -> list[str]:
-    """The score of each target before and after, in words."""
-    lines = []
-    for row in rows:
-        if row["target"]:
-            name = f"{row['index']} {row['label'] or ''}".strip()
-            line = f"score of {name}: {row['score']:.4g} to {row['score_after']:.4g} ({row['change']:+.3g})"
-            line += f", probability {row['probability']:.3g} to {row['probability_after']:.3g}"
-            lines.append(line + ("" if math.isfinite(row["score_after"]) else ": it is not finite"))
-    return lines
+def channel_section(
+    channels: Sequence[interventions.ChannelWorth], categories: Sequence[str] | None, weights: str
+) -> Section:
+    """The channels and the score that is lost without each, in the given order."""
+    labels = [scores.class_label(channel.top_after, categories) for channel in channels]
+    rows = [
+        row_of(CHANNEL_FIELDS, channel.call, channel, place=place, top_label=label, weights=weights)
+        for place, (channel, label) in enumerate(zip(channels, labels, strict=True), 1)
+    ]
+    shown = [name for name in CHANNEL_FIELDS if name not in ("score", "weights")]
+    least_needed = ({"score_after"}, {"probability_after"}, {"top_after"})
+    return Section(rows, CHANNEL_FIELDS, columns=Columns(shown, ("call", "top_label"), least_needed=least_needed))

@@ -1,12 +1,11 @@
-"""The rows of ``gradients``: layers, parameters and the lines under their tables."""
+"""The rows of ``gradients``: layers and parameters, and the lines under their tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from hookscope import gradients, hooks
-from hookscope.cli.output.report import Columns, Section
+from hookscope import gradients
+from hookscope.cli.output.report import Columns, Row, Section, row_of
 from hookscope.findings import counted
 
 FIELDS = (
@@ -25,32 +24,23 @@ def sections(
     report: gradients.GradientReport, thresholds: gradients.GradientThresholds, weights: str, flat_parameters: bool
 ) -> list[Section]:
     """The layers and the parameters; ``flat_parameters`` says which of them tsv and csv hold."""
+    layer_columns = Columns(
+        [name for name in FIELDS if name not in ("type", "grad_input", "weights")],
+        _ONLY_WITH_VALUES,
+        only_if_known=("index",),
+        least_needed=_LEAST_NEEDED,
+    )
+    parameter_columns = Columns(
+        [name for name in PARAMETER_FIELDS if name not in ("type", "mean_abs", "weights")],
+        _ONLY_WITH_VALUES,
+        only_if_known=("norm_after",),
+        least_needed=_LEAST_NEEDED,
+    )
     layers = [_layer_row(layer, report.parameters, thresholds, weights) for layer in report.layers]
     parameters = [_parameter_row(parameter, thresholds, weights) for parameter in report.parameters]
     return [
-        Section(
-            layers,
-            FIELDS,
-            "layer",
-            columns=Columns(
-                [name for name in FIELDS if name not in ("type", "grad_input", "weights")],
-                _ONLY_WITH_VALUES,
-                only_if_known=("index",),
-                least_needed=_LEAST_NEEDED,
-            ),
-            in_flat=not flat_parameters,
-        ),
-        Section(
-            parameters,
-            PARAMETER_FIELDS,
-            "parameter",
-            columns=Columns(
-                [name for name in PARAMETER_FIELDS if name not in ("type", "mean_abs", "weights")],
-                _ONLY_WITH_VALUES,
-                only_if_known=("norm_after",),
-                least_needed=_LEAST_NEEDED,
-            ),
-        ),
+        Section(layers, FIELDS, "layer", columns=layer_columns, in_flat=not flat_parameters),
+        Section(parameters, PARAMETER_FIELDS, "parameter", columns=parameter_columns),
     ]
 
 
@@ -59,43 +49,36 @@ def _layer_row(
     parameters: Sequence[gradients.ParameterGradient],
     thresholds: gradients.GradientThresholds,
     weights: str,
-) -> dict[str, Any]:
+) -> Row:
     """A layer call; findings of the layer's own parameters are in its row too."""
-    size, input_size = layer.grad_output, layer.grad_input
-    return {
-        **layer.call.as_row(),
-        "grad_output": layer.output_shape,
-        "grad_output_norm": size and size.norm,
-        "grad_input": layer.input_shape,
-        "grad_input_norm": input_size and input_size.norm,
-        **_counts(size, "mean_abs", "zeros", "nan", "inf"),
-        "ratio": layer.ratio,
-        "findings": gradients.layer_finding_names(layer, parameters, thresholds),
-        "weights": weights,
-    }
+    return row_of(
+        FIELDS,
+        layer.call,
+        layer.grad_output,
+        grad_output=layer.output_shape,
+        grad_output_norm=layer.grad_output and layer.grad_output.norm,
+        grad_input=layer.input_shape,
+        grad_input_norm=layer.grad_input and layer.grad_input.norm,
+        ratio=layer.ratio,
+        findings=gradients.layer_finding_names(layer, parameters, thresholds),
+        weights=weights,
+    )
 
 
 def _parameter_row(
     parameter: gradients.ParameterGradient, thresholds: gradients.GradientThresholds, weights: str
-) -> dict[str, Any]:
+) -> Row:
     after = parameter.after
-    # a norm of 0 would say that nothing is left where no value is finite
+    # without a finite value the norm is 0, as if no gradient were left
     known = after is not None and after.nan + after.inf != after.count
-    return {
-        "name": parameter.name,
-        "type": parameter.type,
-        "shape": parameter.shape,
-        **_counts(parameter.gradient, "norm", "mean_abs", "max_abs", "zeros", "nan", "inf"),
-        "ratio": parameter.ratio,
-        "norm_after": after.norm if after is not None and known else None,
-        "frozen": parameter.frozen,
-        "findings": gradients.parameter_finding_names(parameter, thresholds),
-        "weights": weights,
-    }
-
-
-def _counts(size: hooks.GradientSize | None, *names: str) -> dict[str, Any]:
-    return {name: getattr(size, name, None) for name in names}
+    return row_of(
+        PARAMETER_FIELDS,
+        parameter,
+        parameter.gradient,
+        norm_after=after.norm if after is not None and known else None,
+        findings=gradients.parameter_finding_names(parameter, thresholds),
+        weights=weights,
+    )
 
 
 def totals(report: gradients.GradientReport, loss: str, changes: Sequence[str]) -> list[str]:

@@ -11,9 +11,18 @@ from hookscope.findings import Finding
 Row = Mapping[str, Any]
 
 
+def row_of(fields: Iterable[str], *sources: Any, **values: Any) -> Row:
+    """A row with ``fields`` in their order: each from ``values``, else from the first source that has it, else None."""
+
+    def value(name: str) -> Any:
+        return next((getattr(source, name) for source in sources if hasattr(source, name)), None)
+
+    return {name: values[name] if name in values else value(name) for name in fields}
+
+
 @dataclass(frozen=True)
 class Columns:
-    """The columns that a table shows, so that it is short and fits the terminal.
+    """The columns of a table, which is short and fits the terminal.
 
     Attributes:
         fields: The columns, in order.
@@ -46,8 +55,7 @@ class Section:
         rows: Mappings from field to None, a truth value, a number, a text, a path, a sequence of these (integers make
             a shape, ``1x64x112x112``) or a mapping of these. A missing field counts as None.
         fields: The fields of every format, in order.
-        kind: What a row is about: ``"row": "layer"`` in ndjson, the list ``"layers"`` in json. Without a kind the
-            rows stand alone.
+        kind: ``"row": "layer"`` in ndjson, the list ``"layers"`` in json. Without a kind the rows stand alone.
         more_fields: Fields that only nested formats hold.
         columns: The columns of a table; the default is all ``fields``.
         totals: Lines under the table; read after the last row.
@@ -71,11 +79,7 @@ class Section:
     needs_rows: bool = False
 
     def check(self, row: Row) -> Row:
-        """Return ``row``.
-
-        Raises:
-            ValueError: the row has a field that the section does not have.
-        """
+        """Return ``row``; refuse a field that the section does not have."""
         unknown = [name for name in row if name not in self.fields and name not in self.more_fields]
         if unknown:
             raise ValueError(f"a row has the unknown fields {unknown}; there are {', '.join(self.fields)}")
@@ -88,10 +92,10 @@ class Report:
 
     Attributes:
         sections: The rows.
-        findings: The findings, in words under a table, as rows in json and ndjson; None where a command has none.
+        findings: The findings: sentences under a table, rows in json and ndjson. None if a command has none.
         about: What json holds beside the rows.
         totals: Lines under the last table.
-        flat_note: A note for standard error where a format holds rows alone.
+        flat_note: A note for standard error if tsv or csv leaves something out.
     """
 
     sections: Sequence[Section]

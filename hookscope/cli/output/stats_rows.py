@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hookscope import statistics
+from hookscope.cli.output.report import Row, row_of
 from hookscope.findings import Finding
 
 FIELDS = (
@@ -27,68 +28,53 @@ CHANNEL_FIELDS = (
 
 def layer_rows(
     layers: Sequence[statistics.LayerStatistics], findings: Sequence[Finding], weights: str
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     """A row for each layer call."""
-    named: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for finding in findings:
-        named.setdefault(finding.layer, []).append(finding.finding)
+        names.setdefault(finding.layer, []).append(finding.finding)
     for layer in layers:
-        yield {
-            "index": layer.call.index,
-            "name": _name(layer),
-            "type": layer.call.type,
-            "call": layer.call.call,
-            "calls": layer.calls,
-            "shape": list(layer.shape),
-            "images": layer.items,
-            "mean": layer.mean,
-            "std": layer.std,
-            "min": layer.min,
-            "max": layer.max,
-            "min_at": _place(layer.low_at),
-            "max_at": _place(layer.high_at),
-            "rms": layer.rms,
-            "zeros": layer.zeros,
+        yield row_of(
+            (*FIELDS, *NESTED_FIELDS),
+            layer.call,
+            layer,
+            name=_name(layer),
+            images=layer.items,
+            min_at=_place(layer.low_at),
+            max_at=_place(layer.high_at),
             **{f"p{100 * share:g}": layer.quantiles.get(share) for share in statistics.QUANTILES},
-            "nan": layer.nan,
-            "inf": layer.inf,
-            "channels": layer.channels,
-            "dead": len(layer.dead_channels),
-            "saturated": layer.saturated,
-            "duplicate": sum(len(group) - 1 for group in layer.duplicate_channels),
-            "rank": layer.rank,
-            "findings": named.get(layer.key, []),
-            "weights": weights,
-            "dead_channels": list(layer.dead_channels),
-            "duplicate_channels": [list(group) for group in layer.duplicate_channels],
-            "nonfinite_at": _place(layer.nonfinite_at),
-        }
+            dead=len(layer.dead_channels),
+            duplicate=sum(len(group) - 1 for group in layer.duplicate_channels),
+            findings=names.get(layer.key, []),
+            weights=weights,
+            nonfinite_at=_place(layer.nonfinite_at),
+        )
 
 
-def channel_rows(layers: Sequence[statistics.LayerStatistics], weights: str) -> Iterator[dict[str, Any]]:
+def channel_rows(layers: Sequence[statistics.LayerStatistics], weights: str) -> Iterator[Row]:
     """A row for each channel of each layer call; ``dead`` is 1 or 0, as a layer's row counts them."""
     for layer in layers:
-        m, dead = layer.by_channel, set(layer.dead_channels)
-        first = {at: group[0] for group in layer.duplicate_channels for at in group[1:]}
-        for at in range(layer.channels):
-            some = int(m.count[at]) > 0
-            yield {
-                "index": layer.call.index,
-                "name": _name(layer),
-                "call": layer.call.call,
-                "channel": at,
-                "mean": float(m.mean[at]) if some else None,
-                "std": float(m.variance[at]) ** 0.5 if some else None,
-                "min": float(m.low[at]) if some else None,
-                "max": float(m.high[at]) if some else None,
-                "zeros": float(m.zeros[at] / max(1, m.count[at] + m.nan[at] + m.inf[at])),
-                "nan": int(m.nan[at]),
-                "inf": int(m.inf[at]),
-                "dead": int(at in dead),
-                "saturated": None if layer.saturated_by_channel is None else float(layer.saturated_by_channel[at]),
-                "duplicate_of": first.get(at),
-                "weights": weights,
-            }
+        moments, saturated, dead = layer.by_channel, layer.saturated_by_channel, set(layer.dead_channels)
+        first = {channel: group[0] for group in layer.duplicate_channels for channel in group[1:]}
+        for channel in range(layer.channels):
+            finite = int(moments.count[channel])
+            yield row_of(
+                CHANNEL_FIELDS,
+                layer.call,
+                name=_name(layer),
+                channel=channel,
+                mean=moments.mean[channel] if finite else None,
+                std=moments.variance[channel] ** 0.5 if finite else None,
+                min=moments.low[channel] if finite else None,
+                max=moments.high[channel] if finite else None,
+                zeros=moments.zeros[channel] / max(1, finite + moments.nan[channel] + moments.inf[channel]),
+                nan=int(moments.nan[channel]),
+                inf=int(moments.inf[channel]),
+                dead=int(channel in dead),
+                saturated=None if saturated is None else saturated[channel],
+                duplicate_of=first.get(channel),
+                weights=weights,
+            )
 
 
 def _name(layer: statistics.LayerStatistics) -> str:
@@ -96,6 +82,4 @@ def _name(layer: statistics.LayerStatistics) -> str:
 
 
 def _place(place: statistics.ValuePosition | None) -> dict[str, Any] | None:
-    if place is None:
-        return None
-    return {"image": place.image, "channel": place.channel, "position": list(place.position)}
+    return place and place._asdict()

@@ -1,10 +1,4 @@
-"""The class that a command asks about, and the names of the classes: options that several commands share.
-
-=====================  =============================================================
-``target_option``      ``--target``: a class index, a class name or ``top:K``
-``categories_option``  ``--categories FILE``: the names of the classes
-=====================  =============================================================
-"""
+"""Options for the class that a command asks about, and for the names of the classes."""
 
 from __future__ import annotations
 
@@ -17,12 +11,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from hookscope import models, scores
-from hookscope.cli.shared.options import complete_words, typed_model
+from hookscope.cli.shared.options import complete_words, parsed, typed_model
 from hookscope.errors import HookscopeError
 
 
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """``top:K``, and the names of the classes: of ``--categories``, of bundled models, of torchvision's weights."""
+    """``top:K``, and the names of the classes: from ``--categories``, else those of the model typed."""
     try:
         names = ctx.params.get("categories") or models.class_names_of(typed_model(ctx) or "")
     except (HookscopeError, OSError):
@@ -37,10 +31,6 @@ def _as_one_word(name: str) -> str:
     return re.sub(r"([^\w@%+=:,./-])", r"\\\1", name) if shell.startswith("bash") else name
 
 
-def _parsed(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> scores.Target | None:
-    return scores.Target(",".join(value)) if value else None
-
-
 def target_option(default: str | None = "top:1", help: str = "Which class to ask about") -> Callable[[Any], Any]:
     """``--target``; ``help`` comes before what the option takes."""
     return click.option(
@@ -50,7 +40,7 @@ def target_option(default: str | None = "top:1", help: str = "Which class to ask
         default=[default] if default is not None else None,
         show_default=default is not None,
         shell_complete=complete_targets,
-        callback=_parsed,
+        callback=parsed(lambda words: scores.Target(",".join(words)) if words else None),
         help=f"{help}: a class index, a class name (a part that matches one name is enough) or top:K; repeatable, comma"
         " separated.",
     )
@@ -62,7 +52,7 @@ class CategoriesFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
     name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """The names in the file ``value``, see `read_categories`."""
+        """The path of a file to the names in it."""
         return value if isinstance(value, tuple) else scores.read_categories(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -80,11 +70,11 @@ categories_option = click.option(
 
 
 def categories_of(net: models.LoadedModel, categories: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The names of the classes of ``net``: those of ``--categories`` where a file was given, else its own.
+    """The class names of ``--categories``, else those of ``net``.
 
     Raises:
-        CategoriesError: the number of names is not the number of classes; where that number is unknown before a
-            forward pass, `predictions` raises it.
+        CategoriesError: the number of names is not the number of classes. Where that number is unknown before a
+            forward pass, `predictions` raises this error.
     """
     if categories is None:
         return net.categories

@@ -1,14 +1,4 @@
-"""Options of commands that take many images, and what these commands do about images that cannot be used.
-
-=====================  =========================================================
-``images_argument``     IMAGE...: files, folders or ``-``; optional
-``files0_option``       ``--files0-from FILE``: a list of names, each followed by NUL
-``batch_size_option``   ``--batch-size N``
-``workers_option``      ``--workers N``: processes that read
-``limit_option``        ``--limit N``: the first N images
-``strict_option``       ``--strict``: the first lost image ends the run
-=====================  =========================================================
-"""
+"""Options of commands that take many images, and reports on images that cannot be used."""
 
 from __future__ import annotations
 
@@ -20,66 +10,49 @@ import click
 
 from hookscope import images
 from hookscope.cli.output import rows as output
+from hookscope.cli.shared.images import with_one_stdin
+from hookscope.cli.shared.options import count_option, file_option
 from hookscope.errors import HookscopeError, ImageError, UsageError
+from hookscope.findings import counted
 
 _NOTES_SHOWN = 3
 _KINDS_SHOWN = 3
 
 images_argument = click.argument("paths", metavar="[IMAGE]...", nargs=-1, type=click.Path())
-files0_option = click.option(
+files0_option = file_option(
     "--files0-from",
-    metavar="FILE",
-    type=click.Path(),
-    help="Read the names of images and folders from FILE (- for standard input), each followed by NUL as `find -print0`"
+    "Read the names of images and folders from FILE (- for standard input), each followed by NUL as `find -print0`"
     " writes them.",
 )
-batch_size_option = click.option(
-    "--batch-size",
-    metavar="N",
-    type=click.IntRange(1),
-    default=16,
-    show_default=True,
-    help="Images in one forward pass.",
+batch_size_option = count_option("--batch-size", "Images in one forward pass.", 16)
+workers_option = count_option(
+    "--workers", "Number of processes that read and prepare images; 0: no extra process.", 0, least=0
 )
-workers_option = click.option(
-    "--workers",
-    metavar="N",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Number of processes that read and prepare images; 0: no extra process.",
-)
-limit_option = click.option("--limit", metavar="N", type=click.IntRange(1), help="Use only the first N images.")
+limit_option = count_option("--limit", "Use only the first N images.")
 strict_option = click.option(
     "--strict", is_flag=True, help="Stop at the first image that cannot be used instead of skipping it."
 )
 
 
 def image_list(paths: Sequence[str], files0_from: str | None, limit: int | None = None) -> list[str]:
-    """The images of a run, folders walked: from the command line or from a list of names, the first ``limit``.
+    """The first ``limit`` images of the command line or of a list of names; folders are walked.
 
     Raises:
-        UsageError: There are none, there are names in both places, or standard input is wanted twice.
-        ImageError: The list cannot be read, or `find_pictures` finds nothing.
+        UsageError: There are no names, names in both places, or standard input twice.
+        ImageError: The list cannot be read, or the folders hold no image.
     """
     if files0_from is None:
         if not paths:
             raise UsageError("no image was given", do="name files or folders, - for standard input, or --files0-from")
-        return images.find_pictures(_once(paths), limit)
+        return images.find_pictures(with_one_stdin(paths), limit)
     if paths:
         asked = "images are named on the command line and in --files0-from"
         raise UsageError(asked, f"{paths[0]} and {files0_from}", "use one of the two")
-    names = _once(images.read_names(_list_content(files0_from), files0_from))
+    names = with_one_stdin(images.read_names(_list_content(files0_from), files0_from))
     if files0_from == "-" and "-" in names:
         asked = "standard input is the list of --files0-from and an image in it"
         raise UsageError(asked, do="write ./- for a file of that name")
     return images.find_pictures(names, limit)
-
-
-def _once(names: Sequence[str]) -> Sequence[str]:
-    if names.count("-") > 1:
-        raise UsageError("standard input is named more than once", do="it can be read once: leave one -")
-    return names
 
 
 def _list_content(source: str) -> bytes:
@@ -101,11 +74,7 @@ def _list_content(source: str) -> bytes:
 
 
 class Losses:
-    """The lost images of a run, each reported on standard error and counted, and the notes on the others.
-
-    Attributes:
-        count: How many images were lost.
-    """
+    """Reports lost images and the notes on others; ``count`` says how many images were lost."""
 
     def __init__(self, strict: bool = False) -> None:
         self.count = 0
@@ -136,4 +105,4 @@ class Losses:
         kinds = [f"{text} ({count})" for text, count in shown]
         others = total - sum(count for _, count in shown)
         kinds += [f"others ({others})"] if others else []
-        output.note(f"Note: {total} more {'note' if total == 1 else 'notes'}: {', '.join(kinds)}")
+        output.note(f"Note: {counted(total, 'more note')}: {', '.join(kinds)}")

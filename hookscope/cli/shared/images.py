@@ -12,10 +12,17 @@ from hookscope.errors import HookscopeError, UsageError
 
 
 def with_notes(image: image_reader.InputImage) -> image_reader.InputImage:
-    """``image``, once its notes are on standard error."""
+    """Print the notes on ``image`` on standard error, and return it."""
     for text in image.notes:
         output.note(f"Note: {image.name}: {text}")
     return image
+
+
+def with_one_stdin(names: Sequence[str]) -> Sequence[str]:
+    """Return ``names``; refuse standard input as two of them."""
+    if names.count("-") > 1:
+        raise UsageError("standard input is named more than once", do="it can be read once: leave one -")
+    return names
 
 
 class ImageFiles:
@@ -29,11 +36,9 @@ class ImageFiles:
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
-        if paths.count("-") > 1:
-            raise UsageError("standard input is named more than once", do="it can be read once: leave one -")
-        self.paths = paths
-        once = list(dict.fromkeys(paths))
-        self.words = dict(zip(once, image_words(once), strict=True))
+        self.paths = with_one_stdin(paths)
+        distinct = list(dict.fromkeys(paths))
+        self.words = dict(zip(distinct, image_words(distinct), strict=True))
         self.failed = self.done = 0
         self._first: image_reader.InputImage | None = None
         self._content: bytes | None = None
@@ -52,22 +57,8 @@ class ImageFiles:
         source = path if self._content is None else io.BytesIO(self._content)
         return image_reader.read_picture(source, frames=frames, name=path)
 
-    def read_together(self, net: models.LoadedModel) -> list[image_reader.InputImage]:
-        """All images, for one forward pass: one image, or two for optical flow.
-
-        Raises:
-            UsageError: there are two images and the model takes one.
-        """
-        if len(self.paths) > 1 and net.family != "optical_flow":
-            raise UsageError(f"{net.name} takes one image", f"there are {len(self.paths)}")
-        return [self.read(path, net.preprocess.frames) for path in self.paths]
-
     def groups(self, net: models.LoadedModel) -> list[Sequence[str]]:
-        """The paths of each forward pass: one, or for optical flow two.
-
-        Raises:
-            UsageError: there are more than two images for optical flow.
-        """
+        """The paths of each forward pass: one, or for optical flow one or two."""
         if net.family != "optical_flow":
             return [[path] for path in self.paths]
         if len(self.paths) > 2:

@@ -1,4 +1,4 @@
-"""``--at SEL WORD``: an intervention, checked before a model is loaded and built once there is one."""
+"""``--at SEL WORD``: an intervention, parsed before a model is loaded and built afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookscope.errors import UsageError
 
 
 def _complete_at(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of layers and words for interventions: click does not say which of the two is being typed."""
+    """Names of layers, and words for interventions: click does not say which of the two is being typed."""
     words = complete_words(*sorted(interventions.WORDS))(ctx, param, incomplete)
     return complete_layers(ctx, param, incomplete) + words
 
@@ -34,36 +34,25 @@ at_option = click.option(
 
 @dataclass(frozen=True)
 class Change:
-    """One ``--at``.
+    """One ``--at``: a layer selection or the name of a parameter, and an intervention."""
 
-    Attributes:
-        where: The layer selection or the name of a parameter.
-        spec: The intervention.
-    """
-
-    where: str
+    where: hooks.Selection
     spec: interventions.InterventionSpec
 
     @classmethod
     def parse(cls, where: str, text: str) -> Change:
-        """Check both halves.
+        """Parse both halves.
 
         Raises:
-            UsageError: the intervention is unknown, or a parameter is missing.
-            SelectionError: the selection cannot be read.
+            UsageError: for an unknown intervention or a missing parameter.
+            SelectionError: for a selection that cannot be read.
         """
         words = interventions.WORDS
         if where.partition(":")[0] in words and text.partition(":")[0] not in words:
             raise UsageError(f"no intervention '{text}'", do=f"the layer comes first: --at {text} {where}")
-        hooks.Selection(where)
-        return cls(where, interventions.InterventionSpec.parse(text, one_image=True))
+        return cls(hooks.Selection(where), interventions.InterventionSpec.parse(text, one_image=True))
 
     def build(self, net: models.LoadedModel, types: Sequence[str]) -> Any:
-        """The intervention, with what it reads from files.
-
-        Raises:
-            ImageError: an image cannot be read.
-            WeightsError: a tensor cannot be read.
-        """
-        source = interventions.read_source(net, self.where, self.spec, types, with_notes)
+        """The intervention with the images and tensors that it reads from files."""
+        source = interventions.read_source(net, str(self.where), self.spec, types, with_notes)
         return self.spec.build(source, one_pass=True)

@@ -1,11 +1,11 @@
-"""MODEL and the options that say how it is loaded: the one way from the command line to a model that is ready."""
+"""MODEL and the options that say how it is loaded, from the command line to a model that is ready."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from hookscope import hooks, models
@@ -41,17 +41,9 @@ class ModelOptions:
     def load(self) -> models.LoadedModel:
         """Load the model; notes and the progress of a download go to standard error."""
         models.find_source(self.model)  # an unknown name fails before torch is imported
-        choice = models.WeightsChoice.parse(self.weights)
+        options = vars(self) | {"weights": models.WeightsChoice.parse(self.weights)}
         with process.prints_to_standard_error(), download_progress() as progress:
-            net = models.load_model(
-                self.model,
-                choice,
-                self.seed,
-                self.device,
-                preprocess=self.preprocess,
-                input_size=self.input_size,
-                progress=progress,
-            )
+            net = models.load_model(**options, progress=progress)
         for text in net.notes:
             output.note(f"Note: {text}")
         return net
@@ -59,18 +51,11 @@ class ModelOptions:
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of `ModelOptions`, which the command gets as ``model``."""
+    names = [field.name for field in fields(ModelOptions)]
 
     @functools.wraps(command)
-    def with_model(
-        model: str,
-        weights: str,
-        seed: int,
-        device: str,
-        preprocess: str,
-        input_size: tuple[int, int] | None,
-        **options: Any,
-    ) -> Any:
-        return command(model=ModelOptions(model, weights, seed, device, preprocess, input_size), **options)
+    def with_model(**options: Any) -> Any:
+        return command(model=ModelOptions(**{name: options.pop(name) for name in names}), **options)
 
     return apply_options([weights_option, seed_option, device_option, preprocess_option, size_option], with_model)
 
@@ -89,14 +74,7 @@ def counted_types(net: models.LoadedModel, types: Sequence[str]) -> Sequence[str
 
 @dataclass(frozen=True)
 class ModelAndImages:
-    """A model and the images of one forward pass.
-
-    Attributes:
-        net: The model.
-        images: One image, or two for optical flow; none where a command can do without.
-        tensors: The prepared images.
-        inputs: What the model takes.
-    """
+    """A model, the images of one forward pass (two for optical flow), and the tensors that they become."""
 
     net: models.LoadedModel
     images: Sequence[Any]
@@ -105,11 +83,7 @@ class ModelAndImages:
 
     @staticmethod
     def check_count(paths: Sequence[str]) -> None:
-        """Refuse more images than any model takes.
-
-        Raises:
-            UsageError: there are more than two.
-        """
+        """Refuse more images than any model takes."""
         if len(paths) > 2:
             raise UsageError(f"expected one image, or two for optical flow, got {len(paths)}")
 
@@ -119,7 +93,9 @@ class ModelAndImages:
         files = ImageFiles(paths)
         files.read_first()
         net = options.load()
-        images = files.read_together(net)
+        if len(paths) > 1 and net.family != "optical_flow":
+            raise UsageError(f"{net.name} takes one image", f"there are {len(paths)}")
+        images = [files.read(path, net.preprocess.frames) for path in paths]
         tensors = [net.prepare(image) for image in images]
         return cls(net, images, tensors, net.inputs(*tensors) if tensors else ())
 

@@ -1,21 +1,4 @@
-"""Options that several commands share, as named values.
-
-======================  =======================================================
-``model_argument``      MODEL: torchvision name, ``shapes``, factory, ``timm:NAME``
-``images_argument``     IMAGE...: at least one file
-``layer_option``        ``--layer SEL``, with a help text of the command's own
-``type_option``         ``--type``: class names that indices count
-``size_option``         ``--input-size HxW``
-``weights_option``      ``--weights``: auto, default, none, a name or a file
-``seed_option``         ``--seed`` of random weights
-``device_option``       ``--device auto|cpu|cuda|mps``
-``preprocess_option``   ``--preprocess weights|stretch|none``
-``colour_map_option``   ``--cmap``, with a help text of the command's own
-``format_option``       ``--format``: how rows go to standard output
-======================  =======================================================
-
-The options that say how MODEL is loaded come together as `hookscope.cli.shared.model.model_options`.
-"""
+"""Options that several commands share, as named values; how MODEL is loaded is in `hookscope.cli.shared.model`."""
 
 from __future__ import annotations
 
@@ -27,12 +10,13 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope import drawing, models, tracing
+from hookscope import drawing, hooks, models, tracing
 from hookscope.cli.output.rows import FORMATS, default_format
-from hookscope.cli.shared.registries import RegistryChoice
+from hookscope.cli.shared.registries import RegistryChoice, Rows
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+Option = Callable[[Any], Any]
 
 
 class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
@@ -74,7 +58,7 @@ def complete_words(*words: str) -> Completion:
 
 
 def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of torchvision's models and of the bundled ones, without importing torch."""
+    """Names of torchvision's models and of the bundled ones."""
     return complete_words(*models.model_names())(ctx, param, incomplete)
 
 
@@ -125,13 +109,18 @@ def was_given(option: str) -> bool:
     return click.get_current_context().get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
 
 
-def model_argument(default: str | None = None) -> Callable[[Any], Any]:
+def parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback that parses the value of an option; a completion, which must not import torch, gets the text."""
+    return lambda ctx, param, value: value if value is None or ctx.resilient_parsing else parse(value)
+
+
+def model_argument(default: str | None = None) -> Option:
     """The MODEL argument; required unless it has a default."""
     extra: dict[str, Any] = {"required": True} if default is None else {"default": default, "required": False}
     return click.argument("model", shell_complete=complete_models, **extra)
 
 
-def images_argument(metavar: str = "IMAGE...") -> Callable[[Any], Any]:
+def images_argument(metavar: str = "IMAGE...") -> Option:
     """The IMAGE argument, at least one; ``metavar`` is IMAGE for commands that run one forward pass."""
     return click.argument("paths", metavar=metavar, nargs=-1, required=True, type=click.Path())
 
@@ -139,29 +128,86 @@ def images_argument(metavar: str = "IMAGE...") -> Callable[[Any], Any]:
 SELECTION = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma separated."
 
 
-def layer_option(help: str, default: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-    """``--layer``: which calls."""
-    more: dict[str, Any] = {"default": default} if default else {}
+def selection_option(
+    name: str, destination: str, help: str, default: str | None = None, metavar: str = "SEL"
+) -> Option:
+    """A selection of layers or calls; None without the option."""
     return click.option(
-        "--layer", "layers", metavar="SEL", multiple=True, shell_complete=complete_layers, help=help, **more
+        name,
+        destination,
+        metavar=metavar,
+        multiple=True,
+        default=None if default is None else (default,),
+        callback=parsed(lambda texts: hooks.Selection(texts) if texts else None),
+        shell_complete=complete_layers,
+        help=help,
     )
 
 
-def type_option_with(help: str) -> Callable[[Any], Any]:
+def layer_option(help: str, default: str | None = None) -> Option:
+    """``--layer``: which calls."""
+    return selection_option("--layer", "layers", help, default)
+
+
+def type_option_with(help: str) -> Option:
     """``--type``: class names that indices count."""
     return click.option("--type", "types", metavar="CLASS", multiple=True, shell_complete=complete_types, help=help)
 
 
-def colour_map_option(help: str, default: str | None = None) -> Callable[[Any], Any]:
-    """``--cmap``."""
-    shown = default is not None
+def count_option(name: str, help: str, default: int | None = None, least: int = 1) -> Option:
+    """A whole number."""
+    shown, number = default is not None, click.IntRange(least)
+    return click.option(name, metavar="N", type=number, default=default, show_default=shown, help=help)
+
+
+def file_option(name: str, help: str, metavar: str = "FILE") -> Option:
+    """A file or a folder."""
+    return click.option(name, metavar=metavar, type=click.Path(), help=help)
+
+
+def plot_option(what: str) -> Option:
+    """``--plot``."""
+    return file_option("--plot", f"{what}: a PNG, SVG or PDF file.")
+
+
+def method_option(methods: Callable[[], Rows], default: str, help: str) -> Option:
+    """``--method``: a name of a registry, which is read when it is needed."""
+    names = RegistryChoice(lambda: dict(methods()))
+    return click.option("--method", type=names, default=default, show_default=True, help=help)
+
+
+def channels_option(help: str) -> Option:
+    """``--channels``: which channels are drawn."""
+    parse = parsed(lambda text: drawing.ChannelChoice.parse(text))
+    return click.option("--channels", metavar="SPEC", callback=parse, shell_complete=complete_channels, help=help)
+
+
+def columns_option(help: str) -> Option:
+    """``--columns``: how many maps stand in a row of a grid."""
+    return click.option("--columns", metavar="N", type=click.IntRange(1, 10000), help=help)
+
+
+def cell_option(help: str) -> Option:
+    """``--cell``: the smallest side of a map in a grid."""
+    return click.option("--cell", metavar="PIXELS", type=click.IntRange(1, 4096), help=help)
+
+
+def _colour_map(name: str) -> str:
+    drawing.palette(name)  # raises for an unknown name
+    return name
+
+
+def colour_map_option(help: str, default: str | None = None) -> Option:
+    """``--cmap``: the name of a colour map that exists."""
     return click.option(
-        "--cmap", metavar="NAME", default=default, show_default=shown, shell_complete=complete_colour_maps, help=help
+        "--cmap",
+        metavar="NAME",
+        default=default,
+        show_default=default is not None,
+        callback=parsed(_colour_map),
+        shell_complete=complete_colour_maps,
+        help=help,
     )
-
-
-def _format_or_default(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-    return value or default_format(sys.stdout)
 
 
 type_option = type_option_with(
@@ -177,7 +223,7 @@ size_option = click.option(
 format_option = click.option(
     "--format",
     type=RegistryChoice(lambda: FORMATS),
-    callback=_format_or_default,
+    callback=lambda ctx, param, value: value or default_format(sys.stdout),
     help="How to print the rows.  [default: table on a terminal, tsv in a pipe]",
 )
 weights_option = click.option(

@@ -1,25 +1,27 @@
-"""Where pages are written: the meaning of ``-o``, and file names that sort in layer order."""
+"""Where pages and plots are written: the meaning of ``-o``, and file names that sort in the order of the calls."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 from urllib.parse import quote
 
+from hookscope import drawing
 from hookscope.errors import UsageError, WriteError
 from hookscope.hooks import Call
-from hookscope.system import check_folder, check_writable
+from hookscope.system import check_folder, check_writable, write_atomically
 
-# In bytes: file systems take 255. The parts are cut so that the index stays, by which names sort and differ.
+# In bytes: file systems take 255. The parts are cut so that the index, by which names sort and differ, is whole.
 _LONGEST_NAME, _LONGEST_IMAGE, _LONGEST_MODEL = 180, 80, 60
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPath:
-    """What ``-o`` asks for: a ``file``, a ``folder``, ``stdout``, or ``default``, a name that hookscope makes."""
+    """The value of ``-o``: a ``file``, a ``folder``, ``stdout``, or ``default``, a name that hookscope makes."""
 
     kind: str
     path: str = ""
@@ -31,77 +33,99 @@ class OutputPath:
         A folder exists, ends in a slash or has no suffix; a file ends in ``.png`` or is a device.
 
         Raises:
-            UsageError: another suffix than ``.png``, or several images into one file.
-            WriteError: the place cannot be written.
+            UsageError: for another suffix than ``.png``, or several images for one file.
+            WriteError: for a place that cannot be written.
         """
         if output is None:
             return cls("default")
         if not output:
             raise UsageError("-o has no value", do="name a file or a folder, or write - for standard output")
-        if output == "-":
-            output_path = cls("stdout")
-            output_path.check_count(len(images) - 1)
-            return output_path
-        if os.path.isdir(output) or output.endswith(("/", os.sep)) or _would_be_folder(output):
+        if output != "-" and _is_folder(output):
             check_folder(output)
             return cls("folder", output)
-        device = os.path.exists(output) and not os.path.isfile(output)
-        if os.path.splitext(output)[1].lower() != ".png" and not device:
+        output_path = cls("stdout" if output == "-" else "file", output)
+        if output != "-" and os.path.splitext(output)[1].lower() != ".png" and not is_device(output):
             raise UsageError(f"cannot write {output}", "sheets are PNG files", "name it .png, or give a folder")
-        output_path = cls("file", output)
         output_path.check_count(len(images) - 1)
-        check_writable(output)
-        refuse_input(output, images)
+        if output != "-":
+            check_writable(output)
+            refuse_input(output, images)
         return output_path
 
-    def check_count(self, passes: int) -> None:
-        """Refuse more than one forward pass into one file: two images are one pass for optical flow alone.
+    @classmethod
+    def parse_page(cls, option: str, path: str, images: Sequence[str]) -> None:
+        """Check the file of an ``option`` that takes one page, such as ``--sheet``."""
+        if cls.parse(path, images).kind != "file":
+            raise UsageError(f"{option} {path} is not a file name", do="give a name that ends in .png")
 
-        Raises:
-            UsageError: there are more.
-        """
-        if self.kind in ("file", "stdout") and passes > 1:
-            what = "-o -" if self.kind == "stdout" else f"-o {self.path}"
-            raise UsageError(f"{what} takes one picture", "there are several images", "give one image, or a folder")
+    @property
+    def takes_one(self) -> bool:
+        """Whether there is room for one picture only."""
+        return self.kind in ("file", "stdout")
+
+    def check_count(self, passes: int) -> None:
+        """Refuse several forward passes for one file; only for optical flow two images are one pass."""
+        if self.takes_one and passes > 1:
+            exists = "there are several images"
+            raise UsageError(f"-o {self.path} takes one picture", exists, "give one image, or a folder")
 
     def path_for(self, name: str, word: str, model: str, alone: bool) -> str:
-        """The path of the sheet ``name`` of the image called ``word``; ``alone`` when it is the only one.
+        """The path of the page ``name`` of the image called ``word``; ``alone`` if the run makes no other page.
 
         Raises:
-            UsageError: when several sheets were to go to one file or to standard output.
+            UsageError: for several pages in one file or on standard output.
         """
-        if self.kind in ("file", "stdout") and not alone:
-            where = "-o -" if self.kind == "stdout" else f"-o {self.path}"
-            raise UsageError(f"{where} takes one picture", "the selection has several", "choose one layer or a folder")
+        if self.takes_one and not alone:
+            exists = "the selection has several"
+            raise UsageError(f"-o {self.path} takes one picture", exists, "choose one layer or a folder")
         if self.kind == "default":
             return name if alone else os.path.join(f"{word}-{model_word(model)}", name)
         return os.path.join(self.path, name) if self.kind == "folder" else self.path
 
 
-def _would_be_folder(output: str) -> bool:
-    return not os.path.exists(output) and not os.path.splitext(output)[1]
+def _is_folder(output: str) -> bool:
+    is_new = not os.path.exists(output) and not os.path.splitext(output)[1]
+    return is_new or os.path.isdir(output) or output.endswith(("/", os.sep))
 
 
-def refuse_input(output: str, images: Iterable[str]) -> None:
-    """Refuse to write over one of the ``images``, such as a sheet of an earlier run that ``*.png`` named.
+def is_device(path: str) -> bool:
+    """Whether ``path`` exists and is neither a file nor a folder, such as ``/dev/null``."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def is_same_file(path: str, other: str) -> bool:
+    """Whether both paths name one file, which need not exist yet."""
+    if os.path.exists(path) and os.path.exists(other):
+        return not is_device(path) and os.path.samefile(path, other)
+    return os.path.realpath(path) == os.path.realpath(other)
+
+
+def refuse_input(output: str, inputs: Iterable[str], kind: str = "image") -> None:
+    """Refuse to write over an input of the run, such as a sheet of an earlier run that ``*.png`` matches.
 
     Raises:
-        WriteError: ``output`` is an image of the run.
+        WriteError: ``output`` is one of ``inputs``.
     """
-    if not os.path.isfile(output):
-        return
-    for image in images:
-        if os.path.isfile(image) and os.path.samefile(output, image):
-            raise WriteError(f"cannot write {output}: it is the image {image} itself", do="choose another name")
+    for path in inputs:
+        if os.path.isfile(path) and is_same_file(output, path):
+            raise WriteError(f"cannot write {output}: it is the {kind} {path} itself", do="choose another name")
+
+
+def check_plot(path: str | None, inputs: Iterable[str], kind: str = "image") -> None:
+    """Refuse a ``--plot`` of another format, in a place that cannot be written, or over an input."""
+    if path is not None:
+        drawing.plot_suffix(path)
+        check_writable(path)
+        refuse_input(path, inputs, kind)
+
+
+def write_plot(path: str, figure: Any, provenance: Mapping[str, Any] | None = None) -> None:
+    """Write the file of ``--plot``."""
+    write_atomically(path, drawing.figure_bytes(figure, drawing.plot_suffix(path), provenance))
 
 
 def file_word(text: str) -> str:
-    """``text`` as part of a file name: letters, digits and a few signs as they are, all else as ``%XX``.
-
-    Example:
-        >>> file_word("blocks/0:café")
-        'blocks%2F0%3Acafé'
-    """
+    """``text`` as part of a file name: letters, digits and a few signs stay, other characters become ``%XX``."""
     return "".join(map(_file_letter, text)).lstrip(".") or "_"
 
 
@@ -117,41 +141,23 @@ def _cut(text: str, limit: int) -> str:
 
 
 def model_word(model: str) -> str:
-    """The model argument as part of a file name.
-
-    Example:
-        >>> model_word("resnet34"), model_word("nets/small.py:make")
-        ('resnet34', 'small.py-make')
-    """
+    """The model argument as part of a file name: ``nets/small.py:make`` becomes ``small.py-make``."""
     word = re.sub(r"[^\w.+-]+", "-", re.split(r"[/\\\\]", model)[-1]).strip("-.")
     return _cut(word, _LONGEST_MODEL) or "model"
 
 
 def image_words(images: Sequence[str]) -> list[str]:
-    """The names of images without folder and suffix, as parts of file names; no two are the same.
-
-    Example:
-        >>> image_words(["a/cat.jpg", "b/cat.jpg", "-"])
-        ['cat', 'cat~2', 'stdin']
-    """
+    """The names of images without folder and suffix, as parts of file names; no two are the same."""
     stems = [os.path.splitext(os.path.basename(image))[0] for image in images]
     words = ["stdin" if image == "-" else file_word(stem) for image, stem in zip(images, stems, strict=True)]
     return _distinct([_cut(word, _LONGEST_IMAGE) for word in words])
 
 
 def call_names(calls: Sequence[Call], word: str, model: str) -> list[str]:
-    """File names of the sheets of ``calls``: image, model, index and layer; they sort in the order of the calls.
+    """File names of the sheets of ``calls``, which are in order of execution, as their names are when sorted.
 
-    A call outside the counted types has the index of the call before it and a letter.
-
-    Args:
-        calls: In order of execution.
-        word: The name of the image from `image_words`.
-        model: The model argument.
-
-    Example:
-        >>> call_names([Call("conv1", "Conv2d", 0, 0), Call("bn1", "BatchNorm2d", 0, None)], "cat", "resnet18")
-        ['cat-resnet18-000-conv1.png', 'cat-resnet18-000a-bn1.png']
+    A name has the ``word`` of the image, the model, the index and the layer: ``cat-resnet18-000-conv1.png``. A call
+    outside the counted types has the index of the call before it and a letter: ``cat-resnet18-000a-bn1.png``.
     """
     width = max([3, *(len(str(call.index)) for call in calls if call.index is not None)])
     names, last, letters = [], -1, 0

@@ -6,42 +6,28 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from hookscope import drawing, images, models, system
 from hookscope.cli import process
 from hookscope.cli.output import rows
-from hookscope.cli.output.report import Report
+from hookscope.cli.output.report import Report, Row
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions
 from hookscope.cli.shared.output_paths import OutputPath, refuse_input
 from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-Row = dict[str, Any]
-
 
 def output_option(pages: str) -> Callable[[Any], Any]:
     """``-o``: where the pages go."""
-    return click.option(
-        "-o",
-        "--output",
-        metavar="PATH",
-        type=click.Path(),
-        help=f"A file for one {pages}, a folder (made when missing), or - for standard output.",
-    )
+    help = f"A file for one {pages}, a folder (made when missing), or - for standard output."
+    return click.option("-o", "--output", metavar="PATH", type=click.Path(), help=help)
 
 
 def parse_output(path: str | None, paths: Sequence[str]) -> OutputPath:
-    """What ``-o`` means, before a model is loaded.
-
-    Raises:
-        UsageError: it makes no sense, such as a picture written to a terminal.
-    """
+    """Parse ``-o`` before a model is loaded; refuse a picture on a terminal."""
     output = OutputPath.parse(path, paths)
     if output.kind == "stdout" and process.standard_output().isatty():
         raise UsageError("-o - would write a picture to the terminal", do="send it to a file or a pipe")
@@ -50,13 +36,7 @@ def parse_output(path: str | None, paths: Sequence[str]) -> OutputPath:
 
 @dataclass(frozen=True)
 class PictureRun:
-    """A model, the images of a run and the place of its pages.
-
-    Attributes:
-        net: The model.
-        files: The images.
-        output: What ``-o`` asked for.
-    """
+    """A model, the images of a run and the place of its pages."""
 
     net: models.LoadedModel
     files: ImageFiles
@@ -74,8 +54,8 @@ class PictureRun:
     ) -> None:
         """Call ``draw`` with the images of each forward pass, and print its rows as they come.
 
-        No rows are printed where a page goes to standard output. All pages are drawn, even when the reader of the
-        rows leaves.
+        No rows are printed if a page goes to standard output. All pages are drawn, even when the reader of the rows
+        leaves.
         """
         drawn = self._rows(draw)
         with process.reader_may_leave():
@@ -103,11 +83,7 @@ class PictureRun:
                 self.files.done += 1
 
     def exit(self) -> None:
-        """End a run in which an image could not be used.
-
-        Raises:
-            Exit: with status 1.
-        """
+        """End the run with status 1 if an image could not be used."""
         if self.files.failed:
             raise click.exceptions.Exit(1)
 
@@ -124,18 +100,18 @@ class PictureRun:
         return drawing.Origin(net.name, net.weights, first.name, first.sha256, net.preprocess.describe(), second)
 
     def path(self, name: str, image: str, is_only: bool) -> str:
-        """The path of the page ``name`` of ``image``; ``is_only`` when the run makes no other page.
+        """The path of the page ``name`` of ``image``; ``is_only`` if the run makes no other page.
 
         Raises:
-            UsageError: several pages were to go to one file or to standard output.
-            WriteError: the page would replace an image of the run.
+            UsageError: for several pages in one file or on standard output.
+            WriteError: for a page that would replace an image of the run.
         """
         path = self.output.path_for(name, self.files.words[image], self.net.name, is_only)
         refuse_input(path, self.files.paths)
         return path
 
-    def write(self, page: Image.Image, provenance: Mapping[str, Any], path: str) -> None:
-        """Write a page to ``path``, or to standard output where ``-o -`` says so."""
+    def write(self, page: Any, provenance: Mapping[str, Any], path: str) -> None:
+        """Write a page to ``path``, or to standard output with ``-o -``."""
         if self.output.kind == "stdout":
             stream = process.standard_output().buffer
             stream.write(drawing.encode_png(page, provenance))

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-Rows = Callable[[], Iterable[tuple[str, str]]]
+Rows = Iterable[tuple[str, str]]
 
 
 class RegistryChoice(click.Choice[str]):
@@ -24,13 +24,9 @@ class RegistryChoice(click.Choice[str]):
 
 
 class CommandWithTable(click.Command):
-    r"""A command whose help has a table of a registry at the line ``{table}``, which stands in a ``\b`` block.
+    r"""A command whose help has the names and descriptions of ``table`` at the line ``{table}`` of a ``\b`` block."""
 
-    Args:
-        table: Rows of a name and a description.
-    """
-
-    def __init__(self, *args: Any, table: Rows, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, table: Callable[[], Rows], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._table = table
 

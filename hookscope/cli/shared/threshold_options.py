@@ -1,13 +1,4 @@
-"""Options for thresholds and limits, and their types, as named values.
-
-=====================  =============================================================
-``Share``               ``5%`` or ``0.05``
-``Number``              a number in a range; with ``endless`` also ``inf``
-``Rank``                a number of directions, or a share of the maximum
-``threshold_options``   options for the thresholds of findings, from the catalogue
-``chosen_thresholds``   the values of these options
-=====================  =============================================================
-"""
+"""Options for the thresholds of findings and for limits, and their types."""
 
 from __future__ import annotations
 
@@ -29,7 +20,6 @@ class Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     name = "SHARE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """``"5%"`` to 0.05."""
         if isinstance(value, float):
             return value
         text = value.strip()
@@ -54,7 +44,6 @@ class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         self.least, self.most, self.endless = least, most, endless
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """``"1e4"`` to 10000.0."""
         try:
             number = float(value)
         except ValueError:
@@ -73,7 +62,6 @@ class Rank(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float | None, float | None]:
-        """``"8"`` to ``(8.0, None)``, ``"5%"`` to ``(None, 0.05)``."""
         if isinstance(value, tuple):
             return value[0], value[1]
         if value.strip().endswith("%"):

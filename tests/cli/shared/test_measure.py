@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from PIL import Image
 from hookscope.cli.shared.measure import MeasureOptions, measure
 from hookscope.cli.shared.model import ModelOptions
 from hookscope.errors import HookscopeError, LayerError
+from hookscope.hooks import Selection
+from hookscope.statistics import SavedStatistics
 
 NETS = """
 import torch
@@ -30,12 +33,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bad.png").write_text("not an image")
 
 
-def job(*paths: str, **more: object) -> MeasureOptions:
-    return MeasureOptions(ModelOptions("nets.py:net", preprocess="none"), paths, batch_size=1, **more)  # type: ignore[arg-type]
+def measured(*paths: str, strict: bool = False, **more: Any) -> tuple[SavedStatistics, int]:
+    job = MeasureOptions(ModelOptions("nets.py:net", preprocess="none"), paths, batch_size=1, strict=strict)
+    return measure(job, paths, **more)
 
 
 def test_lost_images_are_named_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    saved, lost = measure(job("0.png", "bad.png", "1.png", "missing.png"))
+    saved, lost = measured("0.png", "bad.png", "1.png", "missing.png")
     assert (saved.totals.images, lost) == (2, 2)
     *lines, skipped = capsys.readouterr().err.splitlines()
     assert [line.split("'")[1] for line in lines] == ["bad.png", "missing.png"]
@@ -47,14 +51,14 @@ def test_strict_or_a_single_image_stops_at_the_first(
     capsys: pytest.CaptureFixture[str], paths: list[str], strict: bool
 ) -> None:
     with pytest.raises(HookscopeError, match="bad\\.png"):
-        measure(job(*paths, strict=strict))
+        measured(*paths, strict=strict)
     assert capsys.readouterr().err == ""
 
 
 def test_what_is_allowed_must_be_a_layer_of_the_model() -> None:
     with pytest.raises(LayerError, match=r"no layer 'conv' in nets\.py:net"):
-        measure(job("0.png", allow=("0", "conv")))
-    measure(job("0.png", allow=("1", "*", "0")))
+        measured("0.png", allow=Selection(["0", "conv"]))
+    measured("0.png", allow=Selection(["1", "*", "0"]))
 
 
 def test_an_interrupted_run_says_how_to_resume(
@@ -71,8 +75,8 @@ def test_an_interrupted_run_says_how_to_resume(
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.ReLU, "forward", stop)
         with pytest.raises(KeyboardInterrupt):
-            measure(job("0.png", "1.png", "2.png", save="s.json"))
+            measured("0.png", "1.png", "2.png", save="s.json")
     assert capsys.readouterr().err == "Note: s.json holds 2 of 3 images; add --resume to go on\n"
-    saved, _ = measure(job("0.png", "1.png", "2.png", save="s.json", resume=True))
+    saved, _ = measured("0.png", "1.png", "2.png", save="s.json", resume=True)
     assert capsys.readouterr().err == "Note: s.json holds 2 of 3 images\n"
     assert saved.totals.images == 3

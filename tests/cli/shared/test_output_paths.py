@@ -102,7 +102,7 @@ def test_paths() -> None:
     assert OutputPath("default").path_for("n.png", "cat", "resnet18", False) == os.path.join("cat-resnet18", "n.png")
     assert OutputPath("folder", "out").path_for("n.png", "cat", "resnet18", True) == os.path.join("out", "n.png")
     assert OutputPath("file", "x.png").path_for("n.png", "cat", "resnet18", True) == "x.png"
-    for destination, word in ((OutputPath("file", "x.png"), "-o x.png"), (OutputPath("stdout"), "-o -")):
+    for destination, word in ((OutputPath("file", "x.png"), "-o x.png"), (OutputPath("stdout", "-"), "-o -")):
         with pytest.raises(UsageError, match=f"{word} takes one picture; the selection has several"):
             destination.path_for("n.png", "cat", "resnet18", False)
 
