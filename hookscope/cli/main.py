@@ -26,7 +26,7 @@ from hookscope.cli.process import (
     warnings_as_notes,
 )
 from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses
-from hookscope.models import broken_pair, missing_package, package_versions
+from hookscope.models import broken_pair, missing_package, package_versions, unreadable_settings
 
 # What `hookscope --help` says of each command, in at most 60 characters.
 SUMMARIES = {
@@ -188,7 +188,7 @@ def _as_hookscope_error(error: BaseException, run: _Run) -> HookscopeError:
     """``error`` as it is when hookscope raised it, else with what is known of its kind."""
     if isinstance(error, HookscopeError):
         return error
-    known = broken_pair(error) or missing_package(error)
+    known = broken_pair(error) or missing_package(error) or unreadable_settings(error)
     if known is not None:
         return known
     if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRNOS:

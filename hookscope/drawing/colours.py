@@ -38,15 +38,7 @@ def colour_map_names() -> list[str]:
 
 @cache
 def palette(cmap: str) -> NDArray[np.uint8]:
-    """256 colours ``(256, 3)``: ``LEVELS`` of the colour map, then the fixed ones.
-
-    Raises:
-        UsageError: for an unknown colour map.
-
-    Example:
-        >>> palette("gray")[[0, LEVELS - 1]].tolist()
-        [[0, 0, 0], [255, 255, 255]]
-    """
+    """256 colours ``(256, 3)``: ``LEVELS`` of the colour map, then the fixed ones; UsageError for an unknown map."""
     if cmap not in matplotlib.colormaps:
         raise UsageError(f"no colour map '{cmap}'", nearest(cmap, colour_map_names()), "take one of matplotlib's names")
     colour_map = matplotlib.colormaps[cmap]
@@ -54,6 +46,5 @@ def palette(cmap: str) -> NDArray[np.uint8]:
         colour_map = colour_map.resampled(256)  # image.lut of a matplotlibrc may have made another size
     colours = np.zeros((256, 3), np.uint8)
     colours[:LEVELS] = colour_map(np.linspace(0, 1, LEVELS), bytes=True)[:, :3]
-    for at, colour in _FIXED.items():
-        colours[at] = colour
+    colours[list(_FIXED)] = list(_FIXED.values())
     return colours

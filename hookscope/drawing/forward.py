@@ -21,13 +21,7 @@ from hookscope.models import LoadedModel, model_errors_as_input_errors
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """The outputs of one forward pass, reduced.
-
-    Attributes:
-        summaries: The selected calls with feature maps, in order of execution.
-        without_map: The selected calls without a feature map, and why.
-        did_not_run: Selected layers that did not run.
-    """
+    """The selected calls of one pass, reduced; those without feature maps, and why; layers that did not run."""
 
     summaries: tuple[tuple[Call, ActivationSummary], ...]
     without_map: tuple[tuple[Call, HookscopeError], ...]
@@ -42,18 +36,10 @@ def run_and_reduce(
     choice: ChannelChoice | None = None,
     scale: Scale | None = None,
 ) -> PassResult:
-    """Run ``net`` once and reduce the output of every selected call to one byte a value and its statistics.
+    """Run ``net`` once on prepared images ``(3, H, W)`` and reduce the output of every selected call.
 
     The pass stops after the last selected call if the selection determines it: indices from the start and
     ``name#call`` do.
-
-    Args:
-        net: From `load_model`.
-        inputs: Images prepared by ``net``, ``(3, H, W)``: one, or two for optical flow.
-        layers: A selection, see `Selection`.
-        types: Class names that indices count.
-        choice: Which channels.
-        scale: How values become colours.
 
     Raises:
         LayerError: nothing was selected, or no layer has a chosen channel.

@@ -49,7 +49,6 @@ class Layout:
 
     @property
     def frame_width(self) -> int:
-        """Width of one frame; a map that is no clip is one frame."""
         return (self.map_width + FRAME_GAP) // self.frames - FRAME_GAP
 
     @property
@@ -70,12 +69,10 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Width of the grid."""
         return self.columns * self.step_x - self.gap
 
     @property
     def height(self) -> int:
-        """Height of the grid."""
         return self.rows * self.step_y - self.gap
 
 
@@ -148,16 +145,9 @@ def draw_alike(
     frames: int = 1,
     most: int = MOST_PIXELS,
 ) -> list[Grid]:
-    """Grids as of `draw_grid`, to compare: each channel has the same place in all grids, bars have one unit.
+    """Grids to compare: each channel has the same place in all grids, and all bars have one unit.
 
-    Args:
-        several: Tiles of the same shape and channels.
-        bold: Positions of the maps with a bold number.
-        columns: Maps in a row; None for grids of about 3:2.
-        cell: Smallest side of a map in pixels.
-        plain: Maps only.
-        frames: Frames of a clip in a map.
-        most: Most pixels of each grid.
+    ``several`` have the same shape and channels; maps at the positions ``bold`` have a bold number.
     """
     count, height, width = several[0].levels.shape
     label_width = max(map(_widest_label, several))

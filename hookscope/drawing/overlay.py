@@ -30,13 +30,9 @@ _INK, _FAINT, _ALARM = (20, 20, 20), (110, 110, 110), (200, 56, 10)
 
 @dataclass(frozen=True)
 class Heat:
-    """A map to lay over a photograph.
+    """A map of finite values ``(h, w)`` over the part ``box`` (left, top, right, bottom) of a photograph.
 
-    Attributes:
-        values: Finite values ``(h, w)``; 0 and below is transparent.
-        box: The part of the photograph that the map covers, ``(left, top, right, bottom)`` in pixels.
-        top: The least value with full strength.
-        peak: A point of the photograph to mark, ``(x, y)`` in pixels; None for no mark.
+    0 and below is transparent, ``top`` has full strength, ``peak`` ``(x, y)`` is marked; positions are in pixels.
     """
 
     values: NDArray[np.float32]
@@ -47,13 +43,9 @@ class Heat:
 
 @dataclass(frozen=True)
 class Panel:
-    """A photograph with or without a map over it, and words under it.
+    """A photograph with or without heat over it, words under it, and a colour bar in the unit ``scale``, if any.
 
-    Attributes:
-        heat: The map, None for the photograph alone.
-        words: Lines under the photograph; the first is bold.
-        alarm: A last line in the alarm colour, such as for a map of zeros.
-        scale: The unit of the colour bar, empty for no bar.
+    The first of ``words`` is bold; ``alarm`` is a last line in the alarm colour, such as for a map of zeros.
     """
 
     heat: Heat | None
@@ -62,38 +54,28 @@ class Panel:
     scale: str = ""
 
 
-Row = Sequence[Panel]
-
-
 def draw_page(
     photograph: Image.Image,
     heading: Sequence[str],
-    rows: Sequence[Row],
+    rows: Sequence[Sequence[Panel]],
     cmap: str = "inferno",
     width: int | None = None,
     faded: bool = False,
     warning: str = "",
 ) -> Image.Image:
-    """Draw a page: a heading, and rows of panels of one photograph.
+    """Draw rows of panels of one RGB photograph under the lines of ``heading``; the first is bold.
 
     Args:
         photograph: An RGB image.
         heading: Lines; the first is bold.
         rows: Rows of panels, from top to bottom.
         cmap: Colour map of the heat.
-        width: Width of a panel in pixels. None for that of the photograph; a small one is magnified by a whole number.
+        width: Width of a panel in pixels; None magnifies a small photograph by a whole number.
         faded: Draw the photograph grey and dark under the heat, for maps as fine as the photograph; else pale.
         warning: A line below the heading in the alarm colour, such as for random weights.
 
     Raises:
         UsageError: for an unknown colour map, or a page of more than 200 million pixels.
-
-    Example:
-        >>> import numpy as np
-        >>> from PIL import Image
-        >>> heat = Heat(np.eye(2, dtype=np.float32), (0, 0, 400, 300), 1.0)
-        >>> draw_page(Image.new("RGB", (400, 300)), ["a page"], [[Panel(heat, ["conv1"], scale="value")]]).size
-        (428, 403)
     """
     plan = _Plan.of(photograph, max(map(len, rows)), width)
     head = plan.lines(heading, plan.width - 2 * plan.margin, _HEAD, warning)

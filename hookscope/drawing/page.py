@@ -17,16 +17,7 @@ TEXT_SIZE = 12
 
 @dataclass
 class Page:
-    """Blocks of palette indices, one below the other.
-
-    Example:
-        >>> page = Page()
-        >>> page.add_text("one line", LEAST_WIDTH)
-        >>> page.add(colour_bar("scale", -1.0, 1.0), space=4)
-        20
-        >>> page.pixels(margin=2).shape[0] == page.height + 4
-        True
-    """
+    """Blocks of palette indices, one below the other."""
 
     blocks: list[tuple[int, Pixels]] = field(default_factory=list)
     height: int = 0
@@ -46,11 +37,9 @@ class Page:
 
     @property
     def width(self) -> int:
-        """Width of the widest block."""
         return max(int(block.shape[1]) for _, block in self.blocks)
 
     def pixels(self, margin: int) -> Pixels:
-        """The page with its margins."""
         page = np.full((self.height + 2 * margin, self.width + 2 * margin), colours.BACKGROUND, np.uint8)
         for top, block in self.blocks:
             page[margin + top : margin + top + block.shape[0], margin : margin + block.shape[1]] = block

@@ -45,15 +45,7 @@ class Colour:
 
 
 def plot_suffix(path: str) -> str:
-    """The suffix of ``path``, which is the format of the plot; ``.png`` for a device such as ``/dev/null``.
-
-    Raises:
-        UsageError: for a suffix of another format.
-
-    Example:
-        >>> plot_suffix("out/Weights.SVG")
-        '.svg'
-    """
+    """The suffix of ``path``, which is the format of the plot; ``.png`` for a device such as ``/dev/null``."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix in SUFFIXES:
         return suffix
@@ -88,11 +80,7 @@ def plain_settings() -> Iterator[None]:
 def figure_bytes(figure: Figure, suffix: str, provenance: Mapping[str, Any] | None = None) -> bytes:
     """The file of ``figure`` in the format ``suffix``; without a date, so equal figures give equal bytes.
 
-    Args:
-        figure: A matplotlib figure, created inside `plain_settings`.
-        suffix: One of `SUFFIXES`.
-        provenance: Where the figure comes from. A PNG has it in the text chunk ``hookscope``, which `read_provenance`
-            reads, an SVG in the description, a PDF in the keywords.
+    The provenance is in the text chunk ``hookscope`` of a PNG, in the description of an SVG, in the keywords of a PDF.
     """
     text = json.dumps(dict(provenance or {}), allow_nan=False, separators=(",", ":"))
     metadata: dict[str, dict[str, Any]] = {

@@ -38,16 +38,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ActivationSummary:
-    """Statistics and tiles of the parts of an output that are feature maps.
+    """Statistics of the finite values of an output, and the parts that are feature maps, as tiles.
 
-    Attributes:
-        shape: Shape of the output.
-        low: Lowest finite value, None without one.
-        mean: Mean of the finite values.
-        high: Highest finite value.
-        dead: Count of channels whose map is constant; a map of one position never counts.
-        nonfinite: Count of NaN and Inf.
-        parts: The feature maps as tiles.
+    ``low``, ``mean`` and ``high`` are None without a finite value; ``dead`` counts the channels whose map is constant,
+    ``nonfinite`` the values NaN and Inf.
     """
 
     shape: Shape
@@ -68,16 +62,8 @@ def reduce_output(
 ) -> ActivationSummary:
     """Measure an output and reduce its feature maps to one byte a value.
 
-    Args:
-        output: What the layer returned.
-        module: The layer; its type helps to find the channel axis.
-        input_size: Size of the model's input, for the proportions of a token grid.
-        choice: Which channels.
-        scale: How values become colours.
-
-    Raises:
-        NoMapError: no part of the output is a feature map.
-        LayerError: none of the chosen channels exists.
+    The type of ``module`` helps to find the channel axis, ``input_size`` the proportions of a token grid. NoMapError if
+    no part of the output is a feature map, LayerError if none of the chosen channels exists.
     """
     with one_thread():
         maps = feature_maps(output, module, input_size)

@@ -27,13 +27,8 @@ class Scale:
     """The base of all scales, linear between two limits.
 
     A new scale is a frozen dataclass that has `notation` and `limits`, and is listed in `SCALES`. If it is not linear,
-    it also has `to_levels` and its inverse, `from_levels`.
-
-    Attributes:
-        notation: How to write the scale, such as ``percentile:LO,HI``.
-        example: A scale to complete, such as ``percentile:1,99``; empty for the notation itself.
-        shared: Whether all channels have the same limits.
-        cmap: The default colour map.
+    it also has `to_levels` and its inverse, `from_levels`. ``example`` is an instance for completion if `notation` has
+    placeholders. All channels have the same limits if ``shared``. ``cmap`` is the default colour map.
     """
 
     notation: ClassVar[str]
@@ -43,15 +38,7 @@ class Scale:
 
     @classmethod
     def parse(cls, text: str) -> Scale:
-        """The scale that ``text`` denotes; ``str()`` of a scale gives such a text.
-
-        Raises:
-            UsageError: no scale is written like this.
-
-        Example:
-            >>> Scale.parse("percentile:1,99")
-            PercentileScale(low=1.0, high=99.0)
-        """
+        """The scale that ``text`` denotes; ``str()`` of a scale gives such a text. UsageError for any other text."""
         for kind in SCALES:
             scale = kind.read(text)
             if scale is not None:
@@ -70,12 +57,9 @@ class Scale:
         return self.notation
 
     def limits(self, values: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Limit, Limit]:
-        """The values of the lowest and the highest level: two numbers, or two tensors ``(C,)``.
+        """The values of the lowest and the highest level for ``values`` ``(C, H, W)``: two numbers, or two ``(C,)``.
 
-        Args:
-            values: All feature maps ``(C, H, W)`` of the layer.
-            lowest: Lowest finite value of each channel ``(C,)``, inf where no value is finite.
-            highest: Highest finite value of each channel, -inf where no value is finite.
+        ``lowest`` and ``highest`` are the finite extremes of each channel ``(C,)``, inf and -inf if no value is finite.
         """
         raise NotImplementedError
 
@@ -157,8 +141,11 @@ class PercentileScale(Scale):
         return cls(*limits) if word == "percentile" and limits and 0 <= limits[0] < limits[1] <= 100 else None
 
     def limits(self, values: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Limit, Limit]:
-        finite = values[values.isfinite()].cpu().numpy()
-        return (_percentile(finite, self.low), _percentile(finite, self.high)) if finite.size else (0.0, 0.0)
+        import numpy as np
+
+        finite = values[values.isfinite()].double().cpu().numpy()
+        low, high = np.percentile(finite, (self.low, self.high), overwrite_input=True) if finite.size else (0.0, 0.0)
+        return float(low), float(high)
 
     def __str__(self) -> str:
         return f"percentile:{self.low:.12g},{self.high:.12g}"
@@ -194,12 +181,7 @@ SCALES: list[type[Scale]] = [ChannelScale, LayerScale, SymmetricScale, Percentil
 
 
 def scale_notations(word: str) -> str:
-    """All notations in a list of words; ``word`` stands before the last one.
-
-    Example:
-        >>> scale_notations("or")
-        'channel, layer, symmetric, percentile:LO,HI or LO:HI'
-    """
+    """All notations in a list of words; ``word`` stands before the last one."""
     *first, last = (kind.notation for kind in SCALES)
     return f"{', '.join(first)} {word} {last}"
 
@@ -224,12 +206,3 @@ def _numbers(texts: list[str]) -> tuple[float, float] | None:
 
 def _increase(low: float, high: float) -> bool:
     return math.isfinite(low) and math.isfinite(high) and low < high
-
-
-def _percentile(values: NDArray[Any], percent: float) -> float:
-    """As ``numpy.percentile``; reorders ``values``."""
-    place = (len(values) - 1) * percent / 100
-    below, above = math.floor(place), math.ceil(place)
-    values.partition((below, above))
-    share = place - below
-    return float(values[below]) * (1 - share) + float(values[above]) * share

@@ -33,12 +33,12 @@ class Origin:
 
     def facts(self) -> dict[str, Any]:
         """The first entries of every provenance: versions, model, weights, image and preprocessing."""
-        second = self.second and {"image": _file_name(self.second[0]), "sha256": self.second[1]}
+        second = self.second and {"image": os.path.basename(self.second[0]), "sha256": self.second[1]}
         return {
             **package_versions(),
             "model": self.model,
             "weights": self.weights,
-            "image": _file_name(self.image),
+            "image": os.path.basename(self.image) or self.image,
             "sha256": self.sha256,
             "preprocess": self.preprocess,
             **({"second": second} if second else {}),
@@ -71,18 +71,9 @@ def draw_sheet(
     style: Style | None = None,
     overlay: Sequence[Sequence[Image.Image]] | None = None,
 ) -> Sheet:
-    """Draw the sheet of one call.
+    """Draw the sheet of one call, over ``overlay`` if given: the frames of each item of the batch.
 
-    Args:
-        summary: From `reduce_output`.
-        call: The call.
-        origin: Model, weights, image and preprocessing.
-        style: Layout and colour map.
-        overlay: Frames of each item of the batch to lay its maps over. Maps of other items (a head's proposals) and
-            of a single position have no place in a frame and are not laid over.
-
-    Raises:
-        UsageError: for an unknown colour map.
+    Maps of other items (a head's proposals) and of a single position have no place in a frame and are not laid over.
     """
     style = style or Style()
     margin = 0 if style.plain else MARGIN
@@ -227,7 +218,3 @@ def shape_text(shape: Shape) -> str:
     if isinstance(shape, dict):
         return "  ".join(f"{part}: {shape_text(part_shape)}" for part, part_shape in shape.items())
     return "x".join(map(str, shape)) if shape else "-"
-
-
-def _file_name(path: str) -> str:
-    return os.path.basename(path) or path

@@ -36,18 +36,7 @@ def inches(text: str, points: float, bold: bool = False) -> float:
 
 
 def wrapped(text: str, width: float, measure: Callable[[str], float], indent: str = "") -> list[str]:
-    """Break ``text`` between words into lines of at most ``width``; a word longer than a line is broken too.
-
-    Args:
-        text: One paragraph.
-        width: Of a line, in the unit of ``measure``.
-        measure: The width of a text.
-        indent: The beginning of the second and later lines.
-
-    Example:
-        >>> wrapped("one two", 5, len), wrapped("abcdef", 4, len)
-        (['one', 'two'], ['abcd', 'ef'])
-    """
+    """Break ``text`` between words into lines of at most ``width`` by ``measure``; longer words are broken too."""
     if measure(text) <= width:
         return [text.rstrip()]
     lines: list[str] = []
@@ -66,12 +55,7 @@ def wrapped(text: str, width: float, measure: Callable[[str], float], indent: st
 
 
 def wrapped_lines(text: str, width: float, points: float, most: int, indent: str = "") -> list[str]:
-    """As `wrapped`, in inches of a plot and at most ``most`` lines: the last line is cut off.
-
-    Example:
-        >>> wrapped_lines("one two three", 0.6, 8.5, 2)
-        ['one two', 'three']
-    """
+    """`wrapped` in inches of a plot, with at most ``most`` lines: the last line is cut off."""
     lines = wrapped(text, width, lambda line: inches(line, points), indent)
     if len(lines) > most:
         lines[most - 1 :] = [fitting(" ".join(lines[most - 1 :]), width, points)]
@@ -79,12 +63,7 @@ def wrapped_lines(text: str, width: float, points: float, most: int, indent: str
 
 
 def fitting(line: str, width: float, points: float, bold: bool = False) -> str:
-    """Cut ``line`` off at ``width`` inches.
-
-    Example:
-        >>> fitting("conv1", 9, 8.5), fitting("a" * 300, 0.5, 8.5)
-        ('conv1', 'aaaa…')
-    """
+    """``line`` cut off at ``width`` inches."""
     if inches(line, points, bold) <= width:
         return line
     while len(line) > 1 and inches(f"{line}…", points, bold) > width:

@@ -27,15 +27,7 @@ class ChannelChoice:
 
     @classmethod
     def parse(cls, text: str) -> ChannelChoice:
-        """``0-63,100``, ``top:16`` (by mean absolute value) or ``top:16:max|std|mean``.
-
-        Raises:
-            SelectionError: for anything else.
-
-        Example:
-            >>> ChannelChoice.parse("0-3,8").numbers
-            ((0, 3), (8, 8))
-        """
+        """``0-63,100``, ``top:16`` (by mean absolute value) or ``top:16:max|std|mean``; else SelectionError."""
         top = re.fullmatch(r"top:(\d+)(?::(abs|max|std|mean))?", text.strip())
         if top is not None and int(top[1]):
             return cls(top=int(top[1]), measure=top[2] or "abs")
@@ -49,22 +41,14 @@ class ChannelChoice:
 
     @classmethod
     def numbered(cls, numbers: Sequence[int]) -> ChannelChoice:
-        """The channels with these numbers.
-
-        Raises:
-            SelectionError: for no number, or one below 0.
-        """
+        """The channels with these numbers; SelectionError for no number, or one below 0."""
         channels = [int(number) for number in numbers]
         if not channels or min(channels) < 0:
             raise SelectionError(f"bad channels {channels}", do="give numbers from 0 on")
         return cls(numbers=tuple((channel, channel) for channel in channels))
 
     def of(self, values: Tensor) -> list[int]:
-        """The chosen channels of ``values`` ``(C, H, W)``, in drawing order.
-
-        Raises:
-            LayerError: none of the chosen channels exists.
-        """
+        """The chosen channels of ``values`` ``(C, H, W)``, in drawing order; LayerError if none exists."""
         count = values.shape[0]
         if self.top:
             strength = self._strength(values)
@@ -88,18 +72,11 @@ class ChannelChoice:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Feature maps as palette indices.
+    """Feature maps as palette indices ``levels`` ``(C, H, W)``: values below ``LEVELS``, else NaN, Inf and constants.
 
-    Attributes:
-        channels: Channel numbers, in drawing order.
-        levels: Palette indices ``(C, H, W)``: below ``LEVELS`` for values, above for NaN, Inf and constant maps.
-        low: Value of level 0 of each channel ``(C,)``.
-        high: Value of the top level.
-        strength: Highest minus lowest finite value of each map ``(C,)``; the absolute value for 1 × 1 maps.
-        constant: Whether all positions of a map have the same value ``(C,)``; False for 1 × 1 maps.
-        nonfinite: Count of NaN and Inf ``(C,)``.
-        shared: Whether all channels have the same scale.
-        scale: The scale as `Scale.parse` reads it.
+    ``low`` and ``high`` are the values of the first and the last level of each channel. ``strength`` is the range of
+    its finite values, or the absolute value of a 1 × 1 map, which is never ``constant``. ``nonfinite`` counts NaN and
+    Inf.
     """
 
     channels: list[int]
@@ -117,10 +94,6 @@ def reduce_maps(values: Tensor, choice: ChannelChoice | None = None, scale: Scal
     """Choose channels of ``values`` ``(C, H, W)`` and convert every value to its palette index.
 
     A map of one position has no range, so 1 × 1 maps are drawn on the scale of the layer instead of ``channel``.
-
-    Raises:
-        LayerError: no chosen channel exists.
-        NoMapError: ``values`` is empty.
     """
     if not values.numel():
         raise NoMapError(f"an output of {'x'.join(map(str, values.shape))} has no values")

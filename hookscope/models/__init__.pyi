@@ -9,7 +9,11 @@ from .batches import (
 from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .checkpoints import load_content as load_content
 from .inputs import example_inputs as example_inputs, family_of as family_of, native_size as native_size
-from .installation import broken_pair as broken_pair, missing_package as missing_package
+from .installation import (
+    broken_pair as broken_pair,
+    missing_package as missing_package,
+    unreadable_settings as unreadable_settings,
+)
 from .load import load_model as load_model
 from .loaded import LoadedModel as LoadedModel
 from .meta_device import meta_forward as meta_forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 
 from hookscope.errors import InstallationError
@@ -35,6 +36,14 @@ def missing_package(error: BaseException) -> InstallationError | None:
         return None
     distribution = "pillow" if error.name == "PIL" else error.name
     return InstallationError(f"the package {distribution} is not installed", do=f"pip install {distribution}")
+
+
+def unreadable_settings(error: BaseException) -> InstallationError | None:
+    """The error to show if matplotlib cannot decode its settings, which it reads when it is imported, else None."""
+    frames = traceback.walk_tb(error.__traceback__) if isinstance(error, UnicodeDecodeError) else ()
+    if not any(frame.f_globals.get("__name__") == "matplotlib" for frame, _ in frames):
+        return None
+    return InstallationError("matplotlib cannot read its file matplotlibrc: it is not UTF-8", do="mend or remove it")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

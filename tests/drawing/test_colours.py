@@ -11,12 +11,10 @@ import matplotlib
 import numpy as np
 import pytest
 
-import hookscope
+from hookscope.cli.main import main
 from hookscope.drawing import colours
 from hookscope.drawing.colours import LEVELS, colour_map_names, palette
 from hookscope.errors import UsageError
-
-ROOT = Path(hookscope.__file__).parents[1]
 
 
 @pytest.mark.parametrize("cmap", ["viridis", "RdBu_r", "tab10", "jet"])
@@ -48,21 +46,31 @@ def test_an_unknown_name_has_near_misses() -> None:
         palette("virids")
 
 
-def sheet(folder: Path, name: str, **environment: str) -> bytes:
-    settings = {key: value for key, value in os.environ.items() if key not in ("MPLBACKEND", "MATPLOTLIBRC")}
-    command = ["visualize", "shapes", str(ROOT / "samples/shapes/star.png"), "--layer", "1", "--cmap", "coolwarm"]
-    subprocess.run(
-        [sys.executable, "-m", "hookscope", *command, "-o", name],
-        cwd=folder,
-        env=settings | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        check=True,
+DRAW = """
+import sys
+from hookscope.drawing.colours import palette
+from hookscope.drawing.plot import figure_bytes, page_of_rows, plain_settings
+with plain_settings():
+    page = page_of_rows(["a"], {"b": 1}, "c")
+drawn = palette("coolwarm").tobytes() + figure_bytes(page, ".png")
+"""
+
+
+def test_settings_around_us_change_nothing(tmp_path: Path) -> None:
+    # image.lut is read while matplotlib is imported
+    (tmp_path / "matplotlibrc").write_text("image.lut: 4\nfigure.dpi: 20\naxes.facecolor: red\n")
+    environment = {**os.environ, "PYTHONPATH": str(Path(colours.__file__).parents[2]), "MPLBACKEND": "module://no_such"}
+    output = "sys.stdout.buffer.write(drawn); assert 'matplotlib.pyplot' not in sys.modules"
+    process = subprocess.run(
+        [sys.executable, "-c", DRAW + output], cwd=tmp_path, env=environment, capture_output=True, check=True
     )
-    return (folder / name).read_bytes()
+    names: dict[str, bytes] = {}
+    exec(DRAW, names)
+    assert process.stdout == names["drawn"]
 
 
-def test_settings_around_a_command_change_nothing(tmp_path: Path) -> None:
-    plain = sheet(tmp_path, "plain.png")
-    # image.lut is read while matplotlib is imported; a backend that does not exist makes the import fail
-    (tmp_path / "matplotlibrc").write_text("image.lut: 4\nfigure.dpi: 20\n")
-    assert sheet(tmp_path, "settings.png", MPLBACKEND="module://no_such.backend") == plain
+def test_the_backend_of_a_notebook_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "no such backend")  # makes the import of matplotlib fail
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert "MPLBACKEND" not in os.environ

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 import xml.dom.minidom
 from pathlib import Path
 
@@ -69,23 +67,6 @@ def test_settings_are_given_back_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), plain_settings():
         raise ZeroDivisionError
     assert dict.copy(matplotlib.rcParams) == before
-
-
-def test_neither_backend_nor_pyplot_nor_a_file_in_the_folder_matters(tmp_path: Path) -> None:
-    (tmp_path / "matplotlibrc").write_text("figure.dpi: 20\naxes.facecolor: red\n")
-    code = (
-        "import sys; from hookscope.drawing.plot import *\n"
-        "with plain_settings(): page = page_of_rows(['a'], {'b': 1}, 'c')\n"
-        "sys.stdout.buffer.write(figure_bytes(page, '.png')); assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    made = []
-    for folder, more in ((tmp_path, {"MPLBACKEND": "module://nowhere"}), ("/", {})):
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **more}
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, check=True
-        )
-        made.append(done.stdout)
-    assert made[0] == made[1]
 
 
 def test_text_is_text() -> None:

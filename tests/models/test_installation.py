@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import matplotlib
 import pytest
 
 from hookscope.errors import InstallationError
 from hookscope.models import installation
-from hookscope.models.installation import broken_pair, missing_package
+from hookscope.models.installation import broken_pair, missing_package, unreadable_settings
 
 NMS = "operator torchvision::nms does not exist"
 
@@ -64,3 +67,15 @@ def test_missing_package_gives_the_name_to_install() -> None:
     assert str(missing_package(safetensors)).endswith("; pip install safetensors")
     assert missing_package(ModuleNotFoundError("No module named 'their_net'", name="their_net")) is None
     assert missing_package(ImportError("cannot import name 'x'", name="torch")) is None
+
+
+def test_settings_that_matplotlib_cannot_decode_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "matplotlibrc"
+    path.write_bytes(b"image.lut: \xff")
+    with pytest.raises(UnicodeDecodeError) as of_matplotlib:
+        matplotlib.rc_params_from_file(path)
+    error = unreadable_settings(of_matplotlib.value)
+    assert str(error) == "matplotlib cannot read its file matplotlibrc: it is not UTF-8; mend or remove it"
+    with pytest.raises(UnicodeDecodeError) as of_another_file:
+        path.read_text("utf-8")
+    assert unreadable_settings(of_another_file.value) is None
