@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torchvision
 from torch import Tensor, nn
 
 HOOK_TABLES = [table for table in vars(nn.Identity()) if "hooks" in table and not table.startswith("_state_dict")]
@@ -26,3 +27,27 @@ def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 def numbers(tensor: Tensor) -> list[float]:
     """All values in a row, the way a test writes them down."""
     return tensor.detach().flatten().tolist()
+
+
+def small_head(name: str) -> nn.Module:
+    """torchvision's model ``name`` with five classes, without the large heads of alexnet and vgg."""
+    with torch.device("meta"):
+        net = torchvision.models.get_model(name, weights=None, num_classes=5)
+        if name in ("alexnet", "vgg11"):
+            width = net.classifier[1 if name == "alexnet" else 0].in_features
+            net.classifier = nn.Linear(width, 5)
+    net = net.to_empty(device="cpu").eval()
+    for key, tensor in net.state_dict().items():
+        if tensor.dim() > 1:
+            nn.init.kaiming_normal_(tensor)
+        else:
+            tensor.fill_(1 if key.endswith(("running_var", "weight")) else 0)
+    return net
+
+
+def not_in_place(net: nn.Module) -> nn.Module:
+    """``net`` with none of its layers working in place."""
+    for module in net.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False
+    return net

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +38,19 @@ class Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.twin(self.layer(x))
+
+
+class Function(nn.Module):
+    """``function(*inputs)``; with layers, which the keywords name, ``function(net, *inputs)``."""
+
+    def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs) if self._modules else self.function(*args, **kwargs)
 
 
 class Fails(nn.Module):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +20,15 @@ import hookscope
 from hookscope.errors import LayerError
 from hookscope.hooks.registration import HookHandles
 from hookscope.hooks.tensors import tensors_in
-from tests.helpers import hooks_on, numbers
-from tests.nets import Twice, X, chain, conv, row
+from tests.helpers import hooks_on, not_in_place, numbers, small_head
+from tests.nets import Function, Twice, X, chain, conv, row
+
+FROM_PAPER = {"0": [0, 0], "2": [0, 50], "4": [1, 10]}
+"""Gradients of ``(chain()(X) * row(1, 10)).sum()``: times 5, through a ReLU, times -3, through a ReLU."""
+
+
+def gradients_of(activations: hookscope.Activations) -> dict[str, list[float]]:
+    return {key: numbers(gradient) for key, gradient in activations.grad.items()}
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -36,9 +43,7 @@ def test_gradients_from_paper_inside_and_after_the_block(inplace: bool, inside: 
     if not inside:
         assert len(activations.grad) == 0
         loss.backward()
-    # (1, 10) at the end, times 5, through a ReLU that is open on the right, times -3, through one open on the left
-    found = {key: numbers(gradient) for key, gradient in activations.grad.items()}
-    assert found == {"0": [0, 0], "2": [0, 50], "4": [1, 10]}
+    assert gradients_of(activations) == FROM_PAPER
     assert [numbers(kept) for kept in activations.values()] == [[2, -4], [-5, 1], [5 * 0 + 3, 5 * 1 + 3]]
     assert hooks_on(net) == 0
     assert not any(gradient.requires_grad for gradient in activations.grad.values())
@@ -58,80 +63,27 @@ def test_the_order_is_that_of_execution_although_gradients_come_the_other_way_ro
     assert numbers(activations.grad[-1]) == numbers(activations.grad["4#0"]) == [1, 1]
 
 
-def by_tensor_hooks(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The plain way, which is right where nothing works in place."""
-    found: dict[str, Tensor] = {}
-    kept: dict[str, Tensor] = {}
-    with HookHandles() as handles:
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Conv2d):
-                handles.forward(module, lambda _, args, kwargs, output, name=name: kept.__setitem__(name, output))
-        loss = model(x)[0, 3]
-    for name, gradient in zip(kept, torch.autograd.grad(loss, list(kept.values())), strict=True):
-        found[name] = gradient
-    return found
-
-
-def small_head(name: str) -> nn.Module:
-    """The model ``name`` with five classes; the heads of alexnet and vgg are as large as a hundred of these tests."""
-    with torch.device("meta"):
-        net = torchvision.models.get_model(name, weights=None, num_classes=5)
-        if name in ("alexnet", "vgg11"):
-            width = net.classifier[1 if name == "alexnet" else 0].in_features
-            net.classifier = nn.Linear(width, 5)
-    net = net.to_empty(device="cpu").eval()
-    for key, tensor in net.state_dict().items():
-        if tensor.dim() > 1:
-            nn.init.kaiming_normal_(tensor)
-        else:
-            tensor.fill_(1 if key.endswith(("running_var", "weight")) else 0)
-    return net
-
-
-def not_in_place(model: nn.Module) -> nn.Module:
-    twin = copy.deepcopy(model)
-    for module in twin.modules():
-        if hasattr(module, "inplace"):
-            module.inplace = False
-    return twin
-
-
 @pytest.mark.parametrize(
     ("name", "side"), [("alexnet", 64), ("vgg11", 32), ("squeezenet1_1", 32), ("densenet121", 32), ("resnet18", 32)]
 )
 def test_every_convolution_of_torchvisions_models_against_autograd(name: str, side: int) -> None:
     net = small_head(name)
     x = torch.rand(1, 3, side, side)
-    expected = by_tensor_hooks(not_in_place(net), x)
     with hookscope.capture(net, gradients=True) as activations:
         net(x)[0, 3].backward()
-    assert list(activations.grad) == list(activations) == list(expected)
-    for key, gradient in expected.items():
+    plain, outputs = not_in_place(copy.deepcopy(net)), {}
+    with HookHandles() as handles:
+        for key in activations:
+            handles.forward(plain.get_submodule(key), lambda *call, key=key: outputs.update({key: call[-1]}))
+        score = plain(x)[0, 3]
+    expected = torch.autograd.grad(score, list(outputs.values()))
+    assert list(activations.grad) == list(activations) == list(outputs)
+    for key, gradient in zip(outputs, expected, strict=True):
         assert torch.allclose(activations.grad[key], gradient, rtol=1e-4, atol=1e-7 * float(gradient.abs().max())), key
-    # the kept activations are in the graph, and autograd tells the same of them
+    # the kept activations are in the graph, and autograd has the same gradients of them
     with hookscope.capture(net, gradients=True) as again:
         (own,) = torch.autograd.grad(net(x)[0, 3], again[0])
     assert torch.equal(own, activations.grad[0])
-
-
-def test_it_is_what_retain_grad_gives_where_nothing_works_in_place() -> None:
-    net = chain(inplace=False)
-    with hookscope.capture(net, gradients=True) as activations:
-        loss = net(X).square().sum()
-    for kept in activations.values():
-        kept.retain_grad()
-    loss.backward()
-    for key, kept in activations.items():
-        assert torch.equal(activations.grad[key], kept.grad)
-
-
-def test_parameters_get_the_gradients_they_get_without() -> None:
-    net, plain = chain(), chain()
-    plain(X).square().sum().backward()
-    with hookscope.capture(net, types=("all",), gradients=True):
-        net(X).square().sum().backward()
-    for one, other in zip(net.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
 
 
 def test_a_loss_on_an_activation_itself() -> None:
@@ -139,40 +91,32 @@ def test_a_loss_on_an_activation_itself() -> None:
     with hookscope.capture(net, gradients=True) as activations:
         net(X)
     (activations["2"] * row(7, 8)).sum().backward()
-    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {"0": [-21, 0], "2": [7, 8]}
+    assert gradients_of(activations) == {"0": [-21, 0], "2": [7, 8]}
 
 
 def test_a_layer_that_runs_twice() -> None:
     net = Twice()
     with hookscope.capture(net, gradients=True) as activations:
         net(row(1)).sum().backward()
-    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {"layer": [3], "layer#1": [1]}
+    assert gradients_of(activations) == {"layer": [3], "layer#1": [1]}
     assert numbers(activations.grad["twin#1"]) == numbers(activations.grad[-1]) == [1]
     with hookscope.capture(net, "layer#1", gradients=True) as one:
         net(row(1)).sum().backward()
     assert list(one.grad) == ["layer#1"]
 
 
-class Splits(nn.Module):
+def splits(x: Tensor) -> Any:
     """A tuple with a dictionary: 2x, 3x, 5x, a word, numbers without a gradient."""
-
-    def forward(self, x: Tensor) -> Any:
-        return 2 * x, {"three": [3 * x], "five": 5 * x}, "word", x.argmax(), x.detach() * 9
-
-
-class Joins(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.splits = Splits()
-
-    def forward(self, x: Tensor) -> Tensor:
-        two, rest, *_ = self.splits(x)
-        return two.relu_() * rest["three"][0]
+    return 2 * x, {"three": [3 * x], "five": 5 * x}, "word", x.argmax(), x.detach() * 9
 
 
 def test_containers_of_tensors() -> None:
-    net = Joins()
+    def forward(net: Any, x: Tensor) -> Tensor:
+        two, rest, *_ = net.splits(x)
+        return two.relu_() * rest["three"][0]
+
     x = row(1, 4).requires_grad_()
+    net = Function(forward, splits=Function(splits))
     with hookscope.capture(net, "splits", gradients=True) as activations:
         net(x).sum().backward()
     two, rest, word, *without = activations.grad["splits"]
@@ -180,55 +124,28 @@ def test_containers_of_tensors() -> None:
     assert (rest["five"], word, without) == (None, "word", [None, None])
 
 
-class Pair(NamedTuple):
-    a: Tensor
-    b: Tensor
-
-
-@dataclasses.dataclass
-class Found:
-    kept: Tensor
-    more: list[Tensor]
-
-
-class Returns(nn.Module):
-    def __init__(self, made: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.made = made
-
-    def forward(self, x: Tensor) -> Any:
-        return self.made(x)
-
-
 @pytest.mark.parametrize(
-    ("made", "used"),
+    ("function", "used"),
     [
-        (lambda x: Pair(2 * x, 3 * x), lambda found: found.b),
-        (lambda x: Found(2 * x, [5 * x, 3 * x]), lambda found: found.more[1]),
-        (lambda x: OrderedDict(a=[(2 * x,)], b=3 * x), lambda found: found["b"]),
-        (lambda x: [2 * x, {"b": 3 * x}], lambda found: found[1]["b"]),
+        (lambda x: SimpleNamespace(a=2 * x, b=3 * x), lambda output: output.b),
+        (lambda x: OrderedDict(a=[(2 * x,)], b=3 * x), lambda output: output["b"]),
+        (lambda x: [2 * x, {"b": 3 * x}], lambda output: output[1]["b"]),
     ],
 )
 def test_gradients_come_in_containers_of_the_same_kind(
-    made: Callable[[Tensor], Any], used: Callable[[Any], Tensor]
+    function: Callable[[Tensor], Any], used: Callable[[Any], Tensor]
 ) -> None:
-    net = nn.Sequential(Returns(made))
+    net = nn.Sequential(Function(function))
     with hookscope.capture(net, types=("all",), gradients=True) as activations:
         (used(net(row(1).requires_grad_())) * 7).sum().backward()
-    found = activations.grad[0]
-    assert type(found) is type(activations[0])
-    assert numbers(used(found)) == [7]
-    assert list(tensors_in(found).values()) == [used(found)]  # all else is None
-
-
-class Doubles(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x * 2
-        return y, y
+    gradients = activations.grad[0]
+    assert type(gradients) is type(activations[0])
+    assert numbers(used(gradients)) == [7]
+    assert list(tensors_in(gradients).values()) == [used(gradients)]  # all else is None
 
 
 def test_a_tensor_that_is_there_twice() -> None:
-    net = nn.Sequential(Doubles())
+    net = nn.Sequential(Function(lambda x: (x * 2,) * 2))
     with hookscope.capture(net, types=("all",), gradients=True) as activations:
         one, other = net(row(1).requires_grad_())
         (one * 3 + other * 4).sum().backward()
@@ -247,9 +164,7 @@ def test_a_second_pass_starts_anew() -> None:
         first.backward()  # of a pass that is no longer kept
         assert len(activations.grad) == 0
         second.backward()
-    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {
-        "0": [0, 0], "2": [0, 0], "4": [1, 1]
-    }  # fmt: skip
+    assert gradients_of(activations) == {"0": [0, 0], "2": [0, 0], "4": [1, 1]}
 
 
 def test_a_second_backward_pass_replaces_what_the_first_brought() -> None:
@@ -262,7 +177,7 @@ def test_a_second_backward_pass_replaces_what_the_first_brought() -> None:
 
 
 def test_a_second_backward_pass_that_reaches_another_part_of_a_container() -> None:
-    net = nn.Sequential(Splits())
+    net = nn.Sequential(Function(splits))
     with hookscope.capture(net, types=("all",), gradients=True) as activations:
         two, rest, *_ = net(row(1).requires_grad_())
     two.sum().backward(retain_graph=True)
@@ -282,25 +197,15 @@ def test_double_backward() -> None:
     assert numbers(activations.grad[0]) == [54]  # d slope / d y = 18 y
 
 
-class AddsItsBias(nn.Module):
-    """Autograd hands the gradient of the sum on as the parameter's: both would be one tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.ones(1, 1, 1, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.bias
-
-
 def test_what_is_kept_does_not_change_with_the_gradient_of_a_parameter() -> None:
-    net = nn.Sequential(AddsItsBias())
-    with hookscope.capture(net, types=("all",), gradients=True) as activations:
-        net(row(1, 2)).square().sum().backward()
-    net[0].bias.grad.zero_()
-    assert numbers(activations.grad[0]) == [4, 6]
-    activations.grad[0].fill_(9)
-    assert numbers(net[0].bias.grad) == [0, 0]
+    # autograd hands the gradient of the sum on as that of the weight: both would be one tensor
+    net = Function(lambda net, x: x + net.layer.weight, layer=nn.PReLU(2))
+    with hookscope.capture(net, "re:^$", gradients=True) as activations:
+        net(torch.tensor([0.75, 1.75])).square().sum().backward()
+    net.layer.weight.grad.zero_()
+    assert numbers(activations.grad[""]) == [2, 4]
+    activations.grad[""].fill_(9)
+    assert numbers(net.layer.weight.grad) == [0, 0]
 
 
 def test_indices_from_the_end_wait_for_no_more_than_is_wanted() -> None:
@@ -318,7 +223,7 @@ def test_an_early_stop() -> None:
         net(X)
         raise AssertionError("the pass went on")
     (activations[2] * row(4, 5)).sum().backward()
-    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {"2": [4, 5]}
+    assert gradients_of(activations) == {"2": [4, 5]}
     assert net[4].weight.grad is None
 
 
@@ -343,39 +248,18 @@ def test_gradients_are_those_of_what_the_layer_returned(options: dict[str, Any],
         output = net(X)
         (output * row(1, 10)).sum().backward()
     assert numbers(output) == [3, 8]
-    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {
-        "0": [0, 0], "2": [0, 50], "4": [1, 10]
-    }  # fmt: skip
+    assert gradients_of(activations) == FROM_PAPER
     assert {gradient.dtype for gradient in activations.grad.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": torch.float64}, {"device": "cpu"}], ids=str)
 def test_a_view_that_the_next_layer_overwrites(options: dict[str, Any]) -> None:
     # a hook on the view itself would never fire: autograd makes it anew after the write
-    net = nn.Sequential(conv(2), Returns(lambda x: x[..., :1]), Returns(lambda x: x.mul_(3)))
+    net = nn.Sequential(conv(2), Function(lambda x: x[..., :1]), Function(lambda x: x.mul_(3)))
     with hookscope.capture(net, types=("all",), gradients=True, **options) as activations:
         (net(X) * 7).sum().backward()
-    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == {"0": [21, 0], "1": [21], "2": [7]}
+    assert gradients_of(activations) == {"0": [21, 0], "1": [21], "2": [7]}
     assert [numbers(kept) for kept in activations.values()] == [[2, -4], [2], [6]]
-
-
-def test_the_values_that_are_kept_are_the_same_with_and_without_gradients() -> None:
-    for options in ({}, {"dtype": torch.float64}, {"transform": lambda output: output + 1}):
-        net = chain()
-        with hookscope.capture(net, **options) as without:
-            net(X)
-        with hookscope.capture(net, gradients=True, **options) as activations:
-            net(X)
-        assert [numbers(kept) for kept in activations.values()] == [numbers(kept) for kept in without.values()]
-        assert [kept.dtype for kept in activations.values()] == [kept.dtype for kept in without.values()]
-
-
-def test_device_is_for_gradients_too() -> None:
-    net = chain()
-    with hookscope.capture(net, device="meta", gradients=True) as activations:
-        net(X).sum().backward()
-    assert {gradient.device.type for gradient in activations.grad.values()} == {"meta"}
-    assert tuple(activations.grad["4"].shape) == (1, 1, 1, 2)
 
 
 def said(activations: hookscope.Activations, key: str | int) -> str:
@@ -499,27 +383,14 @@ def test_when_the_activations_are_gone_backward_goes_on() -> None:
     assert net[0].weight.grad is not None
 
 
-def test_no_hooks_are_left_after_a_failure() -> None:
-    class Fails(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise RuntimeError("on purpose")
-
-    net = nn.Sequential(conv(1), Fails())
-    with pytest.raises(RuntimeError, match="on purpose"), hookscope.capture(net, gradients=True) as activations:
-        net(X)
-    assert hooks_on(net) == 0
-    activations["0"].sum().backward()
-    assert numbers(activations.grad["0"]) == [1, 1]
-
-
 def test_a_copy_of_the_model_made_inside_the_block_is_not_meant() -> None:
     net = chain()
     with hookscope.capture(net, gradients=True) as activations:
         twin = copy.deepcopy(net)
         net(X).sum().backward()
-        before = {key: numbers(gradient) for key, gradient in activations.grad.items()}
+        before = gradients_of(activations)
         twin(row(5, 5)).sum().backward()
-    assert {key: numbers(gradient) for key, gradient in activations.grad.items()} == before
+    assert gradients_of(activations) == before
 
 
 def test_a_checkpointed_layer() -> None:
