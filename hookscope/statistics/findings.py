@@ -5,25 +5,25 @@ This file needs no torch: the help of ``hookscope stats`` reads the thresholds o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hookscope.findings import (
     CATALOGUE,
-    GRAVITY,
     Finding,
     FindingKind,
-    add_kind,
+    Rules,
+    Thresholds,
     chains,
     counted,
     default,
+    existing,
     listed,
     nonfinite_words,
     percent,
-    thresholds_for,
 )
 from hookscope.hooks import ACTIVATION_FUNCTIONS
 
@@ -33,25 +33,11 @@ if TYPE_CHECKING:
     from hookscope.statistics.totals import RunningStatistics
 
 
-@dataclass(frozen=True, slots=True)
-class StatisticsThresholds:
-    """Thresholds of the findings on activations; the catalogue says where the defaults come from.
+@dataclass(frozen=True)
+class StatisticsThresholds(Thresholds):
+    """Thresholds of the findings on activations; the catalogue says what each one means and where it comes from."""
 
-    Attributes:
-        dead: Largest share of dead channels in a layer, 0 to 1.
-        saturated: Largest share of values near a bound, 0 to 1.
-        smallest: Root mean square below which a layer vanishes.
-        largest: Absolute value above which a layer explodes.
-        correlation: Pearson correlation from which channels are duplicates, 0 to 1.
-        rank: Minimum effective rank as a share of the highest possible rank, 0 to 1; rank 1 always counts unless
-            this is 0.
-        shift: Largest distance of a BatchNorm's inputs from its running mean, in running standard deviations (median
-            over the channels).
-        ratio: Largest factor between the variance of the inputs and the running variance, either way round (median
-            over the channels).
-        images: With fewer images, findings of dead, constant or drifting layers are marked as uncertain.
-        others: Thresholds of rules that were registered later, by name.
-    """
+    question = "activations"
 
     dead: float = default("dead-channels", "dead")
     saturated: float = default("saturated", "saturated")
@@ -62,34 +48,11 @@ class StatisticsThresholds:
     shift: float = default("batchnorm-drift", "shift")
     ratio: float = default("batchnorm-drift", "ratio")
     images: int = int(default("few-images", "images"))
-    others: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> StatisticsThresholds:
-        """The thresholds named in ``values``; names that are no field become ``others``."""
-        own = {one.name for one in fields(cls)}
-        others = {name: value for name, value in values.items() if name not in own}
-        return cls(**{name: value for name, value in values.items() if name in own}, others=others)
-
-    def __getitem__(self, name: str) -> float:
-        """The threshold ``name`` of any registered rule."""
-        if name in self.others:
-            return self.others[name]
-        defaults = {threshold.name: threshold.default for threshold in thresholds_for("activations")}
-        return float(getattr(self, name) if hasattr(self, name) else defaults[name])
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the rules judge.
-
-    Attributes:
-        layers: Statistics of every call, in order of execution.
-        drifts: Inputs of every BatchNorm against its running statistics.
-        images: How many images were measured.
-        thresholds: Where findings begin.
-        findings: The graver findings.
-    """
+    """What the rules judge, and the graver ``findings``."""
 
     layers: Sequence[LayerStatistics]
     drifts: Sequence[BatchNormDrift]
@@ -100,7 +63,7 @@ class Measured:
     @cached_property
     def constant(self) -> set[str]:
         """Keys of the calls whose output is constant: nothing else is said about their channels."""
-        return {layer.key for layer in self.layers if _constant(layer) is not None}
+        return {layer.key for layer in self.layers if _constant(layer, self.thresholds) is not None}
 
     @cached_property
     def varying(self) -> list[tuple[LayerStatistics, LayerStatistics | None]]:
@@ -109,48 +72,15 @@ class Measured:
         return [(layer, before.get(layer.key)) for layer in self.layers if layer.key not in self.constant]
 
 
-Rule = Callable[[Measured], Iterable[Finding]]
 LayerRule = Callable[["LayerStatistics", StatisticsThresholds], Finding | None]
+VaryingRule = Callable[["LayerStatistics", "LayerStatistics | None", StatisticsThresholds], Finding | None]
 
 # Ranks below it are 1: float32 rounding adds up to 4e-6 (measured), a second direction of 0.3 % of the spread 1e-4.
 _ONE_DIRECTION = 1.0 + 1e-4
 _SAME = default("constant-output", "same")
 
-RULES: dict[str, Rule] = {}
-"""The rule of each finding on activations; they run in the order of `GRAVITY`."""
-
-
-def rule(kind: FindingKind, before: str | None = None) -> Callable[[Rule], Rule]:
-    """Register a rule for findings of ``kind``, which joins the catalogue if it is new.
-
-    Args:
-        kind: The entry of the catalogue, with its thresholds and their options.
-        before: The next less grave finding, see `add_kind`.
-    """
-    add_kind(kind, "activations", before)
-
-    def register(judge: Rule) -> Rule:
-        RULES[kind.name] = judge
-        return judge
-
-    return register
-
-
-def layer_rule(kind: FindingKind, before: str | None = None) -> Callable[[LayerRule], LayerRule]:
-    """Register a rule that judges one call at a time, see `rule`."""
-
-    def register(judge: LayerRule) -> LayerRule:
-        @rule(kind, before)
-        def of_each(measured: Measured) -> Iterator[Finding]:
-            return _found(judge(layer, measured.thresholds) for layer in measured.layers)
-
-        return judge
-
-    return register
-
-
-def _found(findings: Iterable[Finding | None]) -> Iterator[Finding]:
-    return (finding for finding in findings if finding is not None)
+RULES = Rules("activations", lambda measured: measured.layers)
+rule, layer_rule = RULES.rule, RULES.row_rule
 
 
 def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | None = None) -> list[Finding]:
@@ -177,42 +107,62 @@ def find_problems(
 ) -> list[Finding]:
     """`diagnose` for statistics that are already computed."""
     measured = Measured(layers, list(drifts), images, thresholds)
-    for name in GRAVITY["activations"]:
-        if name in RULES:
-            measured.findings.extend(RULES[name](measured))
+    for finding in RULES.findings(measured):
+        measured.findings.append(finding)
     return measured.findings
 
 
 def _sources(judged: Iterable[tuple[Finding | None, bool]]) -> Iterator[Finding]:
     """The first finding of each chain of calls, with the length of the chain: the later calls inherit it.
 
-    Args:
-        judged: The finding of each call, and whether a call without a finding ends the chain. A bounded function,
-            such as the gate beside a layer, does not.
+    Each call has its finding, and whether it ends the chain without one. A bounded function, such as the gate beside a
+    layer, does not.
     """
     calls = list(judged)
     positions = [at for at, (finding, _) in enumerate(calls) if finding is not None]
     for chain in chains(positions, lambda chain, at: not any(ends for _, ends in calls[chain[-1] + 1 : at])):
-        first, *after = _found(calls[at][0] for at in chain)
+        first, *after = existing(calls[at][0] for at in chain)
         text = f"; {counted(len(after), 'call')} after it too, up to {after[-1].layer}" if after else ""
         yield replace(first, evidence=first.evidence + text, numbers={**first.numbers, "layers": len(chain)})
 
 
-def _sources_in_layers(measured: Measured, judge: LayerRule) -> Iterator[Finding]:
-    return _sources((judge(layer, measured.thresholds), layer.saturated is None) for layer in measured.layers)
+def _source_rule(kind: FindingKind) -> Callable[[LayerRule], LayerRule]:
+    """Register a rule that judges one call at a time; only the source of a chain is reported."""
+
+    def register(judge: LayerRule) -> LayerRule:
+        @rule(kind)
+        def judge_sources(measured: Measured) -> Iterator[Finding]:
+            return _sources((judge(layer, measured.thresholds), layer.saturated is None) for layer in measured.layers)
+
+        return judge
+
+    return register
+
+
+def _varying_rule(kind: FindingKind) -> Callable[[VaryingRule], VaryingRule]:
+    """Register a rule that judges one call and the call before it, both of varying output."""
+
+    def register(judge: VaryingRule) -> VaryingRule:
+        @rule(kind)
+        def judge_varying(measured: Measured) -> Iterator[Finding]:
+            return existing(judge(layer, before, measured.thresholds) for layer, before in measured.varying)
+
+        return judge
+
+    return register
 
 
 @rule(CATALOGUE["non-finite"])
 def _non_finite(measured: Measured) -> Iterator[Finding]:
     """One finding at the first layer, which spoils the layers after it."""
-    bad = [layer for layer in measured.layers if layer.nan or layer.inf]
-    if not bad:
+    layers = [layer for layer in measured.layers if layer.nan or layer.inf]
+    if not layers:
         return
-    first = bad[0]
+    first = layers[0]
     text = f"{nonfinite_words(first.nan, first.inf)} of {first.values:,} values{_where(first.nonfinite_at)}"
-    if len(bad) > 1:
-        text += f"; {len(bad) - 1} later {'call has' if len(bad) == 2 else 'calls have'} some too"
-    numbers = {"nan": first.nan, "inf": first.inf, "values": first.values, "layers": len(bad)}
+    if len(layers) > 1:
+        text += f"; {len(layers) - 1} later {'call has' if len(layers) == 2 else 'calls have'} some too"
+    numbers = {"nan": first.nan, "inf": first.inf, "values": first.values, "layers": len(layers)}
     yield CATALOGUE["non-finite"].finding(first.key, text, numbers=numbers)
 
 
@@ -225,35 +175,25 @@ def _where(place: ValuePosition | None) -> str:
     return f", the first in channel {place.channel}{axes.format(*at)}{image}"
 
 
-@rule(CATALOGUE["exploding-activations"])
-def _exploding(measured: Measured) -> Iterator[Finding]:
-    def judge(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
-        if layer.min is None or layer.max is None or max(-layer.min, layer.max) <= thresholds.largest:
-            return None
-        text = f"values from {layer.min:.4g} to {layer.max:.4g}, beyond {thresholds.largest:g}"
-        numbers = {"min": layer.min, "max": layer.max}
-        return CATALOGUE["exploding-activations"].finding(layer.key, text, numbers=numbers)
-
-    return _sources_in_layers(measured, judge)
+@_source_rule(CATALOGUE["exploding-activations"])
+def _exploding(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
+    if layer.min is None or layer.max is None or max(-layer.min, layer.max) <= thresholds.largest:
+        return None
+    text = f"values from {layer.min:.4g} to {layer.max:.4g}, beyond {thresholds.largest:g}"
+    numbers = {"min": layer.min, "max": layer.max}
+    return CATALOGUE["exploding-activations"].finding(layer.key, text, numbers=numbers)
 
 
-@rule(CATALOGUE["vanishing-activations"])
-def _vanishing(measured: Measured) -> Iterator[Finding]:
-    def judge(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
-        if layer.rms is None or not 0 < layer.rms < thresholds.smallest:
-            return None
-        text = f"root mean square {layer.rms:.4g}, below {thresholds.smallest:.4g}"
-        return CATALOGUE["vanishing-activations"].finding(layer.key, text, numbers={"rms": layer.rms})
-
-    return _sources_in_layers(measured, judge)
+@_source_rule(CATALOGUE["vanishing-activations"])
+def _vanishing(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
+    if layer.rms is None or not 0 < layer.rms < thresholds.smallest:
+        return None
+    text = f"root mean square {layer.rms:.4g}, below {thresholds.smallest:.4g}"
+    return CATALOGUE["vanishing-activations"].finding(layer.key, text, numbers={"rms": layer.rms})
 
 
-@rule(CATALOGUE["constant-output"])
-def _constant_outputs(measured: Measured) -> Iterator[Finding]:
-    return _sources_in_layers(measured, lambda layer, _: _constant(layer))
-
-
-def _constant(layer: LayerStatistics) -> Finding | None:
+@_source_rule(CATALOGUE["constant-output"])
+def _constant(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.channels and len(layer.dead_channels) == layer.channels:
         value = f"the value {layer.min:.4g}" if layer.min == layer.max else "one value each"
         text = f"all {layer.channels} channels have {value} throughout"
@@ -289,11 +229,7 @@ def _applied_to(before: LayerStatistics | None, layer: LayerStatistics) -> bool:
     return before.channels == layer.channels
 
 
-@rule(CATALOGUE["dead-channels"])
-def _dead_channels(measured: Measured) -> Iterator[Finding]:
-    return _found(_dead(layer, before, measured.thresholds) for layer, before in measured.varying)
-
-
+@_varying_rule(CATALOGUE["dead-channels"])
 def _dead(layer: LayerStatistics, before: LayerStatistics | None, thresholds: StatisticsThresholds) -> Finding | None:
     if len(layer.dead_channels) / max(layer.channels, 1) <= thresholds.dead:
         return None
@@ -317,14 +253,14 @@ def _dead(layer: LayerStatistics, before: LayerStatistics | None, thresholds: St
     return CATALOGUE["dead-channels"].finding(layer.key, text, channels=dead, numbers=numbers)
 
 
-@rule(CATALOGUE["duplicate-channels"])
-def _duplicate_channels(measured: Measured) -> Iterator[Finding]:
-    return _found(_duplicates(layer, before) for layer, before in measured.varying)
-
-
-def _duplicates(layer: LayerStatistics, before: LayerStatistics | None) -> Finding | None:
+@_varying_rule(CATALOGUE["duplicate-channels"])
+def _duplicates(
+    layer: LayerStatistics, before: LayerStatistics | None, thresholds: StatisticsThresholds
+) -> Finding | None:
     inherited = [set(group) for group in before.duplicate_channels] if before and _applied_to(before, layer) else []
-    groups = tuple(group for group in layer.duplicate_channels if not any(one.issuperset(group) for one in inherited))
+    groups = tuple(
+        group for group in layer.duplicate_channels if not any(other.issuperset(group) for other in inherited)
+    )
     if not groups:
         return None
     channels = tuple(sorted(at for group in groups for at in group))
@@ -335,12 +271,10 @@ def _duplicates(layer: LayerStatistics, before: LayerStatistics | None) -> Findi
     return kind.finding(layer.key, text, channels=channels, groups=groups, numbers=numbers)
 
 
-@rule(CATALOGUE["low-rank"])
-def _low_ranks(measured: Measured) -> Iterator[Finding]:
-    return _found(_low_rank(layer, measured.thresholds) for layer, _ in measured.varying)
-
-
-def _low_rank(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
+@_varying_rule(CATALOGUE["low-rank"])
+def _low_rank(
+    layer: LayerStatistics, before: LayerStatistics | None, thresholds: StatisticsThresholds
+) -> Finding | None:
     if layer.rank is None or not thresholds.rank or layer.nan or layer.inf:
         return None
     most = layer.highest_rank

@@ -452,7 +452,7 @@ def test_a_new_finding_is_one_registration(monkeypatch: pytest.MonkeyPatch) -> N
     limit = Threshold("sparse", 0.2, "a test", "--sparse-share", "Zeros are a finding above this share.", share=True)
     kind = FindingKind("sparse-channels", "Many values are 0.", "Prune the layer.", (limit,))
     monkeypatch.setitem(GRAVITY, "activations", [*GRAVITY["activations"]])
-    for table in (CATALOGUE, RULES):
+    for table in (CATALOGUE, RULES.by_name):
         monkeypatch.setitem(table, kind.name, None)  # type: ignore[arg-type]
 
     @layer_rule(kind, before="non-finite")
