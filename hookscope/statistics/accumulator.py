@@ -6,7 +6,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +22,14 @@ from hookscope.statistics.quantiles import ValueHistogram
 from hookscope.statistics.saturation import Bounds, margins
 
 _LEAST_PATTERN = 16  # with fewer nonzero values two channels may be alike by chance
+_PLACES = ("low_at", "high_at", "nonfinite_at")
+_PARTS: dict[str, Any] = {
+    "moments": ChannelMoments,
+    "image_means": ChannelMoments,
+    "histogram": ValueHistogram,
+    "patterns": PatternSketch,
+    "covariance": ChannelCovariance,
+}
 
 
 @dataclass
@@ -30,22 +38,8 @@ class LayerAccumulator:
 
     Results do not depend on the batch size. They depend on the order of images only in the position of an extreme that
     occurs twice. `ChannelMoments` has means, variances and extremes, `ValueHistogram` quantiles, `PatternSketch`
-    duplicates, and `ChannelCovariance` the effective rank.
-
-    Args:
-        call: The call.
-        channels: Number of channels C.
-        bounds: Bounds at which it saturates, see `bounds_of`.
-        with_rank: Whether to keep the covariance of the channels, which costs as much as a 1x1 convolution.
-        part: Name of the tensor if the output has several.
-
-    Example:
-        >>> import torch
-        >>> accumulator = LayerAccumulator(Call("relu", "ReLU", 0, None), channels=2)
-        >>> _ = accumulator.update(torch.tensor([[[[0.0, 4.0]], [[0.0, 0.0]]]]), ["cat.jpg"])
-        >>> layer = accumulator.statistics()
-        >>> layer.mean, layer.high_at, layer.dead_channels
-        (1.0, ValuePosition(image='cat.jpg', channel=0, position=(0, 1)), (1,))
+    duplicates, and `ChannelCovariance` the effective rank, which costs as much as a 1x1 convolution. The call saturates
+    at ``bounds``, see `bounds_of`; ``part`` is the name of the tensor if the output has several.
     """
 
     call: Call
@@ -62,33 +56,29 @@ class LayerAccumulator:
     nonfinite_at: ValuePosition | None = None
 
     def __post_init__(self) -> None:
-        self.moments = ChannelMoments(self.channels)
-        self.image_means = ChannelMoments(self.channels)
+        self.moments = ChannelMoments.empty(self.channels)
+        self.image_means = ChannelMoments.empty(self.channels)
         self.histogram = ValueHistogram()
-        self.patterns = PatternSketch(self.channels)
-        self.covariance = ChannelCovariance(self.channels) if self.with_rank else None
+        self.patterns = PatternSketch.empty(self.channels)
+        self.covariance = ChannelCovariance.empty(self.channels) if self.with_rank else None
         self.saturated: NDArray[np.int64] = np.zeros(self.channels, np.int64)
 
     def update(self, values: Tensor, images: Sequence[str | None], rotations: Tensor | None = None) -> ChannelMoments:
-        """Add a batch of outputs and return the moments of this batch alone.
+        """Add outputs ``(N, C, *positions)``, float32 or float64, and return the moments of this batch alone.
 
-        Args:
-            values: Output ``(N, C, *positions)``, float32 or float64.
-            images: The image of each of the N items, None if it is unknown.
-            rotations: `rotations_of` the N names, computed here if None; an item needs the same name in any batch.
+        Each item has an image, None if it is unknown, and a rotation, by default that of its name.
         """
-        batch = ChannelMoments(self.channels)
         grid = tuple(values.shape[2:])
         flat = values.detach().reshape(values.shape[0], self.channels, math.prod(grid))
         self.shape = _common(self.shape, tuple(values.shape[1:]))
         if not flat.numel():
-            return batch
-        turns = rotations_of(_names_of_their_own(images)) if rotations is None else rotations
+            return ChannelMoments.empty(self.channels)
+        turns = rotations_of(_distinct_names(images)) if rotations is None else rotations
         with torch.autocast(flat.device.type, enabled=False):  # half precision is for the model, not for its statistics
             sums = sums_of_maps(flat, lambda part, piece, finite: self._visit(piece, finite, turns[part]))
         self._find_places(flat, sums, images, grid)
-        batch.update(sums)
         self.items += len(flat)
+        batch = ChannelMoments.of(sums)
         self.moments.merge(batch)
         self.image_means.merge(ChannelMoments.of_map_means(sums))
         return batch
@@ -103,8 +93,8 @@ class LayerAccumulator:
             self.saturated = self.saturated + ((values <= below) | (values >= above)).sum((0, 2)).cpu().numpy()
 
     def _find_places(self, flat: Tensor, sums: MapSums, images: Sequence[str | None], grid: tuple[int, ...]) -> None:
-        def first(at: tuple[int, int], found: Tensor) -> ValuePosition:
-            position = np.unravel_index(int(found.int().argmax()), grid) if grid else ()
+        def first(at: tuple[int, int], mask: Tensor) -> ValuePosition:
+            position = np.unravel_index(int(mask.int().argmax()), grid) if grid else ()
             return ValuePosition(images[at[0]], at[1], tuple(int(axis) for axis in position))
 
         low, high = float(sums.low.min()), float(sums.high.max())
@@ -118,10 +108,6 @@ class LayerAccumulator:
             at = _where(bad > 0)
             self.nonfinite_at = first(at, ~flat[at].isfinite())
 
-    def empty(self) -> LayerAccumulator:
-        """An empty accumulator of the same call."""
-        return LayerAccumulator(self.call, self.channels, self.bounds, self.with_rank, self.part)
-
     def merge(self, other: LayerAccumulator) -> None:
         """Add an accumulator of the same call."""
         self.items += other.items
@@ -131,23 +117,15 @@ class LayerAccumulator:
         if other.high > self.high:
             self.high, self.high_at = other.high, other.high_at
         self.nonfinite_at = self.nonfinite_at or other.nonfinite_at
-        self.moments.merge(other.moments)
-        self.image_means.merge(other.image_means)
-        self.histogram.merge(other.histogram)
-        self.patterns.merge(other.patterns)
-        if self.covariance is not None and other.covariance is not None:
-            self.covariance.merge(other.covariance)
-        else:
+        if other.covariance is None:
             self.covariance = None
+        for name in _PARTS:
+            if (part := getattr(self, name)) is not None:
+                part.merge(getattr(other, name))
         self.saturated = self.saturated + other.saturated
 
     def statistics(self, calls: int = 1, duplicate_correlation: float = 0.9999) -> LayerStatistics:
-        """The statistics so far.
-
-        Args:
-            calls: How often the layer runs in a pass.
-            duplicate_correlation: Pearson correlation from which two channels are duplicates.
-        """
+        """The statistics so far; the layer runs ``calls`` times in a pass."""
         m = self.moments
         count, nan, inf = int(m.count.sum()), int(m.nan.sum()), int(m.inf.sum())
         values, some = count + nan + inf, count > 0
@@ -159,26 +137,20 @@ class LayerAccumulator:
         constant = (m.low == m.high) & (m.nan + m.inf == 0) & (m.count > 1)
         patterned = (m.count - m.zeros >= _LEAST_PATTERN) & ~constant
         quantiles = [min(max(value, self.low), self.high) for value in self.histogram.quantiles(QUANTILES)]
+        own = ("call", "part", "items", "shape", "low_at", "high_at", "nonfinite_at", "channels")
         return LayerStatistics(
-            call=self.call,
-            part=self.part,
+            **{name: getattr(self, name) for name in own},
             calls=calls,
-            items=self.items,
-            shape=self.shape,
             values=values,
             mean=mean,
             std=None if variance is None else math.sqrt(variance),
             min=self.low if some else None,
             max=self.high if some else None,
             rms=None if variance is None or mean is None else math.hypot(math.sqrt(variance), mean),
-            low_at=self.low_at,
-            high_at=self.high_at,
-            nonfinite_at=self.nonfinite_at,
             zeros=float(m.zeros.sum() / max(values, 1)),
             nan=nan,
             inf=inf,
             quantiles=dict(zip(QUANTILES, quantiles, strict=True)) if some else {},
-            channels=self.channels,
             dead_channels=tuple(int(at) for at in np.flatnonzero(constant)),
             saturated=float(self.saturated.sum() / max(values, 1)) if bounded else None,
             duplicate_channels=tuple(self.patterns.groups(m, patterned, duplicate_correlation)),
@@ -196,40 +168,24 @@ class LayerAccumulator:
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, arrays and dictionaries of these, for `from_state`."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
-        state["call"] = [self.call.name, self.call.type, self.call.call, self.call.index]
-        for name in _PLACES:
-            place = getattr(self, name)
-            state[name] = None if place is None else [place.image, place.channel, list(place.position)]
-        state["saturated"] = self.saturated
-        for name in _PARTS:
-            part = getattr(self, name)
-            state[name] = None if part is None else part.state_dict()
-        return state
+        parts = {name: getattr(self, name) for name in _PARTS}
+        states = {name: None if part is None else part.state_dict() for name, part in parts.items()}
+        return vars(self) | {"call": astuple(self.call)} | states
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Restore what `state_dict` returned."""
-        found = cls(Call(*state["call"]), int(state["channels"]), tuple(state["bounds"]), bool(state["with_rank"]))
-        found.part, found.items = state["part"], int(state["items"])
-        found.shape = tuple(state["shape"])
-        found.low, found.high = float(state["low"]), float(state["high"])
+        restored = cls(Call(*state["call"]), int(state["channels"]), tuple(state["bounds"]), bool(state["with_rank"]))
+        restored.part, restored.items = state["part"], int(state["items"])
+        restored.shape = tuple(state["shape"])
+        restored.low, restored.high = float(state["low"]), float(state["high"])
         for name in _PLACES:
-            place = state[name]
-            setattr(found, name, None if place is None else ValuePosition(place[0], place[1], tuple(place[2])))
-        found.saturated = np.array(state["saturated"], np.int64)
-        found.moments = ChannelMoments.from_state(state["moments"])
-        found.image_means = ChannelMoments.from_state(state["image_means"])
-        found.histogram = ValueHistogram.from_state(state["histogram"])
-        found.patterns = PatternSketch.from_state(state["patterns"])
-        covariance = state["covariance"]
-        found.covariance = None if covariance is None else ChannelCovariance.from_state(covariance)
-        return found
-
-
-_PLAIN = ("channels", "bounds", "with_rank", "part", "items", "shape", "low", "high")
-_PLACES = ("low_at", "high_at", "nonfinite_at")
-_PARTS = ("moments", "image_means", "histogram", "patterns", "covariance")
+            if (place := state[name]) is not None:
+                setattr(restored, name, ValuePosition(place[0], place[1], tuple(place[2])))
+        for name, part in _PARTS.items():
+            setattr(restored, name, None if state[name] is None else part.from_state(state[name]))
+        restored.saturated = np.array(state["saturated"], np.int64)
+        return restored
 
 
 def _common(old: tuple[int | None, ...], new: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -253,7 +209,7 @@ def _as_float32(values: Tensor) -> Tensor:
     return torch.where(values.isfinite(), values.clamp(-largest, largest), values).float()
 
 
-def _names_of_their_own(images: Sequence[str | None]) -> list[str]:
+def _distinct_names(images: Sequence[str | None]) -> list[str]:
     """A name for each item; several items of one image are numbered."""
     count: Counter[str] = Counter()
     names = []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from hookscope.hooks import as_float
-from hookscope.statistics.moments import ChannelMoments, sums_of_maps
+from hookscope.hooks import as_float, was_updated
+from hookscope.statistics.moments import ChannelMoments, Floats, sums_of_maps
+from hookscope.statistics.state import Accumulator
 
 BATCH_NORMS = ("_BatchNorm", "FrozenBatchNorm2d")
 """Classes of layers with running statistics."""
@@ -32,8 +32,8 @@ class BatchNormDrift:
     layer: str
     items: int
     updated: bool
-    shift: NDArray[np.float64]
-    ratio: NDArray[np.float64]
+    shift: Floats
+    ratio: Floats
 
     @property
     def median_shift(self) -> float:
@@ -46,15 +46,25 @@ class BatchNormDrift:
         return float(np.exp(np.median(np.abs(np.log(self.ratio.clip(min=1e-30))))))
 
 
-class BatchNormAccumulator:
+@dataclass
+class BatchNormAccumulator(Accumulator):
     """Moments of the inputs of a BatchNorm, and its running statistics."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.running_mean: NDArray[np.float64] = _as_array(module.running_mean)
-        self.running_var: NDArray[np.float64] = _as_array(module.running_var)
-        self.eps = float(getattr(module, "eps", 0.0))
-        self.updated = was_updated(module)
-        self.moments = ChannelMoments(self.channels)
+    running_mean: Floats
+    running_var: Floats
+    eps: float
+    updated: bool
+    moments: ChannelMoments
+
+    @classmethod
+    def of(cls, module: Any) -> Self:
+        """An accumulator of no inputs for a BatchNorm."""
+        # copies: training changes a float64 buffer in place
+        mean, variance = (
+            buffer.detach().double().cpu().numpy().copy() for buffer in (module.running_mean, module.running_var)
+        )
+        eps, updated = float(getattr(module, "eps", 0.0)), was_updated(module)
+        return cls(mean, variance, eps, updated, ChannelMoments.empty(len(mean)))
 
     @property
     def channels(self) -> int:
@@ -64,12 +74,8 @@ class BatchNormAccumulator:
         """Add a batch ``(N, C, *positions)``."""
         if inputs.numel():
             values = as_float(inputs)
-            self.moments.update(sums_of_maps(values.reshape(values.shape[0], values.shape[1], -1)))
-
-    def empty(self) -> BatchNormAccumulator:
-        """An empty accumulator of the same layer."""
-        state = self.state_dict() | {"moments": ChannelMoments(self.channels).state_dict()}
-        return self.from_state(state)
+            sums = sums_of_maps(values.reshape(values.shape[0], values.shape[1], -1))
+            self.moments.merge(ChannelMoments.of(sums))
 
     def merge(self, other: BatchNormAccumulator) -> None:
         """Add an accumulator of the same layer."""
@@ -86,40 +92,6 @@ class BatchNormAccumulator:
             (self.moments.variance + self.eps) / variance,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Arrays and numbers for `from_state`."""
-        return {
-            "running_mean": self.running_mean,
-            "running_var": self.running_var,
-            "eps": self.eps,
-            "updated": self.updated,
-            "moments": self.moments.state_dict(),
-        }
-
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> BatchNormAccumulator:
-        """Restore what `state_dict` returned."""
-        found = cls.__new__(cls)
-        found.running_mean = np.array(state["running_mean"], np.float64)
-        found.running_var = np.array(state["running_var"], np.float64)
-        found.eps, found.updated = float(state["eps"]), bool(state["updated"])
-        found.moments = ChannelMoments.from_state(state["moments"])
-        return found
-
-
-def _as_array(tensor: Any) -> NDArray[np.float64]:
-    # copy: training changes a float64 buffer in place
-    array: NDArray[np.float64] = tensor.detach().double().cpu().numpy().copy()
-    return array
-
-
-def was_updated(module: nn.Module) -> bool:
-    """Whether training updated the running statistics: batches were counted, or they differ from 0 and 1.
-
-    Older checkpoints of torchvision have no count.
-    """
-    counted: Any = getattr(module, "num_batches_tracked", None)
-    if counted is not None and int(counted) > 0:
-        return True
-    mean, variance = _as_array(module.running_mean), _as_array(module.running_var)
-    return bool(mean.any() or (variance != 1).any())
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        return super().from_state({**state, "moments": ChannelMoments.from_state(state["moments"])})

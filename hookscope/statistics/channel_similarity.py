@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,18 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks import merge_moments
-from hookscope.statistics.moments import ChannelMoments
-
-Floats = NDArray[np.float64]
-
+from hookscope.statistics.moments import ChannelMoments, Floats
+from hookscope.statistics.state import Accumulator
 
 _LENGTH = 16
 _MOST_POSITIONS = 1024  # of a map
 _ROUNDING = 1e-6  # relative error of float32 products
-_SEEN = 0.05  # share of its variance that a channel must have at the sampled positions to be compared
+_SAMPLED = 0.05  # share of its variance that a channel must have at the sampled positions to be compared
 
 
-class PatternSketch:
+@dataclass
+class PatternSketch(Accumulator):
     """A random projection of each channel, whose angles estimate correlations of whole maps.
 
     The values of a channel, over all images and up to 1024 positions of a map, form one long vector. The sketch keeps
@@ -42,10 +42,14 @@ class PatternSketch:
         positions: Number of sampled positions in all images.
     """
 
-    def __init__(self, channels: int) -> None:
-        self.products: Floats = np.zeros((channels, _LENGTH))
-        self.ones: Floats = np.zeros(_LENGTH)
-        self.positions = 0
+    products: Floats
+    ones: Floats
+    positions: int = 0
+
+    @classmethod
+    def empty(cls, channels: int) -> Self:
+        """A sketch of no values."""
+        return cls(np.zeros((channels, _LENGTH)), np.zeros(_LENGTH))
 
     def update(self, values: Tensor, rotations: Tensor) -> None:
         """Add finite ``values`` ``(N, C, P)`` with the `rotations_of` the images, ``(N, 16, 16)``."""
@@ -66,23 +70,18 @@ class PatternSketch:
         self.positions += other.positions
 
     def groups(self, moments: ChannelMoments, candidates: NDArray[np.bool_], least: float) -> list[tuple[int, ...]]:
-        """Groups of channels whose correlation is at least ``least``.
+        """Groups of ``candidates`` ``(C,)`` whose correlation is at least ``least``, 0 to 1.
 
         The extremes of correlated channels are equally far from the mean, in standard deviations. They are known
         exactly, and distinguish channels that are active at few positions. Two such channels, divided by their
         standard deviations, differ by ``sqrt(2 (1 - correlation))`` in the root mean square, and by more at extremes.
-
-        Args:
-            moments: Moments of the channels.
-            candidates: ``(C,)`` whether a channel may be in a group.
-            least: Smallest correlation, 0 to 1.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
             own = self.products - moments.mean[:, None] * self.ones
             length = np.linalg.norm(own, axis=1)
-            looked_at = self.positions / (moments.count + moments.nan + moments.inf).clip(min=1)
+            share = self.positions / (moments.count + moments.nan + moments.inf).clip(min=1)
             # channels that are constant at the sampled positions would all look alike
-            sampled = length > np.sqrt(_SEEN * _LENGTH * looked_at) * np.sqrt(moments.m2)
+            sampled = length > np.sqrt(_SAMPLED * _LENGTH * share) * np.sqrt(moments.m2)
         chosen = np.flatnonzero(candidates & sampled & np.isfinite(length) & (moments.m2 > 0))
         unit = own[chosen] / length[chosen, None]
         pairs = np.argwhere(np.triu(unit @ unit.T >= least - _ROUNDING, 1))
@@ -94,23 +93,10 @@ class PatternSketch:
             pairs = pairs[apart <= slack * (1 + np.abs(far[pairs[:, 0]]))]
         return _joined(chosen, pairs)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Arrays and numbers for `from_state`."""
-        return {"products": self.products.copy(), "ones": self.ones.copy(), "positions": self.positions}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Restore what `state_dict` returned."""
-        sketch = cls(len(state["products"]))
-        sketch.products = np.array(state["products"], np.float64)
-        sketch.ones = np.array(state["ones"], np.float64)
-        sketch.positions = int(state["positions"])
-        return sketch
-
 
 @lru_cache(maxsize=16)
 def _stride(positions: int) -> int:
-    """Every how many positions one is looked at; it has no divisor in common with them, or it would keep to columns."""
+    """Distance of sampled positions; it shares no divisor with their number, or it would keep to columns of a map."""
     stride = -(-positions // _MOST_POSITIONS)
     while stride > 1 and math.gcd(stride, positions) > 1:
         stride += 1
@@ -155,17 +141,22 @@ def _joined(chosen: NDArray[np.intp], pairs: NDArray[np.intp]) -> list[tuple[int
     return groups
 
 
-class ChannelCovariance:
+@dataclass
+class ChannelCovariance(Accumulator):
     """The covariance of C channels over all images and positions, ``(C, C)``, from batches in any split.
 
     Batches are centred on their own mean and joined by `merge_moments`. Products of float32 are taken in float32:
     covariances are exact to six digits of the largest. NaN and Inf count as 0.
     """
 
-    def __init__(self, channels: int) -> None:
-        self.count = 0
-        self.mean: Floats = np.zeros(channels)
-        self.products: Floats = np.zeros((channels, channels))
+    count: int
+    mean: Floats
+    products: Floats
+
+    @classmethod
+    def empty(cls, channels: int) -> Self:
+        """The covariance of no values."""
+        return cls(0, np.zeros(channels), np.zeros((channels, channels)))
 
     def update(self, values: Tensor) -> None:
         """Add finite ``values`` ``(N, C, P)``."""
@@ -180,45 +171,26 @@ class ChannelCovariance:
         # the rest of the rounded mean
         rest = centred.mean(1, dtype=torch.float64)
         products -= flat.shape[1] * rest[:, None] * rest
-        self._add(flat.shape[1], (mean / scale).cpu().numpy(), (products / scale / scale).cpu().numpy())
-
-    def _add(self, count: int, mean: Floats, products: Floats) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
-            self.count, self.mean, self.products = merge_moments(
-                (self.count, self.mean, self.products), (count, mean, products), outer=True
-            )
+        mean, products = mean / scale, products / scale / scale
+        self.merge(ChannelCovariance(flat.shape[1], mean.cpu().numpy(), products.cpu().numpy()))
 
     def merge(self, other: ChannelCovariance) -> None:
         """Add the values of ``other``."""
-        self._add(other.count, other.mean, other.products)
+        with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
+            self.count, self.mean, self.products = merge_moments(
+                (self.count, self.mean, self.products), (other.count, other.mean, other.products), outer=True
+            )
 
     @property
     def covariance(self) -> Floats:
         """``(C, C)`` population covariance."""
         return self.products / max(self.count, 1)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Arrays and numbers for `from_state`."""
-        return {"count": self.count, "mean": self.mean.copy(), "products": self.products.copy()}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Restore what `state_dict` returned."""
-        found = cls(len(state["mean"]))
-        found.count = int(state["count"])
-        found.mean, found.products = np.array(state["mean"], np.float64), np.array(state["products"], np.float64)
-        return found
-
 
 def effective_rank(covariance: Floats) -> float:
     """Effective number of directions of the channels, 0 (constant) to C: ``exp(-Σ p log p)``, p the eigenvalue shares.
 
     The effective rank of Roy and Vetterli, EUSIPCO 2007, of the covariance ``(C, C)``; NaN if that is not finite.
-
-    Example:
-        >>> import numpy as np
-        >>> round(effective_rank(np.diag([1.0, 1.0, 0.0])), 6)
-        2.0
     """
     if not np.isfinite(covariance).all():
         return float("nan")

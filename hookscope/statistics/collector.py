@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -101,11 +100,9 @@ class StatisticsCollector:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, *error: Any) -> bool | None:
         self._pass = _Pass()
-        return bool(self._stack.__exit__(kind, error, trace))
+        return self._stack.__exit__(*error)
 
     def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._pass = _Pass.of([*args, *kwargs.values()], self._names, self.totals.images, self._convolves)
@@ -121,32 +118,31 @@ class StatisticsCollector:
             for part, tensor in tensors_in(output).items():
                 if tensor.is_floating_point() or tensor.is_quantized or tensor.is_complex():
                     whole = as_float(tensor)
-                    values = by_channel(whole, module, self._pass.shown)
+                    values = by_channel(whole, module, self._pass.size)
                     moments = self._add(call, part, module, values)
                     self._pass.latest = _Latest(tensor, _writes(tensor), moments) if values.is_set_to(whole) else None
 
     def _add(self, call: Call, part: str, module: nn.Module, values: Tensor) -> ChannelMoments:
         rank = self.rank and values.shape[1] <= MOST_CHANNELS_FOR_RANK
-        found = LayerAccumulator(call, values.shape[1], bounds_of(module), rank, part)
-        if (known := self.totals.layers.get(found.key)) is not None and known.channels != found.channels:
-            raise InputError(
-                f"{found.key} put out {found.channels} channels after {known.channels}", do="measure one size at a time"
-            )
-        self._pass.totals.layers[found.key] = found
-        items = len(values)
-        return found.update(values, self._pass.images_of(items), self._pass.rotations_of(items))
+        layer = LayerAccumulator(call, values.shape[1], bounds_of(module), rank, part)
+        channels = self.totals.layers.get(layer.key, layer).channels
+        if channels != layer.channels:
+            text = f"{layer.key} put out {layer.channels} channels after {channels}"
+            raise InputError(text, do="measure one size at a time")
+        self._pass.totals.layers[layer.key] = layer
+        return layer.update(values, self._pass.images_of(len(values)), self._pass.rotations_of(len(values)))
 
     def _on_batch_norm(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        given = next(iter([*args, *kwargs.values()]), None)
-        if given is None or getattr(module, "running_mean", None) is None:
+        tensor = next(iter([*args, *kwargs.values()]), None)
+        if tensor is None or getattr(module, "running_mean", None) is None:
             return
-        watched = self._pass.totals.batch_norms.setdefault(call.name, BatchNormAccumulator(module))
+        norm = self._pass.totals.batch_norms.setdefault(call.name, BatchNormAccumulator.of(module))
         latest = self._pass.latest
-        if latest is not None and latest.is_still(given) and len(latest.moments.count) == watched.channels:
-            watched.moments.merge(latest.moments)  # measured already as the output of the layer before
+        if latest is not None and latest.is_still(tensor) and len(latest.moments.count) == norm.channels:
+            norm.moments.merge(latest.moments)  # measured already as the output of the layer before
             return
         with one_thread():
-            watched.update(given)
+            norm.update(tensor)
 
 
 def usual_layers(model: nn.Module, types: Sequence[str]) -> Selection:
@@ -159,7 +155,6 @@ def usual_layers(model: nn.Module, types: Sequence[str]) -> Selection:
 
 
 def _names_of(model: nn.Module, types: Sequence[str]) -> list[str]:
-    """Names of the layers of ``types``."""
     return [name for name, module in model.named_modules() if matches_type(class_names(module), types, is_leaf(module))]
 
 
@@ -168,7 +163,7 @@ class _Pass:
     """One forward pass: the names of its images and its statistics so far."""
 
     names: Sequence[str] = ()
-    shown: InputSize | None = None
+    size: InputSize | None = None
     totals: RunningStatistics = field(default_factory=RunningStatistics)
     latest: _Latest | None = None
     rotations: dict[int, Tensor] = field(default_factory=dict)
@@ -177,24 +172,22 @@ class _Pass:
     def of(cls, inputs: Sequence[Any], names: Sequence[str] | None, first: int, convolves: bool) -> Self:
         """A pass on ``inputs``; images without names are numbered from ``first``."""
         # only the first argument: targets of a detector hold tensors too
-        given = next((value for value in inputs if tensors_in(value)), None)
-        if given is None:
+        images = next((value for value in inputs if tensors_in(value)), None)
+        if images is None:
             return cls(names or (str(first),))
-        pictures = list(tensors_in(given).values())
-        shape = pictures[0].shape
-        listed = pictures[0] is not given
+        tensors = list(tensors_in(images).values())
+        shape = tensors[0].shape
+        listed = tensors[0] is not images
         # (3, H, W) is an image in a list or in a model with convolutions; otherwise three axes are tokens
         single = len(shape) == 3 and (listed or convolves)
-        count = len(pictures) if single else int(shape[0]) if len(shape) else 1
-        frames = int(shape[2]) if len(shape) == 5 else 1
-        shown = (
-            InputSize(int(shape[-2]), int(shape[-1]), frames, listed or not single)
-            if single or len(shape) > 3
-            else None
-        )
+        count = len(tensors) if single else int(shape[0]) if len(shape) else 1
+        size = None
+        if single or len(shape) > 3:
+            frames = int(shape[2]) if len(shape) == 5 else 1
+            size = InputSize(int(shape[-2]), int(shape[-1]), frames, listed or not single)
         if names is None or len(names) != count:
             names = [str(first + at) for at in range(count)]
-        return cls(names, shown, RunningStatistics(images=count))
+        return cls(names, size, RunningStatistics(images=count))
 
     def images_of(self, items: int) -> Sequence[str | None]:
         """The image of each item; None if items are not images, such as the proposals of a detector."""
@@ -219,9 +212,9 @@ class _Latest:
     writes: int | None
     moments: ChannelMoments
 
-    def is_still(self, given: Any) -> bool:
-        """Whether ``given`` is that tensor and was not written to since."""
-        return given is self.tensor and self.writes is not None and _writes(given) == self.writes
+    def is_still(self, tensor: Any) -> bool:
+        """Whether ``tensor`` is the measured one and was not written to since."""
+        return tensor is self.tensor and self.writes is not None and _writes(tensor) == self.writes
 
 
 def _writes(tensor: Tensor) -> int | None:

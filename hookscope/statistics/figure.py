@@ -40,22 +40,6 @@ def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Findin
     Panels: distribution of the values, NaN and Inf (if there are any), zeros, dead channels, saturation (if a function
     is bounded). If layers differ by orders of magnitude, each distribution is drawn in units of its own root mean
     square, which has a logarithmic panel of its own. A line above the rows summarises each kind of finding.
-
-    Args:
-        layers: Statistics in order of execution.
-        findings: The findings of `diagnose`, the gravest first.
-        about: The heading, such as the model and the number of images.
-
-    Example:
-        >>> import torch
-        >>> from hookscope.statistics import diagnose
-        >>> from hookscope.statistics.collector import StatisticsCollector
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Sigmoid())
-        >>> with StatisticsCollector(net) as collector, torch.no_grad():
-        ...     _ = net(torch.rand(20, 3, 8, 8))
-        >>> figure = draw_statistics(collector.totals.statistics(), diagnose(collector.totals), "a net, 20 images")
-        >>> [axes.texts[0].get_text() for axes in figure.axes]
-        ['values', 'zeros (%)', 'dead channels (%)', 'saturated (%)']
     """
     panels, legend = _panels(layers), _legend(layers)
     summary, first = _summary(findings), _first_row(layers, findings)
@@ -114,10 +98,10 @@ def _largest(layer: LayerStatistics) -> float:
 def _first_row(layers: Sequence[LayerStatistics], findings: Sequence[Finding]) -> int | None:
     """The row to look at first: one with the gravest finding; None if only one row has findings."""
     rows = {layer.key: at for at, layer in enumerate(layers) if layer.key}
-    found = [one for one in findings if one.layer in rows]
-    if len({one.layer for one in found}) < 2:
+    of_rows = [finding for finding in findings if finding.layer in rows]
+    if len({finding.layer for finding in of_rows}) < 2:
         return None
-    return rows[_worst([one for one in found if one.finding == found[0].finding]).layer]
+    return rows[_worst([finding for finding in of_rows if finding.finding == of_rows[0].finding]).layer]
 
 
 def _worst(findings: Sequence[Finding]) -> Finding:
@@ -136,9 +120,9 @@ def _share(finding: Finding) -> float:
 def _marks(layers: Sequence[LayerStatistics], findings: Sequence[Finding], first: int | None) -> dict[int, str]:
     """The names of the findings by row."""
     named: dict[str, list[str]] = {}
-    for found in findings:
-        names = named.setdefault(found.layer, [])
-        names += [found.finding] if found.finding not in names else []
+    for finding in findings:
+        names = named.setdefault(finding.layer, [])
+        names += [finding.finding] if finding.finding not in names else []
     named.pop("", None)  # findings on the whole model
     marks = {at: ", ".join(named[layer.key]) for at, layer in enumerate(layers) if layer.key in named}
     if first is not None:

@@ -15,16 +15,7 @@ from hookscope.statistics.layer_statistics import LayerStatistics
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of every layer; None for no limit.
-
-    Attributes:
-        max_dead: Largest share of dead channels, 0 to 1.
-        max_saturated: Largest share of values near a bound, 0 to 1.
-        no_nan: Whether NaN and Inf are forbidden.
-        max_abs: Largest absolute value.
-        min_rank: Smallest effective rank.
-        min_rank_share: Smallest effective rank as a share of `LayerStatistics.highest_rank`, 0 to 1.
-    """
+    """Limits of every layer, None for no limit; ``min_rank_share`` is a share of `LayerStatistics.highest_rank`."""
 
     max_dead: float | None = None
     max_saturated: float | None = None
@@ -48,17 +39,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BrokenLimit:
-    """A layer beyond a limit.
-
-    Attributes:
-        limit: Name of the limit, such as ``max-dead``.
-        layer: The call.
-        index: Its index.
-        value: The measured value.
-        allowed: The value of the limit.
-        evidence: The numbers in words.
-        channels: The channels, None if it is not about channels.
-    """
+    """A call beyond a limit such as ``max-dead``; ``evidence`` has the numbers in words."""
 
     limit: str
     layer: str
@@ -82,20 +63,7 @@ def held_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[L
 
 
 def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[BrokenLimit]:
-    """Every limit that a layer breaks, in order of execution.
-
-    Example:
-        >>> import torch
-        >>> from hookscope.statistics import StatisticsCollector
-        >>> _ = torch.manual_seed(1)
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
-        >>> net[0].bias.data[2] = -9.0
-        >>> with StatisticsCollector(net) as collector, torch.no_grad():
-        ...     _ = net(torch.rand(20, 3, 8, 8))
-        >>> broken = broken_limits(collector.totals.statistics(), Limits(max_dead=0.05))
-        >>> [(one.limit, one.layer, one.value) for one in broken]
-        [('max-dead', '1', 0.25)]
-    """
+    """Every limit that a layer breaks, in order of execution."""
     return [broken for layer in layers for broken in _broken(layer, limits)]
 
 
@@ -133,18 +101,9 @@ def junit_xml(
 ) -> bytes:
     """The result as a JUnit test suite, which CI services show: a case for each limit and layer.
 
-    Args:
-        suite: Name of the suite, such as ``hookscope check resnet34``.
-        limits: Names of the limits.
-        layers: Keys of the measured layers.
-        broken: The failures, see `broken_limits`.
-        lost: Number of images that could not be used; they are an error in a case of their own.
-
-    Example:
-        >>> junit_xml("check", ["no-nan"], ["conv1"], []).decode().splitlines()[1][:50]
-        '<testsuites><testsuite name="check" tests="1" fail'
+    ``lost`` images, which could not be used, are an error in a case of their own.
     """
-    failures = {(one.limit, one.layer): one for one in broken}
+    failures = {(failure.limit, failure.layer): failure for failure in broken}
     root = ElementTree.Element("testsuites")
     tests, errors = len(limits) * len(layers) + bool(lost), int(bool(lost))
     counts = {"tests": tests, "failures": len(failures), "errors": errors, "skipped": 0}
@@ -156,9 +115,9 @@ def junit_xml(
     for limit in limits:
         for layer in layers:
             case = ElementTree.SubElement(cases, "testcase", {"classname": limit, "name": printable(layer)})
-            if failed := failures.get((limit, layer)):
-                message = printable(failed.evidence)
-                failure = ElementTree.SubElement(case, "failure", {"message": message, "type": limit})
-                failure.text = f"{message} (measured {failed.value:.6g}, allowed {failed.allowed:.6g})"
+            if failure := failures.get((limit, layer)):
+                message = printable(failure.evidence)
+                element = ElementTree.SubElement(case, "failure", {"message": message, "type": limit})
+                element.text = f"{message} (measured {failure.value:.6g}, allowed {failure.allowed:.6g})"
     text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return text if text.endswith(b"\n") else text + b"\n"

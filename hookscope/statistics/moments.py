@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks import merge_moments
+from hookscope.statistics.state import Accumulator
 
 Floats = NDArray[np.float64]
-
 Counts = NDArray[np.int64]
-
 
 _AT_ONCE = 1 << 18  # values that stay in the processor's cache through all sums
 _CANCELLED = 1e-5  # a variance below this share of the mean square has lost too many digits
@@ -27,18 +26,9 @@ Visit = Callable[[slice, "Tensor", "Tensor"], None]
 
 @dataclass(slots=True)
 class MapSums:
-    """Sums over the finite values of each map of a batch ``(N, C, P)``.
+    """Sums over the finite values of each map of a batch ``(N, C, P)``, each ``(N, C)`` but ``centre`` ``(C,)``.
 
-    Attributes:
-        count: ``(N, C)`` finite values.
-        total: ``(N, C)`` their sum.
-        squares: ``(N, C)`` sum of their squared distances from ``centre``.
-        centre: ``(C,)`` the centre of ``squares``.
-        low: ``(N, C)`` lowest, inf if no value is finite.
-        high: ``(N, C)`` highest, -inf if no value is finite.
-        zeros: ``(N, C)`` number of exact zeros.
-        nan: ``(N, C)`` number of NaN.
-        inf: ``(N, C)`` number of Inf.
+    ``squares`` are squared distances from ``centre``. Without a finite value, ``low`` is inf and ``high`` is -inf.
     """
 
     count: Counts
@@ -53,15 +43,11 @@ class MapSums:
 
 
 def sums_of_maps(values: Tensor, visit: Visit | None = None) -> MapSums:
-    """The sums of each map of ``values``.
+    """The sums of each map of ``values`` ``(N, C, P)``, float32 or float64, without an empty axis, on any device.
 
     Sums are taken in float64, where the square of a float32 is exact. For a channel whose mean is more than 300 times
-    its standard deviation, a second pass takes the squares from the mean.
-
-    Args:
-        values: ``(N, C, P)``, float32 or float64, without an empty axis, on any device.
-        visit: Called as ``visit(part, values, finite)`` for each part of the batch while it is in the processor's
-            cache; ``finite`` has 0 in place of NaN and Inf.
+    its standard deviation, a second pass takes the squares from the mean. ``visit(part, values, finite)`` is called
+    for each part of the batch while it is in the processor's cache; ``finite`` has 0 in place of NaN and Inf.
     """
     items, channels, positions = values.shape
     floats = torch.empty(4, items, channels, dtype=torch.float64, device=values.device)
@@ -86,8 +72,8 @@ def _measure_from_the_mean(sums: MapSums, values: Tensor, step: int) -> None:
     count = sums.count.sum(0).clip(min=1)
     with np.errstate(over="ignore", invalid="ignore"):
         mean, squares = sums.total.sum(0) / count, sums.squares.sum(0)
-        kept = squares - mean * mean * count >= _CANCELLED * squares
-    chosen = np.flatnonzero(~kept & (sums.low.min(0) < sums.high.max(0)) & np.isfinite(mean))
+        exact = squares - mean * mean * count >= _CANCELLED * squares
+    chosen = np.flatnonzero(~exact & (sums.low.min(0) < sums.high.max(0)) & np.isfinite(mean))
     if not chosen.size:
         return
     sums.centre[chosen] = mean[chosen]
@@ -128,70 +114,47 @@ def _zeros(values: Tensor) -> Tensor:
     return (values == 0).sum(2)
 
 
-class ChannelMoments:
-    """Count, mean, variance, extremes, zeros, NaN and Inf of each of C channels, from batches in any split.
+@dataclass
+class ChannelMoments(Accumulator):
+    """Moments ``(C,)`` of each of C channels, from batches in any split; ``m2`` sums squared distances from the mean.
 
     Each batch is reduced to float64 sums, which `merge_moments` joins: means and standard deviations agree with those
-    of all values at once to nine digits, whatever the split.
-
-    Attributes:
-        count: ``(C,)`` number of finite values.
-        mean: ``(C,)`` their mean.
-        m2: ``(C,)`` sum of their squared distances from the mean.
-        low: ``(C,)`` lowest, inf if no value is finite.
-        high: ``(C,)`` highest, -inf if no value is finite.
-        zeros: ``(C,)`` exact zeros.
-        nan: ``(C,)`` NaN.
-        inf: ``(C,)`` Inf of either sign.
-
-    Example:
-        >>> import torch
-        >>> moments = ChannelMoments(2)
-        >>> _ = moments.update(sums_of_maps(torch.tensor([[[0.0, 2.0], [0.0, 0.0]]])))
-        >>> moments.mean.tolist(), moments.variance.tolist(), moments.zeros.tolist()
-        ([1.0, 0.0], [1.0, 0.0], [1, 2])
+    of all values at once to nine digits, whatever the split. ``count`` is that of finite values, ``inf`` of either
+    sign. Without a finite value, ``low`` is inf and ``high`` is -inf.
     """
 
-    FIELDS = ("count", "mean", "m2", "low", "high", "zeros", "nan", "inf")
+    count: Counts
+    mean: Floats
+    m2: Floats
+    low: Floats
+    high: Floats
+    zeros: Counts
+    nan: Counts
+    inf: Counts
 
-    def __init__(self, channels: int) -> None:
-        self.count: Counts = np.zeros(channels, np.int64)
-        self.mean: Floats = np.zeros(channels)
-        self.m2: Floats = np.zeros(channels)
-        self.low: Floats = np.full(channels, np.inf)
-        self.high: Floats = np.full(channels, -np.inf)
-        self.zeros: Counts = np.zeros(channels, np.int64)
-        self.nan: Counts = np.zeros(channels, np.int64)
-        self.inf: Counts = np.zeros(channels, np.int64)
+    @classmethod
+    def empty(cls, channels: int) -> Self:
+        """Moments of no values."""
+        none, zero = np.zeros(channels, np.int64), np.zeros(channels)
+        return cls(none, zero, zero, np.full(channels, np.inf), np.full(channels, -np.inf), none, none, none)
 
-    @property
-    def variance(self) -> Floats:
-        """``(C,)`` population variance, 0 if no value is finite."""
-        variance: Floats = self.m2 / self.count.clip(min=1)
-        return variance
-
-    def update(self, sums: MapSums) -> ChannelMoments:
-        """Add a batch and return its own moments."""
-        batch = ChannelMoments(len(self.count))
-        batch.count = sums.count.sum(0)
-        some = batch.count.clip(min=1)
-        total = sums.total.sum(0)
-        batch.mean = total / some
+    @classmethod
+    def of(cls, sums: MapSums) -> Self:
+        """Moments of a batch."""
+        count, low, high = sums.count.sum(0), sums.low.min(0), sums.high.max(0)
+        mean = sums.total.sum(0) / count.clip(min=1)
         with np.errstate(over="ignore", invalid="ignore"):  # squares of float64 beyond 1e154
-            off = batch.mean - sums.centre
-            batch.m2 = (sums.squares.sum(0) - off * off * batch.count).clip(min=0)
-        batch.low, batch.high = sums.low.min(0), sums.high.max(0)
-        batch.m2[batch.low >= batch.high] = 0  # constant channels, whatever the rounding
-        batch.zeros, batch.nan, batch.inf = sums.zeros.sum(0), sums.nan.sum(0), sums.inf.sum(0)
-        self.merge(batch)
-        return batch
+            off = mean - sums.centre
+            m2 = (sums.squares.sum(0) - off * off * count).clip(min=0)
+        m2[low >= high] = 0  # constant channels, whatever the rounding
+        return cls(count, mean, m2, low, high, sums.zeros.sum(0), sums.nan.sum(0), sums.inf.sum(0))
 
     @classmethod
     def of_map_means(cls, sums: MapSums) -> Self:
         """Moments of the means of all maps with a finite value."""
         some = sums.count > 0
         means = sums.total / sums.count.clip(min=1)
-        moments = cls(sums.count.shape[1])
+        moments = cls.empty(sums.count.shape[1])
         moments.count = some.sum(0)
         moments.mean = means.sum(0) / moments.count.clip(min=1)
         with np.errstate(over="ignore"):
@@ -201,6 +164,12 @@ class ChannelMoments:
         moments.zeros = ((means == 0) & some).sum(0)
         return moments
 
+    @property
+    def variance(self) -> Floats:
+        """``(C,)`` population variance, 0 if no value is finite."""
+        variance: Floats = self.m2 / self.count.clip(min=1)
+        return variance
+
     def merge(self, other: ChannelMoments) -> None:
         """Add the moments of other values."""
         with np.errstate(over="ignore", invalid="ignore"):
@@ -209,15 +178,3 @@ class ChannelMoments:
             )
         self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
         self.zeros, self.nan, self.inf = self.zeros + other.zeros, self.nan + other.nan, self.inf + other.inf
-
-    def state_dict(self) -> dict[str, Any]:
-        """Arrays for `from_state`."""
-        return {name: getattr(self, name) for name in self.FIELDS}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Restore what `state_dict` returned."""
-        moments = cls(len(state["count"]))
-        for name in cls.FIELDS:
-            setattr(moments, name, np.array(state[name], getattr(moments, name).dtype))
-        return moments

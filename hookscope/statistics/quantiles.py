@@ -24,13 +24,6 @@ class ValueHistogram:
     DDSketch (Masson, Rim, Lee 2019, arXiv:1908.10693) with the floating-point format as its logarithm. A value costs a
     nanosecond, against 35 in the KLL sketch of Apache DataSketches and 90 in a t-digest. Zero has its own bin, which
     also holds magnitudes below 1e-40; below 1e-38 bins are 1e-40 wide. NaN and Inf are left out.
-
-    Example:
-        >>> import torch
-        >>> histogram = ValueHistogram()
-        >>> histogram.update(torch.arange(101.0))
-        >>> [round(value) for value in histogram.quantiles([0, 0.5, 0.99])]
-        [0, 50, 99]
     """
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -77,30 +78,10 @@ def measure_images(
         on_note: Called with the name of an image and a note on it; warns by default.
         on_interrupt: Called with the number of images in ``save`` when an exception ends the run.
 
-    Returns:
-        The statistics, their source, and the progress, which counts the lost images.
-
     Raises:
         InputError: No image could be used, or ``save`` holds statistics of another model or of other images.
         UsageError: ``save`` was merged from several runs.
         LayerError: ``layers`` or ``types`` name a layer that the model does not have.
-
-    Example:
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> from hookscope.models import load_model
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> paths = [f"{folder.name}/{grey}.png" for grey in (10, 20, 30)]
-        >>> for path in paths:
-        ...     Image.effect_noise((64, 64), 50).save(path)
-        >>> model, file = load_model("shapes"), f"{folder.name}/statistics.json"
-        >>> measure_images(model, paths[:2], save=file).totals.images
-        2
-        >>> saved = measure_images(model, paths, save=file, resume=True, on_start=print)
-        2
-        >>> saved.totals.images, saved.progress.lost
-        (3, 0)
-        >>> folder.cleanup()
     """
     chosen = "every convolution and activation function" if layers is None else _words(layers)
     source = Source(
@@ -133,30 +114,21 @@ def _words(selection: Any) -> str:
     return str(selection) if isinstance(selection, str | int | Selection) else ", ".join(map(str, selection))
 
 
+@dataclass
 class _Run:
     """One run over the images: what is measured, done and lost so far."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        paths: Sequence[str],
-        collector: StatisticsCollector,
-        source: Source,
-        file: StrPath | None,
-        on_lost: OnLost,
-        on_progress: Callable[[int], None],
-    ) -> None:
-        self.loaded = loaded
-        self.paths = paths
-        self.collector = collector
-        self.source = source
-        self.file = file
-        self.on_lost = on_lost
-        self.on_progress = on_progress
-        self.totals = RunningStatistics()
-        self.done = 0
-        self.lost: list[int] = []
-        self._next_save = time.monotonic() + _SAVE_EVERY
+    loaded: LoadedModel
+    paths: Sequence[str]
+    collector: StatisticsCollector
+    source: Source
+    file: StrPath | None
+    on_lost: OnLost
+    on_progress: Callable[[int], None]
+    totals: RunningStatistics = field(default_factory=RunningStatistics)
+    done: int = 0
+    lost: list[int] = field(default_factory=list)
+    next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)
 
     def resume(self) -> None:
         """Load what an interrupted run has saved, if there is a file."""
@@ -190,7 +162,7 @@ class _Run:
             for batch in batches:
                 self._pass(batch, [first + position for position in batch.positions])
                 self.on_progress(batch.count)
-                if time.monotonic() > self._next_save:
+                if time.monotonic() > self.next_save:
                     self.save()
         self.done = len(self.paths)
 
@@ -227,4 +199,4 @@ class _Run:
         began = time.monotonic()
         save_statistics(self.file, self.state())
         now = time.monotonic()
-        self._next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))
+        self.next_save = now + max(_SAVE_EVERY, _SAVE_SHARE * (now - began))

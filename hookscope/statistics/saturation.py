@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-
-from torch import nn
+from typing import Any
 
 from hookscope.hooks import class_names
 
@@ -23,29 +22,19 @@ _BOUNDS: dict[str, Bounds] = {
 }
 
 
-def bounds_of(module: nn.Module) -> Bounds:
+def bounds_of(module: Any) -> Bounds:
     """The bounds at which an activation function saturates, None on a side without one.
 
     A ReLU6 saturates at 6 only: the share of zeros describes the other side.
-
-    Example:
-        >>> import torch
-        >>> bounds_of(torch.nn.Sigmoid()), bounds_of(torch.nn.ReLU6()), bounds_of(torch.nn.ReLU())
-        ((0.0, 1.0), (None, 6.0), (None, None))
     """
     for name in class_names(module):
         if name in _BOUNDS:
             return _BOUNDS[name]
         if name == "Hardtanh":
-            return _unless_zero(module, "min_val", -1.0), _unless_zero(module, "max_val", 1.0)
+            return float(getattr(module, "min_val", -1.0)) or None, float(getattr(module, "max_val", 1.0)) or None
         if name in ("ELU", "CELU"):
-            alpha = _unless_zero(module, "alpha", 1.0)
-            return alpha and -alpha, None
+            return -float(getattr(module, "alpha", 1.0)) or None, None
     return None, None
-
-
-def _unless_zero(module: nn.Module, name: str, usual: float) -> float | None:
-    return float(getattr(module, name, usual)) or None
 
 
 def margins(bounds: Bounds) -> tuple[float, float]:

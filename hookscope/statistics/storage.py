@@ -31,16 +31,7 @@ _ARRAYS = ("int64", "float64")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What was measured; only running statistics of the same source can be merged.
-
-    Attributes:
-        model: The name given to `load_model`.
-        weights: The weights, such as ``random (seed 0)``.
-        fingerprint: SHA-256 of the model's parameters and buffers.
-        preprocess: How images became inputs.
-        layers: The selection.
-        rank: Whether the covariance of the channels was measured.
-    """
+    """What was measured, see `fingerprint_of`; only running statistics of the same source can be merged."""
 
     model: str
     weights: str
@@ -52,13 +43,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is in its list of images.
-
-    Attributes:
-        done: Number of images measured or lost.
-        names: SHA-256 of their names.
-        lost: Number of those that could not be used.
-    """
+    """How far a run is: the number of images measured or lost, SHA-256 of their names, and the number of lost ones."""
 
     done: int
     names: str
@@ -114,11 +99,6 @@ def load_statistics(path: StrPath) -> SavedStatistics:
 
     Raises:
         InputError: There is no such file, or it is damaged, of another kind or of another format.
-
-    Example:
-        >>> load_statistics("missing.json")
-        Traceback (most recent call last):
-        hookscope.errors.InputError: no saved statistics 'missing.json': No such file or directory
     """
     name = printable(os.fspath(path))
     try:
@@ -131,8 +111,8 @@ def load_statistics(path: StrPath) -> SavedStatistics:
     if not isinstance(whole, dict) or "hookscope" not in whole or "content" not in whole:
         raise InputError(f"'{name}' holds no saved statistics", do=_GIVE)
     if whole.get("format") != FORMAT:
-        found = f"it has format {whole.get('format')}, this version reads {FORMAT}"
-        raise InputError(f"'{name}' was saved by hookscope {whole['hookscope']}", found, "measure again")
+        formats = f"it has format {whole.get('format')}, this version reads {FORMAT}"
+        raise InputError(f"'{name}' was saved by hookscope {whole['hookscope']}", formats, "measure again")
     try:
         if whole.get("sha256") != _digest(whole["content"]):
             raise InputError(f"'{name}' is damaged: its content is not what was saved", do="measure again")
@@ -158,12 +138,12 @@ def merge_statistics(paths: Sequence[StrPath]) -> SavedStatistics:
     whole = load_statistics(paths[0])
     files = {whole.progress: paths[0]}
     for path in paths[1:]:
-        one = load_statistics(path)
-        check_same_source(whole.source, one.source, str(paths[0]), str(path))
-        if one.progress is not None and one.progress in files:
-            raise InputError(f"'{files[one.progress]}' and '{path}' hold the same images", do="leave one of them out")
-        files[one.progress] = path
-        whole.totals.merge(one.totals)
+        saved = load_statistics(path)
+        check_same_source(whole.source, saved.source, str(paths[0]), str(path))
+        if saved.progress is not None and saved.progress in files:
+            raise InputError(f"'{files[saved.progress]}' and '{path}' hold the same images", do="leave one of them out")
+        files[saved.progress] = path
+        whole.totals.merge(saved.totals)
     return whole if len(paths) == 1 else replace(whole, progress=None)
 
 
@@ -173,13 +153,12 @@ def check_same_source(first: Source, second: Source, first_name: str, second_nam
     Raises:
         InputError: The sources differ; the error says in what.
     """
-    for field in ("model", "weights", "fingerprint", "preprocess", "layers", "rank"):
-        a, b = getattr(first, field), getattr(second, field)
-        if a == b:
-            continue
-        if field == "fingerprint":
+    for name, value in asdict(first).items():
+        other = getattr(second, name)
+        if value != other and name == "fingerprint":
             raise InputError(f"'{first_name}' and '{second_name}' were measured on different weights of {first.model}")
-        raise InputError(f"'{first_name}' and '{second_name}' do not add up", f"{field} {a} and {b}")
+        if value != other:
+            raise InputError(f"'{first_name}' and '{second_name}' do not add up", f"{name} {value} and {other}")
 
 
 def _digest(content: Any) -> str:

@@ -19,6 +19,7 @@ from hookscope.statistics.quantiles import ValueHistogram
 from hookscope.system import StrPath, make_folder, write_atomically
 
 _CUTS = 48  # buckets of equal width, and about as many of equal count
+_SCALARS = ("mean", "std", "min", "max", "rms", "zeros", "saturated", "nan", "inf", "rank")
 _CURE = "pip install 'hookscope[tensorboard]'"
 _NAMELESS = "(model)"  # the model itself as a layer; a tag that begins with a slash has no group
 
@@ -58,27 +59,13 @@ def write_events(
     Raises:
         InstallationError: TensorBoard is not installed.
         WriteError: The folder or the file cannot be written; no partial file remains.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from hookscope.statistics.collector import StatisticsCollector
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
-        >>> with StatisticsCollector(net) as collector, torch.no_grad():
-        ...     _ = net(torch.rand(2, 3, 8, 8))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_events(folder, collector.totals.statistics(), step=0, about={"model": "a net"})
-        ...     len(os.listdir(folder))
-        1
     """
     check_installed()
     make_folder(folder)
-    write_atomically(os.path.join(folder, _file_name()), _events(layers, step, about or {}))
-
-
-def _file_name() -> str:
-    """A name in TensorBoard's form, which reads the files of a folder in the order of their names."""
     seconds, rest = divmod(time.time_ns(), 10**9)
-    return f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}.{rest:09d}"
+    # TensorBoard's form of a name: it reads the files of a folder in the order of their names
+    name = f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}.{rest:09d}"
+    write_atomically(os.path.join(folder, name), _events(layers, step, about or {}))
 
 
 def _events(layers: Sequence[LayerStatistics], step: int, about: Mapping[str, str]) -> bytes:
@@ -105,27 +92,12 @@ def _events(layers: Sequence[LayerStatistics], step: int, about: Mapping[str, st
 
 def _add(writer: Any, layer: LayerStatistics, step: int) -> None:
     tag = printable(layer.key) or _NAMELESS
-    for name, value in _scalars(layer).items():
+    scalars = {name: getattr(layer, name) for name in _SCALARS} | {"dead": len(layer.dead_channels)}
+    for name, value in scalars.items():
         if value is not None:
             writer.add_scalar(f"{tag}/{name}", value, step)
     if layer.min is not None:
         writer.add_histogram_raw(f"{tag}/values", **_histogram(layer), global_step=step)
-
-
-def _scalars(layer: LayerStatistics) -> dict[str, float | None]:
-    return {
-        "mean": layer.mean,
-        "std": layer.std,
-        "min": layer.min,
-        "max": layer.max,
-        "rms": layer.rms,
-        "zeros": layer.zeros,
-        "dead": len(layer.dead_channels),
-        "saturated": layer.saturated,
-        "nan": layer.nan,
-        "inf": layer.inf,
-        "rank": layer.rank,
-    }
 
 
 def _histogram(layer: LayerStatistics) -> dict[str, Any]:
@@ -150,15 +122,6 @@ def buckets(histogram: ValueHistogram, low: float, high: float) -> tuple[NDArray
     They end at bins of the histogram, so counts are exact. Half of the buckets have about equal width, which suits
     TensorBoard's drawing. The other half have about equal counts: otherwise one outlier would push all other values
     into one bucket, and TensorBoard's percentiles would be useless.
-
-    Example:
-        >>> import torch
-        >>> from hookscope.statistics.quantiles import ValueHistogram
-        >>> histogram = ValueHistogram()
-        >>> histogram.update(torch.tensor([0.0, 0.0, 1.0, 4.0]))
-        >>> limits, counts = buckets(histogram, 0.0, 4.0)
-        >>> [(limit, count) for limit, count in zip(limits.tolist(), counts.tolist()) if count]
-        [(0.08333333333333333, 2), (1.0078125, 1), (4.0, 1)]
     """
     lower, upper, counts = histogram.bins()
     lower, upper = lower.clip(low, high), upper.clip(low, high)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from hookscope.errors import InputError
 from hookscope.statistics.accumulator import LayerAccumulator
 from hookscope.statistics.batchnorm import BatchNormAccumulator, BatchNormDrift
 from hookscope.statistics.layer_statistics import LayerStatistics
+
+_Part = TypeVar("_Part", LayerAccumulator, BatchNormAccumulator)
 
 
 @dataclass
@@ -21,13 +24,13 @@ class RunningStatistics:
 
     Example:
         >>> import torch
-        >>> from hookscope.hooks import Call
+        >>> from hookscope import StatisticsCollector
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1))
         >>> halves = []
         >>> for half in torch.rand(8, 3, 5, 5).split(4):
-        ...     layer = LayerAccumulator(Call("conv1", "Conv2d", 0, 0), 3)
-        ...     totals = RunningStatistics(images=4, layers={"conv1": layer})
-        ...     _ = totals.layers["conv1"].update(half, list("abcd"))
-        ...     halves.append(totals)
+        ...     with StatisticsCollector(net) as collector, torch.no_grad():
+        ...         _ = net(half)
+        ...     halves.append(collector.totals)
         >>> halves[0].merge(halves[1])
         >>> halves[0].images, halves[0].statistics()[0].items
         (8, 8)
@@ -44,69 +47,58 @@ class RunningStatistics:
             duplicate_correlation: Pearson correlation from which two channels are duplicates.
         """
         calls: dict[str, int] = {}
-        for found in self.layers.values():
-            calls[found.call.name] = max(calls.get(found.call.name, 0), found.call.call + 1)
-        return [found.statistics(calls[found.call.name], duplicate_correlation) for found in self.layers.values()]
+        for layer in self.layers.values():
+            calls[layer.call.name] = max(calls.get(layer.call.name, 0), layer.call.call + 1)
+        return [layer.statistics(calls[layer.call.name], duplicate_correlation) for layer in self.layers.values()]
 
     def drifts(self) -> list[BatchNormDrift]:
         """Distance of the inputs of each BatchNorm from its running statistics."""
-        return [found.drift(name) for name, found in self.batch_norms.items()]
+        return [norm.drift(name) for name, norm in self.batch_norms.items()]
 
     def merge(self, other: RunningStatistics) -> None:
         """Add ``other``, which shares no state with this object afterwards."""
-        for key, found in other.layers.items():
-            mine = self.layers.get(key)
-            if mine is not None and (mine.channels, mine.call.type) != (found.channels, found.call.type):
+        for key, layer in other.layers.items():
+            mine = self.layers.get(key, layer)
+            if (mine.channels, mine.call.type) != (layer.channels, layer.call.type):
                 raise InputError(
-                    f"{key} has {mine.channels} channels of {mine.call.type} and {found.channels} of {found.call.type}",
+                    f"{key} has {mine.channels} channels of {mine.call.type} and {layer.channels} of {layer.call.type}",
                     do="merge statistics of one model",
                 )
         for name, norm in other.batch_norms.items():
-            if name in self.batch_norms and self.batch_norms[name].channels != norm.channels:
+            channels = self.batch_norms.get(name, norm).channels
+            if channels != norm.channels:
                 raise InputError(
-                    f"{name} has {self.batch_norms[name].channels} channels and {norm.channels}",
-                    do="merge statistics of one model",
+                    f"{name} has {channels} channels and {norm.channels}", do="merge statistics of one model"
                 )
         self.images += other.images
-        self.layers = _with_places_for(self.layers, other.layers)
-        for key, found in other.layers.items():
-            self.layers[key].merge(found)
-        self.batch_norms = _with_places_for(self.batch_norms, other.batch_norms)
-        for name, norm in other.batch_norms.items():
-            self.batch_norms[name].merge(norm)
+        self.layers = _merged(self.layers, other.layers)
+        self.batch_norms = _merged(self.batch_norms, other.batch_norms)
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, arrays, lists and dictionaries of these, for `from_state`."""
         return {
             "images": self.images,
-            "layers": [found.state_dict() for found in self.layers.values()],
-            "batch_norms": [[name, found.state_dict()] for name, found in self.batch_norms.items()],
+            "layers": [layer.state_dict() for layer in self.layers.values()],
+            "batch_norms": [[name, norm.state_dict()] for name, norm in self.batch_norms.items()],
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Restore what `state_dict` returned."""
-        layers = [LayerAccumulator.from_state(one) for one in state["layers"]]
-        norms = {name: BatchNormAccumulator.from_state(one) for name, one in state["batch_norms"]}
-        return cls(int(state["images"]), {found.key: found for found in layers}, norms)
+        layers = [LayerAccumulator.from_state(layer) for layer in state["layers"]]
+        norms = {name: BatchNormAccumulator.from_state(norm) for name, norm in state["batch_norms"]}
+        return cls(int(state["images"]), {layer.key: layer for layer in layers}, norms)
 
 
-class _CanBeEmpty(Protocol):
-    def empty(self) -> Any: ...
-
-
-_Found = TypeVar("_Found", bound=_CanBeEmpty)
-
-
-def _with_places_for(mine: dict[str, _Found], theirs: Mapping[str, _Found]) -> dict[str, _Found]:
-    """``mine`` with an empty accumulator, in order of execution, for each layer that only ran for ``theirs``."""
-    if theirs.keys() <= mine.keys():
-        return mine
-    order, at = list(mine), 0
-    for key in theirs:
+def _merged(mine: dict[str, _Part], theirs: Mapping[str, _Part]) -> dict[str, _Part]:
+    """``mine`` with ``theirs`` added; a layer that only ran for ``theirs`` keeps its place in order of execution."""
+    merged, order, at = dict(mine), list(mine), 0
+    for key, part in theirs.items():
         if key in mine:
             at = order.index(key) + 1
+            merged[key].merge(part)
         else:
+            merged[key] = deepcopy(part)
             order.insert(at, key)
             at += 1
-    return {key: mine[key] if key in mine else theirs[key].empty() for key in order}
+    return {key: merged[key] for key in order}

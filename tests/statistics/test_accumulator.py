@@ -58,7 +58,7 @@ def same(found: LayerStatistics, whole: LayerStatistics, places: bool = True) ->
     for field in ("mean", "std", "rms", "between_images"):
         assert getattr(found, field) == pytest.approx(getattr(whole, field), rel=1e-12), field
     assert found.rank == pytest.approx(whole.rank, rel=1e-5)
-    for field in found.by_channel.FIELDS:
+    for field in vars(found.by_channel):
         np.testing.assert_allclose(getattr(found.by_channel, field), getattr(whole.by_channel, field), rtol=1e-9)
 
 

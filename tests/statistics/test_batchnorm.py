@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from hookscope.statistics.batchnorm import BatchNormAccumulator, was_updated
+from hookscope.hooks import was_updated
+from hookscope.statistics.batchnorm import BatchNormAccumulator
 
 
 def inputs(*shape: int) -> Tensor:
@@ -43,7 +44,7 @@ def test_against_numpy_and_nought_where_running_statistics_are_the_data_s_own(
     values = inputs(*shape)
     norm.running_mean.copy_(torch.tensor([1.0, 2, 3, 4]))
     norm.running_var.copy_(torch.tensor([1.0, 4, 9, 0.25]))
-    found = BatchNormAccumulator(norm)
+    found = BatchNormAccumulator.of(norm)
     for batch in values.split([2, 7]):
         found.update(batch)
     drift = found.drift("bn1")
@@ -53,7 +54,7 @@ def test_against_numpy_and_nought_where_running_statistics_are_the_data_s_own(
     np.testing.assert_allclose(drift.ratio, (stored.var(1) + norm.eps) / variance, rtol=1e-9)
     assert (drift.layer, drift.items, drift.updated) == ("bn1", stored.shape[1], True)
 
-    own = BatchNormAccumulator(set_to(norm, values))
+    own = BatchNormAccumulator.of(set_to(norm, values))
     own.update(values)
     np.testing.assert_allclose(own.drift("bn1").shift, 0, atol=1e-6)  # running statistics are float32
     np.testing.assert_allclose(own.drift("bn1").ratio, 1, rtol=1e-6)
@@ -62,7 +63,7 @@ def test_against_numpy_and_nought_where_running_statistics_are_the_data_s_own(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_kinds_of_numbers(dtype: torch.dtype) -> None:
     values = inputs(6, 3, 4, 4).to(dtype)
-    found = BatchNormAccumulator(nn.BatchNorm2d(3))
+    found = BatchNormAccumulator.of(nn.BatchNorm2d(3))
     found.update(values.permute(0, 1, 3, 2).requires_grad_())
     np.testing.assert_allclose(found.moments.mean, values.double().mean((0, 2, 3)), rtol=1e-12)
 
@@ -70,13 +71,13 @@ def test_other_kinds_of_numbers(dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # torch says it once, to whoever comes first
 def test_quantised_inputs() -> None:
     values = torch.quantize_per_tensor(inputs(2, 3, 4, 4), 0.1, 3, torch.quint8)
-    found = BatchNormAccumulator(nn.BatchNorm2d(3))
+    found = BatchNormAccumulator.of(nn.BatchNorm2d(3))
     found.update(values)
     np.testing.assert_allclose(found.moments.mean, values.dequantize().double().mean((0, 2, 3)), rtol=1e-12)
 
 
 def test_nothing_and_nan() -> None:
-    found = BatchNormAccumulator(nn.BatchNorm2d(3))
+    found = BatchNormAccumulator.of(nn.BatchNorm2d(3))
     found.update(torch.zeros(0, 3, 2, 2))
     assert found.drift("bn").items == 0
     values = inputs(2, 3, 2, 2)
@@ -87,12 +88,12 @@ def test_nothing_and_nan() -> None:
 
 def test_shards_and_states() -> None:
     values, norm = inputs(9, 3, 4, 4), nn.BatchNorm2d(3, eps=0.5)
-    whole, first, second = (BatchNormAccumulator(norm) for _ in range(3))
+    whole, first, second = (BatchNormAccumulator.of(norm) for _ in range(3))
     whole.update(values)
     first.update(values[:2])
     second.update(values[2:])
-    joined = first.empty()
-    for shard in (second, first.empty(), BatchNormAccumulator.from_state(first.state_dict())):
+    joined = BatchNormAccumulator.of(norm)
+    for shard in (second, BatchNormAccumulator.of(norm), BatchNormAccumulator.from_state(first.state_dict())):
         joined.merge(shard)
     np.testing.assert_allclose(joined.drift("bn").shift, whole.drift("bn").shift, rtol=1e-12)
     np.testing.assert_allclose(joined.drift("bn").ratio, whole.drift("bn").ratio, rtol=1e-9)
@@ -102,7 +103,7 @@ def test_shards_and_states() -> None:
 
 def test_the_running_statistics_are_those_of_the_beginning() -> None:
     norm = nn.BatchNorm2d(3).double()
-    found = BatchNormAccumulator(norm)
+    found = BatchNormAccumulator.of(norm)
     norm(inputs(4, 3, 5, 5).double())
     assert found.running_mean.tolist() == [0, 0, 0] and norm.running_mean is not None and norm.running_mean.all()
 

@@ -26,10 +26,10 @@ def names(count: int) -> list[str]:
 def groups_of(values: Tensor, batch: int = 4, order: Sequence[int] | None = None) -> list[tuple[int, ...]]:
     """Duplicates among the channels of ``values`` ``(N, C, P)``, looked at in batches, in this order of images."""
     order = list(order or range(len(values)))
-    moments, sketch = ChannelMoments(values.shape[1]), PatternSketch(values.shape[1])
+    moments, sketch = ChannelMoments.empty(values.shape[1]), PatternSketch.empty(values.shape[1])
     for start in range(0, len(order), batch):
         part = order[start : start + batch]
-        moments.update(sums_of_maps(values[part]))
+        moments.merge(ChannelMoments.of(sums_of_maps(values[part])))
         sketch.update(values[part], rotations_of([names(len(values))[at] for at in part]))
     return sketch.groups(moments, np.ones(values.shape[1], bool), LEAST)
 
@@ -122,7 +122,7 @@ def test_batches_order_and_shards_change_nothing() -> None:
     expected = [(1, 4), (7, 15)]
     for batch in (1, 3, 9):
         assert groups_of(values, batch) == groups_of(values, batch, order) == expected
-    whole, halves = PatternSketch(20), [PatternSketch(20), PatternSketch(20), PatternSketch(20)]
+    whole, halves = PatternSketch.empty(20), [PatternSketch.empty(20), PatternSketch.empty(20), PatternSketch.empty(20)]
     whole.update(values, rotations_of(names(9)))
     halves[0].update(values[order[:2]], rotations_of([names(9)[at] for at in order[:2]]))
     halves[1].update(values[order[2:]], rotations_of([names(9)[at] for at in order[2:]]))
@@ -144,8 +144,8 @@ def test_channels_that_fire_only_where_nobody_looks_are_no_duplicates() -> None:
 def test_candidates_and_a_threshold_of_one() -> None:
     values = random(2, 4, 50)
     values[:, 3] = values[:, 1] = values[:, 0]
-    moments, sketch = ChannelMoments(4), PatternSketch(4)
-    moments.update(sums_of_maps(values))
+    moments, sketch = ChannelMoments.empty(4), PatternSketch.empty(4)
+    moments.merge(ChannelMoments.of(sums_of_maps(values)))
     sketch.update(values, rotations_of(names(2)))
     assert sketch.groups(moments, np.ones(4, bool), 1.0) == [(0, 1, 3)]
     assert sketch.groups(moments, np.array([False, True, True, True]), LEAST) == [(1, 3)]
@@ -164,7 +164,7 @@ def test_defaults_and_generators_of_the_caller_neither_matter_nor_change() -> No
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     try:
-        sketch = PatternSketch(3)
+        sketch = PatternSketch.empty(3)
         sketch.update(values, rotations_of(names(2)))
     finally:
         torch.set_default_device(None)
@@ -177,7 +177,7 @@ def test_defaults_and_generators_of_the_caller_neither_matter_nor_change() -> No
 
 
 def test_a_state_is_a_moment_not_a_window() -> None:
-    sketch, covariance = PatternSketch(3), ChannelCovariance(3)
+    sketch, covariance = PatternSketch.empty(3), ChannelCovariance.empty(3)
     states = []
     for _ in range(2):
         sketch.update(random(2, 3, 20), rotations_of(names(2)))
@@ -198,7 +198,7 @@ def rank_by_numpy(values: Tensor) -> float:
 
 
 def covariance_of(values: Tensor, *sizes: int) -> ChannelCovariance:
-    found = ChannelCovariance(values.shape[1])
+    found = ChannelCovariance.empty(values.shape[1])
     for batch in values.split(list(sizes) or len(values)):
         found.update(batch)
     return found
@@ -228,8 +228,8 @@ def test_doubles_are_exact_and_beyond_their_range_unknown() -> None:
 
 def test_shards_merged_are_the_whole() -> None:
     values = random(6, 4, 30)
-    whole, joined = covariance_of(values), ChannelCovariance(4)
-    for shard in (covariance_of(values[4:]), ChannelCovariance(4), covariance_of(values[:4], 1, 3)):
+    whole, joined = covariance_of(values), ChannelCovariance.empty(4)
+    for shard in (covariance_of(values[4:]), ChannelCovariance.empty(4), covariance_of(values[:4], 1, 3)):
         joined.merge(ChannelCovariance.from_state(shard.state_dict()))
     np.testing.assert_allclose(joined.covariance, whole.covariance, atol=1e-6)
     assert joined.count == whole.count == 180
@@ -240,4 +240,4 @@ def test_ranks_known_on_paper() -> None:
     assert effective_rank(covariance_of(torch.full((2, 3, 5), 0.1)).covariance) == 0
     assert effective_rank(np.eye(5)) == pytest.approx(5)
     assert effective_rank(np.ones((4, 4))) == pytest.approx(1)
-    assert ChannelCovariance(3).covariance.tolist() == [[0, 0, 0]] * 3
+    assert ChannelCovariance.empty(3).covariance.tolist() == [[0, 0, 0]] * 3

@@ -17,9 +17,9 @@ CLOSE = {"rtol": 1e-9, "atol": 0}
 
 def moments_of(values: Tensor, *sizes: int) -> ChannelMoments:
     """The moments of ``values`` ``(N, C, P)``, added in batches of these sizes."""
-    found = ChannelMoments(values.shape[1])
+    found = ChannelMoments.empty(values.shape[1])
     for batch in values.split(list(sizes) or len(values)):
-        found.update(sums_of_maps(batch))
+        found.merge(ChannelMoments.of(sums_of_maps(batch)))
     return found
 
 
@@ -118,9 +118,9 @@ def test_what_has_no_square_is_infinite_as_numpy_has_it_and_never_not_a_number()
 def test_shards_merged_in_either_order_are_the_whole(cuts: tuple[int, ...]) -> None:
     values = normal(7, 3, 30, mean=1e4)
     values[1, 0, 2], values[6, 2] = torch.nan, torch.inf
-    shards = [moments_of(part) if len(part) else ChannelMoments(3) for part in values.split(list(cuts))]
+    shards = [moments_of(part) if len(part) else ChannelMoments.empty(3) for part in values.split(list(cuts))]
     for ordered in (shards, shards[::-1]):
-        whole = ChannelMoments(3)
+        whole = ChannelMoments.empty(3)
         for shard in ordered:
             whole.merge(ChannelMoments.from_state(shard.state_dict()))
         check(whole, values)
@@ -130,8 +130,8 @@ def test_a_state_is_a_moment_not_a_window() -> None:
     found = moments_of(normal(2, 3, 4))
     state = found.state_dict()
     kept = {name: array.copy() for name, array in state.items()}
-    found.update(sums_of_maps(normal(3, 3, 5)))
-    assert all(np.array_equal(state[name], kept[name]) for name in ChannelMoments.FIELDS)
+    found.merge(ChannelMoments.of(sums_of_maps(normal(3, 3, 5))))
+    assert all(np.array_equal(state[name], kept[name]) for name in state)
 
 
 def test_means_of_maps_leave_out_maps_with_nothing_finite() -> None:

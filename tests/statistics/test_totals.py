@@ -26,7 +26,7 @@ def counted(values: Tensor, *keys: str) -> RunningStatistics:
         found = LayerAccumulator(Call(name, "Conv2d", int(number or 0), None), values.shape[1])
         found.update(values, [f"{at}.jpg" for at in range(len(values))])
         totals.layers[key] = found
-    norm = BatchNormAccumulator(nn.BatchNorm2d(values.shape[1]))
+    norm = BatchNormAccumulator.of(nn.BatchNorm2d(values.shape[1]))
     norm.update(values)
     totals.batch_norms["bn"] = norm
     return totals
