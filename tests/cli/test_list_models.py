@@ -1,27 +1,21 @@
-"""The command list-models; its facts are judged in tests/test_catalogue.py."""
+"""The command list-models on a table of three; its facts are judged in tests/models/test_catalogue.py."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import click
 import pytest
-from click.testing import CliRunner, Result
 
-from hookscope.cli.commands.list_models import FIELDS, command
-from hookscope.errors import ModelError, SelectionError
+from hookscope.cli.commands.list_models import FIELDS
 from hookscope.models import catalogue
 from hookscope.models.bundled import BUNDLED
 from hookscope.models.catalogue import ModelInfo
 from hookscope.system import cache
+from tests.cli.helpers import Run, one_error
 
-ROOT = Path(__file__).parents[2]
 MODELS = (
     ModelInfo("alexnet", "classification"),
     ModelInfo(
@@ -39,11 +33,8 @@ def three_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "BUNDLED", {})
 
 
-def run(*arguments: str) -> Result:
-    result = CliRunner().invoke(command, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    return result
+def command_line(*words: str, format: str = "json") -> list[str]:
+    return ["list-models", "--format", format, *words]
 
 
 TABLE = """\
@@ -56,96 +47,42 @@ resnet18            classification  11,689,512      44.66   1.814     69.76  Ima
 """  # noqa: E501
 
 
-def test_table() -> None:
-    assert run("--format", "table").stdout == TABLE
+def test_a_table_ends_with_the_number_of_models(run: Run) -> None:
+    assert run(format="table") == (0, TABLE, "")
+    assert run("alex", format="table")[1].splitlines()[-1] == "1 model"
 
 
-def test_the_model_that_ships_has_a_row(shapes_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_that_ships_has_a_row(run: Run, shapes_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "BUNDLED", BUNDLED)
-    (row,) = json.loads(run("shapes", "--format", "json").stdout)
-    assert row == {
-        "name": "shapes",
-        "task": "classification",
-        "params": 727626,
-        "file_size": round(shapes_file.stat().st_size / 2**20, 3),
-        "gflops": None,
-        "accuracy": 93.75,
-        "metric": "shapes acc@1",
-        "weights": ["shapes.safetensors"],
-        "float_weights": [],
-    }
+    [row] = json.loads(run("shapes")[1])
+    size = round(shapes_file.stat().st_size / 2**20, 3)
+    values = ["shapes", "classification", 727626, size, None, 93.75, "shapes acc@1", ["shapes.safetensors"], []]
+    assert list(row.items()) == list(zip(FIELDS, values, strict=True))
 
 
-def test_one_model_is_no_models() -> None:
-    assert run("alex", "--format", "table").stdout.splitlines()[-1] == "1 model"
+def test_csv_leaves_what_is_not_known_empty(run: Run) -> None:
+    rows = list(csv.DictReader(io.StringIO(run(format="csv")[1])))
+    assert [(row["name"], row["params"]) for row in rows][::2] == [("alexnet", ""), ("resnet18", "11689512")]
 
 
-def test_tsv_is_the_default_in_a_pipe() -> None:
-    lines = run("resnet*").stdout.splitlines()
-    assert lines[0].split("\t") == FIELDS
-    expected = "resnet18 classification 11689512 44.661 1.814 69.758 ImageNet-1K_acc@1 IMAGENET1K_V1"
-    assert [field.replace(" ", "_") for field in lines[1].split("\t")] == [*expected.split(), ""]
-    assert len(lines) == 2
-
-
-def test_csv() -> None:
-    rows = list(csv.DictReader(io.StringIO(run("--format", "csv").stdout)))
-    assert [row["name"] for row in rows] == ["alexnet", "quantized_resnet18", "resnet18"]
-    assert (rows[0]["params"], rows[2]["params"]) == ("", "11689512")
-
-
-@pytest.mark.parametrize("format", ["json", "ndjson"])
-def test_json_has_numbers_and_lists(format: str) -> None:
-    text = run("quantized", "--format", format).stdout
-    (row,) = json.loads(text) if format == "json" else map(json.loads, text.splitlines())
+def test_json_has_numbers_and_lists(run: Run) -> None:
+    [row] = json.loads(run("quantized")[1])
     assert list(row) == FIELDS
-    assert row["params"] == 11689512
-    assert row["weights"] == ["IMAGENET1K_FBGEMM_V1", "B"]
-    assert row["float_weights"] == ["IMAGENET1K_V1"]
+    assert (row["params"], row["weights"]) == (11689512, ["IMAGENET1K_FBGEMM_V1", "B"])
 
 
-def test_fields_are_the_documented_ones() -> None:
-    assert " ".join(FIELDS) == "name task params file_size gflops accuracy metric weights float_weights"
-    help_lines = run("--help").stdout.splitlines()
-    for field in FIELDS:
-        assert any(line.startswith(f"  {field}  ") for line in help_lines), field
+def test_the_fields_are_in_the_help(run: Run) -> None:
+    lines = run("--help")[1].splitlines()
+    assert [field for field in FIELDS if not any(line.startswith(f"  {field}  ") for line in lines)] == []
 
 
-def test_no_match_is_a_model_error_with_status_one() -> None:
-    with pytest.raises(ModelError, match="no model matches 'resnet19'; nearest: resnet18") as caught:
-        run("resnet19")
-    assert caught.value.exit_code == 1
-
-
-def test_a_bad_regular_expression_is_a_usage_error() -> None:
-    with pytest.raises(SelectionError) as caught:
-        run("re:(")
-    assert caught.value.exit_code == 2
-
-
-def test_an_unknown_format_is_a_usage_error() -> None:
-    with pytest.raises(click.BadParameter):
-        command.main(["--format", "xml"], standalone_mode=False)
-
-
-def hookscope(*arguments: str, cache_home: Path) -> subprocess.CompletedProcess[str]:
-    code = (
-        "import sys; from hookscope.cli.commands.list_models import command\n"
-        "try: command.main(sys.argv[1:], standalone_mode=False)\n"
-        "finally: print('torch' in sys.modules, 'torchvision' in sys.modules, file=sys.stderr)"
-    )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache_home)}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=ROOT, env=environment, capture_output=True, check=True, text=True
-    )
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME names the cache folder on Linux")
-def test_the_second_time_it_answers_without_torch(tmp_path: Path) -> None:
-    first = hookscope("--format", "json", cache_home=tmp_path)
-    second = hookscope("--format", "json", cache_home=tmp_path)
-    assert (first.stderr, second.stderr) == ("True True\n", "False False\n")
-    assert first.stdout == second.stdout
-    assert {"name": "resnet34", "params": 21797672}.items() <= {row["name"]: row for row in json.loads(second.stdout)}[
-        "resnet34"
-    ].items()
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["resnet19"], 1, "no model matches 'resnet19'; nearest: resnet18"),
+        (["re:("], 2, "'re:(' is not a regular expression"),
+        (["--format", "xml"], 2, "'xml' is not one of"),
+    ],
+)
+def test_what_is_refused_is_one_line(run: Run, words: list[str], status: int, message: str) -> None:
+    one_error(run(*words, format="tsv"), status, message)

@@ -16,13 +16,10 @@ from typing import Any
 import click
 import pytest
 
-import hookscope
 from hookscope.cli import main as main_module
 from hookscope.cli.main import COMMANDS, cli, main
 from hookscope.errors import LayerError, UsageError
-
-ROOT = Path(hookscope.__file__).parents[1]
-NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and devices of POSIX")
+from tests.cli.helpers import POSIX, ROOT
 
 FAKE = '''
 import sys, time, warnings
@@ -307,7 +304,7 @@ NO_SPACE = "Error: cannot write standard output: No space left on device\n"
 CLOSED = "Error: standard output is closed; run without `>&-`, or send it to /dev/null\n"
 
 
-@NEEDS_POSIX
+@POSIX
 @pytest.mark.parametrize(
     ("words", "shell", "status", "output", "errors"),
     [
@@ -336,7 +333,7 @@ def test_streams_that_fail(process: Any, words: list[str], shell: str, status: i
     assert found[1] == errors if not errors.startswith("unexpected") else errors in found[1]
 
 
-@NEEDS_POSIX
+@POSIX
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_signals_run_the_finally_blocks(process: Any, number: int, status: int) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
@@ -348,28 +345,11 @@ def test_signals_run_the_finally_blocks(process: Any, number: int, status: int) 
     assert one.returncode == status
 
 
-def test_the_shell_is_answered(process: Any) -> None:
-    one = process(_HOOKSCOPE_COMPLETE="bash_complete", COMP_WORDS="hookscope list-", COMP_CWORD="1")
-    assert one.communicate(timeout=60) == ("plain,list-layers\nplain,list-models\n", "")
-    assert one.returncode == 0
-
-
 def test_the_shell_is_answered_in_silence_when_a_command_is_broken(process: Any, tmp_path: Path) -> None:
     (tmp_path / "fake_command.py").write_text("raise RuntimeError('broken')")
     one = process(_HOOKSCOPE_COMPLETE="bash_complete", COMP_WORDS="hookscope fake ", COMP_CWORD="2")
     assert one.communicate(timeout=60) == ("", "")
     assert one.returncode == 1
-
-
-def test_help_imports_nothing_heavy() -> None:
-    script = (
-        "import sys\nfrom hookscope.cli.main import main\ntry:\n main([sys.argv[1]])\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'torchvision', 'numpy', 'PIL', 'matplotlib', 'importlib.metadata'} & set(sys.modules)\n"
-        "sys.exit(str(sorted(heavy)) if heavy else 0)"
-    )
-    for option in ("--help", "--version"):
-        done = subprocess.run([sys.executable, "-c", script, option], cwd=ROOT, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_python_m_hookscope_is_the_program() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from pathlib import Path
 
@@ -36,9 +35,6 @@ def refusal(kind: type[HookscopeError], *arguments: object) -> str:
     with pytest.raises(kind) as caught:
         image_list(*arguments)  # type: ignore[arg-type]
     return str(caught.value)
-
-
-# Options
 
 
 def test_what_the_options_take() -> None:
@@ -74,9 +70,6 @@ def test_what_the_options_take() -> None:
     }
     for wrong in ("--batch-size 0", "--workers -1", "--limit 0"):
         assert "is not in the range" in run(*wrong.split())
-
-
-# The list of images
 
 
 def test_names_and_folders(folder: Path) -> None:
@@ -128,15 +121,6 @@ def test_a_list_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.images.MAX_BYTES", 10)
     piped(monkeypatch, b"a\0" * 100)
     assert refusal(ImageError, [], "-") == "'-' is too long for a list of names; the limit is 10 bytes"
-
-
-def test_a_list_does_not_import_torch(folder: Path) -> None:
-    code = f"import sys; from hookscope.cli.shared.image_options import *; image_list([{str(folder)!r}], None)\n"
-    code += "print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"False"
-
-
-# Losses
 
 
 def test_lost_images_are_said_and_counted(capsys: pytest.CaptureFixture[str]) -> None:

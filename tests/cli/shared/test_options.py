@@ -1,10 +1,7 @@
-"""What options take, and what a shell is offered, without torch."""
+"""What options take, and what a shell is offered."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +16,6 @@ from hookscope.models.load import load_model
 from hookscope.models.preprocess import MODES
 from hookscope.system import cache
 from hookscope.tracing.cached_summary import listing
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -99,38 +94,3 @@ def test_defaults_are_shown_in_the_help() -> None:
         "[default: auto]",
     ):
         assert words in text
-
-
-def complete(words: str, place: int, home: Path) -> tuple[list[str], str]:
-    """What bash would be offered, and whether torch was imported."""
-    code = (
-        "import sys, atexit; from hookscope.cli.main import main\n"
-        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); main()"
-    )
-    environment = {
-        **os.environ,
-        "XDG_CACHE_HOME": str(home),
-        "_HOOKSCOPE_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(place),
-    }
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    return done.stdout.splitlines(), done.stderr.strip()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME names the cache folder on Linux")
-def test_a_shell_is_answered_without_torch(tmp_path: Path) -> None:
-    code = "from hookscope.tracing.cached_summary import listing; listing('squeezenet1_1')"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
-    assert complete("hookscope list-layers squeezenet", 2, tmp_path) == (
-        ["plain,squeezenet1_0", "plain,squeezenet1_1"],
-        "False",
-    )
-    layers, torch_imported = complete("hookscope visualize squeezenet1_1 cat.jpg --layer classifier", 5, tmp_path)
-    assert (layers, torch_imported) == (
-        ["plain,classifier", "plain,classifier.0", "plain,classifier.1", "plain,classifier.2", "plain,classifier.3"],
-        "False",
-    )
-    assert complete("hookscope list-layers squeezenet1_1 --type Fi", 4, tmp_path) == (["plain,Fire"], "False")
-    assert complete("hookscope list-layers squeezenet1_1 --format j", 4, tmp_path)[0] == ["plain,json"]
