@@ -22,15 +22,7 @@ _HOOK_TABLES = (
 
 
 class Patch:
-    """Calls ``wrapper(original, *args, **kwargs)`` in place of ``owner.name`` while on.
-
-    Example:
-        >>> import math
-        >>> doubled = Patch(math, "sqrt", lambda original, value: 2 * original(value))
-        >>> doubled.on(); math.sqrt(9.0); doubled.off(); math.sqrt(9.0)
-        6.0
-        3.0
-    """
+    """Calls ``wrapper(original, *args, **kwargs)`` in place of ``owner.name`` while on."""
 
     def __init__(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         self._owner, self._name, self._wrapper = owner, name, wrapper
@@ -62,22 +54,9 @@ class LossTap:
     """Calls ``on_loss(value, roots)`` before each backward pass that starts at scalars, while on.
 
     Torch has no hook there, so ``torch.autograd.backward`` is wrapped; ``Tensor.backward`` calls it too. A copy that a
-    script imported by name beforehand is not seen. ``value`` is the sum of the scalars, detached and divided by the
+    script imported by name beforehand is missed. ``value`` is the sum of the scalars, detached and divided by the
     scale of a ``GradScaler``: ``GradScaler.scale`` is wrapped to note the scale in the autograd node of its result.
-
-    Args:
-        on_loss: What it raises is raised in the script, in place of the backward pass.
-
-    Example:
-        >>> import torch
-        >>> values = []
-        >>> tap, scaler = LossTap(lambda value, roots: values.append(float(value))), torch.amp.GradScaler("cpu")
-        >>> tap.on()
-        >>> (torch.ones(2, requires_grad=True) * 3).sum().backward()
-        >>> (scaler.scale(torch.ones(2, requires_grad=True).sum()) / 2).backward()
-        >>> tap.off()
-        >>> values
-        [6.0, 1.0]
+    What ``on_loss`` raises is raised in the script, in place of the backward pass.
     """
 
     def __init__(self, on_loss: Callable[[Tensor, Sequence[Tensor]], None]) -> None:
@@ -162,18 +141,6 @@ def hidden_from_compile(hooks: Sequence[Callable[..., Any]]) -> Patch:
 
     Compiled models warn at each call that global hooks fire twice. A warnings filter does not help: a script that
     turns warnings into errors puts its own filter before it.
-
-    Example:
-        >>> import torch
-        >>> from hookscope.hooks.registration import HookHandles
-        >>> modules, hook = torch.nn.modules.module, lambda module, args: None
-        >>> patch = hidden_from_compile([hook])
-        >>> with HookHandles() as handles:
-        ...     handles.every_forward_pre(hook)
-        ...     bool(modules._has_any_global_hook()); patch.on(); bool(modules._has_any_global_hook())
-        True
-        False
-        >>> patch.off()
     """
 
     def has_other_hooks(original: Callable[[], Any]) -> bool:
@@ -184,13 +151,7 @@ def hidden_from_compile(hooks: Sequence[Callable[..., Any]]) -> Patch:
 
 
 def scalar_of(value: Any) -> Tensor | None:
-    """A detached copy, of shape (), of a floating-point tensor with one element; None for anything else.
-
-    Example:
-        >>> import torch
-        >>> scalar_of(torch.tensor([2.0])), scalar_of(torch.ones(2)), scalar_of("word")
-        (tensor(2.), None, None)
-    """
+    """A detached copy, of shape (), of a floating-point tensor with one element; None for anything else."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() != 1 or value.is_meta:
         return None
     return value.detach().reshape(()).clone()

@@ -20,6 +20,7 @@ class TrackedOptimizer:
     """An optimizer and its progress.
 
     Attributes:
+        optimizer: Returns the optimizer, None once the script has dropped it.
         number: In order of the first step.
         steps: How many steps it has made.
         since: The segment of the run that began after its last step, see `MetricsRecorder`.
@@ -28,49 +29,41 @@ class TrackedOptimizer:
     """
 
     def __init__(self, optimizer: Optimizer, number: int) -> None:
-        self._ref = weakref.ref(optimizer)
+        self.optimizer = weakref.ref(optimizer)
         self.number = number
         self.steps = self.since = self.idle = 0
         self.was_searched = False
 
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """None once the script has dropped it."""
-        return self._ref()
-
     def parameters(self) -> Iterator[Tensor]:
-        optimizer = self.optimizer
-        for group in optimizer.param_groups if optimizer is not None else ():
+        for group in self._groups():
             yield from group["params"]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        optimizer = self.optimizer()
+        return [] if optimizer is None else optimizer.param_groups
 
     def learning_rates(self) -> tuple[float | None, dict[int, float | None]]:
         """The rate of the first group, and the rate of each parameter by ``id``."""
-        optimizer = self.optimizer
-        groups = optimizer.param_groups if optimizer is not None else []
+        groups = self._groups()
         rates = [_number(group.get("lr")) for group in groups]
         by_parameter = {id(p): rate for group, rate in zip(groups, rates, strict=True) for p in group["params"]}
         return (rates[0] if rates else None), by_parameter
 
     def is_due(self, every: int) -> bool:
         """Whether its next step is to be sampled, unless it seems to make no more steps."""
-        return self.steps % every == 0 and self.idle <= every + _PATIENCE and self.optimizer is not None
+        return self.steps % every == 0 and self.idle <= every + _PATIENCE and self.optimizer() is not None
 
     def is_stepping(self, starting: Optimizer) -> bool:
         """Whether its step still runs while a step of ``starting`` begins.
 
         An optimizer may step another, or its own base class, inside its step.
         """
-        optimizer = self.optimizer
+        optimizer = self.optimizer()
         return is_on_stack(optimizer, _STEP_CODE, beyond=int(starting is optimizer))
 
 
 class Optimizers:
-    """The optimizers that are followed.
-
-    Args:
-        only: The only optimizer to follow, None for all.
-        every: Each ``every``-th step is sampled.
-    """
+    """The optimizers that are followed: ``only`` or all; each ``every``-th step is sampled."""
 
     def __init__(self, only: Optimizer | None, every: int) -> None:
         self.every, self._only = every, only
@@ -80,7 +73,7 @@ class Optimizers:
     def of(self, optimizer: Optimizer) -> TrackedOptimizer | None:
         """None if the optimizer is not followed."""
         for tracked in self.all:
-            if tracked.optimizer is optimizer:
+            if tracked.optimizer() is optimizer:
                 return tracked
         if self._only is not None:
             self._others.add(optimizer)
@@ -109,7 +102,7 @@ def closure_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return kwargs.get("closure", args[1] if len(args) > 1 else None)
 
 
-def gradient_scale(optimizer: Optimizer) -> Tensor | None:
+def gradient_scale(optimizer: Optimizer | None) -> Tensor | None:
     """The factor in the gradients, where a ``GradScaler`` leaves it to a fused optimizer to divide by it."""
     scale = getattr(optimizer, "grad_scale", None)
     return scale if isinstance(scale, torch.Tensor) else None

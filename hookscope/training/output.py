@@ -34,7 +34,7 @@ class RunProgress:
 
 
 class WatcherOutput:
-    """Writes the lines and the notes of one run.
+    """Writes the lines and the notes of one run, and counts its sampled steps.
 
     Args:
         run: Its rows, sampled steps and first trouble are updated.
@@ -42,10 +42,6 @@ class WatcherOutput:
         events: Folder for an event file of TensorBoard.
         header: The first line.
         on_trouble: Called with each announcement; None for a warning.
-
-    Raises:
-        WriteError: the log or the folder cannot be written.
-        InstallationError: TensorBoard is not installed.
     """
 
     def __init__(
@@ -63,8 +59,7 @@ class WatcherOutput:
         self._log = RunLog(log) if isinstance(log, (str, os.PathLike)) else log
         self._events: EventFile | None = None
         try:
-            if events is not None:
-                self._events = EventFile(events)
+            self._events = None if events is None else EventFile(events)
             if self._log is not None:
                 self._log.write([header])
         except BaseException:
@@ -111,7 +106,7 @@ class WatcherOutput:
         return {"row": row, "step": step, "time": round(time.monotonic() - self._started, 6), **fields}
 
     def _close(self) -> None:
-        for file in (self._events, self._log):
+        for file in (self._events and self._events.writer, self._log):
             with contextlib.suppress(Exception):
                 if file is not None:
                     file.close()
@@ -120,11 +115,8 @@ class WatcherOutput:
 class EventFile:
     """An event file of TensorBoard with a scalar ``LAYER/METRIC`` for each metric of a line, and ``loss``.
 
-    Further models have ``modelN/`` before their names, further optimizers ``optimizerN/``. A null has no scalar; true
-    is 1.
-
-    Args:
-        folder: The argument of ``tensorboard --logdir``; it is created if it does not exist.
+    Further models have ``modelN/`` before their names, further optimizers ``optimizerN/``. None has no scalar; True is
+    1. The folder is created if it does not exist.
     """
 
     def __init__(self, folder: StrPath) -> None:
@@ -135,31 +127,25 @@ class EventFile:
             warnings.simplefilter("ignore")  # torch imports TensorFlow, if that is installed
             from torch.utils.tensorboard import SummaryWriter
         try:
-            self._writer = SummaryWriter(str(folder))
+            self.writer = SummaryWriter(str(folder))
         except OSError as error:
             raise WriteError(f"cannot write {folder}: {error.strerror or error}") from error
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the scalars of one sampled step, and flush them to the disk."""
-        of_step: dict[str, float] = {}
-        step = 0
+        scalars: dict[tuple[str, int], Any] = {}
         for row in rows:
-            step = row["step"]
             optimizer = f"optimizer{row['optimizer']}/" if row["optimizer"] else ""
             for name in ("loss", "learning_rate"):
                 if row[name] is not None:
-                    of_step.setdefault(optimizer + name, row[name])
+                    scalars.setdefault((optimizer + name, row["step"]), row[name])
             layer = printable(call_key(row["layer"] or "(model)", row["call"]))  # a tag with an empty group is lost
             tag = f"model{row['model']}/{layer}" if row["model"] else layer
-            for name, value in row.items():
-                if name not in _NO_METRICS and value is not None:
-                    self._writer.add_scalar(f"{tag}/{name}", float(value), step)
-        for tag, value in of_step.items():
-            self._writer.add_scalar(tag, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
+            metrics = {name: value for name, value in row.items() if name not in _NO_METRICS and value is not None}
+            scalars.update({(f"{tag}/{name}", row["step"]): value for name, value in metrics.items()})
+        for (tag, step), value in scalars.items():
+            self.writer.add_scalar(tag, float(value), step)
+        self.writer.flush()
 
 
 def _reason(error: BaseException | None) -> dict[str, Any]:

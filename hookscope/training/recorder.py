@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Container, Iterable, Iterator
@@ -11,10 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookscope.hooks import class_names
+from hookscope.hooks import class_names, merge_moments
 from hookscope.statistics import BATCH_NORMS
 from hookscope.training.optimizers import TrackedOptimizer
-from hookscope.training.reductions import BatchMoments, DeferredScalars, OutputSums, output_sums, values_of
+from hookscope.training.reductions import BatchMoments, FetchedScalars, OutputSums, output_sums, values_of
 from hookscope.training.tracker import Layer, Pass, TrackedModel, own_parameters
 from hookscope.training.weights import StepWeights
 
@@ -26,7 +27,6 @@ class OptimizerStep:
     """A step of an optimizer that has begun.
 
     Attributes:
-        optimizer: The optimizer.
         has_closure: Whether the step runs its forward passes itself.
         weights: The parameters before the step; None for a step that is not sampled.
         models: The models whose parameters the optimizer has.
@@ -80,26 +80,26 @@ class CallMetrics:
                 self.alive = None
         self.outputs += outputs
 
-    def request(self, scalars: DeferredScalars) -> None:
-        """Request all scalars that `metrics` reads."""
+    def scalars(self) -> Iterator[Tensor | float]:
+        """All scalars that `metrics` reads."""
         for sums in self.outputs:
-            scalars.add(sums.mean, sums.spread, sums.nonzero, sums.non_finite)
+            yield from (sums.mean, sums.spread, sums.nonzero, sums.non_finite)
         if self.alive is not None:
             self._dead = self.alive.numel() - self.alive.sum()
-            scalars.add(self._dead)
-        if self.batch is not None and self.batch.count:
+            yield self._dead
+        if self.batch is not None:
             self._drift = self.batch.drift()
-            scalars.add(*self._drift)
+            yield from self._drift
 
-    def metrics(self, scalars: DeferredScalars) -> dict[str, Any]:
+    def metrics(self, scalars: FetchedScalars) -> dict[str, Any]:
         """The metrics by their names in the log."""
-        count = sum(sums.count for sums in self.outputs)
-        mean, std = self._moments(scalars, count)
+        moments = [(sums.count, scalars[sums.mean], scalars[sums.spread] ** 2) for sums in self.outputs]
+        count, mean, squares = functools.reduce(merge_moments, moments) if moments else (0, None, 0.0)
         channels = 0 if self.alive is None else self.alive.numel()
         shift, ratio = (None, None) if self._drift is None else (scalars[value] for value in self._drift)
         return {
             "activation_mean": mean,
-            "activation_std": std,
+            "activation_std": math.sqrt(squares / count) if count else None,
             "zero_share": 1 - sum(scalars[sums.nonzero] for sums in self.outputs) / count if count else None,
             "channels": channels or None,
             "channel_values": count // channels if channels else None,
@@ -109,56 +109,31 @@ class CallMetrics:
             "running_var_ratio": ratio,
         }
 
-    def _moments(self, scalars: DeferredScalars, count: int) -> tuple[float | None, float | None]:
-        """Mean and standard deviation of all values of all passes."""
-        if not count:
-            return None, None
-        parts = [(sums.count, scalars[sums.mean], scalars[sums.spread]) for sums in self.outputs]
-        mean = sum(n * each for n, each, _ in parts) / count
-        squares = sum(spread**2 + n * (each - mean) ** 2 for n, each, spread in parts)
-        return mean, math.sqrt(squares / count)
 
+@dataclass(slots=True)
+class SegmentRecord:
+    """The calls of one model in one segment of the run, by ``id`` of the layer and number of the call.
 
-class StepMetrics:
-    """The calls of one model in one segment of the run."""
+    ``total`` is the largest number of counted calls in one of its ``passes``.
+    """
 
-    def __init__(self, segment: int) -> None:
-        self.segment = segment
-        self.passes = self.total = 0
-        self.calls: dict[tuple[int, int], CallMetrics] = {}
-
-    def add(self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Add a call that has just returned."""
-        index, expected = None, now.running_statistics.pop(id(module), None)
-        if layer.is_counted(module):
-            index, now.counted = now.counted, now.counted + 1
-            self.total = max(self.total, now.counted)
-        if not now.recorded or not layer.may_want(module):
-            return
-        selection = layer.choice.selection
-        if not (selection.from_the_end or any(selection.wants(name, call, index) for name in layer.names)):
-            return
-        record = self.calls.get((id(layer), call))
-        if record is None:
-            record = self.calls[id(layer), call] = CallMetrics(layer, type(module).__name__, call, index)
-        record.add(output_sums(output, module))
-        values = None if expected is None else next(iter(values_of(inputs)), None)
-        if values is not None and values.dim() >= 2 and values.shape[1] == expected[0].numel():
-            record.batch = record.batch or BatchMoments(*expected)
-            record.batch.add(values)
+    segment: int
+    passes: int = 0
+    total: int = 0
+    calls: dict[tuple[int, int], CallMetrics] = field(default_factory=dict)
 
 
 class MetricsRecorder:
     """Records outputs of layers and writes them as lines after a step.
 
     The steps of all optimizers cut the run into segments. A line describes the latest segment in which the model ran
-    since the last step of its optimizer. So a generator and a discriminator that step in turn are each seen in their
-    own part of the loop, and two optimizers of one model that step together see the same passes. Losses alike.
+    since the last step of its optimizer. So a generator and a discriminator that step in turn each have their own part
+    of the loop, and two optimizers of one model that step together share its passes. Losses alike.
     """
 
     def __init__(self) -> None:
         self.segment = 0
-        self._records: dict[int, StepMetrics] = {}
+        self._records: dict[int, SegmentRecord] = {}
         self._losses: list[Tensor] = []
         self._losses_of = -1
         self._loss_output: tuple[int, Tensor] | None = None
@@ -171,7 +146,24 @@ class MetricsRecorder:
 
     def add(self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any) -> None:
         """A layer has returned from the call with number ``call`` of its pass."""
-        self._record(layer.model).add(now, layer, call, module, inputs, output)
+        record = self._record(layer.model)
+        index, expected = None, now.running_statistics.pop(id(module), None)
+        if layer.is_counted(module):
+            index, now.counted = now.counted, now.counted + 1
+            record.total = max(record.total, now.counted)
+        if not now.recorded or not layer.may_want(module):
+            return
+        selection = layer.choice.selection
+        if not (selection.from_the_end or any(selection.wants(name, call, index) for name in layer.names)):
+            return
+        metrics = record.calls.get((id(layer), call))
+        if metrics is None:
+            metrics = record.calls[id(layer), call] = CallMetrics(layer, type(module).__name__, call, index)
+        metrics.add(output_sums(output, module))
+        values = None if expected is None else next(iter(values_of(inputs)), None)
+        if values is not None and values.dim() >= 2 and values.shape[1] == expected[0].numel():
+            metrics.batch = metrics.batch or BatchMoments(*expected)
+            metrics.batch.add(values)
 
     def add_loss(self, value: Tensor) -> None:
         """``backward`` starts at ``value``."""
@@ -197,16 +189,12 @@ class MetricsRecorder:
         calls = [call for call in calls if _belongs(call, step.others, parameters)]
         calls.sort(key=lambda call: call.order)
         losses = self._losses_since(step)
-        scalars = DeferredScalars()
-        for call in calls:
-            call.request(scalars)
-        scalars.add(*losses)
-        scalars.fetch()
+        scalars = FetchedScalars([*losses, *(scalar for call in calls for scalar in call.scalars())])
         loss = sum(scalars[value] for value in losses) if losses else None
         first_rate, rates = optimizer.learning_rates()
         not_run = [call for model in step.models for call in self._not_run(model, optimizer, calls, parameters)]
         for index, call in enumerate([*calls, *not_run]):
-            module = call.layer.module
+            module = call.layer.module()
             own = {} if module is None else own_parameters(module)
             has_run = index < len(calls)
             yield {
@@ -223,13 +211,13 @@ class MetricsRecorder:
                 **step.weights.metrics(own),
             }
 
-    def _record(self, model: TrackedModel) -> StepMetrics:
+    def _record(self, model: TrackedModel) -> SegmentRecord:
         record = self._records.get(model.number)
         if record is None or record.segment != self.segment:
-            record = self._records[model.number] = StepMetrics(self.segment)
+            record = self._records[model.number] = SegmentRecord(self.segment)
         return record
 
-    def _since(self, model: TrackedModel, optimizer: TrackedOptimizer) -> StepMetrics | None:
+    def _since(self, model: TrackedModel, optimizer: TrackedOptimizer) -> SegmentRecord | None:
         """The latest segment in which the model ran, if that is after the last step of the optimizer."""
         record = self._records.get(model.number)
         return record if record is not None and record.segment >= optimizer.since else None
@@ -282,7 +270,7 @@ def _belongs(call: CallMetrics, others: Container[int] | None, of_step: Containe
     A layer that no optimizer changes, by mistake, is included from an optimizer's second step on. At its first step
     other optimizers may still follow.
     """
-    module = call.layer.module
+    module = call.layer.module()
     own = [] if module is None else list(own_parameters(module).values())
     if not any(p.requires_grad for p in own) or any(id(p) in of_step for p in own):
         return True

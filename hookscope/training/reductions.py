@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,33 +13,17 @@ from torch import Tensor, nn
 from hookscope.hooks import as_float, channel_axis, merge_moments, tensors_in
 
 
-class DeferredScalars:
-    """Fetches many tensors of one value from their device together: a GPU is waited for once, not once for each.
+class FetchedScalars:
+    """Many tensors of one value, fetched from their device together: a GPU is waited for once, not once for each."""
 
-    Example:
-        >>> import torch
-        >>> scalars = DeferredScalars()
-        >>> a, b = torch.tensor(2), torch.tensor(0.5)
-        >>> scalars.add(a, b)
-        >>> scalars.fetch()
-        >>> scalars[a], scalars[b], scalars[7]
-        (2.0, 0.5, 7.0)
-    """
-
-    def __init__(self) -> None:
-        self._tensors: dict[int, Tensor] = {}
+    def __init__(self, scalars: Iterable[Tensor | float]) -> None:
+        groups: dict[Any, dict[int, Tensor]] = {}
+        for scalar in scalars:
+            if isinstance(scalar, torch.Tensor):
+                groups.setdefault((scalar.device, scalar.dtype), {})[id(scalar)] = scalar
         self._values: dict[int, float] = {}
-
-    def add(self, *scalars: Tensor | float) -> None:
-        self._tensors.update({id(scalar): scalar for scalar in scalars if isinstance(scalar, torch.Tensor)})
-
-    def fetch(self) -> None:
-        groups: dict[Any, list[Tensor]] = {}
-        for tensor in self._tensors.values():
-            groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
         for tensors in groups.values():
-            values = torch.stack(tensors).tolist()
-            self._values.update({id(tensor): float(value) for tensor, value in zip(tensors, values, strict=True)})
+            self._values.update(zip(tensors, map(float, torch.stack(list(tensors.values())).tolist()), strict=True))
 
     def __getitem__(self, scalar: Tensor | float) -> float:
         return self._values[id(scalar)] if isinstance(scalar, torch.Tensor) else float(scalar)
@@ -78,14 +63,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def output_sums(output: Any, module: nn.Module | None = None) -> list[OutputSums]:
-    """The sums of every tensor in ``output``; channels are those of the first.
-
-    Example:
-        >>> import torch
-        >>> (sums,) = output_sums(torch.tensor([[[[0.0, 0.0]], [[1.0, 3.0]]]]))
-        >>> sums.count, float(sums.mean), int(sums.nonzero), sums.alive.tolist()
-        (4, 1.0, 2, [False, True])
-    """
+    """The sums of every tensor in ``output``; channels are those of the first."""
     return [_sums(tensor, module, first=not at) for at, tensor in enumerate(values_of(output))]
 
 
@@ -108,25 +86,13 @@ def _sums(tensor: Tensor, module: nn.Module | None, first: bool) -> OutputSums:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or Inf: one pass, and a second only where the sum is not finite.
-
-    Example:
-        >>> import torch
-        >>> is_finite(torch.full((9,), 3e38)), is_finite(torch.tensor([1.0, float("nan")]))
-        (True, False)
-    """
+    """Whether no value is NaN or Inf: one pass, and a second only where the sum is not finite."""
     tensor = _dense(tensor)
     return bool(torch.isfinite(tensor.sum(dtype=_single_for_half(tensor)))) or bool(torch.isfinite(tensor).all())
 
 
 def norm(tensor: Tensor) -> Tensor:
-    """The Euclidean norm, for half precision computed in single precision.
-
-    Example:
-        >>> import torch
-        >>> norm(torch.tensor([3.0, 4.0]).half())
-        tensor(5.)
-    """
+    """The Euclidean norm, for half precision computed in single precision."""
     tensor = _dense(tensor)
     size: Tensor = torch.linalg.vector_norm(tensor, dtype=_single_for_half(tensor))
     return size
@@ -152,18 +118,12 @@ def _dense(tensor: Tensor) -> Tensor:
 class BatchMoments:
     """Mean and variance of each channel over all inputs of a BatchNorm in a step, beside its running statistics.
 
-    The running statistics are those before the first pass of the step: what eval mode would have used then.
-
-    Args:
-        mean: ``(C,)`` running mean before the pass.
-        variance: ``(C,)`` running variance before the pass.
-        eps: The number that the layer adds to a variance.
+    The running statistics ``(C,)`` are those before the first pass of the step: what eval mode would have used then.
     """
 
     def __init__(self, mean: Tensor, variance: Tensor, eps: float) -> None:
         self.running_mean, self.running_variance, self.eps = mean.float(), variance.float(), eps
-        self.count = 0
-        self.mean = self.squares = self.running_mean
+        self._moments: tuple[int, Tensor, Tensor] | None = None  # count, mean and summed squares
 
     def add(self, inputs: Tensor) -> None:
         """Add a batch ``(N, C, *positions)``."""
@@ -174,9 +134,8 @@ class BatchMoments:
         mean = values.mean(axes)
         shape = [1, channels] + [1] * (values.dim() - 2)
         squares = torch.linalg.vector_norm(values - mean.view(shape), dim=axes).square()
-        if self.count:
-            count, mean, squares = merge_moments((self.count, self.mean, self.squares), (count, mean, squares))
-        self.count, self.mean, self.squares = count, mean, squares
+        moments = count, mean, squares
+        self._moments = moments if self._moments is None else merge_moments(self._moments, moments)
 
     def drift(self) -> tuple[Tensor, Tensor]:
         """The shift of the mean and the ratio of the variances, each one number over all channels.
@@ -184,7 +143,9 @@ class BatchMoments:
         The root mean square of ``(mean - running mean) / sqrt(running variance + eps)``, and the geometric mean of
         ``(variance + eps) / (running variance + eps)``; variances are those of the population.
         """
+        assert self._moments is not None
+        count, mean, squares = self._moments
         expected = self.running_variance + self.eps
-        shift = (self.mean - self.running_mean).square().div(expected).mean().sqrt()
-        ratio = (self.squares / self.count + self.eps).div(expected).log().mean().exp()
+        shift = (mean - self.running_mean).square().div(expected).mean().sqrt()
+        ratio = (squares / count + self.eps).div(expected).log().mean().exp()
         return shift, ratio

@@ -1,20 +1,23 @@
-"""Stop a training run at its first NaN or Inf, before it reaches the weights."""
+"""Stop a training run at its first NaN or Inf, before it reaches the weights, and name the operation that made it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookscope import gradients
+from hookscope import gradients  # loaded at the first NaN: it imports torchvision, which a script may not want
 from hookscope.errors import NonFiniteError
-from hookscope.training.non_finite import NonFinite, in_call, in_gradients, in_loss
+from hookscope.hooks import call_key
 from hookscope.training.optimizers import Optimizers, TrackedOptimizer
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.reductions import is_finite, values_of
-from hookscope.training.tracker import Layer, Pass, TrackedModel
+from hookscope.training.tracker import Layer, Pass, TrackedModel, is_leaf, own_parameters
+
+_LOWER = "lower the learning rate, clip the gradients or look at the data of this step"
 
 
 class StopRule:
@@ -37,22 +40,45 @@ class StopRule:
 
     def before_call(self, now: Pass, module: nn.Module, args: Any) -> None:
         """Check the input of a layer that will overwrite it."""
-        if getattr(module, "inplace", False) is True:
-            bad = next((tensor for tensor in values_of(args) if not is_finite(tensor)), None)
-            if bad is not None:
-                now.non_finite_inputs[id(module)] = gradients.made_by(bad)
+        if getattr(module, "inplace", False) is True and (bad := _not_finite(args)):
+            now.non_finite_inputs[id(module)] = gradients.made_by(bad[0])
 
     def after_call(
         self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any, is_top: bool
     ) -> None:
-        """Check the output of a single layer, and that of the model for operations after its last layer."""
+        """Check the output of a single layer, and that of the model for operations after its last layer.
+
+        A value comes from before the layer if an input is not finite, else from its parameters, else from the layer.
+        """
         operation = now.non_finite_inputs.pop(id(module), None)
-        if layer.is_single(module) or is_top:
-            self._stop(in_call(layer, call, module, inputs, output, operation))
+        bad_outputs = _not_finite(output) if layer.is_single(module) or is_top else []
+        if not bad_outputs:
+            return
+        name, kind = call_key(layer.name, call) or "the model", type(module).__name__
+        bad_inputs = [] if operation is not None else _not_finite(inputs)
+        if bad_inputs:
+            operation = gradients.made_by(bad_inputs[0])
+        if operation is not None:
+            where = f"{_nan_or_inf(bad_inputs or bad_outputs)} in the input of {name} ({kind})"
+            self._stop(where, operation, *_cause(operation), layer=layer.name, call=call)
+        where = f"{_nan_or_inf(bad_outputs)} in the output of {name} ({kind})"
+        for own, parameter in own_parameters(module).items():
+            if not is_finite(parameter):
+                path = f"{layer.name}.{own}".lstrip(".")
+                why = f"{path} is not finite"
+                self._stop(where, f"{own} of {name}", why, _LOWER, layer=layer.name, call=call)
+        why, do = "its input and its parameters are finite", _LOWER
+        if not is_leaf(module):
+            kind = gradients.made_by(bad_outputs[0])
+            why, do = _cause(kind)
+        self._stop(where, kind, why, do, layer=layer.name, call=call)
 
     def before_backward(self, roots: Sequence[Tensor]) -> None:
         self.raise_again()
-        self._stop(in_loss(roots))
+        bad = _not_finite(tuple(roots))
+        if bad:
+            operation = gradients.made_by(bad[0])
+            self._stop(f"the loss is {_nan_or_inf(bad)}", operation, *_cause(operation))
 
     def before_step(
         self,
@@ -63,26 +89,54 @@ class StopRule:
     ) -> None:
         """Check the gradients, those of the layer that ran last (by ``order``) first."""
         # with `found_inf`, a GradScaler leaves it to the optimizer to skip steps with gradients that are not finite
-        if getattr(optimizer, "found_inf", None) is None:
-            self._stop(in_gradients(_from_the_loss_on(tracked, models, order)))
-
-    def _stop(self, found: NonFinite | None) -> None:
-        if found is None:
+        if getattr(optimizer, "found_inf", None) is not None:
             return
+        for name, layer, parameter in _from_the_loss_on(tracked, models, order):
+            if parameter.grad is not None and not is_finite(parameter.grad):
+                where = f"{_nan_or_inf([parameter.grad])} in the gradient of {name}"
+                why, do = "the loss and all outputs are finite", "torch.autograd.set_detect_anomaly(True) names it"
+                self._stop(where, "backward", why, do, name.rpartition(".")[0] if layer is None else layer.name)
+
+    def _stop(self, where: str, operation: str, why: str, do: str, layer: str = "", call: int = 0) -> NoReturn:
+        """Raise the error.
+
+        Args:
+            where: The place, such as ``NaN in the output of fc (Linear)``.
+            operation: The type of a layer, the name of a function, ``weight of NAME``, ``input`` or ``backward``.
+            why: Where the value came from.
+            do: What people do about it.
+            layer: The name of the layer, empty for the loss.
+            call: The number of its call.
+        """
         step = self._optimizers.all[0].steps if self._optimizers.all else 0
-        self._run.stopped = error = NonFiniteError(f"step {step}: {found.what}", found.why, found.do)
-        fields = {"layer": found.layer, "operation": found.operation, "call": found.call}
-        self._output.note("non-finite", step, str(error), **fields)
-        self.raise_again()
+        error = NonFiniteError(f"step {step}: {where}", why, do)
+        self._run.stopped = error
+        self._output.note("non-finite", step, str(error), layer=layer, operation=operation, call=call)
+        raise NonFiniteError(error.asked, error.exists, error.do)
 
 
 def _from_the_loss_on(
     tracked: TrackedOptimizer, models: Sequence[TrackedModel], order: Mapping[int, int]
-) -> dict[str, tuple[Layer | None, Tensor]]:
+) -> Iterator[tuple[str, Layer | None, Tensor]]:
+    """The parameters of an optimizer with their names and layers."""
     named: dict[int, tuple[str, Layer | None, Tensor]] = {}
     for model in models:
         for layer, _, own in model.with_parameters():
             named.update({id(p): (f"{layer.name}.{name}".lstrip("."), layer, p) for name, p in own.items()})
     parameters = [named.get(id(p), (f"parameter {at}", None, p)) for at, p in enumerate(tracked.parameters())]
-    parameters.sort(key=lambda each: order.get(id(each[1]), -1), reverse=True)
-    return {name: (layer, p) for name, layer, p in parameters}
+    yield from sorted(parameters, key=lambda each: order.get(id(each[1]), -1), reverse=True)
+
+
+def _cause(operation: str) -> tuple[str, str]:
+    """Where a value came from, and what people do about it."""
+    if operation == "input":
+        return "it comes from the data", "look at the data of this step"
+    return f"made by {operation}", f"keep the input of {operation} in its range, or lower the learning rate"
+
+
+def _not_finite(value: Any) -> list[Tensor]:
+    return [tensor for tensor in values_of(value) if not is_finite(tensor)]
+
+
+def _nan_or_inf(tensors: Iterable[Tensor]) -> str:
+    return "NaN" if any(bool(torch.isnan(t).any()) for t in tensors) else "Inf"

@@ -35,18 +35,19 @@ class LayerChoice:
 
 
 class Layer:
-    """A module of a watched model.
+    """A layer of a watched model.
 
     Attributes:
+        module: Returns the module, None once the script has dropped it.
         names: Dotted paths without the words of wrappers; the first is the one that is logged.
         model: The model it is part of.
         is_loss: Whether it is a loss of torch, which has no metrics.
     """
 
-    __slots__ = ("_by_name", "_counted", "_ref", "choice", "is_loss", "model", "names")
+    __slots__ = ("_by_name", "_counted", "choice", "is_loss", "model", "module", "names")
 
     def __init__(self, module: nn.Module, names: tuple[str, ...], model: TrackedModel, choice: LayerChoice) -> None:
-        self._ref = weakref.ref(module)
+        self.module = weakref.ref(module)
         self.names, self.model, self.choice = names, model, choice
         self._by_name = choice.selection.calls_by_name(names)
         self._counted: tuple[type, bool] | None = None
@@ -55,11 +56,6 @@ class Layer:
     @property
     def name(self) -> str:
         return self.names[0]
-
-    @property
-    def module(self) -> nn.Module | None:
-        """None once the script has dropped it."""
-        return self._ref()
 
     def is_counted(self, module: nn.Module) -> bool:
         """Whether its calls have an index: a single layer of the chosen types."""
@@ -89,34 +85,30 @@ class TrackedModel:
     """A model that the script calls.
 
     Attributes:
-        number: In order of first sight.
+        module: Returns the module, None once the script has dropped it.
+        number: In order of the first call.
         layers: By ``id`` of the module.
         is_opaque: Whether some layers are compiled, scripted or replicated, so that their hooks do not fire.
         compiled_in_place: Whether some are compiled by ``Module.compile``.
     """
 
     def __init__(self, module: nn.Module, number: int, choice: LayerChoice) -> None:
-        self._ref, self._choice = weakref.ref(module), choice
+        self.module, self._choice = weakref.ref(module), choice
         self.number = number
         self.layers: dict[int, Layer] = {}
         self.is_opaque = self.compiled_in_place = False
         self.update()
 
-    @property
-    def module(self) -> nn.Module | None:
-        """None once the script has dropped it."""
-        return self._ref()
-
     def update(self) -> None:
         """List the layers anew; layers that are known already stay the same objects."""
-        root = self.module
+        root = self.module()
         if root is None:
             return
         wrapped = type(root).__name__ in _OUTERMOST
         named: dict[int, tuple[nn.Module, list[str]]] = {}
         for path, module in root.named_modules(remove_duplicate=False):
             names = named.setdefault(id(module), (module, []))[1]
-            name = plain_name(path, wrapped)
+            name = _plain_name(path, wrapped)
             if name not in names:
                 names.append(name)
             self.compiled_in_place |= getattr(module, "_compiled_call_impl", None) is not None
@@ -127,14 +119,14 @@ class TrackedModel:
 
     def _layer(self, module: nn.Module, names: tuple[str, ...]) -> Layer:
         known = self.layers.get(id(module))
-        if known is not None and known.module is module and known.names == names:
+        if known is not None and known.module() is module and known.names == names:
             return known
         return Layer(module, names, self, self._choice)
 
     def with_parameters(self) -> Iterator[tuple[Layer, nn.Module, dict[str, Tensor]]]:
         """The layers that have parameters of their own, with these."""
         for layer in self.layers.values():
-            module = layer.module
+            module = layer.module()
             if module is not None and not _is_parametrization(layer.name):
                 parameters = own_parameters(module)
                 if parameters:
@@ -142,29 +134,29 @@ class TrackedModel:
 
     def check(self) -> None:
         """Raise a LayerError for a name or a type that the model does not have, with the nearest."""
-        root = self.module
+        root = self.module()
         if root is None:
             return
         selection, layers = self._choice.selection, self.layers.values()
         selection.check_names([name for layer in layers for name in layer.names], type(root).__name__)
-        modules = [(layer, layer.module) for layer in layers]
+        modules = [(layer, layer.module()) for layer in layers]
         if selection.counts and not any(m is not None and layer.is_counted(m) for layer, m in modules):
             raise no_such_type(self._choice.types, types_in(root))
 
 
 @dataclass(slots=True)
 class Pass:
-    """A forward pass of a model, or of a part of it, that runs now.
+    """A forward pass of a model, or of a part of it, that runs now. Dictionaries are by ``id`` of the module.
 
     Attributes:
-        top: The module that was called.
+        top: Returns the module that was called.
         model: The model it belongs to.
         depth: How many calls of ``top`` run inside its own call.
         counted: Calls of the chosen types so far.
         recorded: Whether its calls are recorded.
-        calls: How often each module has run, by ``id``.
-        running_statistics: Those of BatchNorms before they ran, by ``id``.
-        non_finite_inputs: The operation behind a non-finite input of an in-place layer, by ``id``.
+        calls: How often each module has run.
+        running_statistics: Those of BatchNorms before they ran.
+        non_finite_inputs: The operation behind a non-finite input of an in-place layer.
     """
 
     top: weakref.ref[nn.Module]
@@ -188,8 +180,8 @@ class ModelTracker:
         choice: Which layers are wanted.
 
     Attributes:
-        models: In order of first sight.
-        on_model: Called with each model that is found from now on.
+        models: In order of the first call.
+        on_model: Called with each new model.
     """
 
     def __init__(self, model: nn.Module | None, choice: LayerChoice) -> None:
@@ -215,19 +207,19 @@ class ModelTracker:
         return model
 
     def holding(self, parameters: set[int]) -> tuple[TrackedModel, ...]:
-        """The models with any of ``parameters`` (by ``id``), without models that are part of one seen later."""
+        """The models with any of ``parameters`` (by ``id``), without those that are part of a later model."""
         return tuple(
             model
             for model in self.models
             if any(not parameters.isdisjoint(map(id, own.values())) for _, _, own in model.with_parameters())
-            and (module := model.module) is not None
+            and (module := model.module()) is not None
             and (layer := self._layer_of(module)) is not None
             and layer.model is model
         )
 
     def _layer_of(self, module: nn.Module) -> Layer | None:
         layer = self._layers.get(id(module))
-        return layer if layer is not None and layer.module is module else None
+        return layer if layer is not None and layer.module() is module else None
 
     def enter(self, module: nn.Module) -> tuple[Layer | None, bool]:
         """The layer of a module whose call begins, None if it is not followed; and whether a pass begins with it."""
@@ -306,25 +298,13 @@ def _is_running(current: Pass, starting: nn.Module) -> bool:
     return is_on_stack(top, nn.Module._call_impl.__code__, beyond=int(starting is top))
 
 
-def plain_name(path: str, wrapped: bool) -> str:
-    """A dotted path without the words of wrappers.
-
-    Example:
-        >>> plain_name("module.layer1._orig_mod.0", wrapped=True)
-        'layer1.0'
-    """
+def _plain_name(path: str, wrapped: bool) -> str:
+    """A dotted path without the words of wrappers."""
     return _WRAPPERS.sub("", _MODULE.sub("", path) if wrapped else path).rstrip(".")
 
 
 def own_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters a layer holds itself, by name, with those of `torch.nn.utils.parametrizations`.
-
-    Example:
-        >>> import torch
-        >>> layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
-        >>> list(own_parameters(layer))
-        ['bias', 'parametrizations.weight.original0', 'parametrizations.weight.original1']
-    """
+    """The parameters a layer holds itself, by name, with those of `torch.nn.utils.parametrizations`."""
     own: dict[str, Tensor] = {name: p for name, p in module._parameters.items() if p is not None and not is_lazy(p)}
     inner = module._modules.get("parametrizations")
     if inner is not None:

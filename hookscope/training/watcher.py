@@ -50,13 +50,6 @@ def _guarded(
 class TrainingWatcher:
     """Watches the models and optimizers of this process while it is on.
 
-    Args:
-        run: Its counts of steps are updated.
-        models: The models.
-        optimizers: The optimizers.
-        output: Takes the lines and the notes.
-        stops: Whether to stop at the first value that is not finite.
-
     Attributes:
         last_step: The number of the last step, None before the first.
         is_off: True before it begins, and after it has ended or failed.
@@ -88,7 +81,6 @@ class TrainingWatcher:
         self._switch_hooks()
 
     def off(self) -> None:
-        """Remove every hook."""
         self.is_off, self._open = True, None
         self._step_hooks.__exit__(None, None, None)
         self._remove_module_hooks()
@@ -97,7 +89,9 @@ class TrainingWatcher:
         # a layer compiled in place is compiled again each time that hooks are put on or removed
         self._hooks_stay_on |= model.compiled_in_place
         if model.is_opaque:
-            text = f"hooks do not fire in the compiled, scripted or replicated layers of {type(model.module).__name__}:"
+            text = (
+                f"hooks do not fire in the compiled, scripted or replicated layers of {type(model.module()).__name__}:"
+            )
             text += " only metrics of their parameters are logged"
             self._output.announce("compiled", self.last_step, text)
 
@@ -202,9 +196,8 @@ class TrainingWatcher:
             self._models.find_owner(parameters)
             step.models = self._models.holding(parameters)
         layers = [each for model in step.models for each in model.with_parameters()]
-        scale = None if tracked.optimizer is None else gradient_scale(tracked.optimizer)
-        wanted = [own for layer, module, own in layers if layer.may_want(module)]
-        step.weights = StepWeights(wanted, not step.has_closure, scale)
+        chosen = [own for layer, module, own in layers if layer.may_want(module)]
+        step.weights = StepWeights(chosen, not step.has_closure, gradient_scale(tracked.optimizer()))
         if tracked.steps:
             step.others = frozenset(self._optimizers.all_parameters() - parameters)
 
@@ -240,15 +233,14 @@ class TrainingWatcher:
 
     def _announce_empty_step(self) -> None:
         """Say why a sampled step has no lines."""
+        note, why = "nothing-seen", "no chosen layer with parameters of the optimizer ran"
         try:
             for model in self._models.models:
                 if len(model.layers) > 1:
                     model.check()
         except LayerError as error:  # without its advice: no command lists the layers of a model made in a script
-            self._output.announce("no-layer", self.last_step, f"nothing is logged: {error.asked}; {error.exists}")
-        else:
-            text = "nothing is logged: no chosen layer with parameters of the optimizer ran"
-            self._output.announce("nothing-seen", self.last_step, text)
+            note, why = "no-layer", f"{error.asked}; {error.exists}"
+        self._output.announce(note, self.last_step, f"nothing is logged: {why}")
 
     def _fail(self, error: Exception) -> None:
         """Stop watching; the training goes on."""

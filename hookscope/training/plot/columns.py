@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.training.log.rules import TrainingThresholds, batchnorm_distance, dead_share, gradient_to_weight
+from hookscope.training.log.rules import RULES, TrainingThresholds, batchnorm_distance, dead_share, gradient_to_weight
 from hookscope.training.log.series import LayerSeries, RunSeries
 from hookscope.training.log.summary import TimedFinding
 
@@ -28,37 +28,39 @@ class Column:
 
     Attributes:
         title: The name of the metric.
+        metric: Its field in the log; findings whose rule is about it are marked in the column.
         measure: ``(S,)`` values of a layer, NaN where there is none.
         colours: Name of a colour map of matplotlib.
-        logarithmic: Whether it spans orders of magnitude.
-        findings: The findings that are marked in it.
+        ends: Ends of a linear scale; None for a logarithmic scale with the ends of the values.
         limits: The thresholds that are drawn.
         usual: Its usual value, if there is one.
         peaks: Whether a cell of several steps shows the highest value, instead of the mean (on a logarithmic scale the
             geometric mean).
-        ends: Ends of the scale; None for those of the values.
         spoiled: The counts of NaN and Inf that make a cell non-finite.
         judged_from: The step from which on its limits apply.
     """
 
     title: str
+    metric: str
     measure: Callable[[LayerSeries], Array]
     colours: str
-    logarithmic: bool
-    findings: tuple[str, ...] = ()
+    ends: tuple[float, float] | None = None
     limits: Callable[[TrainingThresholds], tuple[float, ...]] = lambda _: ()
     usual: float | None = None
     peaks: bool = False
-    ends: tuple[float, float] | None = None
     spoiled: tuple[str, ...] = ("non_finite",)
     judged_from: Callable[[TrainingThresholds], int] = lambda _: 0
 
+    @property
+    def logarithmic(self) -> bool:
+        return self.ends is None
+
     def is_about(self, finding: TimedFinding) -> bool:
         """Whether a finding is marked here; non-finite gradients and weights are marked among the gradients."""
-        if finding.finding != "non-finite":
-            return finding.finding in self.findings
-        of_parameters = finding.numbers.get("phase") in ("backward", "weights")
-        return "non-finite" in self.findings and (self.spoiled == _OF_PARAMETERS) == of_parameters
+        if finding.finding == "non-finite":
+            of_parameters = finding.numbers.get("phase") in ("backward", "weights")
+            return self.metric == ("gradient_norm" if of_parameters else "activation_std")
+        return finding.finding in RULES and RULES[finding.finding].metric == self.metric
 
 
 def _unless_frozen(values: Array, layer: LayerSeries) -> Array:
@@ -68,52 +70,47 @@ def _unless_frozen(values: Array, layer: LayerSeries) -> Array:
 COLUMNS = (
     Column(
         "dead channels (share)",
+        "dead_channels",
         dead_share,
         "OrRd",
-        False,
-        ("dead-layer", "dead-channels"),
+        (0.0, 1.0),
         lambda limits: (limits.dead,),
         peaks=True,
-        ends=(0.0, 1.0),
         spoiled=_ACTIVATION_AND_GRADIENT,
     ),
-    Column("zeros (share)", lambda layer: layer.values["zero_share"], "Blues", False, ends=(0.0, 1.0)),
+    Column("zeros (share)", "zero_share", lambda layer: layer.values["zero_share"], "Blues", (0.0, 1.0)),
     Column(
         "activation std",
+        "activation_std",
         lambda layer: layer.values["activation_std"],
         "viridis",
-        True,
-        ("constant-output", "exploding-activations", "vanishing-activations", "saturated", "non-finite"),
-        lambda limits: (limits.smallest, limits.largest),
+        limits=lambda limits: (limits.smallest, limits.largest),
     ),
     Column(
         "gradient / weight",
+        "gradient_norm",
         lambda layer: _unless_frozen(gradient_to_weight(layer), layer),
         "viridis",
-        True,
-        ("exploding-gradient", "vanishing-gradient", "no-gradient", "frozen", "non-finite"),
-        lambda limits: (limits.vanishing, limits.exploding),
+        limits=lambda limits: (limits.vanishing, limits.exploding),
         spoiled=_OF_PARAMETERS,
     ),
     Column(
         "update / weight",
+        "update_to_weight",
         lambda layer: _unless_frozen(layer.values["update_to_weight"], layer),
         "RdYlBu_r",
-        True,
-        ("no-update", "update-too-large", "update-too-small"),
-        lambda limits: (limits.too_small, limits.too_large),
+        limits=lambda limits: (limits.too_small, limits.too_large),
         usual=1e-3,
         spoiled=_OF_PARAMETERS,
     ),
     Column(
         "BatchNorm drift",
+        "running_mean_shift",
         lambda layer: batchnorm_distance(layer, TrainingThresholds()),
         "OrRd",
-        False,
-        ("batchnorm-drift",),
+        (0.0, 2.0),
         lambda _: (1.0,),
         peaks=True,
-        ends=(0.0, 2.0),
         spoiled=_ACTIVATION_AND_GRADIENT,
         judged_from=lambda limits: limits.warm_up,
     ),
@@ -126,7 +123,6 @@ class LayerStepGrid:
     """A metric as cells: a row for each layer in order of execution, a column for one or more steps.
 
     Attributes:
-        column: The metric.
         cells: ``(L, X)`` NaN where there is no value.
         spoiled: ``(L, X)`` whether NaN or Inf left no value.
         edges: First and last step, half a cell beyond each.

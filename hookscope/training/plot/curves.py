@@ -10,8 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from hookscope.drawing import BODY, SMALL, Colour, write
-from hookscope.errors import printable
+from hookscope.drawing import BODY, DPI, SMALL, Colour, short_label, write
 from hookscope.training.log.loss import centred
 from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries
@@ -191,17 +190,14 @@ def _names(axes: Axes, named: Sequence[tuple[str, str]], half: str = "top") -> N
     if not named:
         return
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}
-    wide = axes.get_position().width * axes.figure.get_size_inches()[0]  # type: ignore[union-attr]
-    high = axes.get_position().height * axes.figure.get_size_inches()[1]  # type: ignore[union-attr]
+    wide, high = axes.bbox.width / DPI, axes.bbox.height / DPI
     for at, (name, colour) in enumerate(named):
-        text = printable(name)
-        text = text if len(text) <= 26 else f"{text[:12]}…{text[-13:]}"
         row = at if half == "top" else len(named) - 1 - at
         y = (0.1 + 0.14 * row) / high
         y = 1 - y if half == "top" else y + 0.05 / high
         place: dict[str, Any] = {"transform": axes.transAxes, "zorder": 8}
         axes.plot([0.06 / wide, 0.2 / wide], [y, y], color=colour, lw=2.0, **place)
-        write(axes, 0.24 / wide, y, text, fontsize=SMALL, color=colour, bbox=box, **place)
+        write(axes, 0.24 / wide, y, short_label(name, 26), fontsize=SMALL, color=colour, bbox=box, **place)
 
 
 def _title(axes: Axes, text: str, above: float = 4.0) -> None:

@@ -14,7 +14,7 @@ from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from hookscope.drawing import SMALL, Colour, inches, write
+from hookscope.drawing import DPI, SMALL, Colour, inches, write, write_at
 from hookscope.training.log.series import RunSeries, runs_of_true
 from hookscope.training.log.summary import TimedFinding
 from hookscope.training.plot.columns import LayerStepGrid, rows_of
@@ -62,38 +62,28 @@ def _mark_zeros(axes: Axes, grid: LayerStepGrid) -> None:
 
 
 def draw_keys(figure: Figure, x: float, y: float, grids: Sequence[LayerStepGrid]) -> None:
-    """Explain the rows, and each look of a cell that is on no scale.
-
-    Args:
-        figure: The page.
-        x: Start of the line, in inches from the left.
-        y: Middle of the line, in inches from the top.
-        grids: The grids of the page.
-    """
-    wide, high = figure.get_size_inches()
+    """Explain the rows, and each look of a cell that is on no scale, in a line at ``x`` and ``y`` inches."""
+    width, height = figure.get_size_inches()
     zeros = any((grid.cells == 0).any() for grid in grids if grid.column.logarithmic)
     keys: list[tuple[str, dict[str, Any]]] = [("exactly 0", _ZERO)] if zeros else []
     keys += [("NaN or Inf", {"facecolor": _SPOILED})] if any(grid.spoiled.any() for grid in grids) else []
     keys += [("no value: no weights, frozen, did not run", {"facecolor": _NO_VALUE})]
-    settings: dict[str, Any] = {"fontsize": SMALL, "color": Colour.INK}
     text = "each layer, in order of execution:"
-    length = inches(text, SMALL) + 0.15 + sum(0.27 + inches(name, SMALL) + 0.22 for name, _ in keys)
-    x = max(0.1, min(x, wide - length))
-    write(figure, x / wide, 1 - y / high, text, **settings)
+    lengths = [0.27 + inches(name, SMALL) + 0.22 for name, _ in keys]
+    x = max(0.1, min(x, width - inches(text, SMALL) - 0.15 - sum(lengths)))
+    write_at(figure, x, y, text, fontsize=SMALL)
     x += inches(text, SMALL) + 0.15
-    for name, look in keys:
-        place = (x / wide, 1 - (y + 0.05) / high)
-        patch = Rectangle(place, 0.22 / wide, 0.1 / high, transform=figure.transFigure, **look)
-        figure.add_artist(patch)
-        write(figure, (x + 0.27) / wide, 1 - y / high, name, **settings)
-        x += 0.27 + inches(name, SMALL) + 0.22
+    for (name, look), length in zip(keys, lengths, strict=True):
+        place = (x / width, 1 - (y + 0.05) / height)
+        figure.add_artist(Rectangle(place, 0.22 / width, 0.1 / height, transform=figure.transFigure, **look))
+        write_at(figure, x + 0.27, y, name, fontsize=SMALL)
+        x += length
 
 
 def _mark(axes: Axes, grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
     left, right = grid.edges
     taken: list[tuple[float, float]] = []
-    high = axes.get_position().height * axes.figure.get_size_inches()[1]  # type: ignore[union-attr]
-    row_height = high / max(len(run.layers), 1)
+    row_height = axes.bbox.height / DPI / max(len(run.layers), 1)
     for number, finding in enumerate(findings, 1):
         if not grid.column.is_about(finding):
             continue
@@ -109,10 +99,8 @@ def _mark(axes: Axes, grid: LayerStepGrid, run: RunSeries, findings: Sequence[Ti
 
 def _scale(axes: Axes, colours: Any, norm: Any, grid: LayerStepGrid) -> None:
     """Draw a colour bar under the heat map, with the values at its ends and in its middle."""
-    figure = axes.figure
-    height = figure.get_size_inches()[1]  # type: ignore[union-attr]
-    box = axes.get_position()
-    bar = figure.add_axes((box.x0, box.y0 - 0.42 / height, box.width, 0.08 / height))
+    above = axes.bbox.height / DPI  # in inches; places in the axes are shares of it
+    bar = axes.inset_axes((0, -0.42 / above, 1, 0.08 / above))
     bar.imshow(np.linspace(0, 1, 128)[None], aspect="auto", cmap=colours, extent=(0, 1, 0, 1))
     bar.set_axis_off()
     middle = math.sqrt(grid.low * grid.high) if grid.column.logarithmic else (grid.low + grid.high) / 2
