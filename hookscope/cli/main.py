@@ -1,4 +1,4 @@
-"""The program ``hookscope``: its commands, and the one place where errors become exit statuses."""
+"""The program ``hookscope``: its commands, and the exit status of each error."""
 
 from __future__ import annotations
 
@@ -72,15 +72,10 @@ _OUTPUT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBAD
 
 @dataclass
 class _Run:
-    """The state of one run.
-
-    Attributes:
-        traceback: Whether to show the traceback of an error.
-        then: A function that a command returned. It runs after hookscope has put back all that it sets up around a
-            command, because it runs a user's script in a plain process.
-    """
+    """The state of one run."""
 
     traceback: bool = False
+    # What a command returned: the script of `watch`, which runs after all settings of the process are restored.
     then: Callable[[], None] | None = None
 
 
@@ -89,11 +84,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
     Statuses: 0 done, 1 could not do it, 2 wrong usage, 3 a check that found something, 130 interrupted,
     143 terminated.
-
-    Example:
-        >>> main(["--no-such-option"])
-        Traceback (most recent call last):
-        SystemExit: 2
     """
     run, put_back = _Run(), [streams_as_now()]
     if argv is None:
@@ -146,7 +136,7 @@ def _complete(instruction: str) -> int:
 
 
 def _status(error: BaseException, run: _Run) -> int:
-    """Report ``error`` in one line, unless it needs no words, and return the exit status."""
+    """Report ``error`` in one line, if it needs a message, and return the exit status."""
     if isinstance(error, click.exceptions.Exit):
         return _flushed(error.exit_code, run)
     if isinstance(error, SystemExit):
@@ -169,7 +159,7 @@ def _status(error: BaseException, run: _Run) -> int:
 
 
 def _in_one_line(error: click.ClickException) -> str:
-    """One line instead of the four of click: what is wrong, and where the help is."""
+    """The error and the command for help, in one line; click takes four."""
     text = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
     return text if context is None else f"{text}; see `{context.command_path} --help`"
@@ -185,7 +175,7 @@ def _flushed(status: int, run: _Run) -> int:
 
 
 def _as_hookscope_error(error: BaseException, run: _Run) -> HookscopeError:
-    """``error`` as it is when hookscope raised it, else with what is known of its kind."""
+    """``error`` itself if hookscope raised it, else the hookscope error for its cause."""
     if isinstance(error, HookscopeError):
         return error
     known = broken_pair(error) or missing_package(error) or unreadable_settings(error)
@@ -196,15 +186,10 @@ def _as_hookscope_error(error: BaseException, run: _Run) -> HookscopeError:
         return WriteError(f"cannot write standard output: {error.strerror}")
     if is_out_of_memory(error):
         return HookscopeError("out of memory", do="try a smaller picture, model or number of layers")
-    return _unexpected(error, run)
-
-
-def _unexpected(error: BaseException, run: _Run) -> HookscopeError:
     text = (str(error).strip().splitlines() or [""])[0]
     if len(text) > _LONGEST_LINE:
         text = text[:_LONGEST_LINE] + "..."
-    kind = type(error).__name__
-    what = f"unexpected {kind}: {text}" if text else f"unexpected {kind}"
+    what = f"unexpected {type(error).__name__}" + (f": {text}" if text else "")
     return HookscopeError(what, do="report it" if run.traceback else "run again with --traceback and report it")
 
 
@@ -233,7 +218,7 @@ def _traceback_option() -> click.Option:
     return click.Option(
         ["--traceback"],
         is_flag=True,
-        is_eager=True,  # before an option whose value is the error
+        is_eager=True,  # parsed before an option with an error
         expose_value=False,
         callback=_remember_traceback,
         help="Show the Python traceback of an error.",
@@ -249,14 +234,13 @@ def _show_version(context: click.Context, parameter: click.Parameter, value: boo
 
 
 class CommandGroup(click.Group):
-    """A group that imports a command of `COMMANDS` only to run it, and adds the option ``--traceback`` to each."""
+    """A group that imports a command only to run it or to show its help, and adds ``--traceback`` to each."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in the order of the help."""
         return list(COMMANDS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each command in one whole line, grouped by the question it answers; no command is imported."""
+        """Write each command in one line, grouped by the question it answers; no command is imported."""
         width = max(len(name) for names in SUMMARIES.values() for name in names)
         for title, commands in SUMMARIES.items():
             with formatter.section(title):
@@ -264,7 +248,6 @@ class CommandGroup(click.Group):
                     formatter.write(f"  {name:<{width + 2}}{text}\n")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command ``cmd_name``; None if there is no such command."""
         if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(COMMANDS[cmd_name]).command
@@ -276,7 +259,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command to run, and suggest similar names; click suggests only commands that it has loaded."""
+        """Find the command to run, and suggest similar names; click would import each command for this."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             near = near_misses(name, COMMANDS)

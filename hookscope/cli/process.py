@@ -1,4 +1,4 @@
-"""Streams, signals and warnings of the process, and what makes it start and end quickly."""
+"""The streams, signals and warnings of the process, and its quick start and end."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _OBJECTS_BEFORE_A_SCAN = 200_000
 
 
 def standard_output() -> TextIO:
-    """Standard output, made to accept any name; a closed standard error is replaced by the null device."""
-    if sys.stderr is None:  # `2>&-`: without this the next file opened is number 2, and libraries write into it
+    """Standard output, which accepts any character; a closed standard error becomes the null device."""
+    if sys.stderr is None:  # `2>&-`: else the next open file is number 2, and libraries write errors into it
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (open to the end of the process)
     if sys.stdout is None:
         raise WriteError("standard output is closed", do="run without `>&-`, or send it to /dev/null")
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a name may have characters that the encoding of the terminal lacks
+        if hasattr(stream, "reconfigure"):  # the encoding of the terminal may lack characters of a name
             stream.reconfigure(errors="backslashreplace")
     return sys.stdout
 
@@ -48,7 +48,7 @@ def streams_as_now() -> Callable[[], None]:
 
 
 def reader_is_gone() -> bool:
-    """Whether the broken pipe is standard output; another broken pipe is an error."""
+    """Whether standard output is the broken pipe; another broken pipe is an error."""
     try:
         number = sys.stdout.fileno()
     except (OSError, ValueError):
@@ -64,7 +64,7 @@ def reader_is_gone() -> bool:
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """A reader that closes standard output ends the output, not the run; the exit status stays."""
+    """Let the run and its exit status go on when the reader closes standard output."""
     try:
         yield
     except BrokenPipeError:
@@ -74,7 +74,7 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def drop_output(stream: TextIO | None = None) -> None:
-    """Send a stream (standard output) to the null device, or the interpreter fails to flush it and exits with 120."""
+    """Send a stream (standard output) to the null device; else the interpreter fails to flush it and exits with 120."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, (stream or sys.stdout).fileno())
@@ -82,7 +82,7 @@ def drop_output(stream: TextIO | None = None) -> None:
 
 
 def settle_output() -> None:
-    """Flush both streams, and drop what cannot be written: the error has been reported."""
+    """Flush both streams; a stream that cannot be written is dropped, because its error has been reported."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -92,10 +92,10 @@ def settle_output() -> None:
 
 
 def start_quickly() -> Callable[[], None]:
-    """Make the import of torch and short parallel steps cheaper in a process of our own; returns the way back.
+    """Make the import of torch and short parallel steps cheaper; returns a function that restores the settings.
 
-    The import makes hundreds of thousands of objects that stay. Scanning them again and again takes a seventh of the
-    processor time of the import.
+    The import creates hundreds of thousands of permanent objects. The garbage collector would scan them repeatedly,
+    which takes a seventh of the processor time of the import.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(_OBJECTS_BEFORE_A_SCAN)
@@ -113,9 +113,9 @@ def start_quickly() -> Callable[[], None]:
 
 @contextlib.contextmanager
 def prints_to_standard_error() -> Iterator[None]:
-    """Send what a user's model prints to standard error, because standard output is for results.
+    """Send what a model prints to standard error, because standard output is for results.
 
-    The file descriptor is redirected too, for output of subprocesses and C libraries.
+    The file descriptor is redirected too, for subprocesses and C libraries.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
@@ -131,7 +131,7 @@ def prints_to_standard_error() -> Iterator[None]:
 def leave(status: int) -> NoReturn:
     """Run the exit handlers, flush the output and end the process without freeing each object.
 
-    With torch loaded, freeing the objects costs as much processor time as a forward pass.
+    With torch loaded, that would cost as much processor time as a forward pass.
     """
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()

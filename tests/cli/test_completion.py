@@ -47,7 +47,7 @@ def test_an_unknown_shell_in_use_is_asked_for(
     monkeypatch.setenv("SHELL", value)
     status, output, errors = printed(capsys)
     assert (status, output) == (2, "")
-    assert "Name one of bash, zsh, fish;" in errors
+    assert "no shell given; name one of bash, zsh, fish;" in errors
 
 
 def test_an_unknown_name_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

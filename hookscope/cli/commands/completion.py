@@ -1,4 +1,4 @@
-"""``hookscope completion``: the script that teaches a shell to complete hookscope's words."""
+"""``hookscope completion``: the script with which a shell completes commands, options and their values."""
 
 from __future__ import annotations
 
@@ -10,36 +10,23 @@ from click.shell_completion import get_completion_class
 SHELLS = ("bash", "zsh", "fish")
 
 
-def script(program: click.Command, shell: str) -> str:
-    """The completion script of ``program`` for one of `SHELLS`.
-
-    Example:
-        >>> "complete --no-files --command hookscope" in script(click.Command("hookscope"), "fish")
-        True
-    """
-    completion = get_completion_class(shell)
-    if completion is None:
-        raise ValueError(f"no shell {shell!r}; there are {', '.join(SHELLS)}")
-    return completion(program, {}, "hookscope", "_HOOKSCOPE_COMPLETE").source()
-
-
-def _shell_in_use(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Without an argument the shell is the one the user logs in with."""
+def _login_shell(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """The default of SHELL: the shell that the environment variable SHELL names."""
     if value is not None or context.resilient_parsing:
         return value
     name = os.path.basename(os.environ.get("SHELL", ""))
     if name not in SHELLS:
-        raise click.UsageError(f"which shell? Name one of {', '.join(SHELLS)}.", context)
+        raise click.UsageError(f"no shell given; name one of {', '.join(SHELLS)}", context)
     return name
 
 
 @click.command("completion")
-@click.argument("shell", required=False, type=click.Choice(SHELLS), callback=_shell_in_use)
+@click.argument("shell", required=False, type=click.Choice(SHELLS), callback=_login_shell)
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print the script that completes hookscope's words in a shell.
+    """Print the script with which a shell completes hookscope's commands and options.
 
-    Without SHELL it is the one named by the environment variable of that name.
+    The default shell is that of the environment variable SHELL.
 
     \b
     Examples:
@@ -47,4 +34,7 @@ def command(context: click.Context, shell: str) -> None:
       eval "$(hookscope completion zsh)"                     # in ~/.zshrc, after compinit
       hookscope completion fish > ~/.config/fish/completions/hookscope.fish
     """
-    click.echo(script(context.find_root().command, shell), nl=False)
+    completion = get_completion_class(shell)
+    assert completion is not None  # click knows all of SHELLS
+    program = context.find_root().command
+    click.echo(completion(program, {}, "hookscope", "_HOOKSCOPE_COMPLETE").source(), nl=False)

@@ -29,26 +29,21 @@ Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 
 def default_format(stream: TextIO | None) -> str:
-    """``table`` when ``stream`` is a terminal, else ``tsv``.
-
-    Example:
-        >>> default_format(io.StringIO())
-        'tsv'
-    """
+    """``table`` when ``stream`` is a terminal, else ``tsv``."""
     return "table" if stream is not None and stream.isatty() else "tsv"
 
 
 def note(text: str) -> None:
     """Print ``text`` in one line on standard error, control characters as escapes.
 
-    A standard error that is closed or full is no reason to lose a result.
+    A closed or full standard error is no reason to lose a result.
     """
     with contextlib.suppress(OSError, ValueError):
         print(printable(text), file=sys.stderr, flush=True)
 
 
 def terminal_columns(stream: TextIO, default: int = 100) -> int:
-    """How many characters a line of the terminal has; ``default`` where ``stream`` is no terminal."""
+    """The characters in a line of the terminal; ``default`` if ``stream`` is no terminal."""
     with contextlib.suppress(OSError, ValueError):
         return os.get_terminal_size(stream.fileno()).columns or default
     return default
@@ -60,7 +55,7 @@ def _emit(stream: TextIO, text: str) -> None:
 
 
 def _plain(value: Any) -> Plain:
-    """``value`` in the types of JSON; numpy's numbers are numbers here too."""
+    """``value`` in the types of JSON; also numbers of numpy become numbers."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, numbers.Integral):
@@ -87,12 +82,7 @@ def _finite(value: Plain) -> Plain:
 
 
 def plain_json(value: Any) -> Plain:
-    """``value`` as JSON holds it: numbers as numbers; NaN and Inf, which JSON does not have, as None.
-
-    Example:
-        >>> plain_json({"mean": math.nan, "shape": (1, 64)})
-        {'mean': None, 'shape': [1, 64]}
-    """
+    """``value`` as JSON holds it; NaN and Inf, which JSON does not have, become None."""
     return _finite(_plain(value))
 
 
@@ -132,7 +122,7 @@ def _write_flat(report: Report, stream: TextIO, line: Callable[[Sequence[Plain]]
     for row in section.rows:
         section.check(row)
         cells = {name: _json(row[name]) if name in section.as_json else row[name] for name in row}
-        # the header comes with the first row and not before: an error may come instead
+        # the header is written with the first row, because an error may come instead
         _emit(stream, header + line([_plain(cells.get(name)) for name in section.fields]))
         header = ""
     _emit(stream, header)
@@ -140,7 +130,7 @@ def _write_flat(report: Report, stream: TextIO, line: Callable[[Sequence[Plain]]
         note(report.flat_note)
 
 
-# json and ndjson: every row whole, in ASCII, so that no terminal obeys what a name holds
+# json and ndjson: every row whole, in ASCII, so that a name cannot send control characters to a terminal
 
 
 def _json(value: Any) -> str:
@@ -164,7 +154,7 @@ def _write_ndjson(report: Report, stream: TextIO) -> None:
 
 
 def _write_json(report: Report, stream: TextIO) -> None:
-    """One object with a list for each kind of rows, or one array where there is nothing but rows without a kind."""
+    """One object with a list for each kind of rows; one array for rows without a kind and nothing else."""
     members: dict[str, Any] = dict(report.about)
     for section in report.sections:
         rows, error = _until_error(_whole(section, row) for row in section.rows)
@@ -183,18 +173,14 @@ def _write_json(report: Report, stream: TextIO) -> None:
 
 
 def _member(part: Any) -> str:
-    """A member of a JSON object; a list has one element a line."""
+    """A member of a JSON object; a list has each element on its own line."""
     if not isinstance(part, list) or not part:
         return _json(part)
     return "[\n    " + ",\n    ".join(map(_json, part)) + "\n  ]"
 
 
 def _until_error(rows: Iterable[Any]) -> tuple[list[Any], Exception | None]:
-    """All rows, or those before an error: what was done before is not lost.
-
-    Raises:
-        Exception: the error, where there is no row before it.
-    """
+    """All rows, or the rows before an error and the error; raise an error that comes before any row."""
     collected: list[Any] = []
     try:
         collected.extend(rows)
@@ -254,7 +240,7 @@ def _rounded(value: int | float) -> str:
 
 
 def _width(text: str) -> int:
-    """The columns ``text`` takes on a terminal: two for an East Asian wide character, none for a combining one."""
+    """The columns of ``text`` on a terminal: two for an East Asian wide character, none for a combining one."""
     if text.isascii():
         return len(text)
     return sum(
@@ -270,14 +256,14 @@ def _findings_in_words(findings: Sequence[Finding], columns: int) -> list[str]:
     for finding in findings:
         where = f"{finding.layer}: " if finding.layer else ""
         lines += _wrapped(f"  {finding.finding:<{width}}  ", f"{where}{finding.evidence}", columns)
-        if finding.meaning not in meanings:  # the first finding of a name says what it means
+        if finding.meaning not in meanings:  # each meaning is printed once
             lines += _wrapped(" " * (width + 4), finding.meaning, columns)
             meanings.add(finding.meaning)
     return lines
 
 
 def _wrapped(begin: str, text: str, columns: int) -> list[str]:
-    """``text`` beside ``begin`` in lines of at most so many columns; a name is never split."""
+    """``text`` beside ``begin`` in lines of at most ``columns``; a name is never split."""
     return textwrap.wrap(
         printable(text),
         columns,
@@ -298,23 +284,11 @@ FORMATS: dict[str, Callable[[Report, TextIO], None]] = {
 
 
 def write_report(report: Report, format: str, stream: TextIO | None = None) -> None:
-    """Write ``report`` in one of `FORMATS`, to standard output unless ``stream`` says otherwise.
+    """Write ``report`` in one of `FORMATS` to ``stream``, by default standard output.
 
     Raises:
-        ValueError: an unknown format, or a row with a field that its section does not have.
-        TypeError: a value that no format knows.
-
-    Example:
-        >>> rows = [{"index": 0, "shape": (1, 64, 56, 56)}, {"index": 1, "shape": None}]
-        >>> write_report(Report.of_rows(rows, ["index", "shape"], ["2 layers"]), "table")
-        index  shape
-            0  1x64x56x56
-            1  -
-        <BLANKLINE>
-        2 layers
-        >>> write_report(Report.of_rows(rows, ["index", "shape"]), "ndjson")
-        {"index": 0, "shape": [1, 64, 56, 56]}
-        {"index": 1, "shape": null}
+        ValueError: for an unknown format, or a row with a field that its section does not have.
+        TypeError: for a value that no format can write.
     """
     if format not in FORMATS:
         raise ValueError(f"no format {format!r}; there are {', '.join(FORMATS)}")

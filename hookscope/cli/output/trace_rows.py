@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hookscope import hooks, tracing
-from hookscope.cli.output.report import Columns, Row, Section
+from hookscope.cli.output.report import Columns, Row, Section, row_of
 from hookscope.cli.output.rows import terminal_columns
 
 FIELDS = (
@@ -18,7 +18,7 @@ EVENT_FIELDS = (
     "number", "event", "name", "type", "call", "depth", "shape", "dtype", "min", "max", "nonfinite", "weights",
     "values",
 )  # fmt: skip
-# in a table the name says which call it is, the name of an event is indented, and values follow below
+# a table has the call in the name, the depth as an indent of the name, and the values below
 _NOT_IN_A_TABLE = ("call", "depth", "weights", "values", "input_values", "output_values")
 _LEAST_NEEDED = (
     {"input_dtype", "output_dtype"}, {"type"}, {"input_min", "input_max"}, {"input_shape"}, {"dtype"}, {"shape"},
@@ -26,19 +26,11 @@ _LEAST_NEEDED = (
 
 
 def section(record: tracing.PassRecord, weights: str, events: bool, values: bool, totals: Iterable[str]) -> Section:
-    """The rows of a pass.
-
-    Args:
-        record: The pass.
-        weights: The weights of the model.
-        events: Whether the rows are events, else calls.
-        values: Whether the fields of values are wanted.
-        totals: Lines under a table.
-    """
+    """The calls of a pass, or its ``events``, with or without the fields of ``values``."""
     fields = [name for name in (EVENT_FIELDS if events else FIELDS) if values or not name.endswith("values")]
     rows = [_event_row(event) for event in record.events] if events else [_call_row(call) for call in record.calls]
     return Section(
-        [{name: {**row, "weights": weights}[name] for name in fields} for row in rows],
+        [row_of(fields, **row, weights=weights) for row in rows],
         fields,
         columns=Columns(
             [name for name in fields if name not in _NOT_IN_A_TABLE],
@@ -62,7 +54,7 @@ def _event_row(event: tracing.Event) -> dict[str, Any]:
 
 
 def _columns(facts: tracing.Facts, prefix: str) -> dict[str, Any]:
-    """The facts of a tensor; of several tensors a mapping from part to fact for each column."""
+    """The facts of a tensor; for several tensors each column maps parts to facts."""
     row: dict[str, Any] = {f"{prefix}nonfinite": sum(each.nonfinite for each in facts.values()) if facts else None}
     for name in ("shape", "dtype", "min", "max", "values"):
         parts = {part: getattr(each, name) for part, each in facts.items()}
@@ -71,7 +63,7 @@ def _columns(facts: tracing.Facts, prefix: str) -> dict[str, Any]:
 
 
 def tensors_left_out(record: tracing.PassRecord, backward: bool) -> int:
-    """How many tensors of the rows are too large to be shown whole."""
+    """The number of tensors that are too large to be shown whole."""
     kinds = [[call.input, call.output, call.gradient if backward else {}] for call in record.calls]
     return sum(each.values is None for facts in kinds for parts in facts for each in parts.values())
 
@@ -100,12 +92,7 @@ def _size(shape: Sequence[int]) -> str:
 
 
 def value_lines(record: tracing.PassRecord, events: bool) -> Iterator[str]:
-    """The small tensors whole, each under a line with its call, for a table.
-
-    Args:
-        record: The pass.
-        events: Whether the rows are events, else calls.
-    """
+    """The small tensors whole, each under a line with its call or event, for a table."""
     columns = terminal_columns(sys.stdout)
     for title, facts in _titles(record, events):
         for part, tensor in facts.items():
@@ -129,6 +116,6 @@ def _array(tensor: tracing.TensorSummary, columns: int) -> list[str]:
     import numpy as np
 
     array = np.array(tensor.values)
-    # numbers of single precision and less would show their noise as double ones
+    # numbers of lower precision would show noise digits in double precision
     array = array.astype(np.float32) if array.dtype == np.float64 and tensor.dtype != "float64" else array
     return np.array2string(array, max_line_width=columns, threshold=array.size + 1).splitlines()
