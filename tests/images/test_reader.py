@@ -1,4 +1,4 @@
-"""Every way a photograph was seen to come out wrong, made in memory and judged by numpy arithmetic."""
+"""Photographs of every kind, made in memory and judged by numpy arithmetic."""
 
 import errno
 import hashlib
@@ -42,7 +42,7 @@ needs_pillow_11 = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _pillow_is_left_as_it_was():
+def pillow_unchanged():
     before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, list(warnings.filters)
     yield
     assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES, list(warnings.filters)) == before
@@ -97,12 +97,9 @@ def tiff(width, height, samples, entries):
     return b"II*\0" + struct.pack("<IH", 8, len(table)) + body + struct.pack("<I", 0) + samples
 
 
-# What is read, and how
-
-
 def test_every_kind_of_source_gives_the_same_picture(tmp_path, monkeypatch):
     content = encoded(Image.fromarray(quarters()), "PNG")
-    path = tmp_path / "a.png"
+    path = tmp_path / "a.jpg"  # the suffix is not trusted
     path.write_bytes(content)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     with open(path, "rb") as stream:
@@ -119,12 +116,6 @@ def test_a_given_name_is_kept_and_used_in_errors():
     content = encoded(Image.new("RGB", (2, 2)), "PNG")
     assert read_picture(content, name="a\nb").name == "a\nb"
     assert refusal(b"", name="a\nb").startswith("'a\\nb' is empty")
-
-
-def test_the_extension_is_not_trusted(tmp_path):
-    path = tmp_path / "a.jpg"
-    path.write_bytes(encoded(Image.fromarray(quarters()), "PNG"))
-    assert np.array_equal(pixels(path), quarters())
 
 
 @pytest.mark.parametrize("form", ["PNG", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000", "SGI", "PCX", "DDS", "ICO"])
@@ -154,26 +145,16 @@ def test_a_named_pipe_is_read(tmp_path):
     assert np.array_equal(array, quarters())
 
 
-def test_awkward_names_are_read(tmp_path):
-    for name in (
-        "new\nline.png",
-        "\x1b]0;title\x07.png",
-        "a\u202eb.png",
-        "$x^2$ %s {0}.png",
-        "-",
-        os.fsdecode(b"\xff"),
-    ):
-        path = tmp_path / name
-        try:
-            path.write_bytes(encoded(Image.fromarray(quarters()), "PNG"))
-        except OSError:
-            continue  # a file system that does not take it
-        picture = read_picture(path)
-        assert picture.name == str(path)
-        assert np.array_equal(np.asarray(picture.image), quarters())
-
-
-# Orientation
+@pytest.mark.parametrize(
+    "name",
+    ["new\nline.png", "\x1b]0;title\x07.png", "a\u202eb.png", "$x^2$ %s {0}.png", "-", os.fsdecode(b"\xff")],
+)
+def test_awkward_names_are_read(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(encoded(Image.fromarray(quarters()), "PNG"))
+    picture = read_picture(path)
+    assert picture.name == str(path)
+    assert np.array_equal(np.asarray(picture.image), quarters())
 
 
 @pytest.mark.parametrize("orientation", ORIENTED)
@@ -216,14 +197,14 @@ def test_a_tiff_with_xmp_is_not_turned_twice(compression, orientation):
 
 
 @pytest.mark.parametrize("value", [0, 9, 65535])
-def test_orientations_that_do_not_exist_turn_nothing(value):
+def test_unknown_orientations_turn_nothing(value):
     exif = Image.Exif()
     exif[274] = value
     assert np.array_equal(pixels(encoded(Image.fromarray(quarters()), "PNG", exif=exif)), quarters())
 
 
 @pytest.mark.parametrize("exif", [b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0garbage, not a TIFF", b"Exif\0\0"])
-def test_damaged_exif_is_no_reason_to_refuse_and_warns_nobody(exif):
+def test_a_picture_with_damaged_exif_is_read_without_a_warning(exif):
     picture = read_picture(encoded(Image.fromarray(quarters()), "JPEG", quality=95, subsampling=0, exif=exif))
     assert picture.image.size == (24, 16)
     assert all(note.isprintable() for note in picture.notes)
@@ -234,56 +215,70 @@ def test_exif_that_cannot_be_parsed_is_a_note():
     assert read_picture(png(1, 1, 8, 0, b"\0\7", text)).notes == ("its EXIF data cannot be read: not turned",)
 
 
-# Deep grey
+def scaled(values, low, high):
+    """Grey from black at ``low`` to white at ``high``, not rounded: (H, W, 3)."""
+    share = (values.astype(np.float64) - low) / (high - low) if high > low else np.zeros(values.shape)
+    return np.repeat(255 * share[..., None], 3, axis=2)
 
 
-def every_level():
-    return np.arange(65536, dtype=np.uint16).reshape(256, 256)
+def ramp(low, high, dtype):
+    return np.linspace(low, high, 12).astype(dtype).reshape(3, 4)
 
 
-def expected_grey(values, low, high):
-    levels = np.rint((values.astype(np.float64) - low) * 255 / (high - low)).astype(int)
-    return np.repeat(levels[..., None], 3, axis=2)
-
-
-BIG_ENDIAN = every_level().astype(">u2").tobytes()
-
-
-@pytest.mark.parametrize(
-    ("content", "bits"),
-    [
-        (encoded(Image.fromarray(every_level()), "PNG"), 16),
-        (encoded(Image.fromarray(every_level()), "TIFF"), 16),
-        (encoded(Image.fromarray(every_level()), "JPEG2000"), 16),
-        (encoded(Image.frombytes("I;16B", (256, 256), BIG_ENDIAN), "TIFF"), 16),
-        (tiff(256, 256, (65535 - every_level()).astype("<u2").tobytes(), {258: 16, 262: 0}), 16),
-        (b"P5 256 256 65535\n" + BIG_ENDIAN, 32),
-        (encoded(Image.fromarray(every_level().astype(np.int32)), "TIFF"), 32),
-    ],
-    ids=["PNG", "TIFF", "JPEG2000", "big-endian TIFF", "TIFF where white is zero", "PGM", "32-bit TIFF"],
-)
-def test_grey_of_16_bits_is_scaled_by_its_type(content, bits):
-    picture = read_picture(content)
-    assert np.array_equal(np.asarray(picture.image), expected_grey(every_level(), 0, 65535))
-    assert picture.notes == (f"{bits}-bit grey scaled from 0..65535",)
-
-
-def test_a_12_bit_tiff_uses_its_own_range():
-    levels = np.arange(4096, dtype=np.uint16)
+def tiff_of_12_bits(levels):
     packed = b"".join(bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in levels.reshape(-1, 2).tolist())
-    picture = read_picture(tiff(64, 64, packed, {258: 12, 262: 1}))
-    assert np.array_equal(np.asarray(picture.image), expected_grey(levels.reshape(64, 64), 0, 4095))
-    assert picture.notes == ("12-bit grey scaled from 0..4095",)
+    return tiff(64, 64, packed, {258: 12, 262: 1})
+
+
+LEVELS = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+LEVELS_12 = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+BIG_ENDIAN = LEVELS.astype(">u2").tobytes()
+UNSIGNED = np.array([[0, 2**31, 2**32 - 1]], np.uint32)
+WHITE_IS_ZERO = tiff(256, 256, (65535 - LEVELS).astype("<u2").tobytes(), {258: 16, 262: 0})
+
+
+def deep_greys():
+    """Content, stored values, the values of black and white, and the note."""
+    note = "16-bit grey scaled from 0..65535"
+    for form in ("PNG", "TIFF", "JPEG2000"):
+        yield pytest.param(encoded(Image.fromarray(LEVELS), form), LEVELS, 0, 65535, note, id=form)
+    big_endian = encoded(Image.frombytes("I;16B", (256, 256), BIG_ENDIAN), "TIFF")
+    yield pytest.param(big_endian, LEVELS, 0, 65535, note, id="big-endian TIFF")
+    yield pytest.param(WHITE_IS_ZERO, LEVELS, 0, 65535, note, id="TIFF where white is zero")
+    note = "32-bit grey scaled from 0..65535"
+    yield pytest.param(b"P5 256 256 65535\n" + BIG_ENDIAN, LEVELS, 0, 65535, note, id="PGM")
+    integers = encoded(Image.fromarray(LEVELS.astype(np.int32)), "TIFF")
+    yield pytest.param(integers, LEVELS, 0, 65535, note, id="32-bit TIFF")
+    note = "12-bit grey scaled from 0..4095"
+    yield pytest.param(tiff_of_12_bits(LEVELS_12), LEVELS_12, 0, 4095, note, id="12-bit TIFF")
+    for low, high in [(-5, 100_000), (-(2**31), 2**31 - 1), (2**30, 2**30 + 200), (-7, -3), (70_000, 70_000)]:
+        values, note = ramp(low, high, np.int32), f"32-bit grey scaled by its own range, {low}..{high}"
+        yield pytest.param(encoded(Image.fromarray(values), "TIFF"), values, low, high, note, id=f"{low}..{high}")
+    unsigned, note = tiff(3, 1, UNSIGNED.tobytes(), {258: 32, 262: 1, 339: 1}), "32-bit grey scaled by its own range"
+    yield pytest.param(unsigned, UNSIGNED, 0, 2**32 - 1, f"{note}, 0..4294967295", id="unsigned")
+    values, note = ramp(0.2, 1, np.float32), "floating-point grey scaled from 0..1"
+    for form in ("TIFF", "PPM"):
+        yield pytest.param(encoded(Image.fromarray(values), form), values, 0, 1, note, id=f"floating-point {form}")
+    for low, high in [(-1.0, 1.0), (0.0, 255.0), (0.0, 1.5), (-3e38, 3e38)]:
+        values, note = ramp(low, high, np.float32), f"floating-point grey scaled by its own range, {low:g}..{high:g}"
+        yield pytest.param(encoded(Image.fromarray(values), "TIFF"), values, low, high, note, id=note[-12:])
+
+
+@pytest.mark.parametrize(("content", "values", "low", "high", "note"), list(deep_greys()))
+def test_deep_grey_is_scaled_by_its_type_or_its_own_range(content, values, low, high, note):
+    picture = read_picture(content)
+    assert np.abs(np.asarray(picture.image) - scaled(values, low, high)).max() <= 0.51
+    assert picture.notes == (note,)
 
 
 @pytest.mark.parametrize(("top", "bits"), [(4095, 12), (256, 12), (255, 8), (1, 8), (4096, None), (0, None)])
-def test_shallow_data_in_a_16_bit_file_comes_out_dark_with_a_word(top, bits):
+def test_shallow_data_in_a_16_bit_file_is_dark_and_noted(top, bits):
     values = np.zeros((4, 4), np.uint16)
     values[0, 0] = top
     picture = read_picture(encoded(Image.fromarray(values), "PNG"))
     dark = (f"dark: its values end near {top} of 65535, like {bits}-bit data in a 16-bit file",) if bits else ()
     assert picture.notes == ("16-bit grey scaled from 0..65535", *dark)
-    assert np.array_equal(np.asarray(picture.image), expected_grey(values, 0, 65535))
+    assert np.abs(np.asarray(picture.image) - scaled(values, 0, 65535)).max() <= 0.51
 
 
 def test_16_bit_colour():
@@ -295,58 +290,12 @@ def test_16_bit_colour():
     assert dark.notes == ("dark: its values end near 3855 of 65535, like 12-bit data in a 16-bit file",)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-5, 100_000), (-(2**31), 2**31 - 1), (2**30, 2**30 + 200), (-7, -3)])
-def test_32_bit_integers_beyond_16_bits_are_scaled_by_their_own_range(low, high):
-    values = np.linspace(low, high, 12).astype(np.int32).reshape(3, 4)
-    picture = read_picture(encoded(Image.fromarray(values), "TIFF"))
-    assert np.array_equal(np.asarray(picture.image), np.floor(expected(values, low, high) + 0.5))
-    assert picture.notes == (f"32-bit grey scaled by its own range, {low}..{high}",)
-
-
-def expected(values, low, high):
-    return np.repeat(((values.astype(np.float64) - low) * (255 / (high - low)))[..., None], 3, axis=2)
-
-
-def test_unsigned_32_bit_integers_do_not_turn_negative():
-    values = np.array([[0, 2**31, 2**32 - 1]], np.uint32)
-    picture = read_picture(tiff(3, 1, values.tobytes(), {258: 32, 262: 1, 339: 1}))
-    assert np.asarray(picture.image)[0, :, 0].tolist() == [0, 128, 255]
-    assert picture.notes == ("32-bit grey scaled by its own range, 0..4294967295",)
-
-
-def test_constant_integers_beyond_16_bits_are_black():
-    picture = read_picture(encoded(Image.fromarray(np.full((2, 2), 70_000, np.int32)), "TIFF"))
-    assert np.asarray(picture.image).max() == 0
-    assert picture.notes == ("32-bit grey scaled by its own range, 70000..70000",)
-
-
-@pytest.mark.parametrize("form", ["TIFF", "PPM"])
-def test_floating_point_from_0_to_1(form):
-    values = np.linspace(0.2, 1, 12, dtype=np.float32).reshape(3, 4)
-    picture = read_picture(encoded(Image.fromarray(values), form))
-    assert np.array_equal(np.asarray(picture.image), np.floor(expected(values, 0, 1) + 0.5))
-    assert picture.notes == ("floating-point grey scaled from 0..1",)
-
-
-@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 255.0), (0.0, 1.5), (-3e38, 3e38)])
-def test_floating_point_beyond_is_scaled_by_its_own_range(low, high):
-    values = np.linspace(low, high, 12, dtype=np.float64).astype(np.float32).reshape(3, 4)
-    picture = read_picture(encoded(Image.fromarray(values), "TIFF"))
-    array = np.asarray(picture.image).astype(int)
-    assert np.abs(array - expected(values, low, high)).max() <= 0.51
-    assert (array.min(), array.max()) == (0, 255)
-    assert picture.notes == (f"floating-point grey scaled by its own range, {low:g}..{high:g}",)
-
-
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_floating_point_that_is_no_number_is_refused(wrong):
+def test_nan_and_infinity_are_refused(wrong):
     values = np.zeros((2, 3), np.float32)
     values[0, 1] = wrong
     line = refusal(encoded(Image.fromarray(values), "TIFF"), name="f.tif")
     assert line == "'f.tif' has values that are not numbers; 1 of 6 values are NaN or infinite; replace them first"
-
-
-# Transparency
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP", "TIFF", "JPEG2000", "GIF"])
@@ -428,11 +377,8 @@ def test_transparent_colour_of_rgb(bits, factor, rest):
     assert np.asarray(read_picture(png(2, 1, bits, 2, rows, key)).image).tolist() == [[[255, 255, 255], [30, 20, 10]]]
 
 
-def test_an_opaque_alpha_channel_is_no_news():
+def test_an_opaque_alpha_channel_has_no_note():
     assert np.array_equal(pixels(encoded(Image.fromarray(quarters()).convert("RGBA"), "PNG")), quarters())
-
-
-# Other modes
 
 
 @pytest.mark.parametrize(
@@ -448,11 +394,6 @@ def test_lab():
     picture = read_picture(encoded(Image.frombytes("LAB", (2, 1), bytes([255, 0, 0, 0, 0, 0])), "TIFF"))
     assert np.abs(np.asarray(picture.image).astype(int) - [[WHITE, (0, 0, 0)]]).max() <= 1
     assert picture.notes == ()
-
-
-def test_hsv():
-    image = Image.fromarray(quarters()).convert("HSV")
-    assert np.array_equal(np.asarray(images._to_rgb(image, "", "a", [])), quarters())
 
 
 def test_cmyk():
@@ -476,8 +417,6 @@ def test_cmyk_jpeg_with_and_without_adobe_s_mark():
         "CMYK converted to RGB without its colour profile; a JPEG without an Adobe marker may be inverted",
     )
 
-
-# Frames
 
 COLOURS = [RED, GREEN, BLUE, (9, 9, 9), (200, 100, 0)]
 
@@ -555,9 +494,6 @@ def test_no_frames_is_wrong_usage(count):
         read_picture(b"", frames=count)
 
 
-# Shapes and sizes
-
-
 @pytest.mark.parametrize("size", [(1, 5000), (65000, 1), (2, 201), (101, 1)])
 def test_extreme_shapes_are_refused(size):
     line = refusal(encoded(Image.new("L", size), "PNG"), name="a.png")
@@ -630,34 +566,35 @@ def test_an_endless_stream_ends(monkeypatch):
     assert "is too long" in refusal(Endless())
 
 
-# What cannot be read
+UNREADABLE = {
+    "hollyday.jpg": "no picture '{path}'; nearest: holiday.jpg; check the path",
+    "none/a.jpg": "no picture '{path}'; there is no folder '{folder}/none'; check the path",
+    "folder": "'{path}' is a folder, not a picture; name a picture in it",
+    "loop": f"'{{path}}' cannot be read: {os.strerror(errno.ELOOP)}",
+    "broken": "no picture '{path}'; it is a symbolic link to 'gone.png', which is missing; repair the link",
+    "a" * 5000: f"'{{path}}' cannot be read: {os.strerror(errno.ENAMETOOLONG)}",
+    "a\0b.png": "'{folder}/a\\x00b.png' cannot be read: embedded null byte",
+    "\x1b[31m\n": "no picture '{folder}/\\x1b[31m\\n'; check the path",
+    "empty.png": "'{path}' is empty; 0 bytes; save or download the picture again",
+}
 
 
-def test_a_missing_file_names_its_neighbours(tmp_path):
-    (tmp_path / "holiday.jpg").write_bytes(b"")
-    path = tmp_path / "hollyday.jpg"
-    assert refusal(path) == f"no picture '{path}'; nearest: holiday.jpg; check the path"
+@pytest.mark.parametrize("name", UNREADABLE, ids=lambda name: repr(name[:20]))
+def test_a_file_that_cannot_be_read_says_why(tmp_path, name):
+    (tmp_path / "holiday.jpg").write_bytes(b"holiday")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "broken").symlink_to("gone.png")
+    (tmp_path / "empty.png").touch()
+    assert refusal(f"{tmp_path}/{name}") == UNREADABLE[name].format(path=f"{tmp_path}/{name}", folder=tmp_path)
 
 
-def test_a_missing_folder_an_empty_path_and_an_address(tmp_path):
-    folder = tmp_path / "none"
-    assert refusal(folder / "a.jpg") == f"no picture '{folder}/a.jpg'; there is no folder '{folder}'; check the path"
+def test_an_empty_path_and_an_address():
     assert refusal("").startswith("no picture ''")
     assert "curl -L" in refusal("https://example.org/a.jpg")
 
 
-def test_a_folder(tmp_path):
-    assert refusal(tmp_path) == f"'{tmp_path}' is a folder, not a picture; name a picture in it"
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission(tmp_path):
-    path = tmp_path / "a.png"
-    path.touch(mode=0o000)
-    assert refusal(path) == f"'{path}' cannot be read: Permission denied; change its permissions"
-
-
-def test_a_file_without_permission_as_seen_by_root(monkeypatch):
+def test_a_file_that_the_system_refuses_to_open(monkeypatch):
     def refuse(path, mode):
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
@@ -665,39 +602,17 @@ def test_a_file_without_permission_as_seen_by_root(monkeypatch):
     assert refusal("a.png") == "'a.png' cannot be read: Permission denied; change its permissions"
 
 
-def test_links(tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "broken").symlink_to("gone.png")
-    assert refusal(tmp_path / "loop") == f"'{tmp_path}/loop' cannot be read: {os.strerror(errno.ELOOP)}"
-    assert "symbolic link to 'gone.png', which is missing" in refusal(tmp_path / "broken")
-
-
-def test_names_that_cannot_be(tmp_path):
-    assert refusal("a" * 5000).endswith(f"cannot be read: {os.strerror(errno.ENAMETOOLONG)}")
-    assert refusal("a\0b.png").startswith("'a\\x00b.png' cannot be read: embedded null")
-    assert refusal(tmp_path / "\x1b[31m\n.png").count("\\x1b[31m\\n.png") == 1
-
-
-def test_an_empty_file(tmp_path):
-    path = tmp_path / "a.png"
-    path.touch()
-    assert refusal(path) == f"'{path}' is empty; 0 bytes; save or download the picture again"
-
-
-def test_standard_input_that_cannot_be(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)
-    assert refusal("-") == "no picture on standard input: it is closed; give a file, or pipe one in"
-    closed = io.TextIOWrapper(io.BytesIO())
+def test_standard_input_that_cannot_be_read(monkeypatch):
+    closed, terminal = io.TextIOWrapper(io.BytesIO()), io.TextIOWrapper(io.BytesIO())
     closed.close()
-    monkeypatch.setattr(sys, "stdin", closed)
-    assert refusal("-").startswith("'-' cannot be read")
-    terminal = io.TextIOWrapper(io.BytesIO())
     terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stdin", terminal)
-    assert "it is the terminal" in refusal("-")
-
-
-def test_a_closed_stream():
+    for stream, line in [
+        (None, "no picture on standard input: it is closed; give a file, or pipe one in"),
+        (closed, "'-' cannot be read: I/O operation on closed file."),
+        (terminal, "no picture on standard input: it is the terminal; give a file, or pipe one in"),
+    ]:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert refusal("-") == line
     stream = io.BytesIO()
     stream.close()
     assert refusal(stream).startswith("'<stream>' cannot be read: I/O operation on closed file")
@@ -741,7 +656,7 @@ def archive(name):
         (bytes(5000), "zeros"),
     ],
 )
-def test_what_is_no_picture_says_what_it_is(content, words):
+def test_a_file_of_another_kind_is_named(content, words):
     line = refusal(content, name="a.jpg")
     assert line.startswith(f"'a.jpg' is not a picture that can be read; it holds {words}")
     assert line.endswith("; give a JPEG, PNG or the like")
@@ -790,7 +705,6 @@ def test_errors_with_little_text(monkeypatch, error):
 
 
 def test_damage_never_escapes_as_another_exception():
-    """Flipped bytes either decode or are refused; nothing else, and no warning (they are errors here)."""
     chance = random.Random(0)
     exif = Image.Exif()
     exif[274] = 6
@@ -807,19 +721,12 @@ def test_damage_never_escapes_as_another_exception():
             assert picture.image.mode == "RGB"
 
 
-# Notes
-
-
 def test_open_image_warns_of_each_note_at_the_caller():
     with pytest.warns(ImageWarning) as caught:
         image = open_image(encoded(la(np.zeros((4, 4, 2), np.uint8)), "PNG"))
     assert [str(w.message) for w in caught] == ["transparency composited on white"]
     assert caught[0].filename == __file__
     assert image.getpixel((0, 0)) == WHITE
-
-
-def test_open_image_of_a_plain_picture_says_nothing():
-    assert np.array_equal(np.asarray(open_image(encoded(Image.fromarray(quarters()), "PNG"))), quarters())
 
 
 def test_what_pillow_warns_of_becomes_a_note(monkeypatch):

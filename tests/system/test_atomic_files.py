@@ -24,15 +24,8 @@ OLD, NEW = b"the old file", b"the new file" * 1000
 
 
 @pytest.fixture
-def umask() -> Iterator[None]:
-    before = os.umask(0o027)
-    yield
-    os.umask(before)
-
-
-@pytest.fixture
 def old(tmp_path: Path) -> Iterator[Path]:
-    """A file that is as it was, with nothing beside it, when the test is over."""
+    """A file that the test must not change, and beside which it must leave nothing."""
     path = tmp_path / "a.png"
     path.write_bytes(OLD)
     yield path
@@ -62,19 +55,17 @@ def test_a_new_and_an_old_file_hold_the_data_and_nothing_is_left(tmp_path: Path)
         assert names(tmp_path) == ["a.png"]
 
 
-@pytest.mark.usefixtures("umask")
-def test_a_new_file_gets_its_mode_from_the_umask(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a.png", NEW)
-    assert mode(tmp_path / "a.png") == 0o640
-
-
-@pytest.mark.usefixtures("umask")
-def test_an_old_file_keeps_its_mode(tmp_path: Path) -> None:
+def test_a_new_file_gets_its_mode_from_the_umask_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
-    path.write_bytes(OLD)
-    path.chmod(0o606)
-    write_atomically(path, NEW)
-    assert mode(path) == 0o606
+    before = os.umask(0o027)
+    try:
+        write_atomically(path, OLD)
+        assert mode(path) == 0o640
+        path.chmod(0o606)
+        write_atomically(path, NEW)
+        assert mode(path) == 0o606
+    finally:
+        os.umask(before)
 
 
 def test_a_relative_name_and_a_long_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,30 +76,23 @@ def test_a_relative_name_and_a_long_one(tmp_path: Path, monkeypatch: pytest.Monk
         assert (tmp_path / name).read_bytes() == NEW
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", ["open", "write", "replace"])
-def test_a_failure_at_any_step_leaves_the_old_file(old: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_failure_at_any_step_leaves_the_old_file(
+    old: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
+) -> None:
     def fail(*arguments: Any, **more: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     if step == "open":
         real = os.open
         monkeypatch.setattr(os, "open", lambda name, *rest: fail() if ".hookscope-" in name else real(name, *rest))
-    elif step == "write":
-        monkeypatch.setattr(os, "fchmod", fail)  # the file is open and empty by then
-    else:
-        monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(WriteError) as caught:
+    else:  # fchmod comes when the file is open and empty
+        monkeypatch.setattr(os, "fchmod" if step == "write" else "replace", fail)
+    with pytest.raises((WriteError, KeyboardInterrupt)) as caught:
         write_atomically(old, NEW)
-    assert str(caught.value) == f"cannot write {old}: No space left on device; free some space or write elsewhere"
-
-
-def test_an_interrupt_leaves_the_old_file(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(old, NEW)
+    expected = f"cannot write {old}: No space left on device; free some space or write elsewhere"
+    assert str(caught.value) == (expected if isinstance(error, OSError) else "")
 
 
 def test_a_size_limit_leaves_the_old_file(old: Path) -> None:
@@ -149,11 +133,11 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
     whole = {bytes([value]) * 200_000 for value in range(2)}
     write_atomically(path, next(iter(whole)))
     done = threading.Event()
-    seen: set[bytes] = set()
+    contents: set[bytes] = set()
 
     def read() -> None:
         while not done.is_set():
-            seen.add(path.read_bytes())
+            contents.add(path.read_bytes())
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -161,7 +145,7 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
         write_atomically(path, data)
     done.set()
     reader.join()
-    assert seen <= whole
+    assert contents <= whole
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -201,16 +185,16 @@ def test_a_full_device_is_one_line() -> None:
         write_atomically("/dev/full", NEW)
 
 
-def test_a_fifo_is_written_straight(tmp_path: Path) -> None:
+def test_a_fifo_is_written_directly(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     check_writable(fifo)
-    seen: list[bytes] = []
-    reader = threading.Thread(target=lambda: seen.append(fifo.read_bytes()))
+    contents: list[bytes] = []
+    reader = threading.Thread(target=lambda: contents.append(fifo.read_bytes()))
     reader.start()
     write_atomically(fifo, NEW)
     reader.join()
-    assert seen == [NEW]
+    assert contents == [NEW]
     assert stat.S_ISFIFO(fifo.stat().st_mode)
 
 
@@ -293,13 +277,9 @@ def test_what_is_protected_stays(tmp_path: Path, call: str, protected: str) -> N
     assert path.read_bytes() == OLD
 
 
-def test_check_writable_writes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    check_writable(path)
-    assert names(tmp_path) == []
-    path.write_bytes(OLD)
-    check_writable(path)
-    assert path.read_bytes() == OLD
+def test_check_writable_writes_nothing(tmp_path: Path, old: Path) -> None:
+    check_writable(old)
+    check_writable(tmp_path / "b.png")
 
 
 def test_folders_are_checked_and_made(tmp_path: Path) -> None:

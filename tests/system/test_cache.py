@@ -1,4 +1,4 @@
-"""The cache: what comes back, and that nothing wrong with it ever hurts."""
+"""The cache: a stored value comes back, and a broken cache never hurts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,24 +34,12 @@ def only_file(place: Path) -> Path:
 
 
 @pytest.mark.parametrize("value", [0, "", [], {"a": [1.5, None, True]}, "ä\n\u2028", [[]] * 3, 1e300])
-def test_what_was_stored_comes_back(value: Any) -> None:
-    cache.store("kind", KEY, value)
-    assert cache.load("kind", KEY) == value
-
-
-def test_nothing_stored_is_none() -> None:
+def test_a_stored_value_comes_back_until_a_later_one_replaces_it(place: Path, value: Any) -> None:
     assert cache.load("kind", KEY) is None
-
-
-def test_order_of_the_key_does_not_matter() -> None:
-    cache.store("kind", KEY, 1)
-    assert cache.load("kind", dict(reversed(KEY.items()))) == 1
-
-
-def test_a_later_value_replaces_an_earlier_one(place: Path) -> None:
-    cache.store("kind", KEY, 1)
-    cache.store("kind", KEY, 2)
-    assert cache.load("kind", KEY) == 2
+    cache.store("kind", KEY, value)
+    assert cache.load("kind", dict(reversed(KEY.items()))) == value
+    cache.store("kind", KEY, "later")
+    assert cache.load("kind", KEY) == "later"
     assert only_file(place).suffix == ".json"
 
 
@@ -95,98 +82,56 @@ def changed(**entries: Any) -> Callable[[bytes], bytes]:
     return change
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda content: content[: len(content) // 2], id="truncated"),
-        pytest.param(lambda content: b"", id="empty"),
-        pytest.param(lambda content: b"\xff\xfe\x00" + content, id="bytes"),
-        pytest.param(lambda content: content + b"}", id="more"),
-        pytest.param(lambda content: b"[" * 200_000, id="deep"),
-        pytest.param(lambda content: b"[]", id="list"),
-        pytest.param(lambda content: b"{}", id="object"),
-        pytest.param(lambda content: b'"text"', id="text"),
-        pytest.param(changed(format=cache.FORMAT + 1), id="format"),
-        pytest.param(changed(kind="foreign"), id="kind"),
-        pytest.param(changed(key={**KEY, "model": "vgg16"}), id="key"),
-        pytest.param(changed(key="resnet34"), id="key text"),
-        pytest.param(lambda content: content.replace(b'"value"', b'"velue"'), id="no value"),
-    ],
-)
-def test_a_damaged_file_is_none_and_is_replaced(place: Path, damage: Callable[[bytes], bytes]) -> None:
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "bytes": lambda content: b"\xff\xfe\x00" + content,
+    "deep": lambda content: b"[" * 200_000,
+    "list": lambda content: b"[]",
+    "object": lambda content: b"{}",
+    "no value": lambda content: content.replace(b'"value"', b'"velue"'),
+    "format": changed(format=cache.FORMAT + 1),
+    "key": changed(key={**KEY, "model": "vgg16"}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_none_and_is_replaced(place: Path, damage: str) -> None:
     cache.store("kind", KEY, {"answer": 42})
     path = only_file(place)
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
     assert cache.load("kind", KEY) is None
     cache.store("kind", KEY, {"answer": 43})
     assert cache.load("kind", KEY) == {"answer": 43}
 
 
-def test_a_folder_or_a_pipe_in_its_place_is_none(place: Path) -> None:
-    for make in (os.mkdir, os.mkfifo):
-        cache.store("kind", KEY, 1)
-        path = only_file(place)
-        path.unlink()
-        make(path)
-        assert cache.load("kind", KEY) is None
-        path.rmdir() if path.is_dir() else path.unlink()
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_folder_or_a_pipe_in_place_of_the_file_is_none(place: Path, make: Callable[[Path], None]) -> None:
+    cache.store("kind", KEY, 1)
+    path = only_file(place)
+    path.unlink()
+    make(path)
+    assert cache.load("kind", KEY) is None
 
 
-def test_where_the_folder_is_a_file_nothing_happens(place: Path) -> None:
+def test_a_file_in_place_of_the_folder_stays(place: Path) -> None:
     place.parent.write_text("in the way")
     cache.store("kind", KEY, 1)
     assert cache.load("kind", KEY) is None
     assert place.parent.read_text() == "in the way"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_no_error(place: Path) -> None:
-    place.mkdir(parents=True)
-    place.chmod(0o500)
-    cache.store("kind", KEY, 1)
-    assert cache.load("kind", KEY) is None
-
-
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 @pytest.mark.parametrize("function", ["makedirs", "replace"])
-def test_a_failing_system_call_is_no_error(
-    place: Path, monkeypatch: pytest.MonkeyPatch, function: str, number: int
-) -> None:
+def test_a_failing_system_call_is_no_error(place: Path, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     cache.store("kind", KEY, "before")
 
     def fail(*args: Any, **kwargs: Any) -> None:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, function, fail)
     cache.store("kind", KEY, "after")
     assert cache.load("kind", KEY) == "before"
     only_file(place)  # and no temporary file beside it
-
-
-def test_a_full_disk_leaves_the_value_that_was_there(place: Path) -> None:
-    """A real short write: the process may write 100 bytes a file."""
-    cache.store("kind", KEY, "before")
-    code = f"""
-import resource, sys
-from hookscope.system import cache
-cache.folder = lambda: {str(place)!r}
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-cache.store("kind", {KEY!r}, "x" * 1000)
-print(cache.load("kind", {KEY!r}))
-"""
-    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
-    assert (answer.stdout, answer.stderr) == ("before\n", "")
-    only_file(place)
-
-
-def test_an_interrupt_leaves_nothing_behind(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        cache.store("kind", KEY, 1)
-    assert list(place.iterdir()) == []
 
 
 def test_without_a_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +140,7 @@ def test_without_a_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert cache.load("kind", KEY) is None
 
 
-def test_what_json_cannot_say_is_the_callers_mistake(place: Path) -> None:
+def test_a_value_or_a_key_that_is_no_json_is_an_error(place: Path) -> None:
     with pytest.raises(TypeError):
         cache.store("kind", KEY, {1, 2})
     with pytest.raises(TypeError):
@@ -204,7 +149,7 @@ def test_what_json_cannot_say_is_the_callers_mistake(place: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["HOME unset", "HOME is not absolute"])
-def test_without_a_home_no_folder_is_made_where_the_user_stands(tmp_path: Path, home: str) -> None:
+def test_without_a_home_no_folder_is_made_in_the_current_one(tmp_path: Path, home: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
     if home == "HOME is not absolute":
         environment["HOME"] = "~"
@@ -222,12 +167,6 @@ cache.store("kind", {"a": 1}, 2); print(cache.folder(), cache.load("kind", {"a":
     assert list(tmp_path.iterdir()) == []
 
 
-def test_neither_torch_nor_slow_modules_are_imported() -> None:
-    code = "import sys; from hookscope.system import cache; print('torch' in sys.modules, 'hashlib' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
-    assert answer.stdout == "False False\n"
-
-
 def write_values(place: str, writer: int, count: int) -> None:
     cache.folder = lambda: place
     for number in range(count):
@@ -240,25 +179,15 @@ def test_a_reader_among_writers_never_sees_a_broken_value(place: Path) -> None:
     writers = [context.Process(target=write_values, args=(str(place), writer, 100)) for writer in (1, 2)]
     for writer in writers:
         writer.start()
-    seen = set()
+    numbers = set()
     while any(writer.is_alive() for writer in writers):
         value = cache.load("kind", KEY)
         assert value is not None
         assert len(set(value)) == 1
         assert value == [0] or len(value) == 500 + value[0] % 1000
-        seen.add(value[0])
+        numbers.add(value[0])
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
-    assert len(seen) > 1
-    only_file(place)
-
-
-def test_threads_may_store_at_once(place: Path) -> None:
-    threads = [threading.Thread(target=cache.store, args=("kind", KEY, [n] * 1000)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert cache.load("kind", KEY) in [[n] * 1000 for n in range(8)]
+    assert len(numbers) > 1
     only_file(place)
