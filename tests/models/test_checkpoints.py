@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save as serialized, save_file
 from torch import Tensor, nn
+from torchvision.models import get_model
 
 from hookscope.errors import WeightsError
 from hookscope.models.checkpoints import load_into, mismatches, read_state_dict
@@ -50,9 +52,6 @@ def refused(path: str | Path, model: str | None = None) -> str:
     return text
 
 
-# --- what is understood -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -64,14 +63,18 @@ def refused(path: str | Path, model: str | None = None) -> str:
         lambda state: {"model_state_dict": {f"module.{key}": value for key, value in state.items()}},
         lambda state: {"model": {"state_dict": state}},
         lambda state: {f"module._orig_mod.{key}": value for key, value in state.items()},
+        lambda state: {
+            "pytorch-lightning_version": "2.5",
+            "state_dict": {f"model.{key}": value for key, value in state.items()},
+        },
         lambda state: {"n_averaged": torch.tensor(3), **{f"module.{key}": value for key, value in state.items()}},
     ],
 )
 def test_wrappers_and_prefixes(save: Callable[..., str], wrap: Callable[[State], Any]) -> None:
     state = {"conv.weight": torch.rand(2, 3), "conv.bias": torch.rand(2)}
-    found = read_state_dict(save(wrap(state)))
-    assert list(found) == list(state)
-    assert all(torch.equal(found[key], value) for key, value in state.items())
+    read = read_state_dict(save(wrap(state)))
+    assert list(read) == list(state)
+    assert all(torch.equal(read[key], value) for key, value in state.items())
 
 
 def test_a_prefix_that_some_keys_lack_is_a_name(save: Callable[..., str]) -> None:
@@ -90,8 +93,6 @@ def test_a_whole_checkpoint_gives_its_values(squeezenet: State, save: Callable[.
 
 
 def test_safetensors_by_content(squeezenet: State, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     for name in ("own.safetensors", "own.pth"):
         save_file(squeezenet, tmp_path / name)
         net = load_model("squeezenet1_1", weights=str(tmp_path / name))
@@ -113,8 +114,6 @@ def described(squeezenet: State, tmp_path: Path) -> Callable[..., str]:
     """Ten classes in half precision, in a safetensors file with this description."""
 
     def write(said: Any) -> str:
-        from safetensors.torch import save_file
-
         head = {"classifier.1.weight": torch.rand(10, 512, 1, 1), "classifier.1.bias": torch.rand(10)}
         state = {key: value.half() for key, value in (squeezenet | head).items()}
         save_file(state, tmp_path / "own.safetensors", {"hookscope": json.dumps(said)})
@@ -123,16 +122,14 @@ def described(squeezenet: State, tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def test_a_file_that_describes_itself_brings_its_classes_and_its_transforms(
-    squeezenet: State, described: Callable[..., str]
-) -> None:
+def test_a_described_file_brings_its_classes_and_transforms(squeezenet: State, described: Callable[..., str]) -> None:
     net = load_model("squeezenet1_1", weights=described(DESCRIPTION), device="cpu")
     assert (net.weights, net.notes) == ("own.safetensors", ())
     assert net.categories == tuple(DESCRIPTION["categories"])
     assert net.preprocess.describe() == "ImageClassification resize 40 crop 32"
-    seen = net.preprocess(Image.new("RGB", (60, 50), (255, 0, 51)))
-    assert seen.shape == (3, 32, 32)
-    assert seen[:, 5, 5].tolist() == pytest.approx([0.5, -0.125, (0.2 - 0.75) / 4])
+    tensor = net.preprocess(Image.new("RGB", (60, 50), (255, 0, 51)))
+    assert tensor.shape == (3, 32, 32)
+    assert tensor[:, 5, 5].tolist() == pytest.approx([0.5, -0.125, (0.2 - 0.75) / 4])
     weight = net.model.features[0].weight
     assert weight.dtype == torch.float32
     assert torch.equal(weight, squeezenet["features.0.weight"].half().float())
@@ -145,7 +142,7 @@ def test_a_description_that_does_not_fit_is_noted_and_ignored(described: Callabl
     assert net.notes[0].endswith("has 2 class names for 10 outputs; the description is ignored")
 
 
-def test_another_architecture_says_what_the_file_says_it_is(described: Callable[..., str]) -> None:
+def test_a_described_file_names_its_architecture(described: Callable[..., str]) -> None:
     assert refused(described(DESCRIPTION), "resnet18").endswith("it would fit squeezenet1_1")
     assert "it would fit" not in refused(described(DESCRIPTION | {"model": "alexnet"}), "resnet18")
     assert "it would fit" not in refused(described(DESCRIPTION | {"model": "no such model"}), "resnet18")
@@ -158,23 +155,17 @@ def test_a_head_tuned_to_ten_classes(save: Callable[..., str], squeezenet: State
     assert net.categories is None
 
 
-@pytest.mark.parametrize(("aux", "classes"), [(True, 10), (False, 10), (False, 1000)])
-def test_googlenet_with_and_without_its_auxiliary_heads(save: Callable[..., str], aux: bool, classes: int) -> None:
-    from torchvision.models import googlenet
-
-    state = googlenet(weights=None, init_weights=False, aux_logits=aux, num_classes=classes).state_dict()
-    net = load_model("googlenet", weights=save(state))
-    assert list(net.model.state_dict()) == list(state)
-    assert torch.equal(net.model.fc.weight, state["fc.weight"])
-
-
-@pytest.mark.parametrize("aux", [True, False])
-def test_segmentation_with_and_without_its_auxiliary_head(save: Callable[..., str], aux: bool) -> None:
-    from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large as builder
-
-    state = builder(weights=None, weights_backbone=None, aux_loss=aux, num_classes=5).state_dict()
-    net = load_model("deeplabv3_mobilenet_v3_large", weights=save(state))
-    assert list(net.model.state_dict()) == list(state)
+@pytest.mark.parametrize(("name", "flag"), [("googlenet", "aux_logits"), ("deeplabv3_mobilenet_v3_large", "aux_loss")])
+@pytest.mark.parametrize(("aux", "classes"), [(True, 10), (False, 10), (False, None)])
+def test_auxiliary_heads_may_come_or_go(
+    save: Callable[..., str], name: str, flag: str, aux: bool, classes: int | None
+) -> None:
+    options: dict[str, Any] = {"init_weights": False} if name == "googlenet" else {"weights_backbone": None}
+    options |= {"num_classes": classes} if classes else {}
+    state = get_model(name, weights=None, **{flag: aux}, **options).state_dict()
+    model = load_model(name, weights=save(state)).model
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["mnasnet0_5", pytest.param("ssdlite320_mobilenet_v3_large", marks=pytest.mark.slow)])
@@ -193,14 +184,6 @@ def test_weights_that_are_not_finite_are_noted(save: Callable[..., str], squeeze
     assert load_model("squeezenet1_1", weights=path).notes == (f"{path} holds 3 values that are NaN or infinite",)
 
 
-def test_half_precision_becomes_the_models(save: Callable[..., str], squeezenet: State) -> None:
-    net = load_model("squeezenet1_1", weights=save({key: value.half() for key, value in squeezenet.items()}))
-    assert net.model.features[0].weight.dtype == torch.float32
-
-
-# --- what does not fit ------------------------------------------------------------------------------------------------
-
-
 def test_another_architecture_says_which(save: Callable[..., str], squeezenet: State) -> None:
     text = refused(save(squeezenet), "resnet18")
     assert "own.pth does not fit resnet18; 0 of 122 keys match, bn1.bias is missing, " in text
@@ -208,14 +191,14 @@ def test_another_architecture_says_which(save: Callable[..., str], squeezenet: S
     assert text.endswith("it would fit squeezenet1_1")
 
 
-def test_a_part_of_a_model_is_not_silently_taken(save: Callable[..., str], squeezenet: State) -> None:
+def test_a_part_of_a_model_is_refused(save: Callable[..., str], squeezenet: State) -> None:
     part = {key: value for key, value in squeezenet.items() if not key.startswith("classifier")}
     text = refused(save(part), "squeezenet1_1")
     assert "50 of 52 keys match, classifier.1.bias is missing" in text
     assert "it would fit" not in text
 
 
-def test_mismatches_are_missing_left_over_and_of_another_shape() -> None:
+def test_mismatches_are_missing_unknown_and_of_another_shape() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     state = dict(net.state_dict())
     assert mismatches(net, state) == []
@@ -229,9 +212,6 @@ def test_mismatches_are_missing_left_over_and_of_another_shape() -> None:
 def test_values_that_a_model_cannot_hold() -> None:
     with pytest.raises(WeightsError, match=r"^own\.pth does not fit Linear: "):
         load_into(nn.Linear(2, 2), {"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}, "own.pth")
-
-
-# --- what is no checkpoint --------------------------------------------------------------------------------------------
 
 
 class Trap:
@@ -275,13 +255,10 @@ def test_a_scripted_model_is_refused(tmp_path: Path) -> None:
     [
         (b"", "the file is empty"),
         (b"not a checkpoint, whatever its name says\n", "damaged, cut short or not a checkpoint"),
-        (b"<!DOCTYPE html><title>404</title>", "damaged, cut short or not a checkpoint"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(64), "damaged, cut short or not a checkpoint"),
         (b"\x00" * 100, "damaged, cut short or not a checkpoint"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "damaged, cut short or not a checkpoint"),
         (pickle.dumps({"a": 3}), "loading it could run code"),
     ],
-    ids=["empty", "text", "page", "picture", "zeros", "lfs", "pickle"],
+    ids=["empty", "text", "zeros", "pickle"],
 )
 def test_files_of_other_kinds(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "own.pth"
@@ -314,10 +291,8 @@ def test_files_cut_short(tmp_path: Path, zipped: bool, share: float) -> None:
 
 
 def test_safetensors_cut_short_or_lying(tmp_path: Path) -> None:
-    from safetensors.torch import save
-
     path = tmp_path / "own.safetensors"
-    path.write_bytes(save({"a": torch.rand(1000)})[:2000])
+    path.write_bytes(serialized({"a": torch.rand(1000)})[:2000])
     assert "damaged or cut short" in refused(path)
     header = json.dumps({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 9]}}).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header + b"x" * 9)
@@ -334,8 +309,3 @@ def test_files_that_cannot_be_opened(tmp_path: Path, place: str, words: str) -> 
 
 def test_the_skeleton_costs_no_values() -> None:
     assert build_skeleton("squeezenet1_1").model.features[0].weight.is_meta
-
-
-def test_lightnings_prefix_is_taken_off(save: Callable[..., str], squeezenet: State) -> None:
-    path = save({"pytorch-lightning_version": "2.5", "state_dict": {f"model.{k}": v for k, v in squeezenet.items()}})
-    assert read_state_dict(path).keys() == squeezenet.keys()
