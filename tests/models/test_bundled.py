@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -21,9 +19,6 @@ from hookscope.models.metadata import count_parameters, read_description, read_h
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "samples" / "shapes" / "shapes.safetensors"
 SHAPES = BUNDLED["shapes"]
-
-
-# --- where ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -64,9 +59,6 @@ def test_a_wheel_has_the_file_where_it_is_looked_for() -> None:
     assert any(line.startswith("safetensors>=") for line in project["project"]["dependencies"])
 
 
-# --- what -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("made", BUNDLED.values(), ids=lambda made: made.name)
 def test_the_facts_make_a_model_of_torchvision(made: shipped.BundledModel) -> None:
     assert BUNDLED[made.name] is made
@@ -75,28 +67,16 @@ def test_the_facts_make_a_model_of_torchvision(made: shipped.BundledModel) -> No
     assert model(torch.zeros(1, 3, made.side, made.side)).shape == (1, made.classes)
 
 
-def test_they_are_told_without_torch() -> None:
-    code = "import sys; from hookscope.models.bundled import BUNDLED; print(*BUNDLED, 'torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
-    assert answer.stdout == "shapes False\n"
-
-
-# --- the real file ----------------------------------------------------------------------------------------------------
-
-
-def test_the_real_file_is_the_one_that_is_found() -> None:
+def test_the_real_file_is_described_as_the_catalogue_has_it() -> None:
     assert Path(weights_path(SHAPES)) == FILE
     assert FILE.stat().st_size < 2_000_000
-
-
-def test_the_real_file_is_what_shipped_says_it_is() -> None:
-    said = read_description(FILE)
-    assert said is not None
-    assert said.model == SHAPES.architecture
-    assert len(said.categories) == len(set(said.categories)) == SHAPES.classes
-    assert (said.resize_size, said.crop_size) == (SHAPES.side, SHAPES.side)
-    assert said.held_out is not None and said.held_out >= 1000
-    assert said.accuracy is not None and said.accuracy > 0.9
+    description = read_description(FILE)
+    assert description is not None
+    assert description.model == SHAPES.architecture
+    assert len(description.categories) == len(set(description.categories)) == SHAPES.classes
+    assert (description.resize_size, description.crop_size) == (SHAPES.side, SHAPES.side)
+    assert description.held_out is not None and description.held_out >= 1000
+    assert description.accuracy is not None and description.accuracy > 0.9
     model = torchvision.models.get_model(SHAPES.architecture, num_classes=SHAPES.classes)
     assert count_parameters(read_header(FILE)) == sum(parameter.numel() for parameter in model.parameters())
 
@@ -110,14 +90,14 @@ def test_the_real_file_loads_whole_and_finite() -> None:
     assert net.preprocess.describe() == "ImageClassification resize 128 crop 128"
 
 
-def test_the_real_weights_know_the_shapes_they_were_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures of another stream than training and held-out ones, drawn anew: nine of ten are known."""
+def test_the_real_weights_classify_new_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of another stream than training and held-out ones: nine of ten are right."""
     monkeypatch.syspath_prepend(str(FILE.parent))
     import draw
 
     net = hookscope.load_model("shapes", device="cpu")
     assert net.categories == tuple(draw.CLASSES)
-    drawn = [draw.draw(2000, number) for number in range(100)]
+    drawn = [draw.draw(2000, number) for number in range(50)]
     with torch.inference_mode():
         scores = net.model(torch.stack([net.preprocess(each.image) for each in drawn]))
     right = (scores.argmax(1) == torch.tensor([each.label for each in drawn])).float().mean()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import struct
@@ -22,7 +21,6 @@ from torchvision.models import get_model
 from hookscope.errors import WeightsError
 from hookscope.models.checkpoints import load_into, mismatches, read_state_dict
 from hookscope.models.load import load_model
-from hookscope.models.torchvision_builders import build_skeleton
 
 State = dict[str, Tensor]
 
@@ -155,8 +153,16 @@ def test_a_head_tuned_to_ten_classes(save: Callable[..., str], squeezenet: State
     assert net.categories is None
 
 
-@pytest.mark.parametrize(("name", "flag"), [("googlenet", "aux_logits"), ("deeplabv3_mobilenet_v3_large", "aux_loss")])
-@pytest.mark.parametrize(("aux", "classes"), [(True, 10), (False, 10), (False, None)])
+@pytest.mark.parametrize(
+    ("name", "flag", "aux", "classes"),
+    [
+        ("googlenet", "aux_logits", True, 10),
+        ("googlenet", "aux_logits", False, 10),
+        ("googlenet", "aux_logits", False, None),
+        ("deeplabv3_mobilenet_v3_large", "aux_loss", True, 10),
+        ("deeplabv3_mobilenet_v3_large", "aux_loss", False, 10),
+    ],
+)
 def test_auxiliary_heads_may_come_or_go(
     save: Callable[..., str], name: str, flag: str, aux: bool, classes: int | None
 ) -> None:
@@ -281,16 +287,15 @@ def test_files_without_a_state_dict(save: Callable[..., str], content: Any, word
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
-def test_files_cut_short(tmp_path: Path, zipped: bool, share: float) -> None:
-    file = io.BytesIO()
-    torch.save({"a": torch.rand(1000)}, file, _use_new_zipfile_serialization=zipped)
-    path = tmp_path / "own.pth"
-    path.write_bytes(file.getvalue()[: int(len(file.getvalue()) * share)])
+@pytest.mark.parametrize("share", [0.01, 0.99])
+def test_files_cut_short(save: Callable[..., str], zipped: bool, share: float) -> None:
+    path = Path(save({"a": torch.rand(1000)}, _use_new_zipfile_serialization=zipped))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
     assert "damaged, cut short or not a checkpoint" in refused(path)
 
 
-def test_safetensors_cut_short_or_lying(tmp_path: Path) -> None:
+def test_safetensors_cut_short_or_inconsistent(tmp_path: Path) -> None:
     path = tmp_path / "own.safetensors"
     path.write_bytes(serialized({"a": torch.rand(1000)})[:2000])
     assert "damaged or cut short" in refused(path)
@@ -305,7 +310,3 @@ def test_safetensors_cut_short_or_lying(tmp_path: Path) -> None:
 )
 def test_files_that_cannot_be_opened(tmp_path: Path, place: str, words: str) -> None:
     assert words in refused(f"{tmp_path}/{place}")
-
-
-def test_the_skeleton_costs_no_values() -> None:
-    assert build_skeleton("squeezenet1_1").model.features[0].weight.is_meta

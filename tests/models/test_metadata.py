@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +67,6 @@ def test_other_files_have_no_header_and_no_description(tmp_path: Path, content: 
     (tmp_path / "own").write_bytes(content)
     assert read_header(tmp_path / "own") == {}
     assert read_description(tmp_path / "own") is None
-
-
-def test_what_is_no_file_has_no_header(tmp_path: Path) -> None:
     assert read_header(tmp_path) == read_header(tmp_path / "nothing") == {}
 
 
@@ -124,29 +119,21 @@ def test_a_file_that_says_nothing(tmp_path: Path) -> None:
     ("said", "reason"),
     [
         ("", "it is no JSON object"),
-        ("{", "it is no JSON object"),
         ("[" * 100_000, "it is no JSON object"),
-        ("9" * 10_000, "it is no JSON object"),
         ([], "it is no JSON object"),
-        ("null", "it is no JSON object"),
         ({"model": 3}, "model is not a name"),
         ({"categories": []}, "categories is not a list of names"),
-        ({"categories": "ab"}, "categories is not a list of names"),
         ({"categories": ["a", 3]}, "categories is not a list of names"),
-        ({"categories": ["a", " "]}, "categories is not a list of names"),
         ({"categories": ["a", "b\nc"]}, "categories is not a list of names"),
         ({"categories": ["\ud83d"]}, "categories is not a list of names"),
         (WHOLE | {"resize_size": 0}, "resize_size is not a number of pixels"),
-        (WHOLE | {"resize_size": [128]}, "resize_size is not a number of pixels"),
         (WHOLE | {"crop_size": 128.0}, "crop_size is not a number of pixels"),
         (WHOLE | {"crop_size": True}, "crop_size is not a number of pixels"),
         (WHOLE | {"crop_size": 10**9}, "crop_size is not a number of pixels"),
         (WHOLE | {"mean": [0.5, 0.5]}, "mean is not three numbers"),
-        (WHOLE | {"mean": 0.5}, "mean is not three numbers"),
         (WHOLE | {"mean": [0.5, 0.5, float("nan")]}, "mean is not three numbers"),
         (WHOLE | {"mean": [0.5, 0.5, 10**400]}, "mean is not three numbers"),
         (WHOLE | {"std": [1, 1, 0]}, "std is not three numbers above 0"),
-        (WHOLE | {"std": [1, 1, float("inf")]}, "std is not three numbers above 0"),
         (WHOLE | {"std": [True] * 3}, "std is not three numbers above 0"),
         (WHOLE | {"accuracy": 98.15}, "accuracy is not a share between 0 and 1"),
         (WHOLE | {"accuracy": None}, "accuracy is not a share between 0 and 1"),
@@ -160,43 +147,26 @@ def test_a_description_that_makes_no_sense(tmp_path: Path, said: Any, reason: st
     assert str(caught.value) == f"{path} has a description of its model that makes no sense: {reason}"
 
 
-def test_it_is_read_without_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from hookscope.models.metadata import read_description\n"
-        f"print(read_description({str(write(tmp_path, WHOLE))!r}).held_out, 'torch' in sys.modules)"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, text=True)
-    assert answer.stdout == "2000 False\n"
-
-
-# --- read_metadata: the description, or the usual metadata
-
 TRANSFORMS = {"resize_size": 64, "crop_size": 32, "mean": [0.5, 0.25, 0.75], "std": [1.0, 2.0, 4.0]}
 USUAL = WeightsMetadata(ImageClassification(crop_size=224), ("cat", "dog"), ("before",))
 
 
-def test_both_are_taken_from_the_file(tmp_path: Path) -> None:
-    found = read_metadata(str(write(tmp_path, {"categories": ["a", "b"]} | TRANSFORMS)), 2, USUAL)
-    assert (found.categories, found.notes) == (("a", "b"), ("before",))
+def test_class_names_and_transforms_come_from_the_file(tmp_path: Path) -> None:
+    metadata = read_metadata(str(write(tmp_path, {"categories": ["a", "b"]} | TRANSFORMS)), 2, USUAL)
+    assert (metadata.categories, metadata.notes) == (("a", "b"), ("before",))
     picture = torch.rand(3, 50, 80)
     own = ImageClassification(crop_size=32, resize_size=64, mean=(0.5, 0.25, 0.75), std=(1.0, 2.0, 4.0))
-    assert torch.equal(found.transforms(picture), own(picture))
+    assert torch.equal(metadata.transforms(picture), own(picture))
 
 
-def test_what_is_left_out_is_the_usual(tmp_path: Path) -> None:
+def test_a_missing_entry_is_the_usual_one(tmp_path: Path) -> None:
     names = read_metadata(str(write(tmp_path, {"categories": ["a"]})), 1, USUAL)
     assert (names.categories, names.transforms) == (("a",), USUAL.transforms)
     transforms = read_metadata(str(write(tmp_path, TRANSFORMS)), 7, USUAL)
     assert (transforms.categories, transforms.transforms.crop_size) == (USUAL.categories, [32])
     assert read_metadata(str(write(tmp_path, {})), 2, USUAL) == USUAL
-
-
-def test_where_the_number_of_classes_is_not_known_the_names_are_believed(tmp_path: Path) -> None:
-    assert read_metadata(str(write(tmp_path, {"categories": ["a", "b", "c"]})), None, USUAL).categories == (
-        "a",
-        "b",
-        "c",
-    )
+    unknown = read_metadata(str(write(tmp_path, {"categories": ["a", "b", "c"]})), None, USUAL)
+    assert unknown.categories == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(
@@ -212,12 +182,12 @@ def test_where_the_number_of_classes_is_not_known_the_names_are_believed(tmp_pat
         (TRANSFORMS, "optical_flow", "describes a classification model, but the model is for optical flow"),
     ],
 )
-def test_what_cannot_be_is_noted_and_none_of_it_believed(tmp_path: Path, said: Any, family: str, note: str) -> None:
+def test_a_wrong_description_is_noted_and_ignored(tmp_path: Path, said: Any, family: str, note: str) -> None:
     said = said | TRANSFORMS if isinstance(said, dict) else said
     path = str(write(tmp_path, said))
-    found = read_metadata(path, 2, USUAL, family)
-    assert (found.transforms, found.categories) == (USUAL.transforms, USUAL.categories)
-    assert found.notes == ("before", f"{path} {note}; the description is ignored")
+    metadata = read_metadata(path, 2, USUAL, family)
+    assert (metadata.transforms, metadata.categories) == (USUAL.transforms, USUAL.categories)
+    assert metadata.notes == ("before", f"{path} {note}; the description is ignored")
 
 
 def test_a_name_and_an_accuracy_fit_every_family(tmp_path: Path) -> None:

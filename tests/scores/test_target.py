@@ -1,4 +1,4 @@
-"""A wish for classes: indices, names and parts of them, the highest scores; and what is said where there is none."""
+"""Targets: indices, names and parts of them, the highest scores, and the errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("tabby", "tiger cat", "crane", "Cardigan", "red fox", "crane", "cardiga
 SCORES = [0.5, 3.0, -1.0, 2.0, 3.0, 0.0, 9.0, 1.0, -5.0, 0.25]
 
 
-def said(target: str, names: tuple[str, ...] | None = NAMES, scores: list[float] = SCORES) -> str:
+def error_of(target: str, names: tuple[str, ...] | None = NAMES, scores: list[float] = SCORES) -> str:
     with pytest.raises(HookscopeError) as caught:
         Target(target).indices(scores, names)
     return str(caught.value)
@@ -27,19 +27,15 @@ def said(target: str, names: tuple[str, ...] | None = NAMES, scores: list[float]
     [
         ("0", 0),
         ("9", 9),
-        (" 4 ", 4),
         ("007", 7),
         ("7", 7),  # a number is an index, although a class is called 7
         ("tabby", 0),
-        ("TABBY", 0),
-        ("  tabby ", 0),
         ("tiger cat", 1),
         ("cat", 1),
         ("red", 4),  # a part
         ("Cardigan", 3),  # the same case first
         ("cardigan", 6),
         ("arctic FOX", 9),
-        ("shark", 8),
     ],
 )
 def test_one_class(text: str, expected: int) -> None:
@@ -84,12 +80,12 @@ def test_a_name_that_holds_a_comma_written_whole_wins(text: str, expected: tuple
 @pytest.mark.parametrize(
     ("text", "count"), [("7", 1), ("top:1", 1), ("top:12", 12), ("a,b", 2), ("top:3, 7,x,top:2", 7), ("topaz", 1)]
 )
-def test_how_many_classes_it_asks_for_at_most(text: str, count: int) -> None:
+def test_the_largest_number_of_classes(text: str, count: int) -> None:
     assert Target(text).count == count
 
 
 @pytest.mark.parametrize(
-    ("wish", "text"),
+    ("value", "text"),
     [
         ("tabby", "tabby"),
         (7, "7"),
@@ -101,14 +97,14 @@ def test_how_many_classes_it_asks_for_at_most(text: str, count: int) -> None:
         (Target("top:2"), "top:2"),
     ],
 )
-def test_whatever_is_an_index_or_a_text_is_a_target(wish: Any, text: str) -> None:
-    assert Target.of(wish) == Target(text)
+def test_an_index_or_a_text_is_a_target(value: Any, text: str) -> None:
+    assert Target.of(value) == Target(text)
 
 
-@pytest.mark.parametrize("wish", [None, 7.0, torch.tensor(7.0), torch.tensor([7, 8]), np.float32(7), [7], b"7"])
-def test_nothing_else_is_a_target(wish: Any) -> None:
-    with pytest.raises(UsageError, match=f"target must be an index, a name or top:K, not {type(wish).__name__}"):
-        Target.of(wish)
+@pytest.mark.parametrize("value", [None, 7.0, torch.tensor(7.0), torch.tensor([7, 8]), np.float32(7), [7], b"7"])
+def test_other_types_are_no_target(value: Any) -> None:
+    with pytest.raises(UsageError, match=f"target must be an index, a name or top:K, not {type(value).__name__}"):
+        Target.of(value)
 
 
 def test_a_whole_name_goes_before_a_part_of_others() -> None:
@@ -130,27 +126,19 @@ def test_the_highest_scores(text: str, expected: tuple[int, ...], names: tuple[s
     Target(text).check(names)
 
 
-def test_the_default_is_the_class_with_the_highest_score() -> None:
+def test_the_default_is_the_highest_score_and_nan_is_none() -> None:
     assert Target().indices(SCORES, None) == (6,)
-
-
-def test_nan_is_no_high_score_and_infinity_is() -> None:
     assert Target("top:4").indices([math.nan, 1.0, math.inf, -math.inf], None) == (2, 1, 0, 3)
 
 
-@pytest.mark.parametrize("text", ["crane", "CRANE"])
-def test_a_name_of_two_classes_names_their_indices(text: str) -> None:
-    assert said(text) == f"'{text}' is the name of 2 classes; 2 crane, 5 crane; give one of the indices"
-
-
-def test_a_name_of_two_classes_but_for_case() -> None:
-    assert said("CARDIGAN") == "'CARDIGAN' is the name of 2 classes; 3 Cardigan, 6 cardigan; give one of the indices"
-
-
-def test_a_part_of_several_names_them() -> None:
-    assert said("tiger") == "'tiger' is in the names of 2 classes; 1 tiger cat, 8 tiger shark; give one of the indices"
+def test_a_name_that_fits_several_classes_lists_them() -> None:
+    do = "give one of the indices"
+    for text in ("crane", "CRANE"):
+        assert error_of(text) == f"'{text}' is the name of 2 classes; 2 crane, 5 crane; {do}"
+    assert error_of("CARDIGAN") == f"'CARDIGAN' is the name of 2 classes; 3 Cardigan, 6 cardigan; {do}"
+    assert error_of("tiger") == f"'tiger' is in the names of 2 classes; 1 tiger cat, 8 tiger shark; {do}"
     many = tuple(f"fox {number}" for number in range(30))
-    assert "30 classes; 0 fox 0, 1 fox 1, 2 fox 2, 3 fox 3, 4 fox 4, ...; give" in said("fox", many)
+    assert "30 classes; 0 fox 0, 1 fox 1, 2 fox 2, 3 fox 3, 4 fox 4, ...; give" in error_of("fox", many)
 
 
 @pytest.mark.parametrize(
@@ -160,21 +148,20 @@ def test_a_part_of_several_names_them() -> None:
         ("zebra crossing", "no class 'zebra crossing'; there are 10: tabby, ...; or give an index or top:K"),
         ("-1", "no class '-1'; there are 10: tabby, ...; or give an index or top:K"),
         ("10", "no class 10; the model has 10 classes: 0 to 9"),
-        ("9" * 20, f"no class {'9' * 20}; the model has 10 classes: 0 to 9"),
         ("1,fox,12", "'fox' is in the names of 2 classes; 4 red fox, 9 Arctic fox; give one of the indices"),
         ("1,10", "no class 10; the model has 10 classes: 0 to 9"),
         ("9" * 5000, f"no class {'9' * 20}...; the model has 10 classes: 0 to 9"),
     ],
 )
 def test_no_such_class(text: str, expected: str) -> None:
-    assert said(text) == expected
+    assert error_of(text) == expected
     with pytest.raises(TargetError):
         Target(text).check(NAMES)
 
 
 def test_a_name_where_none_are_known() -> None:
     assert (
-        said("cat", None)
+        error_of("cat", None)
         == "no class 'cat'; the class names are unknown; give an index, or the names of the classes (categories)"
     )
     with pytest.raises(TargetError, match="the class names are unknown"):
@@ -183,7 +170,7 @@ def test_a_name_where_none_are_known() -> None:
 
 def test_an_index_is_checked_against_the_scores_where_no_names_are_known() -> None:
     Target("10").check(None)
-    assert said("10", None) == "no class 10; the model has 10 classes: 0 to 9"
+    assert error_of("10", None) == "no class 10; the model has 10 classes: 0 to 9"
     assert Target("9").indices(SCORES, None) == (9,)
 
 
@@ -197,7 +184,6 @@ def test_an_index_is_checked_against_the_scores_where_no_names_are_known() -> No
         "top:-1",
         "top:two",
         "top:1.5",
-        "top:00",
         "top:1000000",
         ",",
         "1,",
@@ -207,7 +193,7 @@ def test_an_index_is_checked_against_the_scores_where_no_names_are_known() -> No
         "top:٣",
     ],
 )
-def test_what_makes_no_sense(text: str) -> None:
+def test_empty_terms_and_wrong_counts_are_wrong_usage(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         Target(text)
     assert caught.value.exit_code == 2
@@ -215,7 +201,7 @@ def test_what_makes_no_sense(text: str) -> None:
 
 
 def test_control_characters_of_a_name_are_escaped_in_the_error() -> None:
-    assert "\x1b" not in said("nope", ("no\x1be",) * 3)
+    assert "\x1b" not in error_of("nope", ("no\x1be",) * 3)
 
 
 def test_labels() -> None:
