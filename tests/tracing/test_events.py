@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,18 +12,17 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.models.feature_extraction import create_feature_extractor
 
 from hookscope.errors import LayerError, ModelError, TargetError, UsageError
 from hookscope.hooks.model_state import ModelSnapshot
+from hookscope.hooks.selection import call_key
 from hookscope.models.load import load_model
 from hookscope.scores.losses import Loss
 from hookscope.tracing.events import EVENTS, PassRecord, trace_events
 from hookscope.tracing.summary import list_layers
 from hookscope.verification.paired_passes import noise_pictures
-from tests.nets import X, chain
-
-EVERYTHING = 10_000
+from tests.helpers import not_in_place, small_head
+from tests.nets import Function, X, chain
 
 
 def flat(facts: Any) -> list[float]:
@@ -31,19 +31,6 @@ def flat(facts: Any) -> list[float]:
 
 def events_of(record: PassRecord) -> list[tuple[str, str]]:
     return [(event.event, event.call.key) for event in record.events]
-
-
-class Kept(nn.Module):
-    """Anything as a module."""
-
-    def __init__(self, function: Callable[..., Any], **children: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, child in children.items():
-            self.add_module(name, child)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self, *args, **kwargs) if self._modules else self.function(*args, **kwargs)
 
 
 def test_weights_of_ones_give_the_numbers_one_gets_on_paper() -> None:
@@ -95,62 +82,41 @@ def residual() -> nn.Module:
 
     def make(width: int) -> nn.Module:
         inner = {"conv": nn.Conv2d(width, 4, 3, padding=1), "bn": nn.BatchNorm2d(4), "relu": nn.ReLU()}
-        return Kept(block, **inner, side=nn.Sequential(nn.Conv2d(width, 4, 1), nn.Tanh()))
+        return Function(block, **inner, side=nn.Sequential(nn.Conv2d(width, 4, 1), nn.Tanh()))
 
     return nn.Sequential(make(3), make(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
 
 
-def by_hand(net: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> list[tuple[str, str]]:
+def by_hand(net: nn.Module, x: Tensor) -> list[tuple[str, str]]:
     """The same events from torch's own hooks; the last call of a layer comes first in backward."""
-    seen: list[tuple[str, str]] = []
-    begun, returned, back = ({name: 0 for name, _ in net.named_modules()} for _ in range(3))
+    events: list[tuple[str, str]] = []
+    calls: Counter[tuple[str, str]] = Counter()
 
-    def key(name: str, call: int) -> str:
-        return f"{name}#{call}" if call else name
+    def hook(event: str, name: str) -> Any:
+        def note(*_: Any) -> None:
+            number = calls[event, name]
+            calls[event, name] += 1
+            events.append(
+                (event, call_key(name, calls["forward", name] - 1 - number if event == "backward" else number))
+            )
 
-    def pre(name: str) -> Any:
-        def hook(*_: Any) -> None:
-            seen.append(("pre-hook", key(name, begun[name])))
-            begun[name] += 1
-
-        return hook
-
-    def after(name: str) -> Any:
-        def hook(*_: Any) -> None:
-            seen.append(("forward", key(name, returned[name])))
-            returned[name] += 1
-
-        return hook
-
-    def gradient(name: str) -> Any:
-        def hook(*_: Any) -> None:
-            back[name] += 1
-            seen.append(("backward", key(name, returned[name] - back[name])))
-
-        return hook
+        return note
 
     for name, module in net.named_modules():
-        module.register_forward_pre_hook(pre(name))
-        module.register_forward_hook(after(name))
-        module.register_full_backward_pre_hook(gradient(name))
-    loss(net(x)).backward()
-    return seen
+        module.register_forward_pre_hook(hook("pre-hook", name))
+        module.register_forward_hook(hook("forward", name))
+        module.register_full_backward_pre_hook(hook("backward", name))
+    net(x).max().backward()
+    return events
 
 
-@pytest.mark.parametrize("make", [residual, lambda: without_inplace(torchvision.models.squeezenet1_1(num_classes=5))])
+@pytest.mark.parametrize("make", [residual, lambda: not_in_place(small_head("squeezenet1_1"))])
 def test_the_order_is_that_of_hooks_put_on_by_hand(make: Callable[[], nn.Module]) -> None:
     net, x = make(), torch.randn(1, 3, 32, 32)
     found = trace_events(net, x, types=("*",), backward=True)
-    assert events_of(found) == by_hand(copy.deepcopy(net), x, lambda output: output.max())
+    assert events_of(found) == by_hand(copy.deepcopy(net), x)
     assert [event.number for event in found.events] == list(range(3 * len(found.calls)))
     assert {event.event for event in found.events} == set(EVENTS)
-
-
-def without_inplace(net: nn.Module) -> nn.Module:
-    for module in net.modules():
-        if hasattr(module, "inplace"):
-            module.inplace = False
-    return net.eval()
 
 
 def test_depth_counts_the_chosen_calls_around() -> None:
@@ -178,7 +144,7 @@ def test_a_call_that_raised_and_was_caught_is_no_call() -> None:
         except ValueError:
             return net.good(x)
 
-    net = Kept(tries, bad=nn.Sequential(nn.Identity(), Kept(fails)), good=nn.Identity())
+    net = Function(tries, bad=nn.Sequential(nn.Identity(), Function(fails)), good=nn.Identity())
     found = trace_events(net, torch.ones(1, 2), types=("*",))
     assert [(s.call.key, s.depth) for s in found.calls] == [("bad.0", 1), ("good", 1), ("", 0)]
     assert found.did_not_run == ("bad", "bad.1")
@@ -195,7 +161,7 @@ def test_gradients_equal_those_of_autograd() -> None:
     net = torchvision.models.squeezenet1_1(num_classes=5).eval()
     x = torch.randn(1, 3, 64, 64)
     found = trace_events(net, x, backward=True, loss=Loss("score", "3"))
-    plain, kept = without_inplace(copy.deepcopy(net)), []
+    plain, kept = not_in_place(copy.deepcopy(net)), []
     for module in plain.modules():
         if not list(module.children()):
             module.register_forward_hook(lambda module, args, output: kept.append(output))
@@ -211,22 +177,7 @@ def test_gradients_equal_those_of_autograd() -> None:
         assert seen.gradient[""].max == pytest.approx(float(gradient.max()), rel=1e-5, abs=1e-9)
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_outputs_equal_torchvisions_feature_extractor(backward: bool) -> None:
-    net = torchvision.models.vgg11(num_classes=4, init_weights=False).eval()
-    x = torch.randn(1, 3, 32, 32)
-    found = trace_events(net, x, "features.*", backward=backward, values=EVERYTHING)
-    for seen in found.calls:
-        name = seen.call.name
-        expected = create_feature_extractor(net, [name])(x)[name].detach()
-        fact = seen.output[""]
-        assert (fact.min, fact.max) == (float(expected.min()), float(expected.max()))
-        if fact.values is not None:
-            assert torch.equal(torch.tensor(fact.values), expected)
-    assert sum(seen.output[""].values is not None for seen in found.calls) > 5
-
-
-@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "shufflenet_v2_x0_5", "mobilenet_v3_small"])
+@pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2_x0_5"])
 def test_calls_and_shapes_are_those_of_list_layers(name: str) -> None:
     net = getattr(torchvision.models, name)(num_classes=4)
     rows = [row for row in list_layers(net, (64, 64), types=("all",)) if row.index is not None]
@@ -246,7 +197,7 @@ def test_indices_count_within_the_types_and_from_the_end() -> None:
 
 
 def test_chosen_layers_that_did_not_run_are_listed() -> None:
-    net = Kept(lambda net, x: net.used[0](x), used=nn.ModuleList([nn.Identity()]), idle=nn.Tanh(), more=nn.ReLU())
+    net = Function(lambda net, x: net.used[0](x), used=nn.ModuleList([nn.Identity()]), idle=nn.Tanh(), more=nn.ReLU())
     assert trace_events(net, X).did_not_run == ("idle", "more")
     assert trace_events(net, X, types=("*",)).did_not_run == ("idle", "more")
     assert trace_events(net, X, "idle,used.0").did_not_run == ("idle",)
@@ -261,7 +212,7 @@ def test_parts_of_containers_and_keywords() -> None:
         made = net.inner(x, scale=torch.tensor(2.0), flag=True, extra={"mask": torch.tensor([True, False])})
         return net.only(x=made["out"])
 
-    net = Kept(outer, inner=Kept(inner), only=Kept(lambda x: x * 3))
+    net = Function(outer, inner=Function(inner), only=Function(lambda x: x * 3))
     found = trace_events(net, X, backward=True, loss=lambda output: output.sum(), values=2)
     first, second = found.calls
     assert list(first.input) == ["0", "scale", "extra.mask"]
@@ -278,17 +229,16 @@ def test_the_backward_event_of_several_parts_is_when_the_last_has_come() -> None
         early, late = net.split(x)
         return net.b(net.a(early) + late)
 
-    net = Kept(outer, split=Kept(lambda x: (x * 2, x * 3)), a=Kept(lambda x: x * 5), b=Kept(lambda x: x * 7))
+    net = Function(
+        outer, split=Function(lambda x: (x * 2, x * 3)), a=Function(lambda x: x * 5), b=Function(lambda x: x * 7)
+    )
     found = trace_events(net, X, backward=True, loss=lambda output: output.sum(), values=2)
-    assert {part: fact.values for part, fact in found.calls[0].gradient.items()} == {
-        "0": [[[[35, 35]]]],
-        "1": [[[[7, 7]]]],
-    }
+    assert [fact.values for fact in found.calls[0].gradient.values()] == [[[[[35, 35]]]], [[[[7, 7]]]]]
     assert [key for event, key in events_of(found) if event == "backward"] == ["b", "a", "split"]
 
 
 def test_a_tensor_that_is_there_twice_is_one_tensor() -> None:
-    net = nn.Sequential(Kept(lambda x: [x * 2] * 2), Kept(lambda pair: pair[0] * 3 + pair[1] * 5))
+    net = nn.Sequential(Function(lambda x: [x * 2] * 2), Function(lambda pair: pair[0] * 3 + pair[1] * 5))
     found = trace_events(net, X, "0", backward=True, loss=lambda output: output.sum(), values=2)
     assert {part: fact.values for part, fact in found.calls[0].gradient.items()} == {"0": [[[[8, 8]]]]}
 
@@ -298,12 +248,12 @@ def test_calls_that_no_gradient_reaches_have_no_backward_event() -> None:
         return net.last(net.chunks(x)[0]) + net.cut(x).detach().sum() + net.whole(x.long()).sum()
 
     parts = {
-        "chunks": Kept(lambda x: x.chunk(2, -1)),
+        "chunks": Function(lambda x: x.chunk(2, -1)),
         "cut": nn.Tanh(),
-        "whole": Kept(lambda x: x + 1),
+        "whole": Function(lambda x: x + 1),
         "last": nn.Identity(),
     }
-    found = trace_events(Kept(second_unused, **parts), X, backward=True, loss=lambda output: output.sum())
+    found = trace_events(Function(second_unused, **parts), X, backward=True, loss=lambda output: output.sum())
     assert [call.key for call in found.unreached] == ["cut", "whole"]
     split = next(seen for seen in found.calls if seen.call.key == "chunks")
     assert list(split.gradient) == ["0"]
@@ -315,7 +265,7 @@ def test_quantized_layers() -> None:
     def quantize(x: Tensor) -> Tensor:
         return torch.quantize_per_tensor(x.detach(), 0.5, 8, torch.quint8)
 
-    net = nn.Sequential(Kept(quantize), nn.ReLU(), Kept(lambda x: x.dequantize().flatten(1)))
+    net = nn.Sequential(Function(quantize), nn.ReLU(), Function(lambda x: x.dequantize().flatten(1)))
     found = trace_events(net, X, backward=True, values=2)
     assert [seen.output[""].dtype for seen in found.calls] == ["quint8", "quint8", "float32"]
     assert [flat(seen.output) for seen in found.calls] == [[1, -2], [1, 0], [1, 0]]
@@ -334,12 +284,12 @@ def test_the_loss_is_the_best_score_or_the_mean_square_without_classes() -> None
 
 
 def test_an_output_without_numbers_or_gradient_leaves_the_forward_events() -> None:
-    nothing = trace_events(Kept(lambda x: {"boxes": torch.zeros(0, 4)}), X, types=("*",), backward=True)
-    assert nothing.without_backward == "Kept returned no numbers: there is nothing to differentiate"
+    nothing = trace_events(Function(lambda x: {"boxes": torch.zeros(0, 4)}), X, types=("*",), backward=True)
+    assert nothing.without_backward == "Function returned no numbers: there is nothing to differentiate"
     assert events_of(nothing) == [("pre-hook", ""), ("forward", "")]
     several = trace_events(nn.Flatten(), torch.cat([X, X]), backward=True)
     assert (several.loss, several.value, several.without_backward) == ("mse", 2.5, "")
-    blind = trace_events(nn.Sequential(nn.Tanh(), Kept(lambda x: x.detach())), X, backward=True)
+    blind = trace_events(nn.Sequential(nn.Tanh(), Function(lambda x: x.detach())), X, backward=True)
     assert (blind.loss, len(blind.unreached)) == ("mse", 2)
     assert blind.without_backward == "the output of Sequential has no gradient"
 
@@ -355,7 +305,7 @@ def test_a_loss_that_was_given_must_suit() -> None:
 
 def test_checkpoints_are_passed_and_reentrant_ones_refused() -> None:
     def through(reentrant: bool) -> nn.Module:
-        return Kept(lambda net, x: net.last(checkpoint(net.inner, x, use_reentrant=reentrant)),
+        return Function(lambda net, x: net.last(checkpoint(net.inner, x, use_reentrant=reentrant)),
             inner=nn.Sequential(nn.Conv2d(1, 1, 1), nn.Tanh()), last=nn.Flatten())  # fmt: skip
 
     found = trace_events(through(False), X, backward=True)
@@ -410,7 +360,7 @@ def test_a_hook_of_somebody_else_that_raises_in_backward_leaves_nothing() -> Non
         y.register_hook(refuse)
         return net.b(y)
 
-    net = Kept(outer, a=nn.Conv2d(1, 1, 1), b=nn.Tanh())
+    net = Function(outer, a=nn.Conv2d(1, 1, 1), b=nn.Tanh())
     state = ModelSnapshot(net)
     with pytest.raises(ValueError, match="in backward"):
         trace_events(net, X, backward=True)
@@ -431,7 +381,7 @@ def test_frozen_models_have_gradients_too() -> None:
 
 
 def test_inputs_may_be_a_tuple() -> None:
-    net = Kept(lambda net, x, y: net.last(x + y), last=nn.Flatten())
+    net = Function(lambda net, x, y: net.last(x + y), last=nn.Flatten())
     assert flat(trace_events(net, (X, X), values=2).calls[0].output) == [2, -4]
 
 
