@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,9 +57,12 @@ class ChannelChoice:
             return list(range(count))
         chosen = [at for first, last in self.numbers for at in range(first, min(last, count - 1) + 1)]
         if not chosen:
-            asked = ",".join(f"{a}-{b}" if a != b else f"{a}" for a, b in self.numbers)
-            raise LayerError(f"no channel {asked}", f"there are {count}: 0 to {count - 1}")
+            raise LayerError(f"no channel {_text(self.numbers)}", f"there are {count}: 0 to {count - 1}")
         return list(dict.fromkeys(chosen))
+
+    def beyond(self, channels: Collection[int]) -> str:
+        """The ranges that end outside a layer with the chosen ``channels``, as text; empty if none does."""
+        return _text((first, last) for first, last in self.numbers if last not in channels)
 
     def _strength(self, values: Tensor) -> Tensor:
         flat = values.flatten(1).nan_to_num(0.0, 0.0, 0.0)
@@ -68,6 +71,10 @@ class ChannelChoice:
         if self.measure == "std":
             return flat.std(1, correction=0)
         return flat.mean(1) if self.measure == "mean" else flat.abs().mean(1)
+
+
+def _text(ranges: Iterable[tuple[int, int]]) -> str:
+    return ",".join(f"{first}-{last}" if first != last else f"{first}" for first, last in ranges)
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ def draw_kernels(
         sections.append(section)
         if section.grid.left_out:
             left_out.append(f"{section.grid.left_out} filters of {layer}: choose with --channels")
+        if beyond := choice.beyond(section.grid.tiles.channels):
+            left_out.append(f"filters {beyond} of {layer}: they do not exist")
     heading = f"{name or type(model).__name__}   filters of convolutions   weights: {weights or 'as given'}"
     image, kernels = _draw_page(heading, sections, left_out, style)
     provenance: dict[str, Any] = {**package_versions(), "model": name, "weights": weights, "cmap": style.cmap}

@@ -34,7 +34,6 @@ WORDS = {
 }
 OF_A_PICTURE = [name for name, words in WORDS.items() if words]
 OF_LAYERS = [name for name in OF_A_PICTURE if name not in ("predict", "saliency")]
-OF_TYPES = ["visualize", "gradients", "stats", "verify", "trace", "list-layers"]
 OF_CLASSES = ["cam", "saliency", "gradients", "intervene", "predict"]
 DRAWING = ["visualize", "cam", "saliency"]
 PLOTTING = ["gradients", "stats", "weights"]
@@ -220,7 +219,8 @@ WRONG = [
     (OF_LAYERS, ["--layer", ""], 2, "empty layer selection"),
     (OF_LAYERS, ["--layer", "99"], 1, "no index 99; there are ...calls: 0 to "),
     (OF_LAYERS, ["--layer", "1:2:3:4"], 2, "bad range '1:2:3:4'"),
-    (OF_TYPES, ["--type", "Conv3d"], 1, "no layer of type Conv3d; the model has "),
+    ([*OF_LAYERS, "list-layers"], ["--type", "Conv3d"], 1, "no layer of type Conv3d; the model has "),
+    (OF_LAYERS, ["--layer", "conv1", "--type", "Conv3d"], 1, "no layer of type Conv3d; the model has "),
     (WORDS, ["--format", "xml"], 2, "'xml' is not one of "),
     (WORDS, ["--no-such-option"], 2, "No such option"),
     (OF_A_PICTURE, ["--device", "abacus"], 2, "no device 'abacus'"),

@@ -100,6 +100,11 @@ def test_what_is_refused_leaves_nothing(run: Run, here: Path, words: list[str], 
     assert files(here) == []
 
 
+def test_channels_beyond_the_last_are_left_out_with_a_note(run: Run) -> None:
+    status, _, errors = run("cat.jpg", "--layer", "0", "--channels", "4-12")
+    assert (status, errors) == (0, "Note: --channels names channels that do not exist in conv1\n")
+
+
 @pytest.mark.parametrize("words", [["--scale", "-1:1"], ["--scale=-1:1"]])
 def test_a_scale_may_begin_with_a_minus(run: Run, here: Path, words: list[str]) -> None:
     assert run("cat.jpg", "--layer=-2", "-o", "x.png", *words)[0] == 0

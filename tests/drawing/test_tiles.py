@@ -200,6 +200,7 @@ def test_channels_by_number() -> None:
     assert chosen("7, 0 - 2,1", values) == [7, 0, 1, 2]
     assert chosen("8-99999999999", values) == [8, 9]
     assert ChannelChoice().of(values) == list(range(10))
+    assert ChannelChoice.parse("0-2,7,8-12,11").beyond(range(10)) == "8-12,11"
     with pytest.raises(LayerError, match="no channel 10,12-20; there are 10: 0 to 9"):
         chosen("10,12-20", values)
 

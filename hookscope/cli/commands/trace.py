@@ -14,7 +14,7 @@ from hookscope.cli.output.report import Report
 from hookscope.cli.output.trace_rows import section, tensors_left_out, value_lines
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, model_options
+from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_types, model_options
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
@@ -88,6 +88,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     _check(paths, options)
     subject = ModelAndImages.load(model, paths)
     net, categories = subject.net, categories_of(subject.net, options.categories)
+    check_types(net, options.types)
     loss = None  # the model's output decides
     if shared.was_given("target"):
         scores.check_family(net.family, net.name)

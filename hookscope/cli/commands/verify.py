@@ -11,7 +11,7 @@ from hookscope.cli import process
 from hookscope.cli.output import rows as output
 from hookscope.cli.output.report import Report, Row, row_of
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, model_options
+from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_types, model_options
 
 FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
 
@@ -55,6 +55,7 @@ def command(
     """
     ModelAndImages.check_count(paths)
     subject = ModelAndImages.load(model, paths)
+    check_types(subject.net, types)
     failed: list[verification.Check] = []
     checks = _checks(subject, model.seed, layers, types or ("all",))
     output.write_report(Report.of_rows(_rows(checks, failed), FIELDS), format)

@@ -16,6 +16,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelOptions, counted_types, model_options
 from hookscope.cli.shared.output_paths import call_names
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
+from hookscope.findings import listed
 
 FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead", "nonfinite", "weights", "file")
 
@@ -94,6 +95,8 @@ def _draw(run: PictureRun, read: Sequence[images.InputImage], options: Options, 
         output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
     for name in result.did_not_run:
         output.note(f"Note: {name} did not run")
+    if beyond := [call.key for call, summary in result.summaries if _is_beyond(summary, options.channels)]:
+        output.note(f"Note: --channels names channels that do not exist in {listed(beyond, 3)}")
     image = read[0].name
     names = call_names([call for call, _ in result.summaries], run.files.words[image], net.name)
     files = [run.path(name, image, run.is_single and len(names) == 1) for name in names]
@@ -103,3 +106,8 @@ def _draw(run: PictureRun, read: Sequence[images.InputImage], options: Options, 
             output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
         run.write(sheet.image, sheet.provenance, file)
         yield row_of(FIELDS, call, summary, min=summary.low, max=summary.high, weights=net.weights, file=file)
+
+
+def _is_beyond(summary: Any, choice: drawing.ChannelChoice | None) -> bool:
+    """Whether a range of channels ends outside the layer."""
+    return choice is not None and any(choice.beyond(part.tiles.channels) for part in summary.parts)

@@ -21,7 +21,7 @@ from hookscope.cli.shared.image_options import (
     strict_option,
     workers_option,
 )
-from hookscope.cli.shared.model import ModelOptions, model_options
+from hookscope.cli.shared.model import ModelOptions, check_types, model_options
 from hookscope.cli.shared.options import apply_options, layer_option, type_option
 from hookscope.findings import counted
 
@@ -72,6 +72,7 @@ def measure(
 ) -> tuple[statistics.SavedStatistics, int]:
     """Run every image through the model; returns the statistics and the number of lost images."""
     net = job.model.load()
+    check_types(net, job.types)
     if allow is not None:
         allow.check_names([name for name, _ in net.model.named_modules()], net.name)
     losses = Losses(job.strict or len(images) == 1)  # the error of a single image is the error of the run

@@ -67,8 +67,16 @@ def running(net: models.LoadedModel, inputs: Any) -> Iterator[None]:
         yield
 
 
+def check_types(net: models.LoadedModel, types: Sequence[str]) -> None:
+    """Refuse a ``--type`` that no layer has, even if no index counts the layers of that type."""
+    layers = [(hooks.class_names(layer), hooks.is_leaf(layer)) for layer in net.model.modules()]
+    if types and not any(hooks.matches_type(names, types, leaf) for names, leaf in layers):
+        raise hooks.no_such_type(types, hooks.types_in(net.model))
+
+
 def counted_types(net: models.LoadedModel, types: Sequence[str]) -> Sequence[str]:
     """The class names that indices count: those of ``--type``, else the usual ones of the model."""
+    check_types(net, types)
     return types or hooks.usual_types(map(hooks.class_names, net.model.modules()))
 
 
