@@ -67,6 +67,17 @@ class Fails(nn.Module):
         return x
 
 
+class Apply(nn.Module):
+    """A layer that applies a function to its inputs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        return self.function(*inputs, **keywords)
+
+
 def row(*values: float) -> Tensor:
     """An image of one row and one channel."""
     return torch.tensor(values, dtype=torch.float32).reshape(1, 1, 1, -1)
