@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookscope.errors import UsageError
 from hookscope.findings.finding import Finding
@@ -22,38 +23,36 @@ from hookscope.gradients.findings import (
     parameter_finding_names,
 )
 from hookscope.scores.losses import Loss
+from tests.nets import Apply
+
+SCORE = Loss("score", "1")
 
 
-def deep(function: type[nn.Module], layers: int = 20) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        body = [part for at in range(layers) for part in (nn.Conv2d(8 if at else 3, 8, 3, padding=1), function())]
-        return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+def deep(function: Callable[[], nn.Module], layers: int = 20) -> nn.Sequential:
+    body = [part for at in range(layers) for part in (nn.Conv2d(8 if at else 3, 8, 3, padding=1), function())]
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
 
 
-def picture() -> torch.Tensor:
+def picture() -> Tensor:
     return torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
-def look(net: nn.Module, loss: str = "score", target: str = "1", **more: Any) -> list[Finding]:
-    report = layer_gradients(net, picture(), Loss(loss, target))
-    stops = gradient_stops(net, picture(), Loss(loss, target)) if anything_unreached(report) else ()
+def findings_of(net: nn.Module, loss: Loss = SCORE, **more: Any) -> list[Finding]:
+    report = layer_gradients(net, picture(), loss)
+    stops = gradient_stops(net, picture(), loss) if anything_unreached(report) else ()
     return diagnose_gradients(report, stops, **more)
 
 
-def named(found: list[Finding]) -> list[tuple[str, str]]:
-    return [(one.finding, one.layer) for one in found]
-
-
 @pytest.mark.parametrize("loss", ["score", "cross-entropy", "mse"])
-def test_a_sound_net_has_none(loss: str) -> None:
-    assert look(deep(nn.ReLU, 6), loss) == []
+def test_a_sound_net_has_no_finding(loss: str) -> None:
+    assert findings_of(deep(nn.ReLU, 6), Loss(loss, "1")) == []
 
 
 def test_twenty_sigmoids_vanish_in_one_chain() -> None:
-    (found,) = look(deep(nn.Sigmoid))
+    net = deep(nn.Sigmoid)
+    (found,) = findings_of(net)
     assert found.finding == "vanishing-gradient"
-    report = layer_gradients(deep(nn.Sigmoid), picture(), Loss("score", "1"))
+    report = layer_gradients(net, picture(), SCORE)
     small = [p for p in report.parameters if len(p.shape) == 4 and p.ratio is not None and p.ratio < 1e-7]
     assert 5 <= len(small) < 20
     assert (found.layer, found.numbers["weights"], found.numbers["of"]) == (small[-1].layer, len(small), 21)
@@ -73,9 +72,9 @@ def test_twenty_sigmoids_vanish_in_one_chain() -> None:
 
 
 def test_advice_blames_functions_that_the_model_has() -> None:
-    (found,) = look(deep(nn.Tanh), thresholds=GradientThresholds(vanishing=10.0))
+    (found,) = findings_of(deep(nn.Tanh), thresholds=GradientThresholds(vanishing=10.0))
     assert "The model's Tanh layers" in found.meaning
-    (found,) = look(deep(nn.ReLU), thresholds=GradientThresholds(vanishing=10.0))
+    (found,) = findings_of(deep(nn.ReLU), thresholds=GradientThresholds(vanishing=10.0))
     assert "layers" not in found.meaning and found.meaning.endswith(".")
 
 
@@ -83,21 +82,16 @@ def test_a_chain_in_the_middle_says_how_many_of_those_before_it() -> None:
     net = deep(nn.ReLU, 4)
     for at in (2, 4):
         net[at].weight.data *= 1e9
-        net[at + 1] = Shrink()
-    (found,) = look(net)
+        net[at + 1] = Apply(lambda x: (x * 1e-9).relu())
+    (found,) = findings_of(net)
     assert (found.layer, found.numbers["weights"]) == ("4", 2)
     assert "; likewise 1 of the 2 weights nearer the input, least in '" in found.evidence
-
-
-class Shrink(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * 1e-9).relu()
 
 
 def test_a_dead_relu_stops_all_before_it() -> None:
     net = deep(nn.ReLU, 5)
     net[4].bias.data.fill_(-100)
-    (found,) = look(net)
+    (found,) = findings_of(net)
     assert (found.finding, found.layer) == ("vanishing-gradient", "6")
     zero = "the gradient of '6.weight' is 0 everywhere, because the input is 0"
     assert found.evidence == f"{zero}; so are those of all 3 weights nearer the input"
@@ -108,9 +102,9 @@ def test_weights_scaled_up_explode_in_one_chain() -> None:
     net = deep(nn.ReLU, 10)
     for parameter in net.parameters():
         parameter.data *= 12
-    (found,) = look(net)
+    (found,) = findings_of(net)
     assert (found.finding, found.layer, found.numbers["weights"]) == ("exploding-gradient", "22", 11)
-    report = layer_gradients(net, picture(), Loss("score", "1"))
+    report = layer_gradients(net, picture(), SCORE)
     worst = max((p for p in report.parameters if len(p.shape) > 1), key=lambda p: p.ratio or 0)
     assert found.evidence.endswith(
         f"likewise all 10 weights nearer the input, most in '{worst.name}': {worst.ratio:.2g}"
@@ -126,39 +120,31 @@ def test_nearer_the_input_is_by_execution() -> None:
             super().__init__()
             self.head, self.stem = nn.Linear(4, 2), nn.Conv2d(3, 4, 3)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return self.head(self.stem(x).mean((2, 3)))
 
-    (found,) = look(Backwards(), thresholds=GradientThresholds(vanishing=1e2))
+    (found,) = findings_of(Backwards(), thresholds=GradientThresholds(vanishing=1e2))
     assert found.layer == "head" and "; likewise the weight nearer the input, least in '" in found.evidence
 
 
-def test_a_loss_of_nothing_says_so() -> None:
+def test_a_loss_of_zero_is_named() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
     net[1].bias.data = torch.tensor([0.0, 500.0])
-    (found,) = _of(net)
+    report = layer_gradients(net, picture(), Loss("cross-entropy", "1"), "all", ("all",))
+    (found,) = diagnose_gradients(report)
     assert found.evidence.startswith("the loss is 0: the gradient of '1.weight' is 0 everywhere")
-
-
-def _of(net: nn.Module) -> list[Finding]:
-    return diagnose_gradients(layer_gradients(net, picture(), Loss("cross-entropy", "1"), "all", ("all",)))
-
-
-class Root(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - x).sqrt() * 0 + x
 
 
 def test_nan_is_one_finding_at_the_gradient_nearest_to_the_loss() -> None:
     net = deep(nn.ReLU, 4)
-    net[5] = Root()
-    (found,) = look(net)
+    net[5] = Apply(lambda x: (x - x).sqrt() * 0 + x)
+    (found,) = findings_of(net)
     assert (found.finding, found.layer) == ("exploding-gradient", "4")
     assert found.evidence == "8 NaN in the gradient of '4.bias', and in those of 5 parameters before it"
     assert "--detect-anomaly" in found.meaning
-    (found,) = look(net, looked_for_anomaly=True)
+    (found,) = findings_of(net, looked_for_anomaly=True)
     assert "--detect-anomaly" not in found.meaning
-    (found,) = look(net, anomaly=first_anomaly(net, picture()))
+    (found,) = findings_of(net, anomaly=first_anomaly(net, picture()))
     assert (found.finding, found.layer) == ("exploding-gradient", "5")
     assert re.fullmatch(r"SqrtBackward0 of sqrt at \S+:\d+ makes the first NaN of the backward pass", found.evidence)
     assert found.numbers["operation"] == found.numbers["nan_operation"] == "SqrtBackward0"
@@ -172,23 +158,16 @@ class Summed(nn.Module):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(1, 8, 1, 1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         signs = torch.ones_like(x)
         signs[..., ::2] = -1
         return (x * 0 + self.bias).sqrt() * signs + x
 
 
-class Twofold(nn.Module):
-    """Inf and -Inf on two ways to one tensor: no operation makes the NaN."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - x).sqrt() + x
-
-
-def test_what_made_inf_is_told_before_what_made_nan_of_it() -> None:
+def test_the_origin_of_inf_stands_before_that_of_nan() -> None:
     net = deep(nn.ReLU, 4)
     net[5] = Summed()
-    (found,) = look(net, anomaly=first_anomaly(net, picture()))
+    (found,) = findings_of(net, anomaly=first_anomaly(net, picture()))
     assert re.fullmatch(
         r"SqrtBackward0 of sqrt at \S+ makes the first Inf of the backward pass; AddBackward0 of add at \S+ turns it"
         r" into NaN",
@@ -198,20 +177,20 @@ def test_what_made_inf_is_told_before_what_made_nan_of_it() -> None:
     assert found.numbers["nan_operation"] == "AddBackward0"
 
 
-def test_nan_that_no_operation_made_leads_to_what_made_the_inf() -> None:
+def test_nan_from_inf_and_minus_inf_of_two_paths_leads_to_the_inf() -> None:
     net = deep(nn.ReLU, 4)
-    net[5] = Twofold()
+    net[5] = Apply(lambda x: (x - x).sqrt() + x)
     anomaly = first_anomaly(net, picture())
     assert anomaly is not None and (anomaly.operation, anomaly.kind, anomaly.layer) == ("SqrtBackward0", "Inf", "5")
 
 
-def test_nan_in_the_forward_pass_is_told_at_its_first_activation() -> None:
+def test_nan_in_the_forward_pass_is_found_at_its_first_activation() -> None:
     net = deep(nn.ReLU, 4)
     net[2].weight.data[0, 0] = float("nan")
-    (found,) = look(net)
+    (found,) = findings_of(net)
     assert (found.finding, found.layer, found.numbers["phase"]) == ("exploding-gradient", "2", "forward")
     assert found.evidence == "64 values of its activation are NaN or Inf already in the forward pass"
-    (found,) = look(net, anomaly=first_anomaly(net, picture()))
+    (found,) = findings_of(net, anomaly=first_anomaly(net, picture()))
     assert (found.layer, found.evidence) == ("2", "parameter '2.weight' holds NaN, which conv2d uses")
 
 
@@ -221,34 +200,34 @@ class Branches(nn.Module):
         self.stem, self.bn, self.side = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
         self.idle, self.last, self.head = nn.Linear(2, 2), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.bn(self.stem(x)).detach()
         self.side(x)
         return self.head(self.last(x).mean((2, 3)))
 
 
 def test_no_gradient_says_where_and_why() -> None:
-    found = look(Branches().eval())
-    assert [(one.layer, one.numbers["reason"], one.numbers["parameters"]) for one in found] == [
+    found = findings_of(Branches().eval())
+    assert [(f.layer, f.numbers["reason"], f.numbers["parameters"]) for f in found] == [
         ("bn", "detached", 4),
         ("side", "unused", 2),
         ("idle", "unused", 2),
     ]
-    assert {one.finding for one in found} == {"no-gradient"}
+    assert {f.finding for f in found} == {"no-gradient"}
     assert "detached between 'bn' and 'side' by detach at test_findings.py:" in found[0].evidence
     assert found[0].evidence.endswith("; 2 calls and 4 parameters, from 'stem' on, get none")
-    assert len({one.meaning for one in found}) == 2
+    assert len({f.meaning for f in found}) == 2
 
 
 def test_frozen_layers_are_grouped_and_let_gradients_through() -> None:
     net = deep(nn.ReLU, 4)
     net[:4].requires_grad_(False)
     net[6].bias.requires_grad_(False)
-    one, other = look(net)
+    one, other = findings_of(net)
     assert one.evidence == "2 layers from '0' to '2' are frozen (requires_grad is False): 4 parameters"
     assert other.evidence == "'6.bias' is frozen (requires_grad is False): 1 parameter"
     assert [f.numbers["reason"] for f in (one, other)] == ["frozen", "frozen"]
-    report = layer_gradients(net, picture(), Loss("score", "1"))
+    report = layer_gradients(net, picture(), SCORE)
     assert all(layer.grad_output and layer.grad_output.norm > 0 for layer in report.layers)
     assert not anything_unreached(report)
 
@@ -260,14 +239,14 @@ class Backbone(nn.Module):
         self.one.requires_grad_(False)
         self.two.requires_grad_(False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             x = self.two(self.one(x))
         return self.head(x.mean((2, 3)))
 
 
-def test_frozen_layers_without_a_graph_are_told_as_both() -> None:
-    cut, frozen = look(Backbone())
+def test_frozen_layers_without_a_graph_have_both_findings() -> None:
+    cut, frozen = findings_of(Backbone())
     assert cut.evidence.endswith("runs under no_grad; 2 calls, from 'one' on, get none")
     assert cut.evidence.startswith("no graph inside 'one': conv2d at test_findings.py:")
     assert frozen.evidence == (
@@ -284,28 +263,21 @@ def test_frozen_layers_without_a_graph_are_told_as_both() -> None:
 
 
 def test_a_model_that_is_frozen_whole() -> None:
-    (found,) = look(deep(nn.ReLU, 3).requires_grad_(False))
+    (found,) = findings_of(deep(nn.ReLU, 3).requires_grad_(False))
     assert found.evidence.startswith("all 4 layers from '0' to '8' are frozen")
 
 
-def test_without_stops_what_is_unreached_is_still_told() -> None:
-    (found,) = diagnose_gradients(layer_gradients(Unused(), picture(), Loss("score", "1")))
-    assert (found.finding, found.layer) == ("no-gradient", "idle")
-    assert found.evidence == "no gradient arrives at idle.weight, idle.bias"
-
-
-class Unused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.idle = nn.Conv2d(3, 2, 3), nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x).mean((2, 3))
+def test_without_stops_an_unreached_parameter_is_still_found() -> None:
+    net = deep(nn.ReLU, 1)
+    net[0].idle = nn.Linear(2, 2)
+    (found,) = diagnose_gradients(layer_gradients(net, picture(), SCORE))
+    assert (found.finding, found.layer) == ("no-gradient", "0.idle")
+    assert found.evidence == "no gradient arrives at 0.idle.weight, 0.idle.bias"
 
 
 def test_many_places_are_one_finding() -> None:
     net = deep(nn.ReLU, 10)
-    report = layer_gradients(net, picture(), Loss("score", "1"))
+    report = layer_gradients(net, picture(), SCORE)
     ratios = [p.ratio for p in report.parameters if p.ratio is not None and len(p.shape) == 4]
     (found,) = diagnose_gradients(report, thresholds=GradientThresholds(vanishing=max(ratios) * 0.999))
     assert found.finding == "vanishing-gradient"
@@ -316,7 +288,7 @@ def test_names_of_rows() -> None:
     net = deep(nn.ReLU, 4)
     net[2].bias.data.fill_(-100)
     net[4].bias.requires_grad_(False)
-    report = layer_gradients(net, picture(), Loss("score", "1"))
+    report = layer_gradients(net, picture(), SCORE)
     assert [layer_finding_names(layer) for layer in report.layers] == [("vanishing-gradient",)] * 2 + [()] * 3
     with_parameters = [layer_finding_names(layer, report.parameters) for layer in report.layers]
     assert with_parameters == [*[("vanishing-gradient",)] * 2, ("vanishing-gradient", "no-gradient"), (), ()]
@@ -331,11 +303,11 @@ def test_scales_near_zero_are_no_weights() -> None:
             super().__init__()
             self.conv, self.scale = nn.Conv2d(3, 2, 1), nn.Parameter(torch.full((2, 1, 1), 1e-6))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             y = self.conv(x)
             return (y + self.scale * y).mean((2, 3))
 
-    report = layer_gradients(LayerScale(), picture(), Loss("score", "1"))
+    report = layer_gradients(LayerScale(), picture(), SCORE)
     (scale,) = [p for p in report.parameters if p.name == "scale"]
     assert scale.ratio is not None and scale.ratio > 1e3
     assert diagnose_gradients(report) == []
