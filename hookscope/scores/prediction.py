@@ -29,5 +29,5 @@ def predict(
         target.check(names)
     prepared = list(pictures)
     with model_errors_as_input_errors(net.name, prepared), torch.no_grad():
-        scores = class_scores(net.model(*net.inputs(*prepared)), net.name)
+        scores = class_scores(net.model(*net.inputs(*prepared)), type(net.model).__name__)
     return predictions(one_picture(scores), names, target)

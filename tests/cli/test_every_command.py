@@ -330,7 +330,7 @@ def test_a_model_without_classes_has_other_commands(
     status, out, errors = run(command, *words, *(["--input-size", "32"] if command == "predict" else []), model=model)
     assert (status, out, errors.count("Error: ")) == (1, "", 1)
     message = "no score for each class; visualize, stats and `gradients --loss mse` work on it"
-    name = "Conv2d" if ":" in model and command != "predict" else model
+    name = "Conv2d" if ":" in model else model
     assert errors.splitlines()[-1] == f"Error: {name} gives {output}, {message}"
     assert files(here) == []
 
