@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import hookscope.hooks.captured
-import hookscope.hooks.registration
 import hookscope.verification.checks
 from hookscope.errors import InputError, LayerError, ModelError
 from hookscope.hooks.activations import capture
 from hookscope.hooks.model_state import ModelSnapshot, random_states
+from hookscope.hooks.registration import HookHandles
 from hookscope.models.inputs import family_of
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
@@ -28,6 +28,7 @@ from hookscope.verification.checks import Check, verify
 from hookscope.verification.fx_reference import Edge, run_fx_graph
 from hookscope.verification.paired_passes import noise_pictures
 from tests.helpers import hooks_on
+from tests.nets import Function
 
 NAMES = ["feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"]
 
@@ -64,18 +65,6 @@ class Reused(nn.Module):
         return {"out": self.fc(x.mean((2, 3))), "map": x}
 
 
-class Drawing(nn.Module):
-    """Draws a random number, and puts it out or not."""
-
-    def __init__(self, shows: bool) -> None:
-        super().__init__()
-        self.shows = shows
-
-    def forward(self, x: Tensor) -> Tensor:
-        drawn = torch.rand(())
-        return x + drawn if self.shows else x + 1
-
-
 class Counting(nn.Module):
     """Counts its calls in a buffer, and puts the count out or not."""
 
@@ -102,17 +91,6 @@ class WritesToItsInput(nn.Module):
         return self.last(x)
 
 
-class Branching(nn.Module):
-    """What it does depends on values: nothing for fx."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x if x.sum() > 0 else -x)
-
-
 class Attending(nn.Module):
     """Attention that looks whether its inputs are one object, called with keywords, returning a tuple."""
 
@@ -125,32 +103,28 @@ class Attending(nn.Module):
         return self.attention(x, key=x, value=x, need_weights=True)[0]
 
 
-def healthy_nets() -> dict[str, Callable[[], nn.Module]]:
-    return {
-        "reused": Reused,
-        "overwrites": WritesToItsInput,
-        "first in place": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 2, 1), nn.Dropout(0.5)),
-        "not a number": lambda: nn.Sequential(nn.Conv2d(3, 2, 1), Fill(math.nan), nn.ReLU(), Fill(math.inf)),
-        "nothing inside": lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.Identity(), nn.Flatten()),
-    }
+def drawing(shows: bool) -> nn.Module:
+    """Draws a random number, and puts it out or not."""
+    return Function(lambda x: x + torch.rand(()) * shows)
 
 
-class Fill(nn.Module):
-    """Puts a value into the first place of each map."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.value = value
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.clone()
-        x[:, :, 0, 0] = self.value
-        return x
+def fill(value: float) -> nn.Module:
+    """Puts a value into the first row of each map."""
+    return Function(lambda x: torch.cat([torch.full_like(x[:, :, :1], value), x[:, :, 1:]], 2))
 
 
-@pytest.mark.parametrize("name", healthy_nets())
+HEALTHY: dict[str, Callable[[], nn.Module]] = {
+    "reused": Reused,
+    "overwrites": WritesToItsInput,
+    "first in place": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 2, 1), nn.Dropout(0.5)),
+    "not a number": lambda: nn.Sequential(nn.Conv2d(3, 2, 1), fill(math.nan), nn.ReLU(), fill(math.inf)),
+    "nothing inside": lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.Identity(), nn.Flatten()),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_nets_pass(name: str) -> None:
-    model = healthy_nets()[name]()
+    model = HEALTHY[name]()
     found = checks(model)
     assert list(found) == NAMES
     assert {check.holds for check in found.values()} == {True}
@@ -196,7 +170,7 @@ def test_a_value_overwritten_on_the_way_is_not_compared() -> None:
 
 
 def test_what_fx_cannot_trace_is_no_failure() -> None:
-    found = checks(Branching())
+    found = checks(Function(lambda net, x: net.conv(x if x.sum() > 0 else -x), conv=nn.Conv2d(3, 4, 1)))
     assert found["feature-extractor"].holds is None
     assert found["feature-extractor"].note.startswith("fx cannot trace it: ")
     assert (found["inputs"].holds, found["inputs"].note) == (None, "there is no graph")
@@ -227,10 +201,15 @@ def test_a_layer_that_cannot_be_copied_is_noted() -> None:
     assert not failing(found)
 
 
-def test_a_capture_that_keeps_references_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def plant(monkeypatch: pytest.MonkeyPatch, keep: Callable[[nn.Module, Any], tuple[Any, Any]]) -> None:
+    """Let captures keep and hand on what ``keep`` makes of a layer and its output."""
     monkeypatch.setattr(
-        hookscope.hooks.activations, "keep_and_hand_on", lambda module, args, kwargs, output: (output, None)
+        hookscope.hooks.activations, "keep_and_hand_on", lambda module, args, kwargs, output: keep(module, output)
     )
+
+
+def test_a_capture_that_keeps_references_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, lambda module, output: (output, None))
     found = checks(Reused())
     assert failing(found) == [("feature-extractor", "bn1"), ("re-computation", "bn1"), ("inputs", "relu")]
     assert found["feature-extractor"].largest_difference > 0
@@ -238,20 +217,13 @@ def test_a_capture_that_keeps_references_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_capture_that_mixes_up_calls_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    first: dict[int, Any] = {}
-
-    def keep_the_first(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, None]:
-        return first.setdefault(id(module), output.clone()), None
-
-    monkeypatch.setattr(hookscope.hooks.activations, "keep_and_hand_on", keep_the_first)
+    first: dict[nn.Module, Any] = {}
+    plant(monkeypatch, lambda module, output: (first.setdefault(module, output.clone()), None))
     assert failing(checks(Reused())) == [("feature-extractor", "relu#1"), ("re-computation", "relu#1")]
 
 
 def test_a_capture_that_changes_the_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hand_on_more(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, Any]:
-        return output.clone(), output + 1e-3 if isinstance(module, nn.Linear) else None
-
-    monkeypatch.setattr(hookscope.hooks.activations, "keep_and_hand_on", hand_on_more)
+    plant(monkeypatch, lambda module, out: (out.clone(), out + 1e-3 if isinstance(module, nn.Linear) else None))
     found = checks(Reused())
     assert failing(found) == [("model-output", "")]
     assert found["model-output"].largest_difference == pytest.approx(1e-3, rel=1e-3)
@@ -264,35 +236,21 @@ def test_wrongly_recorded_inputs_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert failing(found) == [("inputs", "1")]
 
 
-def test_a_hook_left_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Reused()
+@pytest.mark.parametrize(
+    ("always", "note"), [(True, "hooks changed"), (False, "hooks changed by a pass left half-way")]
+)
+def test_a_hook_left_behind_is_found(monkeypatch: pytest.MonkeyPatch, always: bool, note: str) -> None:
+    model, close = Reused(), HookHandles.__exit__
 
-    def keep_one(self: hookscope.hooks.registration.HookHandles, *error: Any) -> None:
-        with self._stack.pop_all() as stack:
-            stack.pop_all()
-        model.bn1.register_forward_hook(lambda *call: None)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(hookscope.hooks.registration.HookHandles, "__exit__", keep_one)
-        net = as_net(model)
-        found = next(check for check in verify(net, noise_pictures(net)) if check.name == "untouched")
-    assert found.holds is False
-    assert found.note.endswith("hooks changed")
-
-
-def test_a_hook_left_by_an_exception_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    close = hookscope.hooks.registration.HookHandles.__exit__
-
-    def leave_when_raised(self: hookscope.hooks.registration.HookHandles, kind: Any, error: Any, trace: Any) -> None:
+    def leave_one(self: HookHandles, kind: Any, error: Any, trace: Any) -> None:
         close(self, kind, error, trace)
-        if error is not None:
+        if always or error is not None:
             model.conv2.register_forward_hook(lambda *call: None)
 
-    model = Reused()
-    monkeypatch.setattr(hookscope.hooks.registration.HookHandles, "__exit__", leave_when_raised)
+    monkeypatch.setattr(HookHandles, "__exit__", leave_one)
     found = checks(model)
     assert failing(found) == [("untouched", "conv2")]
-    assert "hooks changed by a pass left half-way" in found["untouched"].note
+    assert found["untouched"].note.endswith(note)
 
 
 @pytest.mark.parametrize("shows", [False, True])
@@ -306,7 +264,7 @@ def test_a_layer_that_changes_its_buffer_is_found(shows: bool) -> None:
 
 
 def test_a_layer_that_draws_random_numbers_is_found() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), Drawing(shows=False))
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), drawing(shows=False))
     before = random_states()
     found = checks(model)
     assert failing(found) == [("untouched", "1")]
@@ -315,12 +273,12 @@ def test_a_layer_that_draws_random_numbers_is_found() -> None:
 
 
 def test_random_outputs_are_compared_from_one_random_state() -> None:
-    found = checks(nn.Sequential(nn.Conv2d(3, 4, 1), Drawing(shows=True), Drawing(shows=True)))
+    found = checks(nn.Sequential(nn.Conv2d(3, 4, 1), drawing(shows=True), drawing(shows=True)))
     assert failing(found) == [("untouched", "1")]
 
 
 def test_a_re_computation_that_draws_other_numbers_is_noted_as_random() -> None:
-    found = checks(nn.Sequential(Drawing(shows=True), Drawing(shows=True)), layers="1", types=("Drawing",))
+    found = checks(nn.Sequential(drawing(shows=True), drawing(shows=True)), layers="1", types=("Function",))
     assert failing(found) == [("re-computation", "1"), ("untouched", "0")]
     assert found["re-computation"].note == "1 of 1 differ; '1' is random: two re-computations differ too"
 
@@ -349,38 +307,37 @@ def test_a_function_may_change_the_list_it_is_given() -> None:
 def test_a_changed_mode_and_flag_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Reused()
 
-    def spoil(module: nn.Module, args: Any, kwargs: Any, output: Any) -> tuple[Any, None]:
+    def spoil(module: nn.Module, output: Any) -> tuple[Any, None]:
         model.conv2.weight.requires_grad_(False)
         model.relu.train()
         model.fc.bias.grad = torch.zeros(2)
         return output.clone(), None
 
-    monkeypatch.setattr(hookscope.hooks.activations, "keep_and_hand_on", spoil)
+    plant(monkeypatch, spoil)
     found = checks(model)["untouched"]
     assert (found.holds, found.layer) == (False, "relu")
     assert found.note.startswith("3 of ")
 
 
-def test_a_wrong_shape_in_the_trace_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lie(*args: Any, **more: Any) -> Any:
-        found = hookscope.tracing.summary.trace(*args, **more)
-        wrong = [
-            dataclasses.replace(c, output_shape=(1, 4, 8, 9)) if at == 3 else c for at, c in enumerate(found.calls)
-        ]
-        return dataclasses.replace(found, calls=tuple(wrong))
+def alter_trace(monkeypatch: pytest.MonkeyPatch, change: Callable[[tuple[Any, ...]], Any]) -> None:
+    def altered(*args: Any, **options: Any) -> Any:
+        summary = hookscope.tracing.trace(*args, **options)
+        return dataclasses.replace(summary, calls=change(summary.calls))
 
-    monkeypatch.setattr(hookscope.verification.checks, "trace", lie)
+    monkeypatch.setattr(hookscope.verification.checks, "trace", altered)
+
+
+def test_a_wrong_shape_in_the_trace_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    alter_trace(
+        monkeypatch, lambda calls: (*calls[:3], dataclasses.replace(calls[3], output_shape=(1, 4, 8, 9)), *calls[4:])
+    )
     found = checks(Reused())
     assert failing(found) == [("shapes", "conv2")]
     assert found["shapes"].largest_difference == 1.0
 
 
 def test_a_call_that_the_trace_has_not_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(*args: Any, **more: Any) -> Any:
-        found = hookscope.tracing.summary.trace(*args, **more)
-        return dataclasses.replace(found, calls=found.calls[:4] + found.calls[5:])
-
-    monkeypatch.setattr(hookscope.verification.checks, "trace", forget)
+    alter_trace(monkeypatch, lambda calls: calls[:4] + calls[5:])
     found = checks(Reused())["shapes"]
     assert (found.holds, found.layer, found.largest_difference) == (False, "relu#1", math.inf)
     assert "the trace has 5 calls, the pass 6" in found.note
@@ -449,13 +406,6 @@ def node_outputs(model: nn.Module, x: Tensor) -> dict[str, Any]:
     return found
 
 
-def slow_reference(model: nn.Module, node: str, x: Tensor) -> Tensor:
-    """One node of torchvision's feature extractor, on a copy of the model."""
-    extractor = create_feature_extractor(copy.deepcopy(model), {node: "out"}).eval()
-    with torch.no_grad():
-        return extractor(x.clone())["out"]
-
-
 def key_of(node: str, modules: set[str]) -> str | None:
     """``relu_1`` as torchvision names it to ``relu#1``; None for a node that is no module."""
     if node in modules:
@@ -464,27 +414,20 @@ def key_of(node: str, modules: set[str]) -> str | None:
     return f"{name}#{number}" if name in modules and number.isdecimal() else None
 
 
+@pytest.mark.parametrize(
+    ("build", "side", "every", "nodes"), [(Reused, 8, 1, 6), (torchvision.models.squeezenet1_1, 64, 5, 57)]
+)
 @torch.no_grad()
-def agree_with_torchvision(model: nn.Module, x: Tensor, every: int = 1) -> int:
+def test_nodes_are_those_of_torchvisions_feature_extractor(build: Any, side: int, every: int, nodes: int) -> None:
+    model, x = build().eval(), torch.randn(1, 3, side, side)
     modules = {name for name, _ in model.named_modules() if name}
     names = get_graph_node_names(copy.deepcopy(model))[1]
-    nodes = {node: key for node in names if (key := key_of(node, modules)) is not None}
-    found = node_outputs(model, x)
-    assert set(found) == set(nodes.values())
-    for node, key in list(nodes.items())[::every]:
-        assert torch.equal(found[key], slow_reference(model, node, x)), node
-    return len(nodes)
-
-
-def test_nodes_are_those_of_torchvisions_feature_extractor() -> None:
-    model = Reused().eval()
-    assert agree_with_torchvision(model, torch.randn(1, 3, 8, 8)) == 6
-
-
-@pytest.mark.parametrize(("name", "every"), [("squeezenet1_1", 5), ("resnet18", 11)])
-def test_nodes_of_models_are_those_of_torchvisions_feature_extractor(name: str, every: int) -> None:
-    model = load_model(name, weights="none", device="cpu").model
-    assert agree_with_torchvision(model, torch.randn(1, 3, 64, 64), every) > 50
+    keys = {node: key for node in names if (key := key_of(node, modules)) is not None}
+    outputs = node_outputs(model, x)
+    assert set(outputs) == set(keys.values()) and len(keys) == nodes
+    for node, key in list(keys.items())[::every]:
+        extractor = create_feature_extractor(copy.deepcopy(model), {node: "out"}).eval()
+        assert torch.equal(outputs[key], extractor(x.clone())["out"]), node
 
 
 def test_torchvisions_own_blocks_are_looked_into() -> None:
@@ -506,31 +449,22 @@ def test_the_model_is_not_touched_by_a_graph_that_does_not_run() -> None:
     assert state.changes() == []
 
 
-FAMILIES = {
-    "fcn_resnet50": 64,
-    "ssdlite320_mobilenet_v3_large": 64,
-    "raft_small": 128,
-    "r3d_18": 32,
-    "quantized_mobilenet_v2": 64,
-}
+FAMILIES = [
+    ("fcn_resnet50", 64), ("ssdlite320_mobilenet_v3_large", 64), ("raft_small", 128), ("r3d_18", 32),
+    ("quantized_mobilenet_v2", 64),
+]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_holds(name: str) -> None:
-    holds(name, FAMILIES[name])
-
-
-def sizes() -> Iterator[tuple[str, int | None]]:
-    smallest = {"alexnet": 64, "inception_v3": 96}
-    fixed = ("vit_", "maxvit")
-    for name in torchvision.models.list_models(module=torchvision.models):
-        yield name, None if name.startswith(fixed) else smallest.get(name, 64)
+@pytest.mark.parametrize(("name", "side"), FAMILIES)
+def test_every_family_holds(name: str, side: int) -> None:
+    holds(name, side)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "side"), list(sizes()))
-def test_every_classification_model_holds(name: str, side: int | None) -> None:
+@pytest.mark.parametrize("name", torchvision.models.list_models(module=torchvision.models))
+def test_every_classification_model_holds(name: str) -> None:
+    side = {"alexnet": 64, "inception_v3": 96}.get(name, None if name.startswith(("vit_", "maxvit")) else 64)
     assert [check for check in holds(name, side) if check.holds is not True] == []
 
 
