@@ -1,4 +1,4 @@
-"""Batches of real files: the same whatever the workers, nothing left behind, nothing lost in silence."""
+"""Batches of real files: the same for any number of workers, without a trace of them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ from hookscope.models.batches import Batch, load_batches
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess, imagenet_transforms, usual_transforms
 
-needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
 @pytest.fixture(autouse=True)
-def _no_worker_is_left() -> Any:
+def no_worker_is_left() -> Any:
     yield
     assert multiprocessing.active_children() == []
 
@@ -59,18 +58,19 @@ def photographs(folder: Path, count: int, **more: Any) -> list[str]:
 
 
 def mixed(folder: Path) -> list[str]:
-    """Good files, wrong endings, damaged and missing ones, none at the start or the end alike."""
-    good = photographs(folder, 5)
+    """Good files with awkward names and wrong suffixes, damaged and missing ones, neither first nor last."""
+    good = photographs(folder, 3)
+    awkward = [photograph(folder / name, 9) for name in ("new\nline.png", os.fsdecode(b"\xff.png"))]
     jpeg = photograph(folder / "jpeg.txt", 7, form="JPEG")
     cut = folder / "cut.png"
     cut.write_bytes(Path(good[0]).read_bytes()[:200])
     garbage = folder / "garbage.jpg"
     garbage.write_bytes(b"garbage")
-    return [str(cut), good[0], jpeg, str(garbage), str(folder / "missing.png"), *good[1:], str(folder)]
+    return [str(cut), good[0], jpeg, str(garbage), str(folder / "missing.png"), *good[1:], *awkward, str(folder)]
 
 
-class Kept:
-    """What was said while loading."""
+class Log:
+    """The errors and notes of loading."""
 
     def __init__(self) -> None:
         self.lost: list[tuple[int, str, str]] = []
@@ -80,14 +80,11 @@ class Kept:
         def lost(position: int, name: str, error: HookscopeError) -> None:
             self.lost.append((position, name, str(error)))
 
-        return list(load_batches(*arguments, on_lost=lost, on_note=lambda *said: self.notes.append(said), **more))
+        return list(load_batches(*arguments, on_lost=lost, on_note=lambda *note: self.notes.append(note), **more))
 
 
 def stacked(batches: list[Batch]) -> Tensor:
     return torch.cat([batch.inputs[0] for batch in batches])
-
-
-# Order and values
 
 
 @WORKERS
@@ -102,17 +99,14 @@ def test_batches_hold_what_one_picture_after_the_other_gives(tmp_path: Path, wor
     assert torch.equal(stacked(batches), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_every_type_of_number_comes_through_from_a_worker(tmp_path: Path, dtype: torch.dtype) -> None:
-    loaded, paths = small_imagenet(dtype=dtype), photographs(tmp_path, 2)
+@pytest.mark.parametrize(
+    ("dtype", "channels"), [(torch.bfloat16, 3), (torch.float16, 3), (torch.float64, 3), (torch.float32, 1)]
+)
+def test_every_type_of_tensor_comes_through_from_a_worker(tmp_path: Path, dtype: torch.dtype, channels: int) -> None:
+    loaded, paths = small_imagenet(dtype=dtype, channels=channels), photographs(tmp_path, 2)
     (there,), (here,) = (list(load_batches(loaded, paths, workers=workers)) for workers in (1, 0))
-    assert there.inputs[0].dtype == dtype
+    assert there.inputs[0].dtype == dtype and there.inputs[0].shape == (2, channels, 24, 24)
     assert torch.equal(there.inputs[0], here.inputs[0])
-
-
-def test_grey_models_too(tmp_path: Path) -> None:
-    (batch,) = load_batches(net(channels=1), photographs(tmp_path, 2), workers=1)
-    assert batch.inputs[0].shape == (2, 1, 30, 40)
 
 
 @WORKERS
@@ -132,59 +126,39 @@ def test_runs_of_one_shape_become_batches(tmp_path: Path, workers: int) -> None:
     assert rest.positions == (4, 5)
 
 
-def test_optical_flow_sees_each_picture_against_itself(tmp_path: Path) -> None:
-    (batch,) = load_batches(net("optical_flow", mode="weights"), photographs(tmp_path, 2))
-    one, other = batch.inputs
-    assert one.shape == (2, 3, 128, 128)
-    assert torch.equal(one, other)
-
-
 @WORKERS
 def test_video_models_get_clips(tmp_path: Path, workers: int) -> None:
     loaded = net("video", mode="weights", transforms=usual_transforms("video"), frames=4)
     frames = [Image.new("RGB", (40, 30), (n, n, n)) for n in range(0, 250, 25)]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     paths = [str(tmp_path / "a.gif"), photograph(tmp_path / "still.png", 1)]
-    kept = Kept()
-    (batch,) = kept.load(loaded, paths, workers=workers)
+    log = Log()
+    (batch,) = log.load(loaded, paths, workers=workers)
     assert batch.inputs[0].shape == (2, 3, 4, 112, 112)
     assert torch.equal(batch.inputs[0][0], loaded.preprocess(read_picture(paths[0], frames=4).frames))
-    assert kept.notes == [
+    assert log.notes == [
         (paths[0], "frames 1, 4, 7, 10 of 10"),
         (paths[1], "a still picture, repeated 4 times"),
     ]
 
 
-def test_no_paths_no_batches() -> None:
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}])
+def test_sizes_below_their_minimum_are_refused_at_once(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="must be at least"):
+        load_batches(net(), ["a.png"], **wrong)
     assert list(load_batches(net(), [], workers=2)) == []
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}])
-def test_numbers_that_make_no_sense_are_refused_at_once(wrong: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match="must be at least"):
-        load_batches(net(), ["a.png"], **wrong)
-
-
-# What is lost, and what is said
-
-
-@WORKERS
-def test_what_cannot_be_used_is_told_in_order_and_skipped(tmp_path: Path, workers: int) -> None:
+def test_unusable_pictures_are_reported_in_order_with_and_without_workers(tmp_path: Path) -> None:
     paths = mixed(tmp_path)
-    kept = Kept()
-    batches = kept.load(net(), paths, 4, workers)
-    assert [batch.positions for batch in batches] == [(1, 2, 5, 6), (7, 8)]
-    assert [(position, name) for position, name, _ in kept.lost] == [(n, paths[n]) for n in (0, 3, 4, 9)]
+    here, there = Log(), Log()
+    first, second = (log.load(net(), paths, 4, workers) for log, workers in ((here, 0), (there, 2)))
+    assert [batch.positions for batch in first] == [(1, 2, 5, 6), (7, 8)]
+    assert [(position, name) for position, name, _ in here.lost] == [(n, paths[n]) for n in (0, 3, 4, 9)]
     words = ["cannot be decoded", "is not a picture", "no picture", "is a folder, not a picture"]
-    for (_, name, line), word in zip(kept.lost, words, strict=True):
+    for (_, name, line), word in zip(here.lost, words, strict=True):
         assert name in line and word in line
-
-
-def test_workers_change_nothing(tmp_path: Path) -> None:
-    paths = mixed(tmp_path)
-    one, other = Kept(), Kept()
-    first, second = (kept.load(net(), paths, 3, workers) for kept, workers in ((one, 0), (other, 2)))
-    assert (one.lost, one.notes) == (other.lost, other.notes)
+    assert (here.lost, here.notes) == (there.lost, there.notes)
     assert [(batch.names, batch.positions) for batch in first] == [(batch.names, batch.positions) for batch in second]
     assert torch.equal(stacked(first), stacked(second))
 
@@ -198,10 +172,10 @@ def test_an_error_of_the_preprocessing_loses_the_picture(tmp_path: Path, workers
             return torch.zeros(3, 4, 4)
 
     paths = [photograph(tmp_path / "a.png", 1), photograph(tmp_path / "b.png", 2, (5, 5))]
-    kept = Kept()
-    (batch,) = kept.load(net(mode="weights", transforms=Refuses()), paths, workers=workers)
+    log = Log()
+    (batch,) = log.load(net(mode="weights", transforms=Refuses()), paths, workers=workers)
     assert batch.positions == (0,)
-    assert [(position, name) for position, name, _ in kept.lost] == [(1, paths[1])]
+    assert [(position, name) for position, name, _ in log.lost] == [(1, paths[1])]
 
 
 def test_memory_that_ends_while_reading_loses_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,16 +183,9 @@ def test_memory_that_ends_while_reading_loses_the_picture(tmp_path: Path, monkey
         raise MemoryError
 
     monkeypatch.setattr(loading, "read_picture", fail)
-    kept = Kept()
-    assert kept.load(net(), photographs(tmp_path, 1)) == []
-    assert [line.partition("' ")[2] for _, _, line in kept.lost] == ["does not fit into memory; give a smaller file"]
-
-
-@WORKERS
-def test_all_lost(tmp_path: Path, workers: int) -> None:
-    kept = Kept()
-    assert kept.load(net(), [str(tmp_path / f"{n}.png") for n in range(40)], 4, workers) == []
-    assert [position for position, _, _ in kept.lost] == list(range(40))
+    log = Log()
+    assert log.load(net(), photographs(tmp_path, 1)) == []
+    assert [line.partition("' ")[2] for _, _, line in log.lost] == ["does not fit into memory; give a smaller file"]
 
 
 @WORKERS
@@ -232,22 +199,12 @@ def test_by_default_a_lost_picture_raises_and_a_note_warns(tmp_path: Path, worke
 
 
 @WORKERS
-def test_a_mistake_in_a_persons_own_transforms_is_no_lost_picture(tmp_path: Path, workers: int) -> None:
+def test_a_bug_in_a_users_transforms_is_raised(tmp_path: Path, workers: int) -> None:
     def wrong(image: Image.Image) -> Tensor:
         return {}["mean"]  # type: ignore[no-any-return]
 
     with pytest.raises(KeyError, match="mean"):
-        Kept().load(net(mode="weights", transforms=wrong), photographs(tmp_path, 3), workers=workers)
-
-
-def test_awkward_names_come_back_as_they_were(tmp_path: Path) -> None:
-    names = ["new\nline.png", "\x1b]0;title\x07.png", os.fsdecode(b"\xff.png"), "-"]
-    paths = [photograph(tmp_path / name, n) for n, name in enumerate(names)]
-    (batch,) = load_batches(net(), paths, workers=2)
-    assert batch.names == tuple(paths)
-
-
-# Pipes
+        Log().load(net(mode="weights", transforms=wrong), photographs(tmp_path, 3), workers=workers)
 
 
 @WORKERS
@@ -265,40 +222,30 @@ class Terminal(io.StringIO):
 
 
 @WORKERS
-@pytest.mark.parametrize(("stream", "word"), [(None, "closed"), (Terminal(), "the terminal")])
+@pytest.mark.parametrize(
+    ("stream", "word"), [(None, "closed"), (Terminal(), "the terminal")], ids=["closed", "terminal"]
+)
 def test_no_standard_input(
     tmp_path: Path, workers: int, stream: Any, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", stream)
-    kept = Kept()
-    (batch,) = kept.load(net(), ["-", *photographs(tmp_path, 1)], workers=workers)
+    log = Log()
+    (batch,) = log.load(net(), ["-", *photographs(tmp_path, 1)], workers=workers)
     assert batch.positions == (1,)
-    assert [line for *_, line in kept.lost] == [
-        f"no picture on standard input: it is {word}; give a file, or pipe one in"
-    ]
+    assert log.lost[0][2] == f"no picture on standard input: it is {word}; give a file, or pipe one in"
 
 
-@needs_pipes
 @WORKERS
-def test_a_named_pipe(tmp_path: Path, workers: int) -> None:
+def test_a_named_pipe_and_a_descriptor_of_this_process(tmp_path: Path, workers: int) -> None:
     path, pipe = photograph(tmp_path / "a.png", 1), tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(Path(path).read_bytes(),))
     writer.start()
-    (batch,) = load_batches(net(), [str(pipe), path], workers=workers)
+    with open(path, "rb") as stream:
+        (batch,) = load_batches(net(), [str(pipe), path, f"/dev/fd/{stream.fileno()}"], workers=workers)
     writer.join()
-    assert torch.equal(*batch.inputs[0])
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/fd/0"), reason="no /dev/fd here")
-@WORKERS
-def test_a_descriptor_of_this_process(tmp_path: Path, workers: int) -> None:
-    with open(photograph(tmp_path / "a.png", 1), "rb") as stream:
-        (batch,) = load_batches(net(), [f"/dev/fd/{stream.fileno()}"], workers=workers)
-    assert batch.count == 1
-
-
-# Nothing else changes, nothing is left
+    from_pipe, from_file, from_descriptor = batch.inputs[0]
+    assert torch.equal(from_pipe, from_file) and torch.equal(from_descriptor, from_file)
 
 
 @WORKERS
@@ -342,16 +289,16 @@ def test_workers_end_with_an_early_break(tmp_path: Path, workers: int) -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_workers_end_with_close_though_an_error_is_kept(tmp_path: Path) -> None:
+def test_workers_end_with_close_while_an_error_is_held(tmp_path: Path) -> None:
     batches = load_batches(net(), photographs(tmp_path, 30), 2, 2)
     try:
         next(batches)
         raise ValueError
     except ValueError as error:
-        kept = error
+        held = error
         batches.close()
     assert multiprocessing.active_children() == []
-    assert kept.__traceback__ is not None
+    assert held.__traceback__ is not None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ImageError("strict")])
@@ -364,11 +311,6 @@ def test_workers_end_when_a_listener_raises(tmp_path: Path, error: BaseException
         list(load_batches(net(), paths, 2, 2, stop))
     assert multiprocessing.active_children() == []
     assert caught.value is error
-
-
-def test_never_started_never_stopped(tmp_path: Path) -> None:
-    load_batches(net(), photographs(tmp_path, 2), workers=2).close()
-    assert multiprocessing.active_children() == []
 
 
 def test_more_workers_than_pictures_or_processors_is_no_warning(tmp_path: Path) -> None:
@@ -390,7 +332,7 @@ def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
 
 @WORKERS
 def test_pictures_do_not_pile_up(tmp_path: Path, workers: int) -> None:
-    """Of what the model has seen nothing is held, and no more than about a batch is prepared ahead."""
+    """A batch that the model is done with is freed, and about one is prepared ahead."""
     started = tmp_path / "started"
 
     def count(image: Image.Image) -> Tensor:
@@ -398,18 +340,18 @@ def test_pictures_do_not_pile_up(tmp_path: Path, workers: int) -> None:
             stream.write(".")
         return torch.zeros(3, 4, 4)
 
-    seen: list[weakref.ref[Tensor]] = []
+    done: list[weakref.ref[Tensor]] = []
     paths = photographs(tmp_path, 40)
     for batch in load_batches(net(mode="weights", transforms=count), paths, 4, workers):
-        seen.append(weakref.ref(batch.inputs[0]))
-        assert started.stat().st_size <= 4 * len(seen) + 2 * 4 * bool(workers)
+        done.append(weakref.ref(batch.inputs[0]))
+        assert started.stat().st_size <= 4 * len(done) + 2 * 4 * bool(workers)
         del batch
         gc.collect()
-        assert seen[-1]() is None
+        assert done[-1]() is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no process groups here")
-def test_an_interrupt_ends_workers_quickly_and_in_silence(tmp_path: Path) -> None:
+def test_an_interrupt_ends_workers_quickly_and_silently(tmp_path: Path) -> None:
     code = f"""
 import sys, time, torch
 from tests.models.test_batches import net, photographs
@@ -424,18 +366,14 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], start_new_session=True, **pipes)
     assert process.stdout is not None and process.stdout.readline() == b"begun\n"
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (130, b"")
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, b"")
     assert time.monotonic() - began < 10
     with pytest.raises(ProcessLookupError):  # nobody of the group is left
         os.killpg(process.pid, 0)

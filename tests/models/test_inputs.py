@@ -16,14 +16,9 @@ from hookscope.models.torchvision_builders import build_skeleton
 
 FAMILIES = {
     "resnet18": "classification",
-    "quantized_resnet18": "classification",
-    "fcn_resnet50": "segmentation",
     "lraspp_mobilenet_v3_large": "segmentation",
     "fasterrcnn_mobilenet_v3_large_fpn": "detection",
-    "retinanet_resnet50_fpn": "detection",
-    "r3d_18": "video",
     "mvit_v1_b": "video",
-    "swin3d_t": "video",
     "raft_small": "optical_flow",
 }
 

@@ -1,4 +1,4 @@
-"""Photograph to tensor, judged by torchvision's own transforms and by Pillow's arithmetic."""
+"""Photograph to tensor, judged by torchvision's own transforms and by Pillow."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ def photograph() -> Image.Image:
 
 WEIGHTS = [
     models.ResNet50_Weights.IMAGENET1K_V1,
-    models.ResNet50_Weights.IMAGENET1K_V2,
-    models.Inception_V3_Weights.DEFAULT,
-    models.EfficientNet_B1_Weights.DEFAULT,
     models.ViT_H_14_Weights.IMAGENET1K_SWAG_E2E_V1,
-    models.Swin_T_Weights.DEFAULT,
 ]
 
 
@@ -71,34 +67,30 @@ def test_none_keeps_the_size(photograph: Image.Image) -> None:
     assert prepare.describe() == "none: own size, range [0, 1]"
 
 
-@pytest.mark.parametrize("size", [(224, 224), (33, 57), (57, 33), (300, 64), (1, 1)])
+@pytest.mark.parametrize("size", [(33, 57), (300, 64), (1, 1)])
 @pytest.mark.parametrize("family", ["classification", "segmentation", "detection"])
 def test_input_size_is_what_comes_out(photograph: Image.Image, family: str, size: tuple[int, int]) -> None:
-    prepare = Preprocess(family, usual_transforms(family), size=size)
+    transforms = usual_transforms(family)
+    before = dict(vars(transforms))
+    prepare = Preprocess(family, transforms, size=size)
     assert prepare(photograph).shape == (3, *size)
+    assert vars(transforms) == before
     assert prepare.describe().endswith(f" {size[0]}x{size[1]}")
 
 
-def test_a_square_size_is_the_recipe_scaled(photograph: Image.Image) -> None:
+def test_a_square_size_scales_the_resize_too(photograph: Image.Image) -> None:
     own = imagenet_transforms(crop=112, resize=128)
-    assert torch.equal(
-        Preprocess("classification", imagenet_transforms(), size=(112, 112))(photograph), own(photograph)
-    )
+    prepare = Preprocess("classification", imagenet_transforms(), size=(112, 112))
+    assert torch.equal(prepare(photograph), own(photograph))
 
 
 def test_a_size_that_is_not_square_keeps_proportions() -> None:
-    """A circle stays one: as high as it is wide."""
+    """A circle stays as high as it is wide."""
     y, x = np.mgrid[0:300, 0:300]
     disc = ((x - 150) ** 2 + (y - 150) ** 2 < 40**2) * np.uint8(255)
     tensor = Preprocess("classification", imagenet_transforms(), size=(120, 240))(Image.fromarray(disc).convert("RGB"))
     bright = tensor[0] > 0
     assert abs(int(bright.any(0).sum()) - int(bright.any(1).sum())) <= 2
-
-
-def test_the_transforms_of_others_stay_as_they_were(photograph: Image.Image) -> None:
-    own = imagenet_transforms()
-    Preprocess("classification", own, size=(32, 48))(photograph)
-    assert (own.resize_size, own.crop_size) == ([256], [224])
 
 
 @pytest.mark.parametrize("mode", ["weights", "stretch", "none"])
@@ -131,18 +123,16 @@ def test_optical_flow_with_a_size(photograph: Image.Image) -> None:
 @pytest.mark.parametrize("family", ["classification", "segmentation", "detection", "video", "optical_flow"])
 @pytest.mark.parametrize("mode", ["weights", "stretch"])
 def test_seen_undoes_the_normalisation(photograph: Image.Image, family: str, mode: str) -> None:
-    frames = 16 if family == "video" else 1
-    normalised = Preprocess(family, usual_transforms(family), mode, size=(128, 136), frames=frames)
-    seen = np.asarray(normalised.seen(normalised(photograph)), dtype=int)
-    plain = Preprocess(family, _without_normalisation(family), "weights" if mode == "weights" else mode, (128, 136))
+    options = {"size": (128, 136), "frames": 16 if family == "video" else 1}
+    normalised = Preprocess(family, usual_transforms(family), mode, **options)
+    picture = np.asarray(normalised.seen(normalised(photograph)), dtype=int)
+    expected = Preprocess(family, _without_normalisation(family), mode, **options)(photograph)
     if family == "video":
-        plain = Preprocess(family, _without_normalisation(family), mode, (128, 136), frames=16)
-    tensor = plain(photograph)
-    expected = tensor[:, 0] if family == "video" else tensor
+        expected = expected[:, 0]
     if family == "optical_flow" and mode == "weights":
         expected = (expected + 1) / 2
-    assert seen.shape == (128, 136, 3)
-    assert np.abs(seen - (expected.permute(1, 2, 0) * 255).numpy()).max() <= 1.01
+    assert picture.shape == (128, 136, 3)
+    assert np.abs(picture - (expected.permute(1, 2, 0) * 255).numpy()).max() <= 1.01
 
 
 def _without_normalisation(family: str) -> Any:
@@ -160,23 +150,9 @@ def test_grey_models(photograph: Image.Image) -> None:
     assert prepare.seen(tensor).mode == "RGB"
 
 
-def test_what_cannot_be_prepared_is_an_input_error() -> None:
+def test_a_picture_of_four_channels_is_an_input_error() -> None:
     with pytest.raises(InputError, match="cannot prepare a picture of "):
         Preprocess("classification", imagenet_transforms())(Image.new("RGBA", (20, 30)))
-
-
-def test_the_usual_transforms_are_of_the_family() -> None:
-    assert [
-        type(usual_transforms(family)).__name__ for family in ("classification", "detection", "segmentation", "video")
-    ] == [
-        "ImageClassification",
-        "ObjectDetection",
-        "SemanticSegmentation",
-        "VideoClassification",
-    ]
-
-
-# --- seen_box: judged by a picture whose red and green are its own coordinates
 
 
 def coordinates(width, height):
@@ -188,7 +164,7 @@ def coordinates(width, height):
 
 
 def edges_seen(preprocess, width, height):
-    """Left, top, right, bottom as the prepared tensor tells them, by a line through its middle."""
+    """Left, top, right, bottom from lines through the middle of the prepared tensor."""
     tensor = preprocess(coordinates(width, height)).double()
     tensor = tensor[:, 0] if tensor.dim() == 4 else tensor
     if preprocess.mode == "weights":
@@ -209,11 +185,11 @@ def edges_seen(preprocess, width, height):
     return left, top, right, bottom
 
 
-@pytest.mark.parametrize("size", [(451, 300), (300, 451), (256, 256), (640, 427), (90, 70), (1000, 240)])
+@pytest.mark.parametrize("size", [(451, 300), (300, 451), (90, 70), (1000, 240)])
 @pytest.mark.parametrize(
     ("mode", "input_size"), [("weights", None), ("weights", (96, 160)), ("weights", (64, 64)), ("stretch", None)]
 )
-def test_the_box_is_what_the_transforms_see(size, mode, input_size):
+def test_the_box_is_the_part_that_the_transforms_keep(size, mode, input_size):
     preprocess = Preprocess("classification", imagenet_transforms(224, 256), mode, input_size)
     box = preprocess.seen_box(*size)
     assert box == pytest.approx(edges_seen(preprocess, *size), abs=max(size) / 120)
@@ -233,5 +209,5 @@ def test_a_picture_smaller_than_the_crop_is_padded():
 
 
 @pytest.mark.parametrize("family", ["detection", "segmentation", "optical_flow"])
-def test_what_only_resizes_sees_it_all(family):
+def test_the_box_of_families_without_a_crop_is_the_whole_picture(family):
     assert Preprocess(family, None).seen_box(30, 20) == (0, 0, 30, 20)
