@@ -40,6 +40,8 @@ def test_the_names_are_those_of_torchvision_and_the_bundled_ones() -> None:
 def test_an_unknown_name_lists_the_nearest() -> None:
     with pytest.raises(ModelError, match="no model 'shape'; nearest: shapes; see `hookscope list-models`"):
         find_source("shape")
+    with pytest.raises(ModelError, match=r"a file needs a factory; write path/to/file\.py:factory"):
+        find_source("own/net.py")
 
 
 def test_names_are_checked_and_completed_without_torch() -> None:
