@@ -1,7 +1,24 @@
 """What hookscope is measured against, each a process of its own: ``python yardsticks.py floor resnet34 cat.jpg``."""
 
+import statistics
 import sys
 import time
+
+
+def seconds(call):
+    """The processor time of one call."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def compare(ours, theirs, runs, names):
+    """Print the medians of two calls that run in turn, and the median ratio of ours to theirs."""
+    pairs = [(seconds(ours), seconds(theirs)) for _ in range(runs)]
+    ratio = statistics.median(a / b for a, b in pairs)
+    medians = [1000 * statistics.median(times) for times in zip(*pairs, strict=True)]
+    rows = [f"{name} {median:.1f} ms" for name, median in zip(names, medians, strict=True)]
+    sys.stdout.write(f"{', '.join(rows)}, ratio {ratio:.3f}\n")
 
 
 def floor(model, image):
@@ -108,45 +125,30 @@ def loop(model, folder):
 
 
 def capture(model, image):
-    """A plain forward pass and the same under `hookscope.capture`, in turn in one process."""
-    import statistics
-
+    """A forward pass under `hookscope.capture` and a plain one."""
     import torch
 
     import hookscope
 
     net, picture = floor(model, image)
 
-    def plain():
-        net(picture)
-
     def captured():
         with hookscope.capture(net) as activations:
             net(picture)
         assert len(activations) > 0
 
-    times = {plain: [], captured: []}
     with torch.no_grad():
-        for _ in range(40):
-            for way, taken in times.items():
-                start = time.process_time()
-                way()
-                taken.append(time.process_time() - start)
-    pairs = zip(times[captured], times[plain], strict=True)
-    ratio = statistics.median(a / b for a, b in pairs)
-    medians = [1000 * statistics.median(taken) for taken in times.values()]
-    sys.stdout.write(f"plain {medians[0]:.1f} ms, captured {medians[1]:.1f} ms, ratio {ratio:.3f}\n")
+        compare(captured, lambda: net(picture), 40, ("captured", "plain"))
 
 
 def cam(model, layer):
-    """Grad-CAM of one layer by `hookscope.class_activation_maps` and by the package grad-cam, in turn, in process."""
-    import statistics
+    """Grad-CAM of one layer by `hookscope.class_activation_maps` and by the package grad-cam."""
     import warnings
 
     import torch
     import torchvision
 
-    from hookscope.explain.cam import class_activation_maps
+    import hookscope
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -157,22 +159,14 @@ def cam(model, layer):
     picture = torch.randn(1, 3, 224, 224)
 
     def ours():
-        class_activation_maps(net, picture, layer, 3)
+        hookscope.class_activation_maps(net, picture, layer, 3)
 
     def theirs():
-        with GradCAM(net, [net.get_submodule(layer)]) as made:
-            made(picture, [ClassifierOutputTarget(3)])
+        with GradCAM(net, [net.get_submodule(layer)]) as maps:
+            maps(picture, [ClassifierOutputTarget(3)])
 
-    times = {ours: [], theirs: []}
     ours(), theirs()
-    for _ in range(15):
-        for way, taken in times.items():
-            start = time.process_time()
-            way()
-            taken.append(time.process_time() - start)
-    ratio = statistics.median(a / b for a, b in zip(times[ours], times[theirs], strict=True))
-    medians = [1000 * statistics.median(taken) for taken in times.values()]
-    sys.stdout.write(f"hookscope {medians[0]:.1f} ms, grad-cam {medians[1]:.1f} ms, ratio {ratio:.3f}\n")
+    compare(ours, theirs, 15, ("hookscope", "grad-cam"))
 
 
 def ablate(model, layer):
@@ -180,7 +174,7 @@ def ablate(model, layer):
     import torch
     import torchvision
 
-    from hookscope.interventions.ablation import ablate_each
+    import hookscope
 
     net = torchvision.models.get_model(model, weights=None).eval()
     picture, module = torch.randn(1, 3, 224, 224), net.get_submodule(layer)
@@ -200,34 +194,25 @@ def ablate(model, layer):
         return torch.cat(scores)
 
     def ours():
-        found = ablate_each(net, (picture,), layer, 3)
-        return torch.tensor([one.score_after for one in sorted(found.channels, key=lambda one: one.channel)])
+        ranking = hookscope.ablate_each(net, (picture,), layer, 3)
+        return torch.tensor([row.score_after for row in sorted(ranking.channels, key=lambda row: row.channel)])
 
-    times = {}
     with torch.no_grad():
-        scores = [plain(), ours()]
-        for way in (plain, ours):
-            start = time.process_time()
-            way()
-            times[way] = time.process_time() - start
-    assert torch.allclose(scores[0].double(), scores[1].double(), atol=1e-4)
-    sys.stdout.write(
-        f"hookscope {times[ours]:.2f} s, a plain hook {times[plain]:.2f} s, ratio {times[ours] / times[plain]:.2f}\n"
-    )
+        assert torch.allclose(plain().double(), ours().double(), atol=1e-4)
+        compare(ours, plain, 1, ("hookscope", "a plain hook"))
 
 
 def watch(model, way):
-    """A training step unwatched, watched and not sampled, and sampled, in turn in one process; batch 32 of 64 x 64.
+    """A training step unwatched, watched and not sampled, and sampled, in turn; batch 32 of 64 x 64.
 
     The way ``stop`` looks at every step for values that are not finite.
     """
-    import statistics
     import tempfile
 
     import torch
     import torchvision
 
-    from hookscope.training import Monitor
+    import hookscope
 
     torch.set_num_threads(2)
     torch.manual_seed(0)
@@ -237,25 +222,22 @@ def watch(model, way):
     x, y = torch.randn(32, 3, 64, 64), torch.randint(0, 1000, (32,))
 
     def step():
-        start = time.process_time()
         optimizer.zero_grad()
         judge(net(x), y).backward()
         optimizer.step()
-        return time.process_time() - start
 
     times = {"unwatched": [], "sampled": [], "not sampled": []}
-    for _ in range(3):
-        step()
+    step()
+    stop = "non-finite" if way == "stop" else None
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(15):
-            with Monitor(every=50, log=f"{folder}/run.ndjson", stop_on="non-finite" if way == "stop" else None):
-                times["sampled"].append(step())
-                for _ in range(3):
-                    times["not sampled"].append(step())
-            times["unwatched"] += [step() for _ in range(3)]
-    medians = {name: statistics.median(taken) for name, taken in times.items()}
-    told = [f"{name} {1000 * taken:.1f} ms ({taken / medians['unwatched']:.3f} x)" for name, taken in medians.items()]
-    sys.stdout.write(", ".join(told) + "\n")
+            with hookscope.Monitor(every=50, log=f"{folder}/run.ndjson", stop_on=stop):
+                times["sampled"].append(seconds(step))
+                times["not sampled"] += [seconds(step) for _ in range(3)]
+            times["unwatched"] += [seconds(step) for _ in range(3)]
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    rows = [f"{name} {1000 * value:.1f} ms ({value / medians['unwatched']:.3f} x)" for name, value in medians.items()]
+    sys.stdout.write(", ".join(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def _run(example: Example, place: str, printed: str, recipes: dict[str, str]) ->
         return "".join(_transcript(example, recipes)), ""
     if example.language == "sh":
         for line in commands(example):
-            run_line(line, own_process=example.mark == "own process")
+            run_line(line)
     return example.code, ""
 
 

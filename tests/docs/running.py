@@ -16,17 +16,12 @@ from pathlib import Path
 
 import torch
 
-from hookscope.cli.main import main
 from tests.docs.pages import ROOT
-from tests.golden.recording import surroundings
+from tests.golden.recording import run_here, surroundings
 
 WIDTH = "102"
 _STATUS = re.compile(r"\s+# status (\d+)$")
-
-
-class _Terminal(io.TextIOWrapper):
-    def isatty(self) -> bool:
-        return True
+_PIECES = re.compile(r"""'[^']*'|"[^"]*"|\$\([^)]*\)|&&|.""")
 
 
 @contextlib.contextmanager
@@ -53,17 +48,17 @@ def newcomer() -> Iterator[Path]:
                         del sys.modules[name]
 
 
-def run_line(line: str, terminal: bool = False, own_process: bool = False) -> str:
+def run_line(line: str, terminal: bool = False) -> str:
     """What a shell line prints. Fails unless it ends with 0, or with N where the line ends with ``# status N``.
 
-    With `own_process` bash runs all of it. With `terminal` hookscope prints as on a terminal, standard error too.
+    With `terminal` hookscope prints as on a terminal, standard error too.
     """
     expected = _STATUS.search(line)
     line = line[: expected.start()] if expected else line
     printed = ""
-    for part in [line] if own_process else _split(line, "&&"):
+    for part in _split(line, "&&"):
         status, data = 0, b""
-        stages = [f"set -o pipefail; {part}"] if own_process else _split(part, "|")
+        stages = _split(part, "|")
         for number, stage in enumerate(stages):
             status, data = _run_stage(stage.strip(), data, terminal and number == len(stages) - 1)
         printed += data.decode(errors="replace")
@@ -94,33 +89,15 @@ def _run_stage(stage: str, data: bytes, terminal: bool) -> tuple[int, bytes]:
     if target:
         rest, terminal = rest[: target.start()], False
     expanded = subprocess.run(["bash", "-c", f"printf '%s\\0' {rest}"], capture_output=True, check=True).stdout
-    status, printed = _run_hookscope([word.decode() for word in expanded.split(b"\0")[:-1]], data, terminal)
+    words = [word.decode() for word in expanded.split(b"\0")[:-1]]
+    with _exit_handlers_run():
+        status, printed, errors = run_here(words, data, terminal, together=terminal)
+    if status:
+        sys.stderr.write(errors.decode())
     if target:
         Path(target[1]).write_bytes(printed)
         printed = b""
     return status, printed
-
-
-def _run_hookscope(words: list[str], stdin: bytes, terminal: bool) -> tuple[int, bytes]:
-    out = io.BytesIO()
-    stdout = (_Terminal if terminal else io.TextIOWrapper)(out, encoding="utf-8", write_through=True)
-    stderr = io.TextIOWrapper(out if terminal else io.BytesIO(), encoding="utf-8", write_through=True)
-    before = sys.stdin, list(sys.path), list(sys.argv)
-    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
-    try:
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr), _exit_handlers_run():
-            try:
-                main(words)
-            except SystemExit as end:
-                status = end.code
-    finally:
-        sys.stdin, sys.path[:], sys.argv[:] = before
-    stdout.flush()
-    stderr.flush()
-    if status and not terminal:
-        sys.stderr.write(stderr.buffer.getvalue().decode())
-    assert isinstance(status, int)
-    return status, out.getvalue()
 
 
 @contextlib.contextmanager
@@ -135,18 +112,10 @@ def _exit_handlers_run() -> Iterator[None]:
 
 def _split(line: str, operator: str) -> list[str]:
     """`line` cut at `operator`, but not inside quotes or ``$( )``."""
-    parts, quote, depth, start, place = [], "", 0, 0, 0
-    while place < len(line):
-        letter = line[place]
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in "()":
-            depth += 1 if letter == "(" else -1
-        elif not depth and line.startswith(operator, place):
-            parts.append(line[start:place])
-            start = place = place + len(operator)
-            continue
-        place += 1
-    return [*parts, line[start:]]
+    parts = [""]
+    for piece in _PIECES.findall(line):
+        if piece == operator:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return parts

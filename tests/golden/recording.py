@@ -138,11 +138,12 @@ def _run(line: str, folder: Path) -> dict[str, Any]:
     return {"facts": facts, "texts": texts}
 
 
-def run_here(words: list[str], stdin: bytes, terminal: bool) -> tuple[int, bytes, bytes]:
+def run_here(words: list[str], stdin: bytes, terminal: bool, together: bool = False) -> tuple[int, bytes, bytes]:
+    """Status, output and errors of hookscope in this process; `together` puts the errors into the output."""
     out, err = io.BytesIO(), io.BytesIO()
     stdout = (_Terminal if terminal else io.TextIOWrapper)(out, encoding="utf-8", write_through=True)
-    stderr = io.TextIOWrapper(err, encoding="utf-8", write_through=True)
-    before = sys.stdin, list(sys.path)
+    stderr = io.TextIOWrapper(out if together else err, encoding="utf-8", write_through=True)
+    before = sys.stdin, [*sys.path], [*sys.argv]
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
@@ -151,7 +152,7 @@ def run_here(words: list[str], stdin: bytes, terminal: bool) -> tuple[int, bytes
             except SystemExit as end:
                 status = end.code
     finally:
-        sys.stdin, sys.path[:] = before
+        sys.stdin, sys.path[:], sys.argv[:] = before
     stdout.flush()
     stderr.flush()
     assert isinstance(status, int)
