@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import types
 from typing import Any, NamedTuple
 
@@ -22,28 +23,10 @@ class Pair(NamedTuple):
     right: Any
 
 
-@dataclasses.dataclass
-class Plain:
-    left: Any
-    right: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    left: Any
-    right: Any
-
-
-@dataclasses.dataclass(slots=True)
-class Slots:
-    left: Any
-    right: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FrozenSlots:
-    left: Any
-    right: Any
+Plain, Frozen, Slots, FrozenSlots = (
+    dataclasses.make_dataclass(f"Data{number}", ["left", "right"], frozen=frozen, slots=slots)
+    for number, (slots, frozen) in enumerate(itertools.product([False, True], repeat=2))
+)
 
 
 class OwnTuple(tuple):
@@ -62,11 +45,9 @@ class OwnList(list):
 class OwnDict(dict):
     mark = ""
 
-
-def own_dict() -> OwnDict:
-    made = OwnDict(left=ONE, right=TWO)
-    made.mark = "kept"
-    return made
+    def marked(self) -> OwnDict:
+        self.mark = "kept"
+        return self
 
 
 PARTS = {"left": ONE, "right": TWO}
@@ -86,7 +67,7 @@ CONTAINERS: dict[str, tuple[Any, list[str]]] = {
     "namespace": (types.SimpleNamespace(**PARTS), ["left", "right"]),
     "tuple with its own constructor": (OwnTuple(ONE, TWO), ["0", "1"]),
     "list with its own constructor": (OwnList(ONE, TWO), ["0", "1"]),
-    "dict with an attribute": (own_dict(), ["left", "right"]),
+    "dict with an attribute": (OwnDict(PARTS).marked(), ["left", "right"]),
     "nested": ({"a": [ONE, {"b": Pair("word", TWO)}], "n": None}, ["a.0", "a.1.b.1"]),
 }
 
