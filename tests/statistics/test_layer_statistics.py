@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,81 +11,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.hooks.selection import Call
+from hookscope.hooks import Call
+from hookscope.statistics import QUANTILES
 from hookscope.statistics.accumulator import LayerAccumulator
-from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics
+from tests.statistics.judge import check_layer, layer_of, names, random
 
 CALL = Call("stage.relu", "ReLU", 1, 4)
+measured = partial(layer_of, call=CALL)
 
 
-def random(*shape: int, seed: int = 5) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def names(count: int) -> list[str]:
-    return [f"{number}.jpg" for number in range(count)]
-
-
-def measured(values: Tensor, *sizes: int, images: Sequence[str | None] | None = None, **told: Any) -> LayerStatistics:
-    """Statistics of ``values`` ``(N, C, *positions)``, added in batches of these sizes."""
-    found = LayerAccumulator(CALL, values.shape[1], **told)
-    images, start = names(len(values)) if images is None else images, 0
-    for batch in values.split(list(sizes) or len(values)):
-        found.update(batch, images[start : start + len(batch)])
-        start += len(batch)
-    return found.statistics(calls=2)
-
-
-def check(found: LayerStatistics, values: Tensor) -> None:
-    """Every number of ``found`` against NumPy's: counts and extremes to the last digit, means and spreads to nine."""
-    stored = values.double().numpy()
-    finite = stored[np.isfinite(stored)]
-    assert (found.values, found.nan, found.inf) == (stored.size, np.isnan(stored).sum(), np.isinf(stored).sum())
-    assert found.zeros == pytest.approx((stored == 0).mean(), rel=1e-12)
-    assert found.channels == stored.shape[1]
-    check_places(found, stored)
-    if not finite.size:
-        assert (found.mean, found.std, found.min, found.max, found.rms) == (None,) * 5 and found.quantiles == {}
-        return
-    assert (found.min, found.max) == (finite.min(), finite.max())
-    assert found.mean == pytest.approx(finite.mean(), rel=1e-12, abs=1e-12 * np.abs(finite).mean())
-    assert found.std == pytest.approx(finite.std(), rel=1e-9, abs=1e-15 * np.abs(finite).max())
-    assert found.rms == pytest.approx(np.sqrt((finite**2).mean()), rel=1e-9)
-    ordered = np.sort(finite)
-    for share in QUANTILES:
-        rank = share * (finite.size - 1)
-        largest = max(abs(ordered[math.floor(rank)]), abs(ordered[math.ceil(rank)]))
-        assert abs(found.quantiles[share] - np.quantile(finite, share)) <= 2.0**-7 * largest + 1e-40
-    by_channel = stored.swapaxes(0, 1).reshape(stored.shape[1], -1)
-    dead = [at for at, one in enumerate(by_channel) if one.size > 1 and (one == one[0]).all()]
-    assert found.dead_channels == tuple(dead)
-
-
-def check_places(found: LayerStatistics, stored: np.ndarray[Any, Any]) -> None:
-    """The places really hold the value, and are the first that do."""
+def check(values: Tensor, *sizes: int) -> None:
+    """Every number of these batches against NumPy's; a position holds its value and is the first that does."""
+    layer, stored = measured(values, *sizes), values.double().numpy()
+    check_layer(layer, stored)
     finite = np.isfinite(stored)
-    low, high = (np.where(finite, stored, sign * np.inf) for sign in (1, -1))
-    for place, mask in (
-        (found.low_at, finite & (stored == low.min())),
-        (found.high_at, finite & (stored == high.max())),
-        (found.nonfinite_at, ~finite),
-    ):
-        if not mask.any():
-            assert place is None
-            continue
-        assert place is not None
-        first = np.unravel_index(mask.argmax(), mask.shape)
-        assert (names(len(stored)).index(place.image or ""), place.channel, *place.position) == first
+    if (~finite).any():
+        first = np.unravel_index((~finite).argmax(), stored.shape)
+        assert layer.nonfinite_at == (names(len(values))[first[0]], first[1], first[2:])
+    ordered = np.sort(stored[finite])
+    for share in QUANTILES if ordered.size else ():
+        rank = share * (ordered.size - 1)
+        largest = max(abs(ordered[math.floor(rank)]), abs(ordered[math.ceil(rank)]))
+        assert abs(layer.quantiles[share] - np.quantile(ordered, share)) <= 2.0**-7 * largest + 1e-40
 
 
-def nasty(*where: tuple[Any, float]) -> Tensor:
+def spoiled(*where: tuple[Any, float]) -> Tensor:
     values = random(6, 4, 5, 3)
     for at, value in where:
         values[at] = value
     return values
 
 
-EVERY = slice(None)
 ACTIVATIONS = {
     "convolution": random(6, 4, 5, 3),
     "relu": random(6, 4, 5, 3).relu(),
@@ -106,21 +62,18 @@ ACTIVATIONS = {
     "smallest": random(6, 4, 5, 3) * 1e-44,
     "minus zero": torch.where(random(6, 4, 5, 3) > 0, 1.0, -0.0),
     "constants": torch.arange(4.0).add(0.1).reshape(1, 4, 1).expand(6, 4, 9),
-    "nan in one channel": nasty(((EVERY, 2), torch.nan)),
-    "inf in one map": nasty(((3, 1), torch.inf), ((4, 0, 0, 0), -torch.inf)),
-    "nan in the first image alone": nasty(((0,), torch.nan)),
-    "nan everywhere": nasty(((EVERY,), torch.nan)),
-    "all of them": nasty(((5, 3, 4, 2), torch.nan), ((5, 3, 4, 1), torch.inf), ((2, 0, 1), -torch.inf)),
+    "nan in one channel": spoiled(((slice(None), 2), torch.nan)),
+    "inf in one map": spoiled(((3, 1), torch.inf), ((4, 0, 0, 0), -torch.inf)),
+    "nan in the first image alone": spoiled(((0,), torch.nan)),
+    "nan everywhere": spoiled(((slice(None),), torch.nan)),
+    "all of them": spoiled(((5, 3, 4, 2), torch.nan), ((5, 3, 4, 1), torch.inf), ((2, 0, 1), -torch.inf)),
 }
 
 
 @pytest.mark.parametrize("values", ACTIVATIONS.values(), ids=ACTIVATIONS)
 def test_every_number_whatever_the_batches(values: Tensor) -> None:
-    check(measured(values), values)
-    if len(values) == 6:
-        check(measured(values, *[1] * 6), values)
-        check(measured(values, 3, 3), values)
-        check(measured(values, 4, 2), values)
+    for sizes in [(), (1,) * 6, (3, 3), (4, 0, 2)] if len(values) == 6 else [()]:
+        check(values, *sizes)
 
 
 def test_doubles_of_any_size() -> None:
@@ -138,36 +91,29 @@ def test_doubles_of_any_size() -> None:
 @pytest.mark.parametrize(
     "values", [torch.zeros(0, 3, 4, 4), torch.zeros(2, 3, 0, 4), torch.zeros(2, 0), torch.zeros(0, 0)]
 )
-def test_nothing_at_all(values: Tensor) -> None:
+def test_no_values(values: Tensor) -> None:
     found = measured(values)
     assert (found.items, found.values, found.mean, found.low_at, found.between_images) == (0, 0, None, None, None)
     assert (found.zeros, found.dead_channels, found.duplicate_channels, found.quantiles) == (0, (), (), {})
 
 
-def test_an_empty_batch_between_others_adds_nothing() -> None:
-    values = random(4, 3, 5)
-    check(measured(values, 2, 0, 2), values)
-    assert measured(values, 2, 0, 2).items == 4
-
-
-def test_what_a_call_is_and_what_its_shape_has_in_common() -> None:
-    found = LayerAccumulator(CALL, 3, part="out")
-    found.update(random(2, 3, 4, 5), names(2))
-    found.update(random(1, 3, 4, 7), names(1))
-    known = found.statistics(calls=2)
-    assert (known.key, known.call, known.calls, known.items, known.shape) == (
-        "stage.relu#1 out", CALL, 2, 3, (3, 4, None),
-    )  # fmt: skip
+def test_the_shape_has_none_where_items_differ() -> None:
+    accumulator = LayerAccumulator(CALL, 3, part="out")
+    accumulator.update(random(2, 3, 4, 5), names(2))
+    accumulator.update(random(1, 3, 4, 7), names(1))
+    layer = accumulator.statistics(calls=2)
+    assert (layer.key, layer.call, layer.calls) == ("stage.relu#1 out", CALL, 2)
+    assert (layer.items, layer.shape) == (3, (3, 4, None))
     assert measured(random(2, 3)).shape == (3,)
 
 
-def test_dead_channels_rest_on_more_than_one_value() -> None:
+def test_dead_channels_need_more_than_one_value() -> None:
     assert measured(torch.zeros(1, 3, 1, 1)).dead_channels == ()
     assert measured(torch.zeros(2, 3, 1, 1), 1, 1).dead_channels == (0, 1, 2)
     values = random(3, 5, 2, 2)
     values[:, 1], values[:, 3], values[:, 4] = 0.0, -7.25, torch.tensor([0.0, -0.0]).repeat(6).reshape(3, 2, 2)
     assert measured(values, 1, 2).dead_channels == (1, 3, 4)
-    values[2, 3, 1, 1] = -7.0  # it awakes for one image, at one place
+    values[2, 3, 1, 1] = -7.0  # for one image, at one position
     assert measured(values, 1, 2).dead_channels == (1, 4)
     values[0, 1, 0, 0] = torch.nan
     assert measured(values, 1, 2).dead_channels == (4,)
@@ -187,15 +133,6 @@ def test_saturated_shares_by_hand(dtype: torch.dtype) -> None:
     assert free.saturated is None and free.saturated_by_channel is None
 
 
-def test_by_channel() -> None:
-    values = random(6, 4, 5, 3)
-    found = measured(values, 2, 4)
-    stored = values.double().numpy()
-    np.testing.assert_allclose(found.by_channel.mean, stored.mean((0, 2, 3)), rtol=1e-12)
-    np.testing.assert_allclose(found.by_channel.variance, stored.var((0, 2, 3)), rtol=1e-9)
-    assert found.histogram.bins()[2].sum() == values.numel()
-
-
 def test_between_images_against_numpy() -> None:
     values = random(6, 4, 5, 3)
     by_hand = np.sqrt(values.double().numpy().mean((2, 3)).var(0).mean())
@@ -203,17 +140,6 @@ def test_between_images_against_numpy() -> None:
         assert measured(values, *sizes).between_images == pytest.approx(by_hand, rel=1e-9)
     assert measured(values[:1]).between_images is None
     assert measured(values[:1].expand(5, 4, 5, 3)).between_images == pytest.approx(0, abs=1e-15)
-
-
-def test_rank_only_where_it_is_asked_for() -> None:
-    values = random(6, 4, 5, 3)
-    covariance = np.cov(values.double().movedim(1, 0).flatten(1), bias=True)
-    shares = np.linalg.eigvalsh(covariance) / covariance.trace()
-    rank = np.exp(-(shares * np.log(shares)).sum())
-    for sizes in ((6,), (1,) * 6, (2, 4)):
-        assert measured(values, *sizes, with_rank=True).rank == pytest.approx(rank, rel=1e-5)
-    assert measured(values).rank is None
-    assert measured(torch.zeros(2, 3, 4), with_rank=True).rank == 0
 
 
 def test_duplicates_need_a_pattern() -> None:
@@ -226,15 +152,16 @@ def test_duplicates_need_a_pattern() -> None:
 
 
 def test_many_items_of_one_image_are_no_duplicates() -> None:
-    """A head's proposals: were they turned alike, sketches would know their sum alone, which is the same for all."""
+    """Such as proposals of a detector; with equal rotations sketches would hold only their sum, the same for all."""
     values = random(200, 300, 1)
     values[:, 7] = values[:, 100]
     for images in (["cat.jpg"] * 200, [None] * 200, names(200)):
         assert measured(values, images=images).duplicate_channels == ((7, 100),)
 
 
-def test_half_precision_around_it_changes_nothing() -> None:
+def test_autocast_changes_nothing() -> None:
     values = random(4, 6, 9)
+    assert measured(values).rank is None, "only with_rank"
     plain = measured(values, with_rank=True)
     with torch.autocast("cpu", torch.bfloat16):
         halved = measured(values, with_rank=True)
@@ -242,10 +169,10 @@ def test_half_precision_around_it_changes_nothing() -> None:
     assert halved.rank == plain.rank and halved.mean == plain.mean
 
 
-def test_facts_do_not_change_when_counting_goes_on() -> None:
-    found = LayerAccumulator(CALL, 3)
-    found.update(random(2, 3, 4), names(2))
-    known = found.statistics()
-    mean, count = known.by_channel.mean.copy(), known.histogram.bins()[2].sum()
-    found.update(random(5, 3, 4, seed=1), names(5))
-    assert np.array_equal(known.by_channel.mean, mean) and known.histogram.bins()[2].sum() == count
+def test_statistics_do_not_change_with_later_updates() -> None:
+    accumulator = LayerAccumulator(CALL, 3)
+    accumulator.update(random(2, 3, 4), names(2))
+    layer = accumulator.statistics()
+    mean, count = layer.by_channel.mean.copy(), layer.histogram.bins()[2].sum()
+    accumulator.update(random(5, 3, 4, seed=1), names(5))
+    assert np.array_equal(layer.by_channel.mean, mean) and layer.histogram.bins()[2].sum() == count == 24
