@@ -11,32 +11,24 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
-from hookscope.drawing.plot import SUFFIXES, figure_bytes
-from hookscope.findings.finding import Finding
-from hookscope.hooks.selection import Call
-from hookscope.statistics.accumulator import LayerAccumulator
-from hookscope.statistics.collector import StatisticsCollector
-from hookscope.statistics.figure import draw_statistics
-from hookscope.statistics.findings import diagnose
-from hookscope.statistics.layer_statistics import LayerStatistics
+from hookscope.drawing import figure_bytes
+from hookscope.findings import Finding
+from hookscope.hooks import Call
+from hookscope.statistics import LayerStatistics, draw_statistics
+from tests.statistics import judge
 
 
 def layer_of(values: Any, name: str = "conv", kind: str = "Conv2d", bounds: Any = (None, None)) -> LayerStatistics:
-    values = torch.as_tensor(values, dtype=torch.float32)
-    values = values if values.ndim > 1 else values[None, None]
-    accumulator = LayerAccumulator(Call(name, kind, 0, 0), values.shape[1], bounds)
-    accumulator.update(values, ["a.jpg"] * len(values))
-    return accumulator.statistics()
+    return judge.layer_of(values, call=Call(name, kind, 0, 0), bounds=bounds)
 
 
-def found(name: str, layer: str, **more: Any) -> Finding:
+def finding(name: str, layer: str, **more: Any) -> Finding:
     return Finding(name, layer, f"evidence of {name} in {layer}", "what to do", **more)
 
 
 def dead(layer: str, count: int, channels: int) -> Finding:
-    return found("dead-channels", layer, channels=tuple(range(count)), numbers={"dead": count, "channels": channels})
+    return finding("dead-channels", layer, channels=tuple(range(count)), numbers={"dead": count, "channels": channels})
 
 
 def panels(figure: Any) -> dict[str, Any]:
@@ -123,33 +115,21 @@ def test_nan_and_inf_are_counted_and_a_layer_without_values_says_so() -> None:
     shown = panels(figure)
     assert texts(shown["NaN, Inf"]) == ["2 NaN, 1 Inf", "2 NaN"]
     assert [text.get_position()[1] for text in shown["NaN, Inf"].texts[1:]] == [0, 1]
-    said = {text.get_text(): text.get_position()[1] for text in shown["values"].texts if "value" in text.get_text()}
-    assert (said["no finite value"], said["no value"]) == (1, 2)
+    texts_of_rows = {text.get_text(): text.get_position()[1] for text in shown["values"].texts}
+    assert (texts_of_rows["no finite value"], texts_of_rows["no value"]) == (1, 2)
     assert segments(shown["values"].collections[0]) == [[1, 2], [1, 2]]
     assert pixels(figure).std() > 5
 
 
-def test_rows_are_named_as_they_are() -> None:
-    names = ["$x$", "a_{b}^2", "layer1.0.conv\n1", "漢字"]
-    figure = draw_statistics([layer_of([0.0, 1.0], name) for name in names], [], "$about$")
-    labels = [text for text in figure.axes[0].texts if "Conv2d" in text.get_text()]
-    expected = ["$x$  Conv2d", "a_{b}^2  Conv2d", "layer1.0.conv\\n1  Conv2d", "漢字  Conv2d"]
-    assert [text.get_text() for text in labels] == expected
-    assert words(figure)[0] == "$about$"
-    assert not any(text.get_parse_math() for text in [*labels, *figure.texts])
-    assert [text.get_position()[1] for text in labels] == [0, 1, 2, 3]
-
-
-def test_long_names_neither_stretch_the_page_nor_lose_their_ends() -> None:
-    figure = draw_statistics([layer_of([0.0, 1.0], "start." + "long." * 90 + "conv")], [], "a net")
-    (label,) = (text.get_text() for text in figure.axes[0].texts if "Conv2d" in text.get_text())
-    assert label.startswith("start.long") and label.endswith("long.conv  Conv2d") and "…" in label
-    assert figure.get_size_inches()[0] < 16
-
-
 def test_findings_stand_above_and_beside_their_rows() -> None:
     layers = [layer_of([0.0, 1.0], name) for name in "abcd"]
-    findings = [found("non-finite", "c"), dead("b", 1, 9), dead("c", 5, 9), dead("d", 2, 9), found("few-images", "")]
+    findings = [
+        finding("non-finite", "c"),
+        dead("b", 1, 9),
+        dead("c", 5, 9),
+        dead("d", 2, 9),
+        finding("few-images", ""),
+    ]
     figure = draw_statistics(layers, findings, "a net")
     assert words(figure)[1:4] == [
         "non-finite:  c: evidence of non-finite in c",
@@ -160,7 +140,7 @@ def test_findings_stand_above_and_beside_their_rows() -> None:
     assert beside == {1: "dead-channels", 2: "◄ look here first: non-finite, dead-channels", 3: "dead-channels"}
 
 
-def test_of_shares_the_worst_comes_first_else_the_first() -> None:
+def test_the_row_with_the_worst_share_comes_first_else_the_first_row() -> None:
     layers = [layer_of([0.0, 1.0], name) for name in "abc"]
 
     def first(*findings: Finding) -> list[str]:
@@ -168,50 +148,24 @@ def test_of_shares_the_worst_comes_first_else_the_first() -> None:
         return [chr(97 + at) for at, text in enumerate(texts_beside) if "look here first" in text]
 
     assert first(dead("a", 1, 9), dead("b", 5, 9), dead("c", 2, 9)) == ["b"]
-    assert first(found("vanishing-activations", "a"), found("vanishing-activations", "b")) == ["a"]
+    assert first(finding("vanishing-activations", "a"), finding("vanishing-activations", "b")) == ["a"]
     shares = {"a": 0.6, "b": 0.7, "c": 0.9}
-    assert first(*[found("saturated", name, numbers={"saturated": share}) for name, share in shares.items()]) == ["c"]
+    assert first(*[finding("saturated", name, numbers={"saturated": share}) for name, share in shares.items()]) == ["c"]
     assert first(dead("b", 1, 9)) == [], "there is nothing to choose from"
 
 
-def test_findings_of_layers_that_have_no_row_are_told() -> None:
-    figure = draw_statistics(RAMP, [found("batchnorm-drift", "bn1"), found("few-images", "")], "a net")
+def test_findings_without_a_row_stand_above() -> None:
+    figure = draw_statistics(RAMP, [finding("batchnorm-drift", "bn1"), finding("few-images", "")], "a net")
     assert words(figure)[1] == "batchnorm-drift:  bn1: evidence of batchnorm-drift in bn1"
     assert texts(figure.axes[-1]) == []
-    nameless = draw_statistics([layer_of([0.0, 1.0], "")], [found("few-images", "")], "a net")
+    nameless = draw_statistics([layer_of([0.0, 1.0], "")], [finding("few-images", "")], "a net")
     assert texts(nameless.axes[-1]) == []
 
 
-def test_many_kinds_are_cut_with_a_word_and_none_says_so() -> None:
-    lines = words(draw_statistics(RAMP, [found(f"kind{at}", "a") for at in range(13)], "a net"))
+def test_more_than_ten_kinds_are_counted() -> None:
+    lines = words(draw_statistics(RAMP, [finding(f"kind{at}", "a") for at in range(13)], "a net"))
     assert lines[10].startswith("kind9:") and lines[11] == "... and 3 more kinds of findings, beside the rows"
     assert words(draw_statistics(RAMP, [], "a net"))[1] == "no findings"
-
-
-def planted() -> nn.Sequential:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Sigmoid(), nn.Conv2d(8, 16, 1), nn.ReLU())
-    with torch.no_grad():
-        net[0].bias[2] = net[0].bias[5] = -9
-        net[2].weight.mul_(100)
-        net[4].weight[3, 0] = math.nan
-    return net
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_planted_faults_are_all_on_the_page(suffix: str) -> None:
-    net = planted()
-    with torch.no_grad(), StatisticsCollector(net) as collector:
-        net(torch.randn(20, 3, 9, 9))
-    findings = diagnose(collector.totals)
-    figure = draw_statistics(collector.totals.statistics(), findings, "planted")
-    kinds = list(dict.fromkeys(one.finding for one in findings))
-    assert {"non-finite", "saturated", "dead-channels"} <= set(kinds)
-    assert [line.split(":")[0] for line in words(figure)[1 : 1 + len(kinds)]] == kinds
-    beside = {text.get_position()[1]: text.get_text() for text in figure.axes[-1].texts[1:]}
-    assert (beside[1], beside[3]) == ("dead-channels", "saturated")
-    assert beside[4].startswith("\N{BLACK LEFT-POINTING POINTER} look here first: non-finite")
-    assert len(figure_bytes(figure, suffix)) > 5000
 
 
 def test_the_first_row_to_look_at_stands_out() -> None:
@@ -222,15 +176,11 @@ def test_the_first_row_to_look_at_stands_out() -> None:
     assert not (np.array([0xF9, 0xC4, 0xA4]) == pixels(draw_statistics(layers, [], "x"))).all(axis=2).any()
 
 
-@pytest.mark.parametrize("count", [0, 1, 4, 400])
+@pytest.mark.parametrize("count", [0, 40])
 def test_any_number_of_rows(count: int) -> None:
     layers = [layer_of(torch.linspace(-1, 1 + at % 5, 50), f"features.{at}.conv") for at in range(count)]
-    findings = [dead(layer.key, 1, 2) for layer in layers[::3]]
-    figure = draw_statistics(layers, findings, "a net")
-    found_pixels = pixels(figure)
-    high, wide = found_pixels.shape[:2]
-    assert wide < 2000 and high < 200 + 17 * max(count, 8)
-    assert found_pixels.std() > 5
+    figure = draw_statistics(layers, [dead(layer.key, 1, 2) for layer in layers[::3]], "a net")
+    assert pixels(figure).std() > 5
     assert sum("Conv2d" in text.get_text() for text in figure.axes[0].texts) == count
 
 

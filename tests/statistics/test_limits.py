@@ -11,19 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import SelectionError
-from hookscope.findings import nonfinite_words
-from hookscope.statistics.collector import StatisticsCollector
-from hookscope.statistics.layer_statistics import LayerStatistics
-from hookscope.statistics.limits import BrokenLimit, Limits, broken_limits, held_layers, junit_xml
+from hookscope.statistics import BrokenLimit, LayerStatistics, Limits, broken_limits, held_layers, junit_xml
+from tests.nets import Function
+from tests.statistics import judge
 
 
 def measured(net: nn.Module, inputs: Tensor, **options: Any) -> list[LayerStatistics]:
-    with StatisticsCollector(net, **options) as collector, torch.no_grad():
-        net(inputs)
-    return collector.totals.statistics()
+    return judge.measured(net, inputs, **options).statistics()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def layers() -> list[LayerStatistics]:
     """A convolution that hands on its 20 channels, and a ReLU6: 1 channel dead, 3 at their bound throughout."""
     net = nn.Sequential(nn.Conv2d(20, 20, 1, bias=False), nn.ReLU6())
@@ -35,50 +32,45 @@ def layers() -> list[LayerStatistics]:
     return measured(net, inputs, rank=True)
 
 
-def offences(layers: list[LayerStatistics], **limits: Any) -> list[tuple[str, str, int | None]]:
-    return [(one.limit, one.layer, one.index) for one in broken_limits(layers, Limits(**limits))]
-
-
-def test_no_limit_is_never_broken(layers: list[LayerStatistics]) -> None:
-    assert offences(layers) == []
-    assert Limits().names == ()
+def broken(layers: list[LayerStatistics], **limits: Any) -> list[tuple[str, str, int | None]]:
+    return [(each.limit, each.layer, each.index) for each in broken_limits(layers, Limits(**limits))]
 
 
 def test_dead(layers: list[LayerStatistics]) -> None:
     assert layers[1].dead_channels == (0, 1, 2, 3)
-    assert offences(layers, max_dead=0.2) == []
+    assert broken(layers, max_dead=0.2) == []
     (found,) = broken_limits(layers, Limits(max_dead=math.nextafter(0.2, 0)))
     assert found == BrokenLimit(
         "max-dead", "1", None, 0.2, math.nextafter(0.2, 0), "4 of 20 channels are dead: 0, 1, 2, 3", (0, 1, 2, 3)
     )
-    assert offences(layers, max_dead=0.0) == [("max-dead", "1", None)]
+    assert broken(layers, max_dead=0.0) == [("max-dead", "1", None)]
 
 
 def test_saturated(layers: list[LayerStatistics]) -> None:
     share = layers[1].saturated
     assert share == 3 / 20
-    assert offences(layers, max_saturated=share) == []
+    assert broken(layers, max_saturated=share) == []
     (found,) = broken_limits(layers, Limits(max_saturated=math.nextafter(share, 0)))
     assert (found.layer, found.evidence) == ("1", "15 % of values are within 1 % of a bound")
 
 
 def test_size(layers: list[LayerStatistics]) -> None:
-    assert offences(layers, max_abs=100.0) == []
+    assert broken(layers, max_abs=100.0) == []
     (found,) = broken_limits(layers, Limits(max_abs=math.nextafter(100.0, 0)))
     assert (found.layer, found.index, found.value) == ("0", 0, 100.0)
     assert found.evidence == f"from {layers[0].min:.6g} to 100"
     low = measured(nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Tanh()), -5 * torch.ones(1, 1, 3, 3), layers="0")
-    assert offences(low, max_abs=abs(low[0].min or 0)) == []
-    assert len(offences(low, max_abs=abs(low[0].min or 0) * 0.999)) == 1
+    assert broken(low, max_abs=abs(low[0].min or 0)) == []
+    assert len(broken(low, max_abs=abs(low[0].min or 0) * 0.999)) == 1
 
 
 def test_rank(layers: list[LayerStatistics]) -> None:
     for layer in layers:
         assert layer.rank
         assert layer.highest_rank == 20
-        assert offences([layer], min_rank=layer.rank) == []
-        assert len(offences([layer], min_rank=math.nextafter(layer.rank, 99))) == 1
-        assert offences([layer], min_rank_share=layer.rank / 20 - 1e-9) == []
+        assert broken([layer], min_rank=layer.rank) == []
+        assert len(broken([layer], min_rank=math.nextafter(layer.rank, 99))) == 1
+        assert broken([layer], min_rank_share=layer.rank / 20 - 1e-9) == []
         (found,) = broken_limits([layer], Limits(min_rank_share=layer.rank / 20 + 1e-9))
         assert found.evidence == f"effective rank {layer.rank:.4g} of at most 20 in 20 channels"
 
@@ -87,8 +79,8 @@ def test_a_share_of_the_rank_is_of_what_it_can_be() -> None:
     """8 channels of 1 x 1 maps on 3 images lie in a plane."""
     (layer,) = measured(nn.Conv2d(3, 8, 1), torch.randn(3, 3, 1, 1), rank=True, layers="all")
     assert layer.highest_rank == 2
-    assert offences([layer], min_rank_share=0.5) == []
-    assert len(offences([layer], min_rank=3.0)) == 1
+    assert broken([layer], min_rank_share=0.5) == []
+    assert len(broken([layer], min_rank=3.0)) == 1
 
 
 def test_nan_and_inf() -> None:
@@ -96,8 +88,6 @@ def test_nan_and_inf() -> None:
     net[0].weight.data.fill_(1.0)
     inputs = torch.tensor([1.0, 2.0, math.nan, math.inf, -math.inf, 3.0]).view(1, 1, 2, 3)
     convolution, function = measured(net, inputs)
-    assert nonfinite_words(convolution.nan, convolution.inf) == "1 NaN and 2 Inf"
-    assert nonfinite_words(function.nan, function.inf) == "1 NaN and 1 Inf"
     found = broken_limits([convolution, function], Limits(no_nan=True))
     assert [(one.layer, one.value, one.allowed) for one in found] == [("0", 3, 0), ("1", 2, 0)]
     assert found[1].evidence == "1 NaN and 1 Inf of 6 values"
@@ -109,27 +99,19 @@ def test_nan_and_inf() -> None:
 
 
 def test_a_clean_net_breaks_nothing(layers: list[LayerStatistics]) -> None:
+    assert broken(layers) == [] and Limits().names == ()
     limits = Limits(0.2, 0.15, True, 100.0, 1.0)
     assert limits.names == ("max-dead", "max-saturated", "no-nan", "max-abs", "min-rank")
     assert broken_limits(layers, limits) == []
 
 
 def test_several_limits_come_in_order_of_execution(layers: list[LayerStatistics]) -> None:
-    assert offences(layers, max_abs=1.0, max_dead=0.0, max_saturated=0.0) == [
+    assert broken(layers, max_abs=1.0, max_dead=0.0, max_saturated=0.0) == [
         ("max-abs", "0", 0),
         ("max-dead", "1", None),
         ("max-saturated", "1", None),
         ("max-abs", "1", None),
     ]
-
-
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.relu = nn.Conv2d(3, 3, 1), nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.conv(self.relu(self.conv(x))))
 
 
 @pytest.mark.parametrize(
@@ -147,40 +129,33 @@ class Twice(nn.Module):
     ],
 )
 def test_layers_that_are_allowed(allow: list[str], left: list[str]) -> None:
-    found = held_layers(measured(Twice(), torch.randn(2, 3, 4, 4)), allow)
-    assert [layer.key for layer in found] == left
+    net = Function(lambda net, x: net.relu(net.conv(net.relu(net.conv(x)))), conv=nn.Conv2d(3, 3, 1), relu=nn.ReLU())
+    assert [layer.key for layer in held_layers(measured(net, torch.randn(2, 3, 4, 4)), allow)] == left
 
 
-def test_what_cannot_be_read_is_refused() -> None:
+def test_a_selection_that_cannot_be_parsed_is_refused() -> None:
     with pytest.raises(SelectionError, match="bad regular expression"):
         held_layers([], ["re:("])
 
 
-EVIL = 'a<b>&"c"\x00\x1b]0;x\x07\n\ud800\uffff\u202e\u00e9'
-
-
 def test_a_case_for_each_limit_and_layer() -> None:
-    offence = BrokenLimit("max-dead", "relu", None, 0.25, 0.05, "1 of 4 channels is dead: 2", (2,))
-    root = ElementTree.fromstring(junit_xml("check", ["max-dead", "no-nan"], ["conv", "relu"], [offence]))
+    failed = BrokenLimit("max-dead", "relu", None, 0.25, 0.05, "1 of 4 channels is dead: 2", (2,))
+    root = ElementTree.fromstring(junit_xml("check", ["max-dead", "no-nan"], ["conv", "relu"], [failed]))
     suite = root[0]
     assert (root.tag, suite.tag) == ("testsuites", "testsuite")
     assert suite.attrib == {"name": "check", "tests": "4", "failures": "1", "errors": "0", "skipped": "0"}
     cases = [(case.get("classname"), case.get("name"), len(case)) for case in suite]
     assert cases == [("max-dead", "conv", 0), ("max-dead", "relu", 1), ("no-nan", "conv", 0), ("no-nan", "relu", 0)]
     failure = suite[1][0]
-    assert (failure.tag, failure.get("type"), failure.get("message")) == ("failure", "max-dead", offence.evidence)
+    assert (failure.tag, failure.get("type"), failure.get("message")) == ("failure", "max-dead", failed.evidence)
     assert failure.text == "1 of 4 channels is dead: 2 (measured 0.25, allowed 0.05)"
 
 
-def test_no_layer_is_an_empty_suite() -> None:
-    suite = ElementTree.fromstring(junit_xml("check", ["no-nan"], [], []))[0]
-    assert (suite.get("tests"), len(suite)) == ("0", 0)
-
-
-@pytest.mark.parametrize("name", [EVIL, *map(chr, range(32)), "\x7f", "\x85", "\ufffe", "\udcff"])
+@pytest.mark.parametrize(
+    "name", ['a<b>&"c"\x00\x1b]0;x\x07\n\ud800\uffff\u202e\u00e9', "".join(map(chr, range(32))), "\x7f\x85\ufffe\udcff"]
+)
 def test_any_name_makes_valid_xml(name: str) -> None:
-    offence = BrokenLimit("no-nan", name, 0, float("inf"), 0, name)
-    text = junit_xml(name, ["no-nan"], [name], [offence])
+    text = junit_xml(name, ["no-nan"], [name], [BrokenLimit("no-nan", name, 0, float("inf"), 0, name)])
     assert text.decode("utf-8").startswith("<?xml version='1.0' encoding='utf-8'?>\n")
     assert text.endswith(b">\n")
     suite = ElementTree.fromstring(text)[0]

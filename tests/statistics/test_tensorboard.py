@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -18,23 +17,18 @@ import torch
 from torch import nn
 
 from hookscope.errors import InstallationError, WriteError
-from hookscope.hooks.selection import Call
-from hookscope.statistics import tensorboard
-from hookscope.statistics.accumulator import LayerAccumulator
-from hookscope.statistics.collector import StatisticsCollector
-from hookscope.statistics.layer_statistics import LayerStatistics
+from hookscope.hooks import Call
+from hookscope.statistics import LayerStatistics, check_installed, write_events
 from hookscope.statistics.quantiles import ValueHistogram
-from hookscope.statistics.tensorboard import buckets, check_installed, write_events
+from hookscope.statistics.tensorboard import buckets
+from tests.helpers import seeded
+from tests.statistics import judge
 
 SCALARS = ("mean", "std", "min", "max", "rms", "zeros", "nan", "inf", "saturated", "rank")
 
 
 def layer_of(values: Any, name: str = "conv") -> LayerStatistics:
-    values = torch.as_tensor(values, dtype=torch.float32)
-    values = values if values.ndim > 1 else values[None, None]
-    accumulator = LayerAccumulator(Call(name, "Conv2d", 0, 0), values.shape[1])
-    accumulator.update(values, ["a.jpg"] * len(values))
-    return accumulator.statistics()
+    return judge.layer_of(values, call=Call(name, "Conv2d", 0, 0))
 
 
 def read(folder: Path) -> Any:
@@ -48,18 +42,19 @@ def read(folder: Path) -> Any:
 
 
 def measured() -> list[LayerStatistics]:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 1), nn.Sigmoid())
-    with torch.no_grad(), StatisticsCollector(net, rank=True) as collector:
-        net[0].bias[1] = -9
-        net(torch.randn(3, 3, 12, 12))
-    return collector.totals.statistics()
+    net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 1), nn.Sigmoid()))
+    net[0].bias.data[1] = -9
+    return judge.measured(net, judge.random(3, 3, 12, 12), rank=True).statistics()
 
 
-def test_scalars_are_the_statistics(tmp_path: Path) -> None:
-    layers = measured()
-    write_events(tmp_path, layers, 7, {"model": "a net"})
-    events = read(tmp_path)
+def test_events_are_the_statistics(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    layers, threads, folder = measured(), threading.active_count(), tmp_path / "new" / "folder"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_events(folder, layers, 7, {"model": "__init__:make", "weights": "random\n# (seed 0)"})
+    assert capfd.readouterr() == ("", "") and threading.active_count() == threads
+    assert len(os.listdir(folder)) == 1
+    events = read(folder)
     found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
     expected = {}
     for layer in layers:
@@ -70,23 +65,20 @@ def test_scalars_are_the_statistics(tmp_path: Path) -> None:
     for tag, ((point),) in found.items():
         assert (point.step, point.value) == (7, pytest.approx(expected[tag], rel=1e-6))
     assert found["1/dead"][0].value == 1
-
-
-def test_histograms_are_the_values(tmp_path: Path) -> None:
-    layers = measured()
-    write_events(tmp_path, layers, 2)
-    events = read(tmp_path)
     assert events.Tags()["histograms"] == [f"{layer.key}/values" for layer in layers]
     for layer in layers:
         (point,) = events.Histograms(f"{layer.key}/values")
         found, count = point.histogram_value, layer.values
-        assert (point.step, found.num, found.min, found.max) == (2, count, layer.min, layer.max)
+        assert (point.step, found.num, found.min, found.max) == (7, count, layer.min, layer.max)
         assert found.sum == pytest.approx(layer.mean * count)
         assert found.sum_squares == pytest.approx(layer.rms**2 * count)
         assert sum(found.bucket) == count
         assert len(found.bucket) == len(found.bucket_limit) <= 100
         assert list(found.bucket_limit) == sorted(set(found.bucket_limit))
         assert found.bucket_limit[-1] == layer.max
+    (point,) = events.Tensors("about/text_summary")
+    text = point.tensor_proto.string_val[0].decode()
+    assert text == "    model: __init__:make\n    weights: random\\n# (seed 0)", "verbatim in Markdown"
 
 
 def histogram_of(values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -95,23 +87,23 @@ def histogram_of(values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return buckets(histogram, float(values.min()), float(values.max()))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        torch.randn(20_000),
-        torch.randn(20_000).relu(),
-        torch.randn(20_000).exp() * 1e-6,
-        torch.cat([torch.randn(20_000), torch.tensor([1e4])]),
-        torch.cat([torch.randn(20_000), torch.tensor([-1e30])]),
-        100 + torch.rand(5000),
-        -torch.rand(100),
-        torch.tensor([-2.0, 0.0, 0.0, 5.0]),
-        torch.zeros(3),
-        torch.full((3,), -7.0),
-        torch.tensor([3e38, -3e38]),
-    ],
-    ids=["normal", "relu", "small", "outlier", "far", "offset", "negative", "few", "zero", "constant", "huge"],
-)
+NORMAL = judge.random(20_000)
+BUCKETS = {
+    "normal": NORMAL,
+    "relu": NORMAL.relu(),
+    "small": NORMAL.exp() * 1e-6,
+    "outlier": torch.cat([NORMAL, torch.tensor([1e4])]),
+    "far": torch.cat([NORMAL, torch.tensor([-1e30])]),
+    "offset": 100 + NORMAL.sigmoid(),
+    "negative": -NORMAL[:100].sigmoid(),
+    "few": torch.tensor([-2.0, 0.0, 0.0, 5.0]),
+    "zero": torch.zeros(3),
+    "constant": torch.full((3,), -7.0),
+    "huge": torch.tensor([3e38, -3e38]),
+}
+
+
+@pytest.mark.parametrize("values", BUCKETS.values(), ids=BUCKETS)
 def test_buckets_hold_what_lies_in_them(values: torch.Tensor) -> None:
     limits, counts = histogram_of(values)
     assert counts.sum() == len(values) and counts.min() >= 0 and len(limits) <= 100
@@ -123,7 +115,7 @@ def test_buckets_hold_what_lies_in_them(values: torch.Tensor) -> None:
 
 
 def test_an_outlier_leaves_the_other_values_their_buckets() -> None:
-    values = torch.cat([torch.randn(20_000), torch.tensor([1e4])])
+    values = BUCKETS["outlier"]
     limits, counts = histogram_of(values)
     assert (abs(limits) < 3).sum() > 40
     assert counts.max() < 20_000 / 20
@@ -149,19 +141,12 @@ def test_nan_inf_and_layers_without_values(tmp_path: Path) -> None:
     assert (found.sum, found.sum_squares) == pytest.approx((4, 10))
 
 
-def test_about_is_a_text_that_is_no_markdown(tmp_path: Path) -> None:
-    write_events(tmp_path, [], about={"model": "__init__:make", "weights": "random\n# (seed 0)"})
-    (point,) = read(tmp_path).Tensors("about/text_summary")
-    text = point.tensor_proto.string_val[0].decode()
-    assert text == "    model: __init__:make\n    weights: random\\n# (seed 0)"
-
-
 def test_runs_in_one_folder_add_up(tmp_path: Path) -> None:
-    for step in range(12):
+    for step in range(3):
         write_events(tmp_path, [layer_of([float(step)])], step)
-    assert len(os.listdir(tmp_path)) == 12
+    assert len(os.listdir(tmp_path)) == 3
     points = read(tmp_path).Scalars("conv/mean")
-    assert [(point.step, point.value) for point in points] == [(step, step) for step in range(12)]
+    assert [(point.step, point.value) for point in points] == [(step, step) for step in range(3)]
 
 
 def test_files_stay_small(tmp_path: Path) -> None:
@@ -169,16 +154,6 @@ def test_files_stay_small(tmp_path: Path) -> None:
     write_events(tmp_path, layers)
     (file,) = tmp_path.iterdir()
     assert file.stat().st_size < 50 * 2600
-
-
-def test_it_neither_speaks_nor_leaves_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    before = threading.active_count()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        write_events(tmp_path / "new" / "folder", measured(), about={"model": "a"})
-    assert capfd.readouterr() == ("", "")
-    assert threading.active_count() == before
-    assert len(os.listdir(tmp_path / "new" / "folder")) == 1
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -208,24 +183,19 @@ def test_without_tensorboard_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     assert os.listdir(tmp_path) == []
 
 
-def test_a_tensorboard_that_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
-    file = tmp_path / "packages" / "tensorboard" / "__init__.py"
-    file.parent.mkdir(parents=True)
-    file.write_text("raise TypeError('Descriptors cannot be created directly.\\nIf this call came from')")
-    code = (
-        "import sys; from hookscope.errors import HookscopeError\n"
-        "from hookscope.statistics.tensorboard import write_events\n"
-        "try: write_events(sys.argv[1], [], about={'a': 'b'})\n"
-        "except HookscopeError as error: print(error)"
+def test_a_tensorboard_that_cannot_be_imported_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "tensorboard"
+    package.mkdir()
+    text = "raise TypeError('Descriptors cannot be created directly.\\nIf this call came from')"
+    (package / "__init__.py").write_text(text)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InstallationError) as raised:
+        check_installed()
+    expected = (
+        "cannot import tensorboard: Descriptors cannot be created directly.; pip install 'hookscope[tensorboard]'"
     )
-    path = os.pathsep.join([str(file.parents[1]), str(Path(tensorboard.__file__).parents[1])])
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "events"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    cure = "pip install 'hookscope[tensorboard]'"
-    expected = f"cannot import tensorboard: Descriptors cannot be created directly.; {cure}"
-    assert (done.stdout, done.stderr) == (f"{expected}\n", "")
+    assert str(raised.value) == expected

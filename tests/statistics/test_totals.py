@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import torch
 from torch import Tensor, nn
 
 from hookscope.errors import InputError
-from hookscope.hooks.selection import Call
+from hookscope.hooks import Call
+from hookscope.statistics import RunningStatistics
 from hookscope.statistics.accumulator import LayerAccumulator
 from hookscope.statistics.batchnorm import BatchNormAccumulator
-from hookscope.statistics.totals import RunningStatistics
-
-
-def random(*shape: int, seed: int = 3) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+from tests.statistics.judge import check_same, names, random
 
 
 def counted(values: Tensor, *keys: str) -> RunningStatistics:
-    """Running statistics of ``values`` as what each layer put out; ``name#1`` is a second call."""
+    """Running statistics of ``values`` as the output of each layer; ``name#1`` is a second call."""
     totals = RunningStatistics(len(values))
     for key in keys:
         name, _, number = key.partition("#")
-        found = LayerAccumulator(Call(name, "Conv2d", int(number or 0), None), values.shape[1])
-        found.update(values, [f"{at}.jpg" for at in range(len(values))])
-        totals.layers[key] = found
+        layer = LayerAccumulator(Call(name, "Conv2d", int(number or 0), None), values.shape[1])
+        layer.update(values, names(len(values)))
+        totals.layers[key] = layer
     norm = BatchNormAccumulator.of(nn.BatchNorm2d(values.shape[1]))
     norm.update(values)
     totals.batch_norms["bn"] = norm
@@ -37,16 +32,12 @@ def test_two_halves_are_the_whole() -> None:
     whole, joined = counted(values, "a", "b"), RunningStatistics()
     for part in (values[:1], values[1:]):
         joined.merge(counted(part, "a", "b"))
-    assert joined.images == 6
-    for one, other in zip(joined.statistics(), whole.statistics(), strict=True):
-        assert (one.call, one.items, one.min, one.quantiles) == (other.call, other.items, other.min, other.quantiles)
-        assert (one.mean, one.std) == pytest.approx((other.mean, other.std), rel=1e-12)
-    np.testing.assert_allclose(joined.drifts()[0].shift, whole.drifts()[0].shift, rtol=1e-12)
+    check_same(joined, whole, places=False)
 
 
 def test_calls_are_counted_by_name() -> None:
     found = counted(random(2, 3, 4, 4), "stem", "head", "head#1", "head#2").statistics()
-    assert [(one.key, one.calls) for one in found] == [("stem", 1), ("head", 3), ("head#1", 3), ("head#2", 3)]
+    assert [(layer.key, layer.calls) for layer in found] == [("stem", 1), ("head", 3), ("head#1", 3), ("head#2", 3)]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +51,7 @@ def test_calls_are_counted_by_name() -> None:
         (["a"], [], ["a"]),
     ],
 )
-def test_what_ran_only_in_one_keeps_its_place(first: list[str], second: list[str], both: list[str]) -> None:
+def test_a_layer_that_ran_in_one_half_keeps_its_place(first: list[str], second: list[str], both: list[str]) -> None:
     values = random(2, 3, 4, 4)
     joined = counted(values, *first)
     joined.merge(counted(values, *second))
@@ -104,9 +95,3 @@ def test_the_threshold_of_duplicates() -> None:
     totals = counted(values, "a")
     assert totals.statistics()[0].duplicate_channels == ()
     assert totals.statistics(0.9)[0].duplicate_channels == ((0, 2),)
-
-
-def test_nothing_counted() -> None:
-    empty = RunningStatistics()
-    empty.merge(RunningStatistics.from_state(RunningStatistics().state_dict()))
-    assert (empty.images, empty.statistics(), empty.drifts()) == (0, [], [])
