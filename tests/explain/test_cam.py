@@ -1,4 +1,4 @@
-"""Class activation maps: which layer, which class, which map; what cannot be is said; and the model never knows."""
+"""Class activation maps: which layer, which class, which map; and what is refused."""
 
 from __future__ import annotations
 
@@ -10,62 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
-from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, TargetError, UsageError
+from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, UsageError
 from hookscope.explain.cam import ClassActivationMap, class_activation_maps, fused, landmark_layers, resized
 from hookscope.explain.cam_methods import CAM_METHODS
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.selection import Call
 from hookscope.scores.logits import Prediction
+from tests.explain.nets import Gives, picture, small
 from tests.helpers import hooks_on, seeded
-from tests.nets import Fails, named as chain
-
-GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
-
-
-def picture(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(1, 3, *(shape or (16, 16)), generator=torch.Generator().manual_seed(seed))
-
-
-def small() -> nn.Module:
-    """Two convolutions before ReLUs in place, BatchNorm and Dropout between, a head on their mean."""
-    return seeded(
-        lambda: chain(
-            first=nn.Conv2d(3, 6, 3, padding=1),
-            norm=nn.BatchNorm2d(6),
-            relu=nn.ReLU(inplace=True),
-            drop=nn.Dropout(0.5),
-            pool=nn.MaxPool2d(2),
-            second=nn.Conv2d(6, 8, 3, padding=1),
-            again=nn.ReLU(inplace=True),
-            mean=nn.AdaptiveAvgPool2d(1),
-            flat=nn.Flatten(),
-            head=nn.Linear(8, 5),
-        )
-    )
+from tests.nets import named as chain
 
 
 def only(model: nn.Module, inputs: Any, *args: Any, **options: Any) -> ClassActivationMap:
-    [found] = class_activation_maps(model, inputs, *args, **options)
-    return found
+    [cam] = class_activation_maps(model, inputs, *args, **options)
+    return cam
 
 
-def same(ours: ClassActivationMap, other: ClassActivationMap) -> bool:
-    return ours.call == other.call and np.array_equal(ours.values, other.values) and ours.values.any()
-
-
-def one_line(error: pytest.ExceptionInfo[HookscopeError]) -> str:
-    text = str(error.value)
-    assert text and "\n" not in text and len(text) < 300
-    return text
-
-
-# -- the default layer -------------------------------------------------------------------------------------------------
+def close(ours: ClassActivationMap, expected: Tensor, rtol: float = 1e-4, atol: float = 1e-6) -> None:
+    torch.testing.assert_close(torch.from_numpy(ours.values), expected.detach().float(), rtol=rtol, atol=atol)
 
 
 def vit(head: float = 0.5) -> nn.Module:
@@ -117,12 +84,6 @@ def test_the_default_is_the_last_layer_with_a_map_that_the_score_depends_on(fami
     assert np.isfinite(found.values).all()
 
 
-def test_of_a_score_that_no_value_changes_it_is_the_last_map_and_all_zero() -> None:
-    found = only(vit(head=0), picture(32, 32))
-    assert found.is_empty and found.unreached and found.peak is None
-    assert (found.call.name, found.values.shape) == ("encoder", (4, 4))
-
-
 class Attends(nn.Module):
     """Attention written out, as libraries do: what is inside has four axes, and none of them are places."""
 
@@ -157,78 +118,42 @@ def test_long_pictures_through_convolutions_without_padding_have_a_map() -> None
 class Aside(nn.Module):
     """Branches that the score does not depend on, last of all: unused, detached, under no_grad."""
 
-    def __init__(self) -> None:
+    def __init__(self, scored: bool = True) -> None:
         super().__init__()
-        self.trunk = nn.Conv2d(3, 4, 3)
-        self.head = nn.Linear(4, 5)
+        self.trunk, self.head, self.scored = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), scored
         self.unused, self.detached, self.blind = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
         self.idle = nn.Conv2d(4, 4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.trunk(x)
-        score = self.head(x.mean((2, 3)))
-        self.unused(x)
-        score = score + self.detached(x).detach().mean()
-        with torch.no_grad():
-            return score + self.blind(x).mean() * 0 + 0 * score.sum()
-
-
-class Aside2(Aside):
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.trunk(x)
         self.unused(x)
         with torch.no_grad():
             blind = self.blind(x).mean()
-        return self.head(x.mean((2, 3))) + self.detached(x).detach().mean() + blind
+        score = self.head(x.mean((2, 3))) + self.detached(x).detach().mean() + blind
+        return score if self.scored else score.detach()
 
 
 def test_branches_that_the_score_does_not_depend_on_are_passed_by() -> None:
-    assert only(seeded(Aside2), picture()).call.name == "trunk"
-
-
-@pytest.mark.parametrize("method", GRADIENT)
-@pytest.mark.parametrize("layer", ["unused", "detached", "blind"])
-def test_a_layer_that_the_score_does_not_depend_on_is_one_line(layer: str, method: str) -> None:
-    with pytest.raises(
-        LayerError, match=f"does not depend on {layer}; .*unused, detached or computed under no_grad; .*eigenc"
-    ) as e:
-        class_activation_maps(seeded(Aside2), picture(), layer, method=method)
-    one_line(e)
-
-
-def test_a_score_made_under_no_grad_is_one_line() -> None:
     net = seeded(Aside)
-    with pytest.raises(LayerError, match="does not depend on trunk") as e:
-        class_activation_maps(net, picture(), "trunk")
-    one_line(e)
-    with pytest.raises(
-        NoMapError, match=r"no layer of Aside has a map that the score depends on; .* choose a layer and a method"
-    ):
-        class_activation_maps(net, picture())
-    # what asks for no gradient needs none
-    for method in ("eigencam", "scorecam", "ablationcam"):
-        assert only(net, picture(), "trunk", method=method).values.any(), method
+    assert only(net, picture()).call.name == "trunk" and landmark_layers(net, picture()) == ["trunk"]
+    for method in ("eigencam", "scorecam", "ablationcam"):  # these need no gradient
+        assert only(seeded(lambda: Aside(False)), picture(), "trunk", method=method).values.any(), method
 
 
-def test_a_layer_that_did_not_run_is_one_line() -> None:
-    with pytest.raises(LayerError, match="idle") as e:
-        class_activation_maps(seeded(Aside2), picture(), "idle")
-    one_line(e)
-    with pytest.raises(LayerError, match="idle"):
-        class_activation_maps(seeded(Aside2), picture(), ["idle", "trunk"])
+def test_a_score_that_no_value_changes_has_landmarks_and_a_last_map_that_is_all_zero() -> None:
+    net, x = vit(head=0), picture(32, 32)
+    cam, landmarks = only(net, x), landmark_layers(net, x)
+    assert (cam.call.name, cam.values.shape, cam.peak) == ("encoder", (4, 4), None)
+    assert landmarks[-1] == cam.call.key
+    assert all(each.is_empty and each.unreached for each in [cam, *class_activation_maps(net, x, landmarks)])
 
 
 def test_landmarks_are_the_last_outermost_layers_of_the_last_resolutions() -> None:
-    net = torchvisions("resnet18")()
+    net, x = torchvisions("resnet18")(), picture(64, 64)
     state = ModelSnapshot(net)
-    assert landmark_layers(net, picture(64, 64)) == ["layer2", "layer3", "layer4"]
-    assert landmark_layers(net, picture(64, 64), most=5) == ["relu", "layer1", "layer2", "layer3", "layer4"]
-    assert state.changes() == []
-    assert landmark_layers(small(), picture()) == ["relu", "again"]
-    assert landmark_layers(seeded(Aside2), picture()) == ["trunk"]
-    with torch.no_grad():
-        maps = class_activation_maps(net, picture(64, 64), landmark_layers(net, picture(64, 64)))
-    assert [one.values.shape for one in maps] == [(8, 8), (4, 4), (2, 2)]
+    assert landmark_layers(net, x) == ["layer2", "layer3", "layer4"]
+    assert landmark_layers(net, x, most=5) == ["relu", "layer1", "layer2", "layer3", "layer4"]
+    assert state.changes() == [] and landmark_layers(small(), picture()) == ["relu", "again"]
 
 
 def test_the_last_landmark_is_the_layer_that_is_taken_without_a_choice() -> None:
@@ -253,29 +178,6 @@ def test_the_last_landmark_is_the_layer_that_is_taken_without_a_choice() -> None
         for target in (0, "top:1"):
             assert landmark_layers(net, x, target)[-1] == only(net, x, target=target).call.key
 
-
-def test_the_landmarks_of_a_score_that_no_value_changes_have_maps_that_are_all_zero() -> None:
-    net, x = vit(head=0), picture(32, 32)
-    found = landmark_layers(net, x)
-    assert found[-1] == only(net, x).call.key
-    assert all(one.is_empty and one.unreached for one in class_activation_maps(net, x, found))
-
-
-def test_without_a_layer_that_counts_there_are_no_landmarks() -> None:
-    with pytest.raises(
-        NoMapError,
-        match=r"depends on; no gradient reaches a map: .*; choose a layer and a method without gradient: eig",
-    ) as e:
-        landmark_layers(seeded(Aside), picture(32, 32))
-    one_line(e)
-    flat = seeded(lambda: chain(flat=nn.Flatten(), head=nn.Linear(768, 5)))
-    for ask in (landmark_layers, class_activation_maps):
-        with pytest.raises(NoMapError, match="depends on; no layer has a map; use saliency") as e:
-            ask(flat, picture())
-        one_line(e)
-
-
-# -- every model -------------------------------------------------------------------------------------------------------
 
 SIZES = {"alexnet": 96, "inception_v3": 139, "maxvit_t": 224}
 LAST = {
@@ -333,9 +235,6 @@ def test_every_segmentation_model_has_a_map(name: str) -> None:
     assert min(inner.values.shape) >= 4 and inner.channels > 21
 
 
-# -- tokens, channels last, clips --------------------------------------------------------------------------------------
-
-
 def evidence(net: nn.Module, layer: str, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
     """Activation and gradient by a plain hook, for layers that nothing works in place on."""
     kept: list[Tensor] = []
@@ -360,7 +259,7 @@ def test_tokens_fold_row_by_row_and_the_class_token_is_left_out() -> None:
     for method, values in expected.items():
         ours = only(net, x, layer, 2, method)
         assert ours.channels == 16
-        torch.testing.assert_close(torch.from_numpy(ours.values), values.reshape(4, 4), rtol=1e-4, atol=1e-7)
+        close(ours, values.reshape(4, 4), atol=1e-7)
 
 
 def test_channels_last_maps_are_turned() -> None:
@@ -370,38 +269,32 @@ def test_channels_last_maps_are_turned() -> None:
         weights = gradient[0].mean((0, 1))
         ours = only(net, x, layer, 1)
         assert ours.channels == activation.shape[-1] and ours.values.shape == activation.shape[1:3]
-        values = (activation[0] @ weights).relu()
-        torch.testing.assert_close(torch.from_numpy(ours.values), values, rtol=1e-4, atol=1e-7)
+        close(ours, (activation[0] @ weights).relu(), atol=1e-7)
     # and turned by the model itself
     assert np.array_equal(only(net, x, "permute", 1).values, only(net, x, "norm", 1).values)
 
 
-def test_ablation_sets_the_channel_of_tokens_and_of_channels_last_to_zero() -> None:
-    for net, layer, x, apart in (
-        (vit(), "encoder.layers.encoder_layer_0", picture(32, 32), 1),  # the class token is no place of the map
-        (swin(), "norm", picture(32, 32), 0),
-    ):
-        net, x = net.double(), x.double()  # differences of scores lose digits
-        module = net.get_submodule(layer)
-        activation, _ = evidence(net, layer, x, 2)
-        with torch.no_grad():
-            score, weights = net(x)[0, 2], []
-            for channel in range(activation.shape[-1]):
-                keep = torch.ones(activation.shape[-1]).double()
-                keep[channel] = 0
+@pytest.mark.parametrize(("build", "layer", "first"), [(vit, "encoder.layers.encoder_layer_0", 1), (swin, "norm", 0)])
+def test_ablation_zeroes_channels_of_tokens_and_of_channels_last(build: Any, layer: str, first: int) -> None:
+    net, x = build().double(), picture(32, 32).double()  # differences of scores lose digits
+    module = net.get_submodule(layer)
+    activation, _ = evidence(net, layer, x, 2)
+    with torch.no_grad():
+        score, weights = net(x)[0, 2], []
+        for channel in range(activation.shape[-1]):
 
-                def silence(
-                    module: nn.Module, args: Any, output: Tensor, keep: Tensor = keep, begin: int = apart
-                ) -> Tensor:
-                    return torch.cat([output[:, :begin], output[:, begin:] * keep], 1)
+            def silence(module: nn.Module, args: Any, output: Tensor, at: int = channel) -> Tensor:
+                output = output.clone()
+                output[:, first:, ..., at] = 0  # the class token is no place of the map
+                return output
 
-                handle = module.register_forward_hook(silence)
-                weights.append((score - net(x)[0, 2]) / abs(score))
-                handle.remove()
-        summed = (activation[0] @ torch.stack(weights)).relu().flatten()[apart:]
-        ours = torch.from_numpy(only(net, x, layer, 2, "ablationcam", batch_size=3).values).flatten()
-        assert ours.any()
-        torch.testing.assert_close(ours, summed.float(), rtol=1e-4, atol=1e-6)
+            handle = module.register_forward_hook(silence)
+            weights.append((score - net(x)[0, 2]) / abs(score))
+            handle.remove()
+    summed = (activation[0] @ torch.stack(weights)).relu().flatten()[first:]
+    ours = only(net, x, layer, 2, "ablationcam", batch_size=3)
+    assert ours.values.any()
+    close(ours, summed.reshape(ours.values.shape))
 
 
 def test_ablation_where_the_class_token_alone_is_read_finds_no_place() -> None:
@@ -421,11 +314,9 @@ def test_the_steps_of_a_recurrent_layer_are_no_map() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.lstm(self.conv(x).flatten(2).transpose(1, 2))[0].mean(1))
 
-    net = seeded(Recurs)
-    assert only(net, picture()).call.name == "conv"
-    with pytest.raises(NoMapError, match="the output of lstm is no feature map") as e:
-        class_activation_maps(net, picture(), "lstm")
-    one_line(e)
+    assert only(seeded(Recurs), picture()).call.name == "conv"
+    with pytest.raises(NoMapError, match="the output of lstm is no feature map"):
+        class_activation_maps(seeded(Recurs), picture(), "lstm")
 
 
 def test_ablation_of_a_layer_that_returns_what_it_was_given_spares_the_others_who_hold_it() -> None:
@@ -444,8 +335,7 @@ def test_ablation_of_a_layer_that_returns_what_it_was_given_spares_the_others_wh
         score = net(x)[0, 1]
         lost = 3 * kept.mean((2, 3))[0] * net.head.weight[1]  # of the score, without one channel of the branch
         expected = torch.einsum("c,chw->hw", lost / abs(score), kept[0]).relu()
-    ours = torch.from_numpy(only(net, x, "same", 1, "ablationcam").values)
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    close(only(net, x, "same", 1, "ablationcam"), expected, atol=1e-5)
 
 
 def clip_net() -> nn.Module:
@@ -470,21 +360,13 @@ def test_clips_have_a_map_of_each_frame() -> None:
     expected = torch.einsum("c,cthw->thw", weights, activation[0]).relu()
     ours = only(net, x, "conv", 1)
     assert ours.values.shape == (4, 6, 8) and ours.seen == (6, 8) and ours.channels == 4
-    torch.testing.assert_close(torch.from_numpy(ours.values), expected, rtol=1e-5, atol=1e-7)
-    positions = (gradient[0] * activation[0]).sum(0)
-    torch.testing.assert_close(torch.from_numpy(only(net, x, "conv", 1, "hirescam").values), positions)
+    close(ours, expected, atol=1e-7)
+    close(only(net, x, "conv", 1, "hirescam"), (gradient[0] * activation[0]).sum(0))
     assert only(net, x).call.name == "relu"
     ablated = only(net, x, "conv", 1, "ablationcam").values
     assert ablated.shape == (4, 6, 8) and ablated.any()
-
-
-def test_a_clip_takes_no_masks() -> None:
-    with pytest.raises(UsageError, match="masks need one picture") as e:
-        class_activation_maps(clip_net(), picture(4, 6, 8), method="scorecam")
-    one_line(e)
-
-
-# -- layers, targets, facts --------------------------------------------------------------------------------------------
+    with pytest.raises(UsageError, match="masks need one picture"):
+        class_activation_maps(net, x, method="scorecam")
 
 
 def test_the_value_is_the_one_before_the_relu_in_place() -> None:
@@ -494,33 +376,25 @@ def test_the_value_is_the_one_before_the_relu_in_place() -> None:
     assert (second < 0).any()
     reached = second.clone().requires_grad_()
     [gradient] = torch.autograd.grad(net.head(reached.relu().mean((2, 3)))[0, 3], reached)
-    torch.testing.assert_close(
-        torch.from_numpy(only(net, x, "second", 3, "hirescam").values), (gradient * second)[0].sum(0)
-    )
+    close(only(net, x, "second", 3, "hirescam"), (gradient * second)[0].sum(0))
 
 
 def test_for_each_class_the_layers_in_order_of_execution() -> None:
-    net, x, names = small(), picture(), ["a", "b", "c", "d", "e"]
-    found = class_activation_maps(net, x, "again,first,second", "top:2", categories=names)
+    net, x, names = small(), picture(), "abcde"
+    maps = class_activation_maps(net, x, "again,first,second", "top:2", categories=names)
     with torch.no_grad():
         scores = net(x)[0]
     best = scores.argsort(descending=True)[:2].tolist()
-    assert [(one.prediction.index, one.call.name) for one in found] == [
+    assert [(cam.prediction.index, cam.call.name) for cam in maps] == [
         (index, layer) for index in best for layer in ("first", "second", "again")
     ]
-    for one in found:
-        assert one.prediction.label == names[one.prediction.index]
-        assert one.prediction.score == pytest.approx(float(scores[one.prediction.index]), abs=1e-6)
-        assert one.prediction.probability == pytest.approx(float(scores.softmax(0)[one.prediction.index]), abs=1e-6)
-        assert same(one, only(net, x, one.call.name, one.prediction.index)) or one.is_empty
-        assert one.seen == (16, 16)
-    assert only(net, x, target="c", categories=names).prediction.index == 2
-    assert (
-        only(net, x, target=torch.tensor(2)).prediction.index == 2 == only(net, x, target=np.int64(2)).prediction.index
-    )
-    union = class_activation_maps(net, x, "second", "4,c,4", categories=names)
-    assert [one.prediction.index for one in union] == [4, 2]
-    assert [one.call.name for one in class_activation_maps(net, x, "all")] == ["first", "second"]
+    for cam in maps:
+        index = cam.prediction.index
+        assert (cam.prediction.label, cam.seen) == (names[index], (16, 16))
+        assert cam.prediction.score == pytest.approx(float(scores[index]), abs=1e-6)
+        assert cam.prediction.probability == pytest.approx(float(scores.softmax(0)[index]), abs=1e-6)
+        assert np.array_equal(cam.values, only(net, x, cam.call.name, index).values)
+    assert [cam.call.name for cam in class_activation_maps(net, x, "all")] == ["first", "second"]
     assert only(net, x, -1).call.name == "second"
     assert len(class_activation_maps(net, x, "0:3", types=("all",))) == 3
 
@@ -539,15 +413,13 @@ def test_a_layer_that_runs_twice_has_a_map_for_each_call() -> None:
     with torch.no_grad():
         first = net.shared(net.stem(x))
         second = net.shared(first.relu())
-    maps = {one.call.key: one for one in class_activation_maps(net, x, "shared,shared#1", 1, "hirescam")}
+    maps = {cam.call.key: cam for cam in class_activation_maps(net, x, "shared,shared#1", 1, "hirescam")}
     assert list(maps) == ["shared", "shared#1"]
     for key, kept in (("shared", first), ("shared#1", second)):
         reached = kept.clone().requires_grad_()
         after = net.shared(reached.relu()) if key == "shared" else reached
         [gradient] = torch.autograd.grad(net.head(after.mean((2, 3)))[0, 1], reached)
-        torch.testing.assert_close(
-            torch.from_numpy(maps[key].values), (gradient * kept)[0].sum(0), rtol=1e-4, atol=1e-6
-        )
+        close(maps[key], (gradient * kept)[0].sum(0))
     # and only that call is ablated
     with torch.no_grad():
         score, summed = net(x)[0, 1], torch.zeros(16, 16)
@@ -556,28 +428,27 @@ def test_a_layer_that_runs_twice_has_a_map_for_each_call() -> None:
             without[:, channel] = 0
             weight = (score - net.head(without.mean((2, 3)))[0, 1]) / abs(score)
             summed += weight * second[0, channel]
-    ablated = only(net, x, "shared#1", 1, "ablationcam").values
-    torch.testing.assert_close(torch.from_numpy(ablated), summed.relu(), rtol=1e-4, atol=1e-6)
+    close(only(net, x, "shared#1", 1, "ablationcam"), summed.relu())
 
 
-class Container(nn.Module):
-    """A layer that returns a container, of which the later parts matter."""
-
-    def __init__(self, wrap: Callable[[Tensor, Tensor], Any], take: Callable[[Any], Tensor]) -> None:
-        super().__init__()
-        self.parts, self.head, self.take = _Parts(wrap), nn.Linear(4, 3), take
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.take(self.parts(x)).mean((2, 3)))
-
-
-class _Parts(nn.Module):
+class Parts(nn.Module):
     def __init__(self, wrap: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
         self.conv, self.wrap = nn.Conv2d(3, 4, 3), wrap
 
     def forward(self, x: Tensor) -> Any:
         return self.wrap(self.conv(x), x)
+
+
+class Container(nn.Module):
+    """A layer that returns a container, of which one part matters."""
+
+    def __init__(self, wrap: Callable[[Tensor, Tensor], Any], take: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.parts, self.head, self.take = Parts(wrap), nn.Linear(4, 3), take
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.take(self.parts(x)).mean((2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -593,20 +464,20 @@ class _Parts(nn.Module):
 @pytest.mark.parametrize("method", CAM_METHODS)
 def test_of_a_container_the_part_that_the_score_depends_on(method: str, wrap: Any, take: Any) -> None:
     net, x = seeded(lambda: Container(wrap, take)), picture()
-    assert same(only(net, x, "parts.conv", 2, "hirescam"), only(net, x, "parts.conv", 2, "hirescam"))
     whole, inner = only(net, x, "parts", 2, method), only(net, x, "parts.conv", 2, method)
     assert np.allclose(whole.values, inner.values, atol=1e-6) and whole.call.name == "parts"
 
 
-def test_peak_is_the_middle_of_the_highest_cell() -> None:
-    def made(values: Any) -> ClassActivationMap:
-        array = np.array(values, np.float32)
-        return ClassActivationMap(Call("a", "Conv2d", 0, 0), Prediction(0, None, 1, 1), "gradcam", array, 1, (8, 8))
+def cam_of(values: Any, name: str = "a", index: int = 0) -> ClassActivationMap:
+    call, array = Call(name, "Conv2d", 0, 0), np.array(values, np.float32)
+    return ClassActivationMap(call, Prediction(index, None, 1, 1), "gradcam", array, 3, (8, 8))
 
-    assert made([[0, 0, 0, 0], [0, 0, 3, 1]]).peak == (0.75, 0.625)
-    assert made([[[1, 0], [0, 0]], [[0, 0], [2, 0]]]).peak == (0.75, 0.25)  # of a clip, the second frame
-    assert made([[0, -1]]).is_empty and made([[0, -1]]).peak is None
-    assert not made([[0, 1e-30]]).is_empty
+
+def test_peak_is_the_middle_of_the_highest_cell() -> None:
+    assert cam_of([[0, 0, 0, 0], [0, 0, 3, 1]]).peak == (0.75, 0.625)
+    assert cam_of([[[1, 0], [0, 0]], [[0, 0], [2, 0]]]).peak == (0.75, 0.25)  # of a clip, the second frame
+    assert cam_of([[0, -1]]).is_empty and cam_of([[0, -1]]).peak is None
+    assert not cam_of([[0, 1e-30]]).is_empty
 
 
 def test_the_peak_is_where_the_only_object_is() -> None:
@@ -627,21 +498,16 @@ def test_the_peak_is_where_the_only_object_is() -> None:
 
 
 def test_fused_is_the_mean_of_what_each_layer_finds() -> None:
-    def made(values: Any, name: str, index: int = 0) -> ClassActivationMap:
-        array = np.array(values, np.float32)
-        answer = Prediction(index, None, 1, 1)
-        return ClassActivationMap(Call(name, "Conv2d", 0, 0), answer, "gradcam", array, 3, (8, 8))
-
-    coarse, fine, nothing = made([[10]], "a"), made([[0, 4], [-8, 2]], "b"), made([[0, 0], [0, 0]], "c")
+    coarse, fine, nothing = cam_of([[10]], "a"), cam_of([[0, 4], [-8, 2]], "b"), cam_of([[0, 0], [0, 0]], "c")
     both = fused([coarse, fine])
     assert both.values.tolist() == [[0.5, 1], [0.5, 0.75]] and both.call.name == "a + b" and both.channels == 6
     assert both.call.type == "Conv2d"
     other = dataclasses.replace(fine, call=Call("r", "ReLU", 0, 0))
     assert fused([coarse, other, fine]).call.type == "Conv2d + ReLU"
     assert fused([nothing, fine]).values.tolist() == [[0, 0.5], [0, 0.25]]
-    clip = made([[[0, 2], [0, 0]], [[0, 2], [0, 4]]], "d")
+    clip = cam_of([[[0, 2], [0, 0]], [[0, 2], [0, 4]]], "d")
     assert fused([clip]).values.tolist() == [[0, 1], [0, 1]]
-    for wrong in ([coarse, made([[1]], "a", 1)], []):
+    for wrong in ([coarse, cam_of([[1]], "a", 1)], []):
         with pytest.raises(HookscopeError, match="cannot be fused"):
             fused(wrong)
     net, x = small(), picture()
@@ -653,9 +519,6 @@ def test_resized_samples_between_the_middles_of_cells() -> None:
     assert resized(torch.tensor([[[[0.0, 4.0]]]]), (1, 4)).tolist() == [[[[0, 1, 3, 4]]]]
     half = torch.tensor([[[[0.0, 4.0]]]]).half()
     assert resized(half, (1, 4)).dtype == torch.float32
-
-
-# -- layers without a map ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", CAM_METHODS)
@@ -687,332 +550,124 @@ def test_a_layer_without_a_map_is_skipped_where_a_pattern_chose_it(
 
 
 @pytest.mark.parametrize(
-    "layers", ["head", "head,second", ["all", "head"], "second,head#0", "9", "+9", "5:8,9", "mean,first"]
+    "layers",
+    [
+        "head",
+        "head,second",
+        ["all", "head"],
+        "second,head#0",
+        "9",
+        "+9",
+        "5:8,9",
+        "mean,first",
+        "re:^(mean|flat|head)$",
+    ],
 )
-def test_a_layer_without_a_map_that_is_named_outright_is_an_error(layers: Any) -> None:
-    with pytest.raises(NoMapError) as e:
+def test_a_layer_without_a_map_is_an_error_if_it_is_named_outright_or_none_is_left(layers: Any) -> None:
+    with pytest.raises(NoMapError, match=r"^the (output of head is no feature map|maps of mean have one position)"):
         class_activation_maps(small(), picture(), layers, 1, types=("*",), on_skip=lambda call, error: None)
-    assert one_line(e).startswith(("the output of head is", "the maps of mean have"))
 
 
-def test_where_none_is_left_the_error_is_raised() -> None:
-    found: list[str] = []
-    with pytest.raises(NoMapError, match="the output of head is no feature map") as e:
-        class_activation_maps(
-            small(), picture(), "re:^(mean|flat|head)$", 1, on_skip=lambda call, error: found.append(call.name)
-        )
-    one_line(e)
-    assert found == ["mean", "flat", "head"]
+class Windows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = torch.cat(self.stem(x).chunk(2, 2), 0)
+        return self.head(torch.cat(self.inner(windows).chunk(2, 0), 2).mean((2, 3)))
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+NAN = picture()
+NAN[0, 0, 3, 3] = float("nan")
+HIDES_NAN = Gives(lambda maps: maps.nan_to_num(0, 0, 0).mean((2, 3)))
+ROOT_OF_0 = Gives(lambda maps: maps.mean((2, 3)) + (maps * 0).abs().sqrt().mean((2, 3)))  # whose slope is infinite
+FLAT = chain(flat=nn.Flatten(), head=nn.Linear(768, 5))
+NO_BATCH = "expected an image (1, C, H, W) or a clip (1, C, T, H, W), got {}; x[None]"
+GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "text"),
+    ("net", "x", "options", "error", "text"),
     [
-        ({"target": 5}, TargetError, "no class 5; the model has 5 classes: 0 to 4"),
-        ({"target": "fox"}, TargetError, "no class 'fox'; the class names are unknown"),
-        ({"target": 1.0}, UsageError, "target must be an index, a name or top:K, not float"),
-        ({"target": "top:0"}, UsageError, "bad target 'top:0'"),
-        ({"method": "gradcan"}, UsageError, "no method 'gradcan'; nearest: gradcam"),
-        ({"layers": "haed"}, LayerError, "haed"),
-        ({"layers": "head"}, NoMapError, "the output of head is no feature map"),
-        ({"layers": "mean"}, NoMapError, "the maps of mean have one position; choose a layer before the pooling"),
-        ({"layers": ["second", "flat"]}, NoMapError, "the output of flat is no feature map"),
-        ({"layers": "7"}, LayerError, "no index 7"),
-        ({"layers": "second#1"}, LayerError, "second#1"),
-        ({"batch_size": 0}, UsageError, "batch"),
+        (small(), picture(), {"method": "gradcan"}, UsageError, "no method 'gradcan'; nearest: gradcam"),
+        (small(), picture(), {"layers": "haed"}, LayerError, "haed"),
+        (small(), picture(), {"layers": "head"}, NoMapError, "the output of head is no feature map"),
+        (small(), picture(), {"layers": "mean"}, NoMapError, "have one position; choose a layer before the pooling"),
+        (small(), picture(), {"layers": ["second", "flat"]}, NoMapError, "the output of flat is no feature map"),
+        (small(), picture(), {"layers": "7"}, LayerError, "no index 7"),
+        (small(), picture(), {"layers": "second#1"}, LayerError, "second#1"),
+        (small(), picture(), {"batch_size": 0}, UsageError, "batch"),
+        (small(), (), {}, UsageError, "no image"),
+        (small(), ("a word",), {}, UsageError, "no image"),
+        (Windows(), picture(), {"layers": "inner"}, NoMapError, "the output of inner holds 2 parts of the image"),
+        (Aside(), picture(), {"layers": "idle"}, LayerError, "idle did not run"),
+        (Aside(), picture(), {"layers": ["idle", "trunk"]}, LayerError, "idle did not run"),
+        (Aside(False), picture(), {"layers": "trunk"}, LayerError, "the score does not depend on trunk"),
+        (Aside(False), picture(), {}, NoMapError, "no layer of Aside has a map that the score depends on; no gradient"),
+        (FLAT, picture(), {}, NoMapError, "depends on; no layer has a map; use saliency"),
+        (HIDES_NAN, NAN, {"layers": "conv"}, InputError, "the map of conv is not finite; its activation holds NaN"),
+        (ROOT_OF_0, picture(), {"layers": "conv"}, InputError, "the map of conv is not finite; its gradient holds NaN"),
     ],
 )
-def test_what_cannot_be_is_one_line(options: dict[str, Any], error: type[HookscopeError], text: str) -> None:
-    net = small()
-    with pytest.raises(error) as e:
-        class_activation_maps(net, picture(), **options)
-    assert text in one_line(e)
-    assert hooks_on(net) == 0
+def test_what_has_no_map_is_refused(
+    net: nn.Module, x: Any, options: dict[str, Any], error: type[HookscopeError], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        class_activation_maps(net.eval(), x, **options)
+    assert text in str(caught.value) and hooks_on(net) == 0
+    if not options:
+        with pytest.raises(error) as caught:
+            landmark_layers(net, x)
+        assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("method", GRADIENT)
+@pytest.mark.parametrize("layer", ["unused", "detached", "blind"])
+def test_a_layer_that_the_score_does_not_depend_on_is_refused(layer: str, method: str) -> None:
+    says = f"does not depend on {layer}; .*unused, detached or computed under no_grad; .*eigenc"
+    with pytest.raises(LayerError, match=says):
+        class_activation_maps(seeded(Aside), picture(), layer, method=method)
 
 
 @pytest.mark.parametrize("method", CAM_METHODS)
-def test_several_pictures_at_once_are_one_line(method: str) -> None:
-    with pytest.raises(UsageError, match="expected one picture, got 2") as e:
-        class_activation_maps(small(), torch.zeros(2, 3, 16, 16), method=method)
-    one_line(e)
-
-
-@pytest.mark.parametrize("inputs", [(), ("a word",)])
-def test_no_picture_is_one_line(inputs: Any) -> None:
-    with pytest.raises(UsageError, match="no image") as e:
-        class_activation_maps(small(), inputs)
-    one_line(e)
+def test_a_weight_that_is_not_finite_spoils_the_gradient_of_every_class(method: str) -> None:
+    net = small()
+    with torch.no_grad():
+        net.head.weight[0, 0] = float("nan")
+    if CAM_METHODS[method].gradient:  # 0 * NaN is in the gradient of the other classes too
+        with pytest.raises(InputError, match="the map of second is not finite; its gradient holds NaN or Inf"):
+            class_activation_maps(net, picture(), "second", 1, method)
+    else:
+        assert np.isfinite(only(net, picture(), "second", 1, method).values).all()
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (16, 16), (3, 16, 16), (1, 1, 3, 2, 16, 16)])
 @pytest.mark.parametrize("ask", [class_activation_maps, landmark_layers])
-def test_a_picture_without_a_batch_axis_is_one_line_that_says_how_to_add_it(ask: Any, shape: tuple[int, ...]) -> None:
-    net = small()
-    said = "x".join(map(str, shape)) or "one number"
+def test_a_picture_without_a_batch_axis_is_refused_with_the_way_to_add_it(ask: Any, shape: tuple[int, ...]) -> None:
     for inputs in (torch.zeros(shape), (torch.zeros(shape),)):
-        with pytest.raises(UsageError) as e:
-            ask(net, inputs)
-        text = one_line(e)
-        assert text.startswith(f"expected an image (1, C, H, W) or a clip (1, C, T, H, W), got {said}; x[None]")
+        with pytest.raises(UsageError) as caught:
+            ask(small(), inputs)
+        assert str(caught.value).startswith(NO_BATCH.format("x".join(map(str, shape)) or "one number"))
 
 
 def test_the_pictures_in_a_list_that_detection_takes_need_no_batch_axis() -> None:
     class Boxes(nn.Module):
         def forward(self, x: list[Tensor]) -> Any:
-            return [{"boxes": one[0], "scores": one[0, 0]} for one in x]
+            return [{"boxes": image[0], "scores": image[0, 0]} for image in x]
 
-    with pytest.raises(ModelError, match="gives boxes and scores, no score for each class") as e:
+    with pytest.raises(ModelError, match="gives boxes and scores, no score for each class"):
         class_activation_maps(Boxes(), ([torch.rand(3, 16, 16)],))
-    one_line(e)
-
-
-def test_a_model_without_any_class_is_one_line() -> None:
-    for ask in (class_activation_maps, landmark_layers):
-        with pytest.raises(ModelError, match="the model has no classes") as e:
-            ask(seeded(lambda: Gives(lambda x: x.mean((2, 3))[:, :0])), picture())
-        one_line(e)
-
-
-class Gives(nn.Module):
-    def __init__(self, output: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.conv, self.output = nn.Conv2d(3, 4, 1), output
-
-    def forward(self, x: Tensor) -> Any:
-        return self.output(self.conv(x))
-
-
-@pytest.mark.parametrize(
-    ("output", "says"),
-    [
-        (
-            lambda x: [{"boxes": x[0, 0], "labels": x[0, 0, 0], "scores": x[0, 0, 0]}],
-            "gives boxes and labels and scores",
-        ),
-        (lambda x: [x[:, :2], x[:, :2]], "gives a list of 2 tensors"),
-        (lambda x: x, "gives 1x4x16x16"),
-        (lambda x: None, "gives no tensor"),
-        (lambda x: x.mean((2, 3)).argmax(1, keepdim=True), "gives 1x1"),
-    ],
-)
-def test_a_model_without_classes_is_one_line_that_says_what_can_be_asked(output: Any, says: str) -> None:
-    net = seeded(lambda: Gives(output))
-    with pytest.raises(ModelError) as e:
-        class_activation_maps(net, picture())
-    assert says in one_line(e) and "no score for each class" in one_line(e) and "visualize" in one_line(e)
-    assert hooks_on(net) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ssdlite320_mobilenet_v3_large", "raft_small"])
-def test_detection_and_flow_are_one_line(name: str) -> None:
+def test_detection_and_flow_are_refused(name: str) -> None:
     flow = name.startswith("raft")
     net = torchvisions(name, **({} if flow else {"weights_backbone": None}))()
     inputs = (picture(128, 128), picture(128, 128)) if flow else ([torch.rand(3, 320, 320)],)
-    with pytest.raises(ModelError, match="no score for each class") as e:
+    with pytest.raises(ModelError, match="no score for each class"):
         class_activation_maps(net, inputs)
-    one_line(e)
-
-
-@pytest.mark.parametrize("method", CAM_METHODS)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("layer", ["first", "head"])
-def test_weights_that_are_not_finite_are_one_line(layer: str, bad: float, method: str) -> None:
-    net = small()
-    with torch.no_grad():
-        net.get_submodule(layer).weight.view(-1)[0] = bad
-    for target in (0, "1,0", "top:5"):
-        with pytest.raises(
-            InputError, match=r"the score of class \d is not finite; see gradients --detect-anomaly"
-        ) as e:
-            class_activation_maps(net, picture(), "second", target, method)
-        one_line(e)
-    assert hooks_on(net) == 0
-    if layer == "head" and CAM_METHODS[method].gradient:  # 0 * NaN is in the gradient of the other classes too
-        with pytest.raises(InputError, match="the map of second is not finite; its gradient holds NaN or Inf") as e:
-            class_activation_maps(net, picture(), "second", 1, method)
-        one_line(e)
-    elif layer == "head":
-        assert np.isfinite(only(net, picture(), "second", 1, method).values).all()
-
-
-class Breaks(nn.Module):
-    """Finite scores over something that is not."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.conv, self.what = nn.Conv2d(3, 2, 1), what
-        if what == "weighted sum":
-            with torch.no_grad():
-                self.conv.weight.mul_(3e38)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps = self.conv(x)
-        if self.what == "gradient":
-            return maps.mean((2, 3)) + (maps * 0).abs().sqrt().mean((2, 3))  # the slope of a root at 0
-        if self.what == "weighted sum":
-            return (maps.clamp(-1e30, 1e30) * 1e-20).mean((2, 3))
-        return maps.nan_to_num(0, 0, 0).mean((2, 3))
-
-
-def test_a_map_that_is_not_finite_under_finite_scores_is_one_line() -> None:
-    x = picture()
-    x[0, 0, 3, 3] = float("nan")
-    with pytest.raises(
-        InputError, match="the map of conv is not finite; its activation holds NaN or Inf; see gradi"
-    ) as e:
-        class_activation_maps(seeded(lambda: Breaks("activation")), x, "conv", 1)
-    one_line(e)
-    with pytest.raises(InputError, match="the map of conv is not finite; its gradient holds NaN or Inf") as e:
-        class_activation_maps(seeded(lambda: Breaks("gradient")), picture(), "conv", 1)
-    one_line(e)
-
-
-def test_weights_made_in_inference_mode_are_one_line() -> None:
-    with torch.inference_mode():
-        net = small()
-    with pytest.raises(ModelError, match=r"'first.weight' was made inside torch.inference_mode") as e:
-        class_activation_maps(net, picture())
-    one_line(e)
-
-
-def test_windows_of_a_picture_are_no_map() -> None:
-    class Windows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.inner, self.head = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            windows = torch.cat(x.chunk(2, 2), 0)
-            return self.head(torch.cat(self.inner(windows).chunk(2, 0), 2).mean((2, 3)))
-
-    net = seeded(Windows)
-    with pytest.raises(NoMapError, match="the output of inner holds 2 parts of the image") as e:
-        class_activation_maps(net, picture(), "inner")
-    one_line(e)
-    assert only(net, picture()).call.name == "stem"
-
-
-# -- whatever surrounds the call ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", CAM_METHODS)
-def test_grad_modes_frozen_parameters_and_train_mode_do_not_count(method: str) -> None:
-    net, x = small(), picture()
-    plain = only(net, x, "second", 3, method)
-    assert plain.values.any()
-    with torch.no_grad():
-        assert same(plain, only(net, x, "second", 3, method))
-    with torch.inference_mode():
-        assert same(plain, only(net, x, "second", 3, method))
-        assert torch.is_inference_mode_enabled()
-        assert same(plain, only(net, x.clone(), "second", 3, method))  # a picture made here
-    net.requires_grad_(False)
-    assert same(plain, only(net, x, "second", 3, method))
-    net.requires_grad_(True)
-    net.train()
-    net.norm.eval()
-    assert same(plain, only(net, x, "second", 3, method))
-    assert net.training and net.drop.training and not net.norm.training
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("method", CAM_METHODS)
-def test_other_precisions_give_nearly_the_same_map(method: str, dtype: torch.dtype) -> None:
-    plain = only(small(), picture(), "relu", 3, method)
-    other = only(small().to(dtype), picture().to(dtype), "relu", 3, method)
-    assert other.values.dtype == np.float32 and plain.values.any()
-    # the coarse formats have 8 and 11 bits, and a small difference of scores is what ablation divides
-    within = 1e-5 if dtype == torch.float64 else 0.5 if method in ("ablationcam", "gradcam++") else 0.25
-    assert np.abs(other.values - plain.values).max() <= within * np.abs(plain.values).max()
-
-
-@pytest.mark.parametrize("method", CAM_METHODS)
-def test_a_default_device_around_the_call_does_not_count(method: str) -> None:
-    net, x = small(), picture()
-    plain = only(net, x, "second", 3, method, batch_size=3)
-    with torch.device("meta"):
-        assert same(plain, only(net, x, "second", 3, method, batch_size=3))
-        assert landmark_layers(net, x) == ["relu", "again"]
-
-
-# -- nothing changes ---------------------------------------------------------------------------------------------------
-
-
-def busy() -> nn.Module:
-    """A model in somebody's hands: part in train mode, part frozen, gradients held, hooks of others on it."""
-    net = small()
-    net(picture(seed=9)).sum().backward()
-    net.drop.train()
-    net.head.weight.requires_grad_(False)
-    net.first.register_forward_hook(lambda module, args, output: None)
-    net.second.register_forward_pre_hook(lambda module, args: None)
-    net.head.register_full_backward_hook(lambda module, grad_input, grad_output: None)
-    net.head.register_forward_hook(lambda module, args, output: output + 1)
-    return net
-
-
-@pytest.mark.parametrize("layers", [None, ["first", "second"]])
-@pytest.mark.parametrize("method", CAM_METHODS)
-def test_nothing_of_the_model_changes(method: str, layers: Any) -> None:
-    net, x = busy(), picture().requires_grad_()
-    hooks, before, state = hooks_on(net), x.detach().clone(), ModelSnapshot(net)
-    class_activation_maps(net, x, layers, "top:2", method)
-    assert state.changes() == [] and hooks_on(net) == hooks
-    assert torch.equal(x, before) and x.grad is None and x.requires_grad
-
-
-@pytest.mark.parametrize(
-    ("method", "at"), [*((name, 1) for name in CAM_METHODS), ("scorecam", 2), ("ablationcam", 2), ("ablationcam", 3)]
-)
-def test_nothing_of_the_model_changes_when_a_layer_fails(method: str, at: int) -> None:
-    net = chain(**dict(small().named_children()), fails=Fails(at)).train()
-    state = ModelSnapshot(net)
-    with pytest.raises(RuntimeError, match="as planned"):
-        class_activation_maps(net, picture(), "second", 0, method, batch_size=4)
-    assert state.changes() == [] and hooks_on(net) == 0
-
-
-@pytest.mark.parametrize("method", CAM_METHODS)
-def test_nothing_of_the_model_changes_when_somebodys_hook_or_progress_fails(method: str) -> None:
-    net = busy()
-
-    def fail(*args: Any) -> None:
-        raise RuntimeError("as planned")
-
-    handle = net.again.register_forward_hook(fail)
-    state = ModelSnapshot(net)
-    with pytest.raises(RuntimeError, match="as planned"):
-        class_activation_maps(net, picture(), method=method)
-    assert state.changes() == []
-    handle.remove()
-    if CAM_METHODS[method].passes:
-        state = ModelSnapshot(net)
-        with pytest.raises(RuntimeError, match="as planned"):
-            class_activation_maps(net, picture(), method=method, on_progress=fail)
-        assert state.changes() == []
-
-
-def test_random_numbers_drawn_by_the_model_are_drawn_again_by_the_next() -> None:
-    class Draws(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x + F.dropout(x, 0.5, training=True)).mean((2, 3))
-
-    net = seeded(Draws)
-    state = ModelSnapshot(net)
-    class_activation_maps(net, picture())
-    assert state.changes() == []
-
-
-# -- quantized ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -1031,6 +686,5 @@ def test_quantized_models_have_maps_by_the_methods_without_gradient() -> None:
         for method in CAM_METHODS.keys() - set(GRADIENT):
             assert only(net, x, "layer3", method=method).values.shape == (4, 4)
             assert only(net, x, method=method).call.name == "layer4"
-        with pytest.raises(LayerError, match="does not depend on layer3") as e:
+        with pytest.raises(LayerError, match="does not depend on layer3"):
             class_activation_maps(net, x, "layer3")
-    one_line(e)
