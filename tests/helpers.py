@@ -68,3 +68,11 @@ class Trap:
 
     def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
         return os.mkdir, (self.target,)
+
+
+def same_bits(values: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one type and shape, and the same bits: -0 is not 0, and NaN is NaN."""
+    if values.dtype != other.dtype:
+        return False
+    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[values.element_size()]
+    return torch.equal(values.detach().contiguous().view(whole), other.detach().contiguous().view(whole))

@@ -22,13 +22,9 @@ from hookscope.interventions import (
     LinearSchedule,
     intervene,
 )
+from tests.helpers import same_bits
 
 CALL = Call("layer", "Conv2d", 0, 0)
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[one.element_size()]
-    return one.dtype == other.dtype and torch.equal(one.contiguous().view(whole), other.contiguous().view(whole))
 
 
 def done(change: Intervention, tensor: Tensor, seed: int = 0, module: nn.Module | None = None) -> Tensor:
@@ -230,6 +226,7 @@ def test_a_linear_rate() -> None:
         (lambda: DropBlock(0.1, -3), "block_size=-3"),
         (lambda: DropBlock(0.1, 3.0), "block_size=3.0"),
         (lambda: Dropout(when="eval"), "no when 'eval'; choices: train, always"),
+        (lambda: DropBlock2d(p=lambda: 0.1), "the schedule of DropBlock2d takes (); it is called with (step)"),
     ],
 )
 def test_bad_values(make: Any, says: str) -> None:
