@@ -9,7 +9,7 @@ from .differences import (
     largest_value as largest_value,
     same_bits as same_bits,
 )
-from .finite_values import as_float as as_float, as_plain as as_plain, finite_values as finite_values
+from .finite import as_float as as_float, as_plain as as_plain, finite_values as finite_values
 from .layer_types import (
     class_names as class_names,
     is_leaf as is_leaf,

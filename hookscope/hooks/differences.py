@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.hooks.finite_values import as_float, as_plain, finite_values
+from hookscope.hooks.finite import as_float, as_plain, finite_values
 from hookscope.hooks.tensors import tensors_in
 
 

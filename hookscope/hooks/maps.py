@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.errors import NoMapError
-from hookscope.hooks.finite_values import as_float
+from hookscope.hooks.finite import as_float
 from hookscope.hooks.tensors import tensors_in
 
 # Heads work on hundreds of proposals at once: only so many items of a batch are drawn, and the sheet says of how many.

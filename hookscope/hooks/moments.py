@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookscope.hooks.finite_values import FiniteValues, finite_values
+from hookscope.hooks.finite import FiniteValues, finite_values
 
 # Values in double precision at a time: the first fully connected layer of VGG has 10⁸. Larger pieces take longer, as
 # their memory is fetched anew from the system for each.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hookscope.hooks.finite_values import FiniteValues, as_float, finite_values
+from hookscope.hooks.finite import FiniteValues, as_float, finite_values
 
 
 @dataclass(frozen=True, slots=True)
