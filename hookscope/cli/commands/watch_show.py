@@ -10,8 +10,8 @@ from typing import Any
 
 from hookscope.cli.output import rows as output
 from hookscope.cli.output.report import Columns, Report, Section
-from hookscope.errors import InputError, UsageError, near_misses
-from hookscope.system import check_writable, write_atomically
+from hookscope.cli.shared.output_paths import check_plot, write_plot
+from hookscope.errors import InputError, near_misses
 from hookscope.training import Run, TimedFinding, duration_words, findings_over_time, read_runs, summary
 
 FIELDS = ("step", "last_step", "time", "lasts", "finding", "layer", "layers", "evidence", "meaning")
@@ -21,8 +21,7 @@ _NO_METRICS = ("row", "loss", "learning_rate")  # in the line of a layer
 
 def show(log: str, plot: str | None, format: str) -> None:
     """Write the findings of the last run in ``log`` to standard output, and draw its curves to the file ``plot``."""
-    if plot is not None:
-        _check_plot(plot, log)
+    check_plot(plot, [log], "log")
     if not os.path.exists(log):
         raise InputError(f"no log '{log}': No such file or directory", _near(log))
     runs = read_runs(log)
@@ -35,15 +34,6 @@ def show(log: str, plot: str | None, format: str) -> None:
     if plot is not None:
         _draw(plot, run, findings, lines[0])
     _report(run, findings, lines, format)
-
-
-def _check_plot(plot: str, log: str) -> None:
-    from hookscope.drawing import plot_suffix
-
-    plot_suffix(plot)
-    check_writable(plot)
-    if os.path.exists(plot) and os.path.exists(log) and os.path.samefile(plot, log):
-        raise UsageError(f"cannot write {plot}: it is the log itself", do="write somewhere else")
 
 
 def _near(log: str) -> str:
@@ -81,12 +71,11 @@ def _run_row(run: Run) -> dict[str, Any]:
 
 
 def _draw(path: str, run: Run, findings: Sequence[TimedFinding], heading: str) -> None:
-    from hookscope.drawing import figure_bytes, plot_suffix
     from hookscope.training import run_figure
 
     provenance = output.plain_json({"run": _run_row(run), "findings": [finding.as_row() for finding in findings]})
     assert isinstance(provenance, dict)
-    write_atomically(path, figure_bytes(run_figure(run, findings, heading), plot_suffix(path), provenance))
+    write_plot(path, run_figure(run, findings, heading), provenance)
 
 
 def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str], format: str) -> None:
