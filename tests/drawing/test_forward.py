@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -14,12 +13,13 @@ from torch import Tensor, nn
 from hookscope.drawing.forward import input_frames, run_and_reduce
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.tiles import ChannelChoice
-from hookscope.errors import InputError, LayerError, NoMapError, UsageError
+from hookscope.errors import InputError, LayerError, NoMapError
 from hookscope.models.inputs import family_of
 from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
-from hookscope.models.run import model_errors_as_input_errors
+from tests.helpers import hooks_on
+from tests.nets import Apply
 
 
 class Small(nn.Module):
@@ -27,10 +27,8 @@ class Small(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 4, 3)
+        self.conv1, self.conv2, self.unused = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(1, 1, 1)
         self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(4, 4, 1)
-        self.unused = nn.Conv2d(1, 1, 1)
         self.fc = nn.Linear(4, 2)
         self.passes = 0
 
@@ -42,26 +40,20 @@ class Small(nn.Module):
         return out
 
 
-def net(model: nn.Module, **more: Any) -> LoadedModel:
+def net(model: nn.Module) -> LoadedModel:
     family = family_of(model)
-    preprocess = Preprocess(family, mode="none", **more)
-    return LoadedModel(model.eval(), "net", "none", preprocess, None, family, "cpu")
+    return LoadedModel(model.eval(), "net", "none", Preprocess(family, mode="none"), None, family, "cpu")
 
 
 @pytest.fixture
 def small() -> LoadedModel:
-    torch.manual_seed(0)
     return net(Small())
 
 
 PICTURE = torch.manual_seed(3) and torch.rand(3, 12, 14)
 
 
-def hooks(model: nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-
-
-def test_values_are_those_the_layer_returned(small: LoadedModel) -> None:
+def test_summaries_describe_the_returned_values(small: LoadedModel) -> None:
     result = run_and_reduce(small, [PICTURE])
     assert [(call.key, call.index) for call, _ in result.summaries] == [("conv1", 0), ("conv2", 1), ("conv2#1", 2)]
     assert result.did_not_run == ("unused",)
@@ -74,10 +66,10 @@ def test_values_are_those_the_layer_returned(small: LoadedModel) -> None:
         assert (summary.low, summary.high) == (float(expected.min()), float(expected.max()))
         assert summary.mean == pytest.approx(float(expected.mean()), rel=1e-5)
         assert summary.parts[0].tiles.low.tolist() == expected[0].double().amin((1, 2)).tolist()
-    assert hooks(small.model) == 0
+    assert hooks_on(small.model) == 0
 
 
-def test_the_pass_ends_after_the_last_wanted_call(small: LoadedModel) -> None:
+def test_the_pass_ends_after_the_last_selected_call(small: LoadedModel) -> None:
     run_and_reduce(small, [PICTURE], "0")
     run_and_reduce(small, [PICTURE], "conv2#0")
     assert small.model.passes == 0
@@ -88,13 +80,6 @@ def test_the_pass_ends_after_the_last_wanted_call(small: LoadedModel) -> None:
 @pytest.mark.parametrize(("layers", "keys"), [("-1", ["conv2#1"]), ("::2", ["conv1", "conv2#1"]), (1, ["conv2"])])
 def test_selections(small: LoadedModel, layers: str | int, keys: list[str]) -> None:
     assert [call.key for call, _ in run_and_reduce(small, [PICTURE], layers).summaries] == keys
-
-
-def test_a_layer_is_found_by_any_of_its_names() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 3, 1))
-    model.add_module("twin", model[0])
-    found = run_and_reduce(net(model), [PICTURE], "twin")
-    assert [call.key for call, _ in found.summaries] == ["0", "0#1"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -121,7 +106,7 @@ def test_a_vector_beside_maps_is_listed_and_alone_is_an_error(small: LoadedModel
     words = r"nothing to draw in fc \(Linear\): the output is 1x2: no feature map; layers with feature maps are conv"
     with pytest.raises(NoMapError, match=words):
         run_and_reduce(small, [PICTURE], "fc")
-    assert hooks(small.model) == 0
+    assert hooks_on(small.model) == 0
 
 
 @pytest.mark.parametrize(
@@ -133,44 +118,43 @@ def test_a_vector_beside_maps_is_listed_and_alone_is_an_error(small: LoadedModel
         ("unused", None, NoMapError, "nothing to draw: unused did not run; choose another layer"),
     ],
 )
-def test_what_cannot_be_had(
+def test_errors_name_the_choice(
     small: LoadedModel, layers: str, choice: str | None, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error) as caught:
         run_and_reduce(small, [PICTURE], layers, choice=ChannelChoice.parse(choice) if choice else None)
     assert words in str(caught.value)
-    assert hooks(small.model) == 0
+    assert hooks_on(small.model) == 0
 
 
-def test_a_picture_that_the_model_refuses(small: LoadedModel) -> None:
+def test_an_image_that_the_model_refuses(small: LoadedModel) -> None:
     with pytest.raises(InputError, match=r"net refuses a picture of 3x1x1: .*; try another --input-size"):
         run_and_reduce(small, [PICTURE[:, :1, :1]])
-    assert hooks(small.model) == 0
+    assert hooks_on(small.model) == 0
 
 
-def test_out_of_memory_is_not_the_pictures_fault() -> None:
-    class Greedy(nn.Conv2d):
-        def forward(self, x: Tensor) -> Tensor:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+def fails_with(error: BaseException) -> Any:
+    def fail(*inputs: Any) -> Any:
+        raise error
 
-    with pytest.raises(RuntimeError, match="can't allocate memory"):
-        run_and_reduce(net(Greedy(3, 1, 1)), [PICTURE], types=["Greedy"])
+    return Apply(fail)
 
 
-def test_a_bad_percentile_is_a_usage_error(small: LoadedModel) -> None:
-    with pytest.raises(UsageError):
-        run_and_reduce(small, [PICTURE], scale=Scale.parse("percentile:9,1"))
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), RuntimeError),
+        (SystemExit(143), SystemExit),  # the command turns SIGTERM into an exit
+        (SystemExit(0), InputError),
+    ],
+    ids=["memory", "signal", "exit"],
+)
+def test_only_a_model_that_ends_the_program_is_an_input_error(error: BaseException, raised: type[Exception]) -> None:
+    with pytest.raises(raised, match=r"can't allocate memory|143|ends the program"):
+        run_and_reduce(net(fails_with(error)), [PICTURE], types=["Apply"])
 
 
-def test_broken_weights_are_counted(small: LoadedModel) -> None:
-    with torch.no_grad():
-        small.model.conv1.weight[1] = math.nan
-        small.model.conv1.weight[2] = 0
-    summary = run_and_reduce(small, [PICTURE], "0").summaries[0][1]
-    assert (summary.dead, summary.nonfinite) == (1, 10 * 12)
-
-
-def test_the_pictures_that_the_network_saw(small: LoadedModel) -> None:
+def test_input_frames_are_what_the_network_receives(small: LoadedModel) -> None:
     ((picture,),) = input_frames(small, [PICTURE])
     assert (picture.size, picture.mode) == ((14, 12), "RGB")
     video = net(nn.Sequential(nn.Conv3d(3, 1, 1)))
@@ -179,7 +163,7 @@ def test_the_pictures_that_the_network_saw(small: LoadedModel) -> None:
     assert [frame.getpixel((0, 0)) for frame in frames] == [(0, 0, 0), (255, 255, 255)]
 
 
-def test_a_detector_saw_its_own_resizing() -> None:
+def test_the_input_frame_of_a_detector_has_its_own_size() -> None:
     backbone = nn.Sequential(nn.Conv2d(3, 4, 3, 8, 1))
     backbone.out_channels = 4  # type: ignore[assignment]
     anchors = torchvision.models.detection.rpn.AnchorGenerator(((16,),), ((1.0,),))
@@ -217,14 +201,4 @@ def test_every_family_runs(name: str, types: tuple[str, ...], count: int) -> Non
     pictures = [loaded.preprocess(photograph)] * (2 if loaded.family == "optical_flow" else 1)
     result = run_and_reduce(loaded, pictures, "all", types)
     assert len(result.summaries) >= count
-    assert hooks(loaded.model) == 0
-
-
-def test_a_model_that_ends_the_program_is_an_input_error() -> None:
-    with pytest.raises(InputError, match="ends the program"), model_errors_as_input_errors("net", []):
-        raise SystemExit(0)
-    with (
-        pytest.raises(SystemExit),
-        model_errors_as_input_errors("net", []),
-    ):  # as the command turns SIGTERM into an exit
-        raise SystemExit(143)
+    assert hooks_on(loaded.model) == 0

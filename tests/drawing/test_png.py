@@ -68,12 +68,6 @@ def test_large_provenance_is_read() -> None:
     assert read_provenance(data) == large(60_000)
 
 
-def test_the_compression_level_is_one_unless_asked() -> None:
-    noisy = Image.fromarray(np.random.default_rng(0).integers(0, 4, (64, 64), dtype=np.uint8))
-    assert encode_png(noisy, {}) == encode_png(noisy, {}, compress_level=1)
-    assert len(encode_png(noisy, {}, compress_level=0)) > len(encode_png(noisy, {}))
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_numbers_that_json_does_not_have_are_refused(tmp_path: Path, value: float) -> None:
     with pytest.raises(ValueError, match="Out of range float"):
@@ -147,11 +141,18 @@ def random(*shape: int) -> torch.Tensor:
     return torch.manual_seed(0) and torch.randn(shape)
 
 
-def written(path: Path, output: Any, scale: str = "channel", channels: str = "0-9999", **more: Any) -> Path:
-    activity = reduce_output(output, more.pop("module", None), more.pop("shown", None), ChannelChoice.parse(channels),
-                             Scale.parse(scale))  # fmt: skip
-    overlay = more.pop("overlay", None)
-    sheet = draw_sheet(activity, Call("a", "Conv2d", 0, 0), ORIGIN, Style(**more), overlay)
+def written(
+    path: Path,
+    output: Any,
+    scale: str = "channel",
+    channels: str = "0-9999",
+    module: nn.Module | None = None,
+    shown: InputSize | None = None,
+    overlay: Any = None,
+    **style: Any,
+) -> Path:
+    summary = reduce_output(output, module, shown, ChannelChoice.parse(channels), Scale.parse(scale))
+    sheet = draw_sheet(summary, Call("a", "Conv2d", 0, 0), ORIGIN, Style(**style), overlay)
     write_png(sheet.image, path, sheet.provenance)
     return path
 
@@ -209,24 +210,22 @@ def test_values_come_back_within_half_a_level(tmp_path: Path, name: str) -> None
                 assert (abs(values[at][finite[at]] - channel[finite[at]]) <= half * 1.005 + abs(low) * 1e-15).all(), at
 
 
-def test_constants_come_back_exactly(tmp_path: Path) -> None:
-    values = torch.stack([torch.zeros(3, 3), torch.full((3, 3), 7.0), torch.full((3, 3), -1.1)])[None]
-    _, read = hookscope.read_sheet(written(tmp_path / "a.png", values))[""]
-    assert np.array_equal(read, values[0].double().numpy())
-
-
-def test_clipped_values_come_back_as_the_end_of_the_scale(tmp_path: Path) -> None:
-    values = torch.tensor([-9.0, -1.0, 0.0, 1.0, 9.0]).view(1, 1, 1, 5)
-    _, read = hookscope.read_sheet(written(tmp_path / "a.png", values, "-1:1", module=nn.Conv2d(1, 1, 1)))[""]
-    assert read[0, 0, [0, 1, 3, 4]].tolist() == [-1, -1, 1, 1]
-    assert abs(read[0, 0, 2]) < 1.001 / (colours.LEVELS - 1)
-
-
-def test_chosen_channels_come_back_in_their_order(tmp_path: Path) -> None:
-    values = random(1, 9, 4, 4)
-    channels, read = hookscope.read_sheet(written(tmp_path / "a.png", values, channels="7,2"))[""]
-    assert channels == [7, 2]
-    assert abs(read - values[0, [7, 2]].numpy()).max() < 0.02
+@pytest.mark.parametrize(
+    ("values", "options", "channels", "expected"),
+    [
+        (torch.tensor([0.0, 7.0, -1.1]).view(1, 3, 1, 1).expand(1, 3, 3, 3), {}, [0, 1, 2], None),
+        (torch.tensor([-9.0, -1.0, 1.0, 9.0]).view(1, 1, 1, 4), {"scale": "-1:1"}, [0], [-1, -1, 1, 1]),
+        (torch.arange(3.0).view(1, 3, 1, 1).expand(1, 3, 2, 2), {"channels": "2,1"}, [2, 1], [2] * 4 + [1] * 4),
+    ],
+    ids=["constants", "clipped", "chosen"],
+)
+def test_constants_ends_of_the_scale_and_chosen_channels_come_back_exactly(
+    tmp_path: Path, values: torch.Tensor, options: dict, channels: list[int], expected: list[float] | None
+) -> None:
+    path = written(tmp_path / "a.png", values, module=nn.Conv2d(1, 1, 1), **options)
+    read_channels, read = hookscope.read_sheet(path)[""]
+    assert read_channels == channels
+    assert read.ravel().tolist() == (values[0].double().ravel().tolist() if expected is None else expected)
 
 
 def refused(path: Path) -> str:

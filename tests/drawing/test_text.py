@@ -31,7 +31,7 @@ def test_a_stamp_is_cut_at_the_edge() -> None:
     assert page.tolist() == [[0] * 4] * 3 + [[0, 0, 1, 1]]
 
 
-@pytest.mark.parametrize("text", ["a b c", "one   two three", "x" * 300, "word " + "y" * 100 + " end", "", "é猫 " * 30])
+@pytest.mark.parametrize("text", ["a b c", "one   two three", "x" * 60, "word " + "y" * 100 + " end", "", "é猫 " * 30])
 @pytest.mark.parametrize("width", [1, 40, 200])
 def test_lines_fit_and_lose_nothing(text: str, width: int) -> None:
     lines = wrapped(text, width, font(12).getlength)
