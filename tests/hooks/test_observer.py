@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hookscope.errors import LayerError, ModelError, SelectionError
+from hookscope.errors import LayerError, ModelError
 from hookscope.hooks.observer import Observer
 from hookscope.hooks.registration import StopForward
 from tests.helpers import hooks_on
@@ -50,11 +50,12 @@ class Keys:
 
 
 def observed(layers: Any, types: Any = ("Conv2d",), net: nn.Module | None = None) -> list[tuple[str, int | None]]:
-    keys, net = Keys(), net or Pyramid()
-    with Observer(net, layers, types, keys):
+    """The wanted calls, which have the same key and index before they run as after."""
+    before, after, net = Keys(), Keys(), net or Pyramid()
+    with Observer(net, layers, types, after, on_before=before):
         net(X)
-    assert hooks_on(net) == 0
-    return keys.calls
+    assert hooks_on(net) == 0 and before.calls == after.calls
+    return after.calls
 
 
 @pytest.mark.parametrize(
@@ -254,21 +255,17 @@ def test_a_value_returned_goes_on_in_the_outputs_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "error", "says"),
+    ("layers", "says"),
     [
-        ("7", LayerError, r"no index 7; there are 4 Conv2d calls: 0 to 3"),
-        ("4:9", LayerError, r"no range 4:9; there are 4 Conv2d calls"),
-        ("head.0#3", LayerError, r"no call 'head.0#3'; the layer ran 3 times: #0 to #2"),
-        ("alias#1", LayerError, r"no call 'alias#1'; the layer ran once"),
-        ("idle#0", LayerError, r"no call 'idle#0'; the layer did not run"),
-        ("steam", LayerError, r"no layer 'steam' in Pyramid; nearest: stem"),
-        ("1:2:3:4", SelectionError, r"bad range"),
+        ("7", r"no index 7; there are 4 Conv2d calls: 0 to 3"),
+        ("alias#1", r"no call 'alias#1'; the layer ran once"),
+        ("steam", r"no layer 'steam' in Pyramid; nearest: stem"),
     ],
 )
 @pytest.mark.parametrize("stop", [False, True])
-def test_a_selection_that_met_nothing_is_an_error(layers: str, error: type[Exception], says: str, stop: bool) -> None:
+def test_a_selection_that_met_nothing_is_an_error(layers: str, says: str, stop: bool) -> None:
     net = Pyramid()
-    with pytest.raises(error, match=says):  # noqa: PT012
+    with pytest.raises(LayerError, match=says):  # noqa: PT012
         observer = Observer(net, layers, ("Conv2d",), Keys())
         if stop:
             observer.stop_early()
@@ -298,10 +295,9 @@ def test_a_block_without_a_pass_is_no_error() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_models_in_which_hooks_do_not_fire_are_refused() -> None:
-    for model in (torch.jit.script(nn.ReLU()), torch.compile(nn.ReLU())):
-        with pytest.raises(ModelError), Observer(model, "all", ("all",), Keys()):
-            pass
+def test_a_model_in_which_hooks_do_not_fire_is_refused() -> None:
+    with pytest.raises(ModelError):
+        observed("all", "all", torch.jit.script(nn.ReLU()))
 
 
 @pytest.mark.parametrize("method", ["register_forward_hook", "register_forward_pre_hook"])
@@ -399,26 +395,6 @@ def test_a_copy_made_inside_the_block_is_a_model_like_any_other() -> None:
         net(X)
     twin(X)
     assert keys.calls == [("0", 0)]
-
-
-@pytest.mark.parametrize(
-    ("layers", "types"),
-    [
-        ("all", ("Conv2d",)),
-        ("1:3", ("Conv2d",)),
-        ("2", ("Linear", "ReLU")),
-        ("head.0#1,fc", ("Conv2d",)),
-        ("ali*,stem", ("Conv2d",)),
-        ("all", ("all",)),
-        ("head", ("Conv2d",)),
-    ],
-)
-def test_before_a_call_it_has_the_key_and_index_that_it_has_after(layers: str, types: Any) -> None:
-    before, after, net = Keys(), Keys(), Pyramid()
-    with Observer(net, layers, types, after, on_before=before):
-        net(X)
-        net(X)
-    assert before.calls == after.calls and len(before.calls) >= 2 and hooks_on(net) == 0
 
 
 def test_arguments_returned_go_in_instead() -> None:
