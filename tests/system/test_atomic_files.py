@@ -47,25 +47,20 @@ def python(script: str, *words: object, **more: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True, **more)
 
 
-def test_a_new_and_an_old_file_hold_the_data_and_nothing_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    for data in (OLD, NEW, b""):
-        write_atomically(path, data)
-        assert path.read_bytes() == data
-        assert names(tmp_path) == ["a.png"]
-
-
-def test_a_new_file_gets_its_mode_from_the_umask_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
+def test_a_new_and_an_old_file_hold_the_data_and_have_the_right_mode(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     before = os.umask(0o027)
     try:
         write_atomically(path, OLD)
-        assert mode(path) == 0o640
+        assert mode(path) == 0o640  # from the umask
         path.chmod(0o606)
-        write_atomically(path, NEW)
-        assert mode(path) == 0o606
+        for data in (NEW, b""):
+            write_atomically(path, data)
+            assert path.read_bytes() == data
+            assert mode(path) == 0o606
     finally:
         os.umask(before)
+    assert names(tmp_path) == ["a.png"]
 
 
 def test_a_relative_name_and_a_long_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,13 +272,9 @@ def test_what_is_protected_stays(tmp_path: Path, call: str, protected: str) -> N
     assert path.read_bytes() == OLD
 
 
-def test_check_writable_writes_nothing(tmp_path: Path, old: Path) -> None:
-    check_writable(old)
-    check_writable(tmp_path / "b.png")
-
-
-def test_folders_are_checked_and_made(tmp_path: Path) -> None:
+def test_checks_write_nothing_and_folders_are_made(tmp_path: Path) -> None:
     deep = tmp_path / "a" / "b"
+    check_writable(tmp_path / "a.png")
     check_folder(deep)
     assert names(tmp_path) == []
     make_folder(deep)
@@ -292,7 +283,6 @@ def test_folders_are_checked_and_made(tmp_path: Path) -> None:
     file = deep / "file"
     file.write_bytes(OLD)
     for path in (file, file / "c"):
-        with pytest.raises(WriteError, match=r"Not a directory|File exists"):
-            check_folder(path)
-        with pytest.raises(WriteError, match=r"Not a directory|File exists"):
-            make_folder(path)
+        for function in (check_folder, make_folder):
+            with pytest.raises(WriteError, match=r"Not a directory|File exists"):
+                function(path)
