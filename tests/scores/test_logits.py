@@ -140,16 +140,10 @@ def test_predictions() -> None:
         Prediction(1, "b", 3.0, pytest.approx(0.8756006)),
         Prediction(0, "a", 1.0, pytest.approx(0.1184997)),
     ]
-    assert [one.index for one in predictions(LOGITS[0], None)] == [1, 0, 2]
+    assert [each.index for each in predictions(LOGITS[0], None)] == [1, 0, 2]
     assert len(predictions(torch.arange(9.0), None)) == 5
-    (one,) = predictions(LOGITS[0], ["a", "b", "c"], Target("c"))
-    assert (one.index, one.label, one.score) == (2, "c", -2.0)
-
-
-def test_a_score_is_the_models_to_the_bit() -> None:
-    score = torch.tensor([0.1, 0.3], dtype=torch.float32)
-    (one,) = predictions(score, None, Target("0"))
-    assert torch.tensor(one.score, dtype=torch.float32) == score[0] and one.score != 0.1
+    (best,) = predictions(LOGITS[0], ["a", "b", "c"], Target("c"))
+    assert (best.index, best.label, best.score) == (2, "c", -2.0)
 
 
 def test_errors_of_targets_and_names() -> None:
