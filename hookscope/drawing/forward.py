@@ -106,7 +106,7 @@ def input_frames(net: LoadedModel, inputs: Iterable[Tensor]) -> list[list[Image.
     images = list(inputs)
     if net.family != "detection":
         clips = [image.unbind(1) if image.dim() == 4 else [image] for image in images]
-        return [[net.preprocess.seen(frame) for frame in frames] for frames in clips]
+        return [[net.preprocess.denormalise(frame) for frame in frames] for frames in clips]
     transform: Any = net.model.transform
     with torch.no_grad():
         batch = transform([images[0]])[0].tensors[0].cpu()

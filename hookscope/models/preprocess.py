@@ -101,7 +101,7 @@ class Preprocess:
         clip: Tensor = self.transforms_for((frames.shape[-2], frames.shape[-1]))(frames)
         return clip
 
-    def seen(self, tensor: Tensor) -> Image.Image:
+    def denormalise(self, tensor: Tensor) -> Image.Image:
         """The RGB picture that the network sees: ``tensor`` without its normalisation; the first frame of a clip."""
         picture = (tensor[:, 0] if tensor.dim() == 4 else tensor).cpu().float()
         mean, std = self._normalisation()
@@ -109,14 +109,14 @@ class Preprocess:
         image: Image.Image = F.to_pil_image(shown.clamp(0, 1))
         return image
 
-    def seen_box(self, width: int, height: int) -> tuple[float, float, float, float]:
+    def visible_box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The part of a photograph that the network sees: ``(left, top, right, bottom)`` in pixels, not rounded.
 
         Torchvision's classification transforms resize the shorter side and crop the centre. They pad a photograph that
         is smaller than the crop: the box then reaches beyond it. Other transforms only resize: the box is everything.
 
         Example:
-            >>> Preprocess("classification", imagenet_transforms(224, 256)).seen_box(512, 256)
+            >>> Preprocess("classification", imagenet_transforms(224, 256)).visible_box(512, 256)
             (144.0, 16.0, 368.0, 240.0)
         """
         whole = (0.0, 0.0, float(width), float(height))

@@ -125,7 +125,7 @@ def test_optical_flow_with_a_size(photograph: Image.Image) -> None:
 def test_seen_undoes_the_normalisation(photograph: Image.Image, family: str, mode: str) -> None:
     options = {"size": (128, 136), "frames": 16 if family == "video" else 1}
     normalised = Preprocess(family, usual_transforms(family), mode, **options)
-    picture = np.asarray(normalised.seen(normalised(photograph)), dtype=int)
+    picture = np.asarray(normalised.denormalise(normalised(photograph)), dtype=int)
     expected = Preprocess(family, _without_normalisation(family), mode, **options)(photograph)
     if family == "video":
         expected = expected[:, 0]
@@ -146,8 +146,8 @@ def test_grey_models(photograph: Image.Image) -> None:
     prepare = Preprocess("classification", imagenet_transforms(), "stretch", size=(28, 28), channels=1)
     tensor = prepare(photograph)
     assert tensor.shape == (1, 28, 28)
-    assert prepare.seen(tensor).size == (28, 28)
-    assert prepare.seen(tensor).mode == "RGB"
+    assert prepare.denormalise(tensor).size == (28, 28)
+    assert prepare.denormalise(tensor).mode == "RGB"
 
 
 def test_a_picture_of_four_channels_is_an_input_error() -> None:
@@ -191,18 +191,18 @@ def edges_seen(preprocess, width, height):
 )
 def test_the_box_is_the_part_that_the_transforms_keep(size, mode, input_size):
     preprocess = Preprocess("classification", imagenet_transforms(224, 256), mode, input_size)
-    box = preprocess.seen_box(*size)
+    box = preprocess.visible_box(*size)
     assert box == pytest.approx(edges_seen(preprocess, *size), abs=max(size) / 120)
 
 
 def test_clips_are_resized_without_their_proportions():
     preprocess = Preprocess("video", usual_transforms("video"), frames=2)
-    assert preprocess.seen_box(451, 300) == pytest.approx(edges_seen(preprocess, 451, 300), abs=4)
+    assert preprocess.visible_box(451, 300) == pytest.approx(edges_seen(preprocess, 451, 300), abs=4)
 
 
 def test_a_picture_smaller_than_the_crop_is_padded():
     preprocess = Preprocess("classification", imagenet_transforms(224, 112))
-    box = preprocess.seen_box(112, 112)
+    box = preprocess.visible_box(112, 112)
     assert box == (-56.0, -56.0, 168.0, 168.0)
     tensor = preprocess(Image.new("RGB", (112, 112), "white"))
     assert int((tensor[0] > 0).sum()) == 112 * 112 and float(tensor[0, 56, 56]) > 0 and float(tensor[0, 55, 55]) < 0
@@ -210,4 +210,4 @@ def test_a_picture_smaller_than_the_crop_is_padded():
 
 @pytest.mark.parametrize("family", ["detection", "segmentation", "optical_flow"])
 def test_the_box_of_families_without_a_crop_is_the_whole_picture(family):
-    assert Preprocess(family, None).seen_box(30, 20) == (0, 0, 30, 20)
+    assert Preprocess(family, None).visible_box(30, 20) == (0, 0, 30, 20)

@@ -135,7 +135,7 @@ def explain_images(
 
     def rows(read: Sequence[images.InputImage]) -> Iterator[Row]:
         [image] = read
-        box = net.preprocess.seen_box(image.image.width, image.image.height)
+        box = net.preprocess.visible_box(image.image.width, image.image.height)
         source = explain.OverlaySource(image.image, box, run.origin(read))
         yield from draw(Explanation(run, raw, net.prepare(image), source, run.files.words[image.name], categories))
 
