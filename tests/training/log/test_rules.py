@@ -13,30 +13,67 @@ from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.summary import TimedFinding
 from tests.training.logs import log
 
+Row = dict[str, Any]
+
 NO_WEIGHTS = dict.fromkeys(
     ("gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite", "update_to_weight", "frozen")
 )
-
+NO_GRADIENT: Row = {"gradient_norm": None, "gradient_non_finite": None, "update_to_weight": None}
+DEAD: Row = {"dead_channels": 64, "zero_share": 1.0}
 NEAR = {"running_mean_shift": 0.1, "running_var_ratio": 1.0}
 
 
-def found(*arguments: Any, **more: Any) -> list[TimedFinding]:
+def findings_of(*arguments: Any, **more: Any) -> list[TimedFinding]:
     return findings_over_time(log(*arguments, **more))
 
 
-def test_a_sound_log_has_none_nor_has_an_empty_one() -> None:
-    assert found() == [] and findings_over_time(Run({})) == []
+def in_layer(name: str, change: Row, begin: int = 0, end: int = 1000) -> Callable[[int, str], Row]:
+    """The change in one layer, from one step to before another."""
+    return lambda step, layer: change if layer == name and begin <= step < end else {}
+
+
+def at_steps(change: Callable[[int], Row]) -> Callable[[int, str], Row]:
+    return lambda step, layer: change(step)
+
+
+SOUND = {
+    "as it is": log(),
+    "empty": Run({}),
+    "a weight that grows from 0": log(at_steps(lambda step: {"weight_norm": 1e-4 * step}), update_to_weight=1.0),
+    "small updates at the end of a schedule": log(
+        at_steps(
+            lambda step: {
+                "learning_rate": (rate := 0.1 * (1 - step / 450) ** 8),
+                "update_to_weight": 1e-9 if rate < 1e-3 else 1e-3,
+            }
+        )
+    ),
+    "a loss of almost 0": log(
+        at_steps(lambda step: {"loss": 1e-6, "gradient_norm": 1e-9, "update_to_weight": 1e-9} if step > 200 else {})
+    ),
+    "a normalisation with a small gradient": log(in_layer("b", {"gradient_norm": 1e-12}), type="BatchNorm2d"),
+    "a teacher beside the model": log(in_layer("teacher", NO_GRADIENT | {"model": 1}), layers=["a", "teacher"]),
+    "three sampled steps": log(steps=[0, 50, 100]),
+    "missing metrics": Run({}, [{"step": step, "layer": "a"} for step in range(5)]),
+    "damaged lines": Run({}, [{"layer": "a"}, {"step": "x", "layer": "a"}, {"step": 3}, {"step": True, "layer": "a"}]),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_log_has_no_finding(name: str) -> None:
+    assert findings_over_time(SOUND[name]) == []
 
 
 def test_dead_channels_that_become_more() -> None:
     dead = dict(zip(range(0, 500, 50), [3, 3, 5, 9, 14, 20, 25, 30, 36, 40], strict=True))
-    [one] = found(lambda step, layer: {"dead_channels": dead[step]} if layer == "b" else {})
-    assert one.evidence == (
+    [finding] = findings_of(lambda step, layer: {"dead_channels": dead[step]} if layer == "b" else {})
+    assert finding.evidence == (
         "from step 200 (20 s) to the end: 14 of 64 channels are 0 for the whole batch; at its worst, step 450, 40 of 64"
         " channels are 0 for the whole batch"
     )
-    assert (one.finding, one.layer, one.step, one.last_step, one.time) == ("dead-channels", "b", 200, 450, 20.0)
-    assert one.numbers == {"worst": 0.625, "worst_step": 450, "layers": 1}
+    assert (finding.finding, finding.layer, finding.time) == ("dead-channels", "b", 20.0)
+    assert (finding.step, finding.last_step) == (200, 450)
+    assert finding.numbers == {"worst": 0.625, "worst_step": 450, "layers": 1}
 
 
 @pytest.mark.parametrize(
@@ -53,28 +90,31 @@ def test_dead_channels_that_become_more() -> None:
     ],
     ids=str,
 )
-def test_one_odd_step_is_no_finding_and_three_in_a_row_are_one(change: dict[str, Any]) -> None:
-    assert found(lambda step, layer: change if (step, layer) == (200, "b") else {}, **NEAR) == []
-    assert found(lambda step, layer: change if layer == "b" and step in (100, 200, 300, 400) else {}, **NEAR) == []
-    [one] = found(lambda step, layer: change if layer == "b" and 200 <= step <= 300 else {}, **NEAR)
-    assert (one.layer, one.step, one.last_step, one.lasts) == ("b", 200, 300, False)
-    assert one.evidence.startswith("steps 200 (20 s) to 300: ")
+def test_one_odd_step_is_no_finding_and_three_in_a_row_are_one(change: Row) -> None:
+    assert findings_of(in_layer("b", change, 200, 250), **NEAR) == []
+    apart = (100, 200, 300, 400)
+    assert findings_of(lambda step, layer: change if layer == "b" and step in apart else {}, **NEAR) == []
+    [finding] = findings_of(in_layer("b", change, 200, 350), **NEAR)
+    assert (finding.layer, finding.step, finding.last_step, finding.lasts) == ("b", 200, 300, False)
+    assert finding.evidence.startswith("steps 200 (20 s) to 300: ")
 
 
 def test_what_comes_and_goes_is_one_finding() -> None:
-    [one] = found(lambda step, layer: {"dead_channels": 30} if layer == "b" and step not in (150, 200) else {})
-    assert one.evidence.startswith("from step 0 (0 s) to the end, in 8 of 10 sampled steps: 30 of 64")
+    [finding] = findings_of(
+        lambda step, layer: {"dead_channels": 30} if layer == "b" and step not in (150, 200) else {}
+    )
+    assert finding.evidence.startswith("from step 0 (0 s) to the end, in 8 of 10 sampled steps: 30 of 64")
 
 
-def test_sixty_layers_are_told_in_one_line() -> None:
+def test_sixty_layers_are_one_finding() -> None:
     names = [f"layer{at}" for at in range(60)]
 
-    def shrink(step: int, layer: str) -> dict[str, Any]:
+    def shrink(step: int, layer: str) -> Row:
         return {"gradient_norm": 1e-20 * 10.0 ** int(layer[5:]) if int(layer[5:]) < 10 else 0.1}
 
-    [one] = found(shrink, layers=names)
-    assert (one.finding, one.layer, one.layers) == ("vanishing-gradient", "layer9", tuple(names[:10]))
-    assert one.evidence == (
+    [finding] = findings_of(shrink, layers=names)
+    assert (finding.finding, finding.layer, finding.layers) == ("vanishing-gradient", "layer9", tuple(names[:10]))
+    assert finding.evidence == (
         "from step 0 (0 s) to the end: its gradient has norm 1e-11, 1e-11 of the weight's norm; 9 more layers too, from"
         " 'layer0' to 'layer9', worst in 'layer0' at step 0: its gradient has norm 1e-20, 1e-20 of the weight's norm"
     )
@@ -82,62 +122,41 @@ def test_sixty_layers_are_told_in_one_line() -> None:
 
 def test_layers_that_begin_at_many_times_are_three_findings_at_most() -> None:
     names = [f"layer{at}" for at in range(12)]
-    some = found(
+    findings = findings_of(
         lambda step, layer: {"dead_channels": 32} if step >= 250 * int(layer[5:]) else {}, names, range(0, 5000, 50)
     )
-    assert [(one.step, len(one.layers)) for one in some] == [(0, 1), (250, 1), (500, 10)]
+    assert [(finding.step, len(finding.layers)) for finding in findings] == [(0, 1), (250, 1), (500, 10)]
 
 
 def test_findings_are_in_order_of_time() -> None:
-    def change(step: int, layer: str) -> dict[str, Any]:
-        if layer == "a" and step >= 300:
-            return {"dead_channels": 32}
-        return {"update_to_weight": 0.5} if layer == "c" and step >= 100 else {}
-
-    assert [(one.finding, one.step) for one in found(change)] == [("update-too-large", 100), ("dead-channels", 300)]
+    dead, large = in_layer("a", {"dead_channels": 32}, 300), in_layer("c", {"update_to_weight": 0.5}, 100)
+    findings = findings_of(lambda step, layer: dead(step, layer) | large(step, layer))
+    assert [(finding.finding, finding.step) for finding in findings] == [
+        ("update-too-large", 100),
+        ("dead-channels", 300),
+    ]
 
 
 def test_a_gradient_explodes_in_a_single_step() -> None:
-    [one] = found(lambda step, layer: {"gradient_norm": 5e3} if (step, layer) == (200, "b") else {})
-    assert (one.finding, one.layer) == ("exploding-gradient", "b")
-    assert one.evidence == "at step 200 (20 s): its gradient has norm 5e+03, 5e+03 of the weight's norm"
-    [one] = found(lambda step, layer: {"gradient_norm": None} if (step, layer) == (200, "b") else {})
-    assert one.evidence.endswith("the norm of its gradient is beyond what numbers can hold")
-    assert one.numbers["worst"] is None
-
-
-def test_a_weight_that_grows_from_0_does_not_explode() -> None:
-    weights = {step: 1e-4 * step for step in range(0, 500, 50)}
-    assert found(lambda step, layer: {"weight_norm": weights[step], "update_to_weight": 1.0}) == []
-
-
-def test_the_smallest_rates_of_a_schedule_are_not_news() -> None:
-    rates = {step: 0.1 * (1 - step / 450) ** 8 for step in range(0, 500, 50)}
-    small = {"update_to_weight": 1e-9}
-    assert found(lambda step, _: {"learning_rate": rates[step]} | (small if rates[step] < 1e-3 else {})) == []
-
-
-def test_of_a_loss_that_is_next_to_nothing_no_small_update_and_gradient_is_news() -> None:
-    def learned(step: int, layer: str) -> dict[str, Any]:
-        return {"loss": 1e-6, "gradient_norm": 1e-9, "update_to_weight": 1e-9} if step > 200 else {}
-
-    assert found(learned) == []
-
-
-def test_normalisations_are_not_accused_of_small_gradients() -> None:
-    assert found(lambda step, layer: {"gradient_norm": 1e-12} if layer == "b" else {}, type="BatchNorm2d") == []
+    [finding] = findings_of(in_layer("b", {"gradient_norm": 5e3}, 200, 250))
+    assert (finding.finding, finding.layer) == ("exploding-gradient", "b")
+    assert finding.evidence == "at step 200 (20 s): its gradient has norm 5e+03, 5e+03 of the weight's norm"
+    [finding] = findings_of(in_layer("b", {"gradient_norm": None}, 200, 250))
+    assert finding.evidence.endswith("the norm of its gradient is beyond what numbers can hold")
+    assert finding.numbers["worst"] is None
 
 
 def test_running_statistics_have_fifty_steps_to_warm_up() -> None:
     cold = {"running_mean_shift": 0.0, "running_var_ratio": 0.1, "type": "BatchNorm2d"}
     warm = cold | {"running_var_ratio": 1.1}
-    assert found(lambda step, _: cold if step < 50 else warm, steps=range(0, 120, 10)) == []
-    [one] = found(lambda step, _: cold, steps=range(0, 120, 10))
-    assert (one.finding, one.layer, one.step, len(one.layers)) == ("batchnorm-drift", "a", 50, 3)
+    assert findings_of(lambda step, _: cold if step < 50 else warm, steps=range(0, 120, 10)) == []
+    [finding] = findings_of(lambda step, _: cold, steps=range(0, 120, 10))
+    assert (finding.finding, finding.layer, finding.step) == ("batchnorm-drift", "a", 50)
+    assert len(finding.layers) == 3
 
 
 @pytest.mark.parametrize(
-    ("kind", "mean", "std", "told"),
+    ("kind", "mean", "std", "is_saturated"),
     [
         ("Sigmoid", 0.5, 0.4999, True),
         ("Sigmoid", 0.5, 0.2, False),
@@ -147,95 +166,86 @@ def test_running_statistics_have_fifty_steps_to_warm_up() -> None:
         ("ReLU", 0.0, 0.999, False),
     ],
 )
-def test_moments_tell_whether_a_function_is_at_its_bounds(kind: str, mean: float, std: float, told: bool) -> None:
-    some = found(**{"type": kind, "activation_mean": mean, "activation_std": std} | NO_WEIGHTS)
-    assert [one.finding for one in some] == (["saturated"] if told else [])
+def test_moments_show_whether_a_function_is_at_its_bounds(
+    kind: str, mean: float, std: float, is_saturated: bool
+) -> None:
+    findings = findings_of(**{"type": kind, "activation_mean": mean, "activation_std": std} | NO_WEIGHTS)
+    assert [finding.finding for finding in findings] == ["saturated"] * is_saturated
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "finding"),
+    ("mean", "std", "name"),
     [
         (3.0, 1e-7, "constant-output"),
         (1e-6, 1e-6, "vanishing-activations"),
         (0.0, 1e6, "exploding-activations"),
     ],
 )
-def test_the_size_of_an_activation(mean: float, std: float, finding: str) -> None:
-    [one] = found(activation_mean=mean, activation_std=std)
-    assert (one.finding, one.layer, len(one.layers)) == (finding, "a", 3)
-    assert one.evidence.endswith("; all 2 other layers too")
+def test_the_size_of_an_activation(mean: float, std: float, name: str) -> None:
+    [finding] = findings_of(activation_mean=mean, activation_std=std)
+    assert (finding.finding, finding.layer, len(finding.layers)) == (name, "a", 3)
+    assert finding.evidence.endswith("; all 2 other layers too")
 
 
-@pytest.mark.parametrize(("values", "dead", "told"), [(32, 30, []), (32, 40, ["b"]), (4096, 30, ["b"])])
-def test_units_with_one_value_an_image_may_rest(values: int, dead: int, told: list[str]) -> None:
-    some = {"dead_channels": dead, "channel_values": values}
-    assert [one.layer for one in found(lambda step, layer: some if layer == "b" else {})] == told
+@pytest.mark.parametrize(("values", "dead", "layers"), [(32, 30, []), (32, 40, ["b"]), (4096, 30, ["b"])])
+def test_channels_with_few_values_may_be_0(values: int, dead: int, layers: list[str]) -> None:
+    findings = findings_of(in_layer("b", {"dead_channels": dead, "channel_values": values}))
+    assert [finding.layer for finding in findings] == layers
 
 
-def test_what_follows_a_dead_layer_is_not_told() -> None:
-    def dying(step: int, layer: str) -> dict[str, Any]:
-        if step < 200:
-            return {}
-        return {"a": {}, "b": {"dead_channels": 64, "zero_share": 1.0}, "c": {"dead_channels": 20}}[layer]
-
-    [one] = found(dying)
-    assert (one.finding, one.layer, one.step) == ("dead-layer", "b", 200)
-    assert one.evidence.endswith("for the whole batch; this explains dead-channels in 'c'")
+def test_what_follows_a_dead_layer_is_part_of_its_finding() -> None:
+    dead, after = in_layer("b", DEAD, 200), in_layer("c", {"dead_channels": 20}, 200)
+    [finding] = findings_of(lambda step, layer: dead(step, layer) | after(step, layer))
+    assert (finding.finding, finding.layer, finding.step) == ("dead-layer", "b", 200)
+    assert finding.evidence.endswith("for the whole batch; this explains dead-channels in 'c'")
 
 
-def test_a_weight_that_stands_still_behind_a_dead_layer_is_told_there_and_one_before_it_is_not() -> None:
-    def dying(step: int, layer: str) -> dict[str, Any]:
-        dead = {"dead_channels": 64, "zero_share": 1.0} if layer == "b" else {}
-        return dead | {"update_to_weight": 1e-3 if layer == "e" else 0.0, "gradient_norm": 1e-5}
+def test_only_weights_behind_a_dead_layer_that_stand_still_while_others_change_are_explained_by_it() -> None:
+    def dying(step: int, layer: str) -> Row:
+        dead = DEAD if layer == "b" else {}
+        return dead | {"update_to_weight": 1e-3 if layer == "last" else 0.0, "gradient_norm": 1e-5}
 
-    [one] = found(dying, layers="abcde")
-    assert one.evidence.endswith("; this explains no-update in 'c' and 'd'")
-    still = found(lambda step, layer: dying(step, layer) | {"update_to_weight": 0.0}, layers="abcde")
-    assert "no-update in" not in "".join(one.evidence for one in still)  # nothing at all is changed
-
-
-def test_a_layer_that_gets_its_gradient_later_was_without_until_then() -> None:
-    none = {"gradient_norm": None, "gradient_non_finite": None, "update_to_weight": None}
-    [one] = found(lambda step, layer: none if layer == "a" and step < 250 else {})
-    assert (one.finding, one.layer, one.last_step, one.lasts) == ("no-gradient", "a", 200, False)
+    for layers, words in (("abcd", "'c' and 'd'"), ("abcde", "3 layers from 'c' to 'e'")):
+        [finding] = findings_of(dying, layers=[*layers, "last"])
+        assert finding.evidence.endswith(f"; this explains no-update in {words}")
+    findings = findings_of(lambda step, layer: dying(step, layer) | {"update_to_weight": 0.0}, layers="abcde")
+    assert "no-update in" not in "".join(finding.evidence for finding in findings)
 
 
-def test_a_teacher_beside_the_model_is_no_layer_without_gradient() -> None:
-    none = {"gradient_norm": None, "gradient_non_finite": None, "update_to_weight": None, "model": 1}
-    assert found(lambda step, layer: none if layer == "teacher" else {}, layers=["a", "teacher"]) == []
+def test_a_layer_that_gets_its_gradient_later() -> None:
+    [finding] = findings_of(in_layer("a", NO_GRADIENT, 0, 250))
+    assert (finding.finding, finding.layer, finding.last_step, finding.lasts) == ("no-gradient", "a", 200, False)
 
 
 def test_of_two_optimizers_each_layer_is_judged_at_the_steps_of_its_own() -> None:
-    def change(step: int, layer: str) -> dict[str, Any]:
-        model = int(layer == "d")
-        return {"model": model, "update_to_weight": 1e-3 if model == optimizer else 0.0}
-
     rows = []
     for optimizer in (0, 1):
-        rows += [row | {"optimizer": optimizer} for row in log(change, layers=["g", "d"]).rows]
+        for row in log(layers=["g", "d"], optimizer=optimizer).rows:
+            model = int(row["layer"] == "d")
+            rows.append(row | {"model": model, "update_to_weight": 1e-3 if model == optimizer else 0.0})
     assert findings_over_time(Run({}, rows)) == []
     for row in rows:
         if row["layer"] == "d" and row["optimizer"] == 1:
             row["gradient_norm"] = 1e-12
-    [one] = findings_over_time(Run({}, rows))
-    assert (one.finding, one.layer, one.model, one.optimizer) == ("vanishing-gradient", "d of model 1", 1, 1)
+    [finding] = findings_over_time(Run({}, rows))
+    assert (finding.finding, finding.layer) == ("vanishing-gradient", "d of model 1")
+    assert (finding.model, finding.optimizer) == (1, 1)
 
 
-def test_calls_of_one_layer_share_their_parameters_and_not_what_they_put_out() -> None:
-    rows = log(lambda step, layer: {"layer": "relu", "call": int(layer == "b")}, layers=["a", "b"]).rows
-    for row in rows:
-        row["gradient_norm"] = 1e-12
-        row["dead_channels"] = 32 if row["call"] else 0
-    some = {one.finding: one.layers for one in findings_over_time(Run({}, rows))}
-    assert some == {"vanishing-gradient": ("relu",), "dead-channels": ("relu#1",)}
+def test_calls_of_one_layer_share_their_parameters_and_not_their_outputs() -> None:
+    rows = log(in_layer("b", {"call": 1, "dead_channels": 32}), ["a", "b"], gradient_norm=1e-12).rows
+    findings = findings_over_time(Run({}, [row | {"layer": "relu"} for row in rows]))
+    assert {finding.finding: finding.layers for finding in findings} == {
+        "vanishing-gradient": ("relu",), "dead-channels": ("relu#1",),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("steps", [[0], [0, 50]])
 def test_of_few_steps_all_must_show_it(steps: list[int]) -> None:
-    one, few = found(steps=steps, dead_channels=64, zero_share=1.0, layers=["a"], **NO_WEIGHTS)
-    assert (one.finding, few.finding) == ("dead-layer", "few-samples")
-    assert ("at step 0 (0 s), the only one sampled" in one.evidence) == (len(steps) == 1)
-    [few] = found(lambda step, _: {"dead_channels": 64} if step else {}, steps=[0, 50])
+    finding, few = findings_of(steps=steps, layers=["a"], **DEAD, **NO_WEIGHTS)
+    assert (finding.finding, few.finding) == ("dead-layer", "few-samples")
+    assert ("at step 0 (0 s), the only one sampled" in finding.evidence) == (len(steps) == 1)
+    [few] = findings_of(lambda step, _: {"dead_channels": 64} if step else {}, steps=[0, 50])
     assert few.finding == "few-samples"
 
 
@@ -249,15 +259,12 @@ def test_of_few_steps_all_must_show_it(steps: list[int]) -> None:
         ([0], None, {}, "1 sampled step so far: too few for a trend"),
     ],
 )  # fmt: skip
-def test_that_there_are_few_samples_is_told(
-    steps: list[int], end: dict[str, Any] | None, header: dict[str, Any], words: str
-) -> None:
+def test_few_samples_are_a_finding(steps: list[int], end: Row | None, header: Row, words: str) -> None:
     [few] = findings_over_time(Run(header, log(steps=steps).rows, [], end))
     assert (few.finding, few.evidence) == ("few-samples", words)
-    assert found(steps=[0, 50, 100]) == []
 
 
-def test_of_a_run_that_was_stopped_no_more_samples_are_wanted() -> None:
+def test_of_a_run_that_was_stopped_few_samples_are_no_finding() -> None:
     note = {"note": "non-finite", "step": 1, "text": "the loss is NaN"}
     [stop] = findings_over_time(Run({}, log(steps=[0]).rows, [note], {"reason": "stopped", "step": 1}))
     assert stop.finding == "non-finite" and "--stop-on" not in stop.meaning
@@ -270,49 +277,38 @@ def test_thresholds_are_obeyed() -> None:
     assert findings_over_time(run, TrainingThresholds(too_large=1e-4))[0].finding == "update-too-large"
 
 
-def test_what_the_log_lacks_is_passed_over() -> None:
-    rows: list[dict[str, Any]] = [{"step": step, "layer": "a"} for step in range(5)]
-    rows += [{"layer": "a"}, {"step": "x", "layer": "a"}, {"step": 3}, {"step": True, "layer": "a"}]
-    assert findings_over_time(Run({}, rows)) == []
-
-
-def nan_in(figure: str, layer: str, begin: int = 200, end: int = 1000) -> Callable[[int, str], dict[str, Any]]:
-    return lambda step, name: {figure: 7} if name == layer and begin <= step < end else {}
-
-
-def test_of_values_that_are_not_finite_the_first_place_is_told() -> None:
-    def spoil(step: int, layer: str) -> dict[str, Any]:
+def test_of_values_that_are_not_finite_the_first_place_is_named() -> None:
+    def spoil(step: int, layer: str) -> Row:
         if step == 200:
             return {"loss": None} | ({"non_finite": 7} if layer in "bc" else {})
         return {"non_finite": 64, "weight_non_finite": 9, "gradient_non_finite": 9, "loss": None} if step > 200 else {}
 
-    [one] = found(spoil)
-    assert (one.layer, one.layers, one.lasts) == ("b", ("a", "b", "c"), True)
-    assert one.meaning.endswith("To name the operation, run watch --stop-on non-finite.")
-    assert one.evidence == (
+    [finding] = findings_of(spoil)
+    assert (finding.layer, finding.layers, finding.lasts) == ("b", ("a", "b", "c"), True)
+    assert finding.meaning.endswith("To name the operation, run watch --stop-on non-finite.")
+    assert finding.evidence == (
         "from step 200 (20 s) to the end: 7 values of its activation are NaN or Inf; 2 more layers too; the loss is not"
         " finite either; at step 150 everything was finite"
     )
 
 
 def test_one_step_of_nan_is_enough_and_the_gradient_goes_backwards() -> None:
-    change = nan_in("gradient_non_finite", "a", 200, 250), nan_in("gradient_non_finite", "b", 200, 250)
-    [one] = found(lambda step, layer: change[0](step, layer) | change[1](step, layer))
-    assert (one.layer, one.numbers["phase"], one.last_step, one.lasts) == ("b", "backward", 200, False)
-    assert "and so is the gradient of 'c' after it" in one.evidence
+    bad = {"gradient_non_finite": 7}
+    [finding] = findings_of(lambda step, layer: bad if layer in "ab" and step == 200 else {})
+    assert (finding.layer, finding.numbers["phase"]) == ("b", "backward")
+    assert (finding.last_step, finding.lasts) == (200, False)
+    assert "and so is the gradient of 'c' after it" in finding.evidence
 
 
-def test_weights_alone() -> None:
-    [one] = found(nan_in("weight_non_finite", "c"))
-    assert (one.layer, one.numbers["phase"], one.numbers["values"]) == ("c", "weights", 7)
+def test_nan_in_weights_alone() -> None:
+    [finding] = findings_of(in_layer("c", {"weight_non_finite": 7}, 200))
+    assert (finding.layer, finding.numbers["phase"], finding.numbers["values"]) == ("c", "weights", 7)
 
 
 def test_what_begins_while_a_model_computes_nan_is_its_consequence() -> None:
-    spoil = nan_in("non_finite", "b")
-    assert [
-        one.finding
-        for one in found(lambda step, layer: spoil(step, layer) | ({"dead_channels": 60} if step >= 300 else {}))
-    ] == ["non-finite"]
+    spoil = in_layer("b", {"non_finite": 7}, 200)
+    [finding] = findings_of(lambda step, layer: spoil(step, layer) | ({"dead_channels": 60} if step >= 300 else {}))
+    assert finding.finding == "non-finite"
 
 
 def test_notes_of_the_log() -> None:
@@ -324,5 +320,4 @@ def test_notes_of_the_log() -> None:
     assert (first.finding, first.evidence, first.time) == ("new", "something", None)
     assert (second.finding, second.layer, second.step) == ("non-finite", "b#1", 60)
     assert second.evidence == f"at step 60 (6 s), where the run was stopped: {text}"
-    assert (third.finding, third.evidence) == ("watcher-failed", "OSError: no space")
-    assert third.meaning
+    assert (third.finding, third.evidence) == ("watcher-failed", "OSError: no space") and third.meaning
