@@ -23,7 +23,7 @@ from hookscope.system import StrPath, write_atomically
 _KEYWORD = "hookscope"
 
 
-def encode_png(image: Image.Image, provenance: Mapping[str, Any], compress_level: int = 1) -> bytes:
+def encode_png(image: Image.Image, provenance: Mapping[str, Any]) -> bytes:
     """The PNG file of ``image``, with ``provenance`` as JSON in its text chunk ``hookscope``.
 
     ``provenance`` must be JSON: ValueError for NaN and Inf, TypeError for a tensor. Compression level 1 makes a sheet a
@@ -33,7 +33,7 @@ def encode_png(image: Image.Image, provenance: Mapping[str, Any], compress_level
     info = PngInfo()
     info.add_text(_KEYWORD, json.dumps(dict(provenance), allow_nan=False, separators=(",", ":")))
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", pnginfo=info, compress_level=compress_level)
+    image.save(buffer, "PNG", pnginfo=info, compress_level=1)
     return buffer.getvalue()
 
 

@@ -9,7 +9,6 @@ import torch
 
 from hookscope.drawing.reduce import measure, reduce_output
 from hookscope.drawing.tiles import ChannelChoice
-from hookscope.errors import LayerError, NoMapError
 
 
 def test_measures_leave_nan_and_inf_out() -> None:
@@ -30,9 +29,9 @@ def test_a_mean_of_many_is_exact() -> None:
 def test_dead_channels_are_the_constant_ones() -> None:
     values = torch.manual_seed(0) and torch.randn(1, 6, 4, 4)
     values[0, 1], values[0, 2], values[0, 3], values[0, 4, 0, 0] = 0, 7, math.nan, math.nan
-    activity = reduce_output(values, choice=ChannelChoice.parse("0"))
-    assert (activity.dead, activity.nonfinite, activity.shape) == (2, 17, (1, 6, 4, 4))
-    assert activity.parts[0].tiles.channels == [0]
+    summary = reduce_output(values, choice=ChannelChoice.parse("0"))
+    assert (summary.dead, summary.nonfinite, summary.shape) == (2, 17, (1, 6, 4, 4))
+    assert summary.parts[0].tiles.channels == [0]
 
 
 def test_single_positions_are_never_dead() -> None:
@@ -47,20 +46,7 @@ def test_dead_channels_of_parts_add_up_and_of_items_must_agree() -> None:
     assert reduce_output(torch.cat([still, still])).dead == 3
 
 
-def test_parts_know_how_they_were_read() -> None:
-    first, second = reduce_output(torch.rand(9, 2, 4, 4)).parts
-    assert (first.name, second.name) == ("item 0 of 9", "item 1 of 9")
-    assert (second.item, second.items, second.frames, second.axes) == (1, 9, 1, "N C H W")
-
-
-def test_what_cannot_be_drawn() -> None:
-    with pytest.raises(NoMapError, match="1x10"):
-        reduce_output(torch.zeros(1, 10))
-    with pytest.raises(LayerError, match="no channel 9"):
-        reduce_output(torch.zeros(1, 3, 4, 4), choice=ChannelChoice.parse("9"))
-
-
-def test_what_is_no_map_is_not_measured() -> None:
+def test_a_part_without_maps_is_not_measured() -> None:
     output = {"logits": torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]]), "labels": torch.tensor([999])}
-    activity = reduce_output(output)
-    assert (activity.low, activity.mean, activity.high) == (0.0, 1.5, 3.0)
+    summary = reduce_output(output)
+    assert (summary.low, summary.mean, summary.high) == (0.0, 1.5, 3.0)

@@ -49,8 +49,3 @@ def test_lines_beyond_the_last_are_cut_off() -> None:
     first, second = wrapped_lines("1. " + "word " * 60, 2.0, 8.5, 2, "   ")
     assert first.startswith("1. word word") and second.startswith("   word word") and second.endswith("…")
     assert max(inches(first, 8.5), inches(second, 8.5)) <= 2.0
-
-
-def test_the_font_has_the_letters_of_file_names() -> None:
-    assert font(12).getlength("é") > 0
-    assert font(12, bold=True).getlength("a" * 20) > font(12).getlength("a" * 20)
