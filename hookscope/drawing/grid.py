@@ -265,7 +265,7 @@ def channel_grid(
         (684, 490)
     """
     if columns is not None and columns < 1:
-        raise UsageError(f"no grid has {columns} columns", do="give 1 or more, or None")
+        raise UsageError(f"columns must be at least 1 or None, not {columns}")
     maps = _one_activation(activation)
     if channels is None:
         choice = ChannelChoice()

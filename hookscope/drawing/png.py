@@ -60,9 +60,9 @@ def _read(source: StrPath | bytes) -> tuple[Image.Image, dict[str, Any]]:
     try:
         provenance = json.loads(image.info[_KEYWORD])
     except (ValueError, RecursionError) as error:
-        raise ImageError(f"the provenance in {name} is no JSON") from error
+        raise ImageError(f"the provenance in {name} is not JSON") from error
     if not isinstance(provenance, dict):
-        raise ImageError(f"the provenance in {name} is no JSON object")
+        raise ImageError(f"the provenance in {name} is not a JSON object")
     return image, provenance
 
 
@@ -82,7 +82,7 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
     """
     (image, provenance), name = _read(path), os.fspath(path)
     if not provenance.get("parts") or not {"overlay", "size", "cmap", "levels"} <= provenance.keys():
-        raise ImageError(f"{name} is no sheet of feature maps", do="visualize draws sheets")
+        raise ImageError(f"{name} is not a sheet of feature maps", do="visualize draws sheets")
     if provenance["overlay"]:
         raise ImageError(f"{name} is an overlay", "its colours mix values and photograph", "draw it without --overlay")
     pixels, palette = np.asarray(image), image.getpalette()

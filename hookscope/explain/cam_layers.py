@@ -119,7 +119,7 @@ def connected_layers(
     if not is_connected:
         asked = f"no layer of {type(model).__name__} has a map that the score depends on"
         if not layers:
-            raise NoMapError(asked, "no layer has a map", "use saliency, which needs none")
+            raise NoMapError(asked, "no layer has a map", "use saliency, which needs no map")
         why = "no gradient reaches a map: it is detached or computed under no_grad"
         raise NoMapError(asked, why, f"choose a layer and a method without gradient: {gradient_free()}")
 
@@ -166,4 +166,4 @@ def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSiz
     if single:
         raise NoMapError(f"the maps of {call.key} have one position", do="choose a layer before the pooling")
     do = "choose a layer with one: list-layers shows shapes"
-    raise NoMapError(f"the output of {call.key} is no feature map", do=do)
+    raise NoMapError(f"the output of {call.key} is not a feature map", do=do)

@@ -130,13 +130,15 @@ def _scores(model: nn.Module, picture: Tensor) -> Tensor:
 def _picture(inputs: tuple[Any, ...]) -> Tensor:
     if len(inputs) != 1 or not isinstance(inputs[0], torch.Tensor):
         types = ", ".join(type(value).__name__ for value in inputs[:3]) or "nothing"
-        raise UsageError(f"no single picture but {types}", do="give one tensor, (1, C, H, W)")
+        raise UsageError(f"expected one picture (1, C, H, W), got {types}")
     if not inputs[0].is_floating_point():
-        raise UsageError(f"a picture of {inputs[0].dtype}", "gradients need real numbers", "prepare it first")
+        raise UsageError(
+            f"expected a picture of floating-point numbers, got {inputs[0].dtype}", do="prepare the picture first"
+        )
     if inputs[0].dim() not in (4, 5):
         shape = "x".join(map(str, inputs[0].shape))
         raise UsageError(
-            f"a picture of {shape}", "wanted is (1, C, H, W), or a clip (1, C, T, H, W)", "x[None] adds a batch"
+            f"expected a picture (1, C, H, W) or a clip (1, C, T, H, W), got {shape}", do="x[None] adds a batch axis"
         )
     return inputs[0]
 

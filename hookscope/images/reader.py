@@ -217,7 +217,7 @@ def _open(content: bytes, name: str) -> ImageFile.ImageFile:
         else:
             holds = f"it begins with the bytes {content[:8].hex(' ')}"
         raise ImageError(
-            f"'{name}' is not a picture that can be read", holds, "give a JPEG, PNG or the like"
+            f"'{name}' is not a picture that can be read", holds, "give a JPEG, PNG or similar file"
         ) from error
 
 

@@ -82,7 +82,7 @@ def read_direction(path: str) -> Tensor:
     tensors = tensors_in(_read_content(path))
     if len(tensors) != 1:
         exists = f"it holds {len(tensors)}" + (f": {', '.join(list(tensors)[:4])}" if tensors else "")
-        raise WeightsError(f"{path} is no single tensor", exists, "save the direction alone")
+        raise WeightsError(f"{path} is not a single tensor", exists, "save the direction alone")
     (tensor,) = tensors.values()
     if not tensor.is_floating_point():
         tensor = tensor.float()
@@ -111,4 +111,4 @@ def _read_arrays(path: str) -> dict[str, Tensor]:
         arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
         return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     except (ValueError, TypeError, EOFError) as error:
-        raise WeightsError(f"{path} is no NumPy file of numbers", do="save one with numpy.save") from error
+        raise WeightsError(f"{path} is not a NumPy file of numbers", do="save one with numpy.save") from error

@@ -43,7 +43,7 @@ def unreadable_settings(error: BaseException) -> InstallationError | None:
     frames = traceback.walk_tb(error.__traceback__) if isinstance(error, UnicodeDecodeError) else ()
     if not any(frame.f_globals.get("__name__") == "matplotlib" for frame, _ in frames):
         return None
-    return InstallationError("matplotlib cannot read its file matplotlibrc: it is not UTF-8", do="mend or remove it")
+    return InstallationError("matplotlib cannot read its file matplotlibrc: it is not UTF-8", do="repair or remove it")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

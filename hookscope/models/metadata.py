@@ -100,7 +100,7 @@ def read_description(path: str | os.PathLike[str]) -> Description | None:
         content = None
     reason = _inconsistency(content)
     if reason:
-        raise WeightsError(f"{path} has a description of its model that makes no sense: {reason}")
+        raise WeightsError(f"{path} has an invalid description of its model: {reason}")
     entries: dict[str, Any] = {name: content[name] for name in _ENTRIES if name in content}
     for name in entries.keys() & {"categories", "mean", "std"}:
         entries[name] = tuple(entries[name])
@@ -138,7 +138,7 @@ def read_metadata(
 def _inconsistency(content: Any) -> str:
     """Why a description cannot be used; empty if it can."""
     if not isinstance(content, dict):
-        return "it is no JSON object"
+        return "it is not a JSON object"
     for name, (words, is_valid) in _ENTRIES.items():
         if name in content and not is_valid(content[name]):
             return f"{name} is not {words}"

@@ -31,9 +31,9 @@ class ParameterThresholds(Thresholds):
     def __post_init__(self) -> None:
         for what, share in (("dead norm", self.dead_norm), ("share of eps", self.collapsed)):
             if not 0 <= share < 1:
-                raise UsageError(f"no {what} {share:g}", "it is a share", "give 0 or more, and less than 1")
+                raise UsageError(f"{what} {share:g} is not a share", do="give at least 0, and less than 1")
         if not 0 < self.duplicate_cosine <= 1:
-            raise UsageError(f"no cosine {self.duplicate_cosine:g} of duplicates", do="give more than 0, at most 1")
+            raise UsageError(f"duplicate cosine {self.duplicate_cosine:g}", do="give more than 0, at most 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ def _feature_extractor(passes: PairedPasses, tolerance: float) -> tuple[Check, E
             return Check(comparison.name, None, 0, None, note=error.asked), None
     missed = len(passes.calls) - comparison.compared
     if comparison.compared and missed:
-        comparison.notes.append(f"{missed} of {len(passes.calls)} calls are no node of the graph")
+        comparison.notes.append(f"{missed} of {len(passes.calls)} calls are not nodes of the graph")
     return comparison.check("no wanted call is a node of the graph"), edges
 
 

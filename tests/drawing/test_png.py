@@ -115,9 +115,9 @@ def damaged() -> bytes:
             png_with("Comment", "hookscope"),
             "the picture has no provenance of hookscope; only PNG files written by hookscope have it",
         ),
-        (png_with("hookscope", "no json"), "the provenance in the picture is no JSON"),
-        (png_with("hookscope", "[" * 100_000), "the provenance in the picture is no JSON"),
-        (png_with("hookscope", "[1]"), "the provenance in the picture is no JSON object"),
+        (png_with("hookscope", "no json"), "the provenance in the picture is not JSON"),
+        (png_with("hookscope", "[" * 100_000), "the provenance in the picture is not JSON"),
+        (png_with("hookscope", "[1]"), "the provenance in the picture is not a JSON object"),
     ],
     ids=["empty", "cut", "damaged", "foreign", "no-json", "deep", "list"],
 )
@@ -239,7 +239,7 @@ def test_pictures_that_hold_no_values(tmp_path: Path) -> None:
     photograph = Image.new("RGB", (9, 9))
     assert refused(written(path, random(1, 3, 4, 4), overlay=[[photograph]])).startswith("FILE is an overlay")
     write_png(photograph, path, {"model": "resnet18"})
-    assert refused(path) == "FILE is no sheet of feature maps; visualize draws sheets"
+    assert refused(path) == "FILE is not a sheet of feature maps; visualize draws sheets"
     photograph.save(path)
     assert "has no provenance" in refused(path)
 

@@ -315,7 +315,7 @@ def test_the_steps_of_a_recurrent_layer_are_no_map() -> None:
             return self.head(self.lstm(self.conv(x).flatten(2).transpose(1, 2))[0].mean(1))
 
     assert only(seeded(Recurs), picture()).call.name == "conv"
-    with pytest.raises(NoMapError, match="the output of lstm is no feature map"):
+    with pytest.raises(NoMapError, match="the output of lstm is not a feature map"):
         class_activation_maps(seeded(Recurs), picture(), "lstm")
 
 
@@ -564,7 +564,7 @@ def test_a_layer_without_a_map_is_skipped_where_a_pattern_chose_it(
     ],
 )
 def test_a_layer_without_a_map_is_an_error_if_it_is_named_outright_or_none_is_left(layers: Any) -> None:
-    with pytest.raises(NoMapError, match=r"^the (output of head is no feature map|maps of mean have one position)"):
+    with pytest.raises(NoMapError, match=r"^the (output of head is not a feature map|maps of mean have one position)"):
         class_activation_maps(small(), picture(), layers, 1, types=("*",), on_skip=lambda call, error: None)
 
 
@@ -592,9 +592,9 @@ GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
     [
         (small(), picture(), {"method": "gradcan"}, UsageError, "no method 'gradcan'; nearest: gradcam"),
         (small(), picture(), {"layers": "haed"}, LayerError, "haed"),
-        (small(), picture(), {"layers": "head"}, NoMapError, "the output of head is no feature map"),
+        (small(), picture(), {"layers": "head"}, NoMapError, "the output of head is not a feature map"),
         (small(), picture(), {"layers": "mean"}, NoMapError, "have one position; choose a layer before the pooling"),
-        (small(), picture(), {"layers": ["second", "flat"]}, NoMapError, "the output of flat is no feature map"),
+        (small(), picture(), {"layers": ["second", "flat"]}, NoMapError, "the output of flat is not a feature map"),
         (small(), picture(), {"layers": "7"}, LayerError, "no index 7"),
         (small(), picture(), {"layers": "second#1"}, LayerError, "second#1"),
         (small(), picture(), {"batch_size": 0}, UsageError, "batch"),

@@ -334,12 +334,12 @@ NAN_SLOPE = Gives(lambda maps: (maps * 0).abs().mean((2, 3)).sqrt())  # the slop
 @pytest.mark.parametrize(
     ("inputs", "error", "text"),
     [
-        ((picture(), picture()), UsageError, "no single picture but Tensor, Tensor; give one tensor"),
-        ([picture()[0]], UsageError, "no single picture but list; give one tensor"),
-        ((), UsageError, "no single picture but nothing"),
-        (picture()[0], UsageError, "a picture of 3x16x16; wanted is (1, C, H, W), or a clip (1, C, T, H, W); x[None]"),
-        ((picture()[0],), UsageError, "a picture of 3x16x16"),
-        (picture().to(torch.uint8), UsageError, "a picture of torch.uint8"),
+        ((picture(), picture()), UsageError, "expected one picture (1, C, H, W), got Tensor, Tensor"),
+        ([picture()[0]], UsageError, "expected one picture (1, C, H, W), got list"),
+        ((), UsageError, "expected one picture (1, C, H, W), got nothing"),
+        (picture()[0], UsageError, "expected a picture (1, C, H, W) or a clip (1, C, T, H, W), got 3x16x16; x[None]"),
+        ((picture()[0],), UsageError, "got 3x16x16"),
+        (picture().to(torch.uint8), UsageError, "expected a picture of floating-point numbers, got torch.uint8"),
     ],
 )
 @pytest.mark.parametrize("method", SALIENCY_METHODS)

@@ -154,7 +154,7 @@ def test_a_folder_without_pictures_says_what_it_has(tmp_path: Path) -> None:
     line = refusal(tmp_path)
     assert line.startswith(f"no pictures in '{tmp_path}'; it has ")
     assert "2 files" in line and "1 hidden name" in line and "such as HEIC (HEIF) in 'IMG_1.heic'" in line
-    assert line.endswith("; name a folder with JPEG, PNG or the like")
+    assert line.endswith("; name a folder with JPEG, PNG or similar files")
 
 
 def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

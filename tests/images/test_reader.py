@@ -636,7 +636,7 @@ def archive(name):
 def test_a_file_of_another_kind_is_named(content, words):
     line = refusal(content, name="a.jpg")
     assert line.startswith(f"'a.jpg' is not a picture that can be read; it holds {words}")
-    assert line.endswith("; give a JPEG, PNG or the like")
+    assert line.endswith("; give a JPEG, PNG or similar file")
 
 
 def test_unknown_data_and_pictures_damaged_at_the_start():

@@ -34,7 +34,7 @@ def test_a_direction_in_each_kind_of_file(tmp_path: Path) -> None:
         ),
         ("notes", b"", "no direction in notes; give a .npy,"),
         ("a.pt", b"damaged, as it seems", "cannot read weights a.pt: damaged, cut short or not a checkpoint"),
-        ("a.npy", b"damaged, as it seems", "a.npy is no NumPy file of numbers; save one with numpy.save"),
+        ("a.npy", b"damaged, as it seems", "a.npy is not a NumPy file of numbers; save one with numpy.save"),
         ("a.png", None, "cannot read a.png: No such file or directory; name a file that exists"),
         ("a.pt", None, "cannot read a.pt: No such file or directory; name a file that exists"),
         ("a.npy", None, "cannot read a.npy: No such file or directory; name a file that exists"),
@@ -54,7 +54,7 @@ def test_what_is_no_direction(
 def test_several_tensors_and_values_that_are_not_finite(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "two.pt")
     torch.save(torch.tensor([torch.nan]), tmp_path / "nan.pt")
-    with pytest.raises(WeightsError, match="is no single tensor; it holds 2: a, b"):
+    with pytest.raises(WeightsError, match="is not a single tensor; it holds 2: a, b"):
         read_direction(str(tmp_path / "two.pt"))
     with pytest.raises(WeightsError, match="holds NaN or Inf"):
         read_direction(str(tmp_path / "nan.pt"))

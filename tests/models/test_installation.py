@@ -66,7 +66,7 @@ def test_settings_that_matplotlib_cannot_decode_are_named(tmp_path: Path) -> Non
     with pytest.raises(UnicodeDecodeError) as of_matplotlib:
         matplotlib.rc_params_from_file(path)
     error = unreadable_settings(of_matplotlib.value)
-    assert str(error) == "matplotlib cannot read its file matplotlibrc: it is not UTF-8; mend or remove it"
+    assert str(error) == "matplotlib cannot read its file matplotlibrc: it is not UTF-8; repair or remove it"
     with pytest.raises(UnicodeDecodeError) as of_another_file:
         path.read_text("utf-8")
     assert unreadable_settings(of_another_file.value) is None

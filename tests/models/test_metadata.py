@@ -116,7 +116,7 @@ def test_a_file_without_a_description(tmp_path: Path) -> None:
 
 
 NONSENSE: dict[str, list[Any]] = {
-    "it is no JSON object": ["", "[" * 100_000, []],
+    "it is not a JSON object": ["", "[" * 100_000, []],
     "model is not a name": [{"model": 3}],
     "categories is not a list of names": [{"categories": wrong} for wrong in ([], ["a", 3], ["b\nc"], ["\ud83d"])],
     "resize_size is not a number of pixels": [WHOLE | {"resize_size": 0}],
@@ -134,7 +134,7 @@ def test_a_description_that_makes_no_sense(tmp_path: Path, reason: str) -> None:
         path = write(tmp_path, content)
         with pytest.raises(WeightsError) as caught:
             read_description(path)
-        assert str(caught.value) == f"{path} has a description of its model that makes no sense: {reason}"
+        assert str(caught.value) == f"{path} has an invalid description of its model: {reason}"
 
 
 TRANSFORMS = {"resize_size": 64, "crop_size": 32, "mean": [0.5, 0.25, 0.75], "std": [1.0, 2.0, 4.0]}
@@ -162,7 +162,7 @@ def test_a_missing_entry_is_the_usual_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "family", "note"),
     [
-        (["no object"], "classification", "has a description of its model that makes no sense: it is no JSON object"),
+        (["no object"], "classification", "has an invalid description of its model: it is not a JSON object"),
         ({"categories": ["a"]}, "classification", "has 1 class name for 2 outputs"),
         (TRANSFORMS, "optical_flow", "describes a classification model, but the model is for optical flow"),
     ],

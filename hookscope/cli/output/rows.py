@@ -68,7 +68,7 @@ def _plain(value: Any) -> Plain:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    raise TypeError(f"no format knows a value of type {type(value).__name__}")
+    raise TypeError(f"no format can write a value of type {type(value).__name__}")
 
 
 def _finite(value: Plain) -> Plain:

@@ -35,7 +35,7 @@ def read_runs(path: StrPath) -> list[Run]:
     """The runs of a log, oldest first; lines that are cut off, unreadable or of an unknown kind are ignored.
 
     Raises:
-        InputError: the file does not exist, or is no log of a run.
+        InputError: the file does not exist, or is not the log of a run.
     """
     name = os.fspath(path)
     runs: list[Run] = []
@@ -44,7 +44,7 @@ def read_runs(path: StrPath) -> list[Run]:
             first = stream.readline()
             if first and not _begins_a_log(first):
                 do = "give a log of `hookscope watch` or `hookscope.Monitor`"
-                raise InputError(f"'{name}' is no log of a run", do=do)
+                raise InputError(f"'{name}' is not the log of a run", do=do)
             for line in map(_parsed, chain([first], stream)):
                 if isinstance(line, dict):
                     _add_line(line, runs)

@@ -87,7 +87,7 @@ def test_something_else_is_left_alone(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(WriteError, match="it holds something else"):
         RunLog(path)
-    with pytest.raises(InputError, match="is no log of a run"):
+    with pytest.raises(InputError, match="is not the log of a run"):
         read_runs(path)
     assert path.read_bytes() == content
 
