@@ -113,13 +113,8 @@ class Activations(CallMapping):
 
     def clear(self) -> None:
         """Drop all outputs, inputs and gradients."""
-        self._forget()
-
-    def _forget(self) -> None:
-        for by_call in (self, self.inputs):
-            for key in list(by_call._values):
-                by_call._drop(key)
-        self.grad._forget()
+        for by_call in (self, self.inputs, self.grad):
+            by_call._forget()
 
 
 class capture:  # a `with` word, named as one reads it
@@ -210,7 +205,7 @@ class capture:  # a `with` word, named as one reads it
         return self._observer.__exit__(kind, error, trace)
 
     def _restart(self, *inputs: Any) -> None:
-        self._activations._forget()
+        self._activations.clear()
         self._undecided.clear()
 
     def _keep_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

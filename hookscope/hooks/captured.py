@@ -66,6 +66,10 @@ class CallMapping(Mapping[str, Any]):
         self._values.pop(key, None)
         self._calls.pop(key, None)
 
+    def _forget(self) -> None:
+        for key in list(self._known):
+            self._drop(key)
+
     def _find_name(self, key: str) -> str:
         exact = self._exact(key)
         if exact not in self._values:
@@ -148,10 +152,6 @@ class Gradients(CallMapping):
         super()._drop(key)
         self._known.pop(key, None)
         self._without_graph.discard(key)
-
-    def _forget(self) -> None:
-        for key in list(self._known):
-            self._drop(key)
 
     def _find_name(self, key: str) -> str:
         exact = self._exact(key)

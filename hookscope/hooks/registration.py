@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,63 +22,52 @@ class StopForward(BaseException):
     """Ends a forward pass early. No ``Exception``, so that a model's own ``except Exception`` does not catch it."""
 
 
-class HookHandles:
+class HookHandles(ExitStack):
     """Handles of registered hooks; leaving the ``with`` block removes exactly these."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def forward(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs, output)`` after each forward; anything but None replaces the output."""
         # with_kwargs: a plain hook of a module called with keywords only gets an empty tuple
-        self._stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        self.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
 
     def forward_pre(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs)`` before each forward; ``(args, kwargs)`` returned replaces both."""
-        self._stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def full_backward(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, grad_input, grad_output)`` in backward; never where an in-place operation may follow."""
-        self._stack.callback(module.register_full_backward_hook(hook).remove)
+        self.callback(module.register_full_backward_hook(hook).remove)
 
     def node(self, node: Any, hook: Callable[[Any, Any], Any]) -> None:
         """Call ``hook(grad_inputs, grad_outputs)`` after ``node`` of the autograd graph has run in backward."""
-        self._stack.callback(node.register_hook(hook).remove)
+        self.callback(node.register_hook(hook).remove)
 
     def node_before(self, node: Any, hook: Callable[[Any], Any]) -> None:
         """Call ``hook(grad_outputs)`` before ``node`` runs in backward; returned gradients replace these."""
-        self._stack.callback(node.register_prehook(hook).remove)
+        self.callback(node.register_prehook(hook).remove)
 
     def tensor(self, tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:
         """Call ``hook(gradient)`` when the gradient of ``tensor`` is computed; a returned tensor replaces it."""
-        self._stack.callback(tensor.register_hook(hook).remove)
+        self.callback(tensor.register_hook(hook).remove)
 
     def every_forward(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs, output)`` after the forward of every module of the process."""
         handle = modules.register_module_forward_hook(hook, with_kwargs=True)
         # torch keeps this entry when the hook is removed, and compiled models would warn of hooks for ever
-        self._stack.callback(modules._global_forward_hooks_with_kwargs.pop, handle.id, None)
-        self._stack.callback(handle.remove)
+        self.callback(modules._global_forward_hooks_with_kwargs.pop, handle.id, None)
+        self.callback(handle.remove)
 
     def every_forward_pre(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args)`` before the forward of every module of the process."""
-        self._stack.callback(register_module_forward_pre_hook(hook).remove)
+        self.callback(register_module_forward_pre_hook(hook).remove)
 
     def every_step_pre(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(optimizer, args, kwargs)`` before each step of every optimizer of the process."""
-        self._stack.callback(register_optimizer_step_pre_hook(hook).remove)
+        self.callback(register_optimizer_step_pre_hook(hook).remove)
 
     def every_step_post(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(optimizer, args, kwargs)`` after each step of every optimizer of the process."""
-        self._stack.callback(register_optimizer_step_post_hook(hook).remove)
+        self.callback(register_optimizer_step_post_hook(hook).remove)
 
 
 def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:

@@ -226,7 +226,7 @@ class Selection:
         (True, Selection('0:3,fc'))
     """
 
-    __slots__ = ("_every_index", "_from_the_end", "_indices", "_names", "_terms")
+    __slots__ = ("_from_the_end", "_indices", "_names", "_terms", "wants_every_index")
 
     def __init__(self, layers: Layers) -> None:
         self._set(_parse(layers))
@@ -238,7 +238,7 @@ class Selection:
         self._indices = [term for term in self._terms if isinstance(term, _Indices)]
         self._names = [term for term in self._terms if isinstance(term, _Names)]
         self._from_the_end = [term for term in self._indices if term.from_the_end]
-        self._every_index = any(term.window in (slice(None), slice(0, None)) for term in self._indices)
+        self.wants_every_index = any(term.window in (slice(None), slice(0, None)) for term in self._indices)
 
     @classmethod
     def of(cls, layers: Layers) -> Selection:
@@ -279,11 +279,6 @@ class Selection:
     def counts(self) -> bool:
         """Whether calls of the chosen types must be counted."""
         return bool(self._indices)
-
-    @property
-    def wants_every_index(self) -> bool:
-        """Whether all calls of the chosen types are wanted."""
-        return self._every_index
 
     @property
     def from_the_end(self) -> bool:
@@ -327,7 +322,7 @@ class Selection:
 
     def wants_index(self, index: int) -> bool:
         """Whether the call with this index is wanted, as far as that is known while the pass runs."""
-        return self._every_index or any(term.certain(index) for term in self._indices)
+        return self.wants_every_index or any(term.certain(index) for term in self._indices)
 
     def wants(self, name: str, call: int, index: int | None, total: int | None = None) -> bool:
         """Whether this call is wanted in a pass with ``total`` calls of the chosen types; None while it still runs."""
