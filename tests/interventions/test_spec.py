@@ -45,20 +45,17 @@ def test_every_word_has_an_example_here_and_every_class_a_word() -> None:
 
 
 @pytest.mark.parametrize("name", list(WORDS))
-def test_an_example_of_each(name: str) -> None:
+def test_an_example_of_each_and_its_defaults(name: str) -> None:
     text, made = EXAMPLES[name]
     spec = InterventionSpec.parse(text)
     assert (spec.text, spec.word) == (text, name)
+    if name not in ("patch", "steer", "scale", "clamp"):
+        assert InterventionSpec.parse(name).build() == WORDS[name]() == InterventionSpec.parse(f"{name}:").build()
     if made is not None:
         assert spec.build() == made and type(spec.build()) is WORDS[name] is spec.kind and spec.source is None
     else:
         assert (spec.from_file, spec.source) == {"patch": ("image", "a.jpg"), "steer": ("tensor", "d.npy")}[name]
         assert type(spec.build(torch.ones(2))) is WORDS[name]
-
-
-@pytest.mark.parametrize("name", [name for name in WORDS if name not in ("patch", "steer", "scale", "clamp")])
-def test_each_alone_is_its_class_with_defaults(name: str) -> None:
-    assert InterventionSpec.parse(name).build() == WORDS[name]() == InterventionSpec.parse(f"{name}:").build()
 
 
 @pytest.mark.parametrize("name", list(WORDS))
@@ -122,51 +119,18 @@ def test_what_a_built_one_says_of_itself_is_read_again() -> None:
         ("quantize:bits=2.5", "bits='2.5' of quantize is not a whole number"),
         ("noise:relative=maybe", "relative='maybe' of noise is not true or false"),
         ("dropblock:block_size=4", "block_size=4; give an odd number"),
-        ("dropblock:p=1.5", "p=1.5 is not a share"),
-        ("dropout:p=nan", "p=nan is not a share"),
-        ("dropout:when=eval", "no when 'eval'; choices: train, always"),
-        ("zero:channels=b", "bad channels 'b'"),
-        ("zero:channels=-1", "bad channels '-1'"),
-        ("zero:positions=9-0", "bad positions '9-0'"),
-        ("zero:on=side", "no side 'side' of a layer; there are output and input"),
-        ("scale", "scale needs factor="),
-        ("scale:factor=inf", "factor=inf; give a finite number"),
-        ("steer:from=a,scale=nan", "scale=nan; give a finite number"),
-        ("clamp", "clamp needs a bound"),
         ("clamp:min=2,max=1", "a clamp from 2 to 1"),
-        ("clamp:min=nan", "min=nan; give a finite number"),
-        ("clamp:min=inf", "a clamp from inf to inf; give finite bounds"),
-        ("clamp:max=-inf", "a clamp from -inf to -inf; give finite bounds"),
-        ("clamp:max=1e39", "max=1e+39 exceeds single precision; give at most 3.4e38"),
-        ("scale:factor=-1e39", "factor=-1e+39 exceeds single precision"),
-        ("prune:amount=nan", "amount=nan; give a finite number"),
-        ("prune:dim=0,norm=nan", "norm=nan; give a finite number"),
-        ("prune:dim=0,norm=0", "norm=0; give a number above 0"),
-        ("prune:norm=-2", "norm=-2; give a number above 0"),
-        ("noise:std=-1", "std=-1; give 0 or more"),
-        ("quantize:bits=17", "bits=17; give 1 to 16"),
-        ("quantize:bits=1,symmetric=true", "bits=1; give 2 to 16"),
-        ("mean:over=time", "no over 'time'; choices: images, positions"),
         ("mean:over=positions,from=x", "a mean over positions takes no source"),
-        ("permute:axis=rows", "no axis 'rows'; choices: positions, channels, images"),
         ("patch", "patch needs from=FILE; such as patch:from=other.jpg"),
         ("steer:scale=2", "steer needs from=FILE"),
         ("patch:from=", "patch needs from=FILE"),
-        ("prune:amount=2", "amount=2 is not a share"),
         ("freeze:p=1", "no parameter 'p' of freeze; freeze has none"),
     ],
 )
 def test_what_cannot_be_read_says_what_there_is(text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         InterventionSpec.parse(text)
-    assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
-
-
-def test_what_has_no_value_is_no_near_miss_of_itself() -> None:
-    for text in ("dropblock:p", "clamp:0,6", "noise:sdt"):
-        with pytest.raises(UsageError) as caught:
-            InterventionSpec.parse(text)
-        assert "nearest" not in str(caught.value)
+    assert str(caught.value).startswith(says) and str(caught.value).count("nearest") == says.count("nearest")
 
 
 @pytest.mark.parametrize("name", list(WORDS))
