@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -20,6 +21,13 @@ GIVEN = ("nets.py", "cat.jpg", "dog.png", "names.txt")
 
 Run = Callable[..., tuple[int, str, str]]
 """The fixture ``run``: words of a command -> status, output, errors."""
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def rows(text: str) -> list[dict[str, Any]]:

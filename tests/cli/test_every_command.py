@@ -15,7 +15,7 @@ from hookscope.cli.main import COMMANDS, cli
 from hookscope.drawing.png import read_provenance
 from hookscope.explain.cam_methods import CAM_METHODS, CamMethod, gradcam
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, SaliencyMethod, vanilla
-from tests.cli.helpers import POSIX, Run, files, one_error, rows
+from tests.cli.helpers import POSIX, Run, Terminal, files, one_error, rows
 
 PICTURES = {"cat.jpg": (40, 32), "dog.png": (32, 40)}
 WORDS = {
@@ -191,11 +191,6 @@ def test_what_a_model_prints_is_no_row(run: Run, command: str) -> None:
     status, out, errors = run(command, model="nets.py:Loud")
     assert (status, out.replace("Loud", "Small")) == (0, expected)
     assert "a word of the factory" in errors and ("a word of the model" in errors or command == "weights")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize(

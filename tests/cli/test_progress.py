@@ -1,4 +1,4 @@
-"""The bars of a download and of images: on a terminal, silence elsewhere."""
+"""The bars of a download, of images and of passes: on a terminal, silence elsewhere."""
 
 from __future__ import annotations
 
@@ -7,63 +7,29 @@ import os
 import re
 import struct
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
 from hookscope.cli.output import rows as output
 from hookscope.cli.progress import _bar_width, download_progress, image_progress, pass_progress
+from tests.cli.helpers import Terminal
+
+Progress = Callable[[], AbstractContextManager[Any]]
+ADVANCES: dict[str, tuple[Progress, tuple[int, ...]]] = {
+    "download": (download_progress, (1, 2)),
+    "images": (lambda: image_progress(2), (1,)),
+    "passes": (pass_progress, (1, 2)),
+}
 
 
-class Terminal(io.StringIO):
-    """A standard error that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for stream in (io.StringIO(), None):
-        monkeypatch.setattr(sys, "stderr", stream)
-        with download_progress() as show:
-            assert show is None
-
-
-@pytest.mark.parametrize("total", [1000, None, 0])
-def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch, total: int | None) -> None:
+def standard_error(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Make standard error a terminal; pytest replaces what a fixture puts there."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with download_progress() as show:
-        assert show is not None
-        assert terminal.getvalue() == ""
-        for done in (100, 500, 1000):
-            show(done, total)
-    text = terminal.getvalue()
-    assert "weights" in text
-    assert ("100%" in text) == bool(total)
-    assert ("0.0 MB" in text) != bool(total)
-    assert text.endswith("\n") or "\x1b[?25h" in text
-
-
-def test_no_download_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with download_progress():
-        pass
-    assert terminal.getvalue() == ""
-
-
-def test_the_bar_ends_its_line_when_a_download_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    watched = download_progress()
-    show = watched.__enter__()
-    assert show is not None
-    show(10, 100)
-    assert not watched.__exit__(OSError, OSError("cut"), None)  # the error goes on
-    assert "\x1b[?25h" in terminal.getvalue()
-
-
-# Images
+    return terminal
 
 
 def screen(text: str) -> list[str]:
@@ -84,19 +50,53 @@ def screen(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
-def test_nobody_watches_images(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None) -> None:
+def test_a_stream_that_is_no_terminal_stays_silent(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    with image_progress(10) as advance:
+    with download_progress() as show, pass_progress() as on_progress, image_progress(10) as advance:
+        assert show is None and on_progress is None
         advance(3)
         assert sys.stderr is stream
     assert stream is None or stream.getvalue() == ""
 
 
+@pytest.mark.parametrize("kind", ADVANCES)
+def test_nothing_done_draws_no_bar(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    terminal = standard_error(monkeypatch)
+    with ADVANCES[kind][0]() as advance:
+        assert advance is not None
+    assert terminal.getvalue() == ""
+    assert sys.stderr is terminal
+
+
+@pytest.mark.parametrize("kind", ADVANCES)
+def test_an_error_ends_the_line_of_the_bar_and_goes_on(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    terminal = standard_error(monkeypatch)
+    progress, arguments = ADVANCES[kind]
+    bar = progress()
+    bar.__enter__()(*arguments)
+    assert not bar.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    output.note("Error: full")
+    assert sys.stderr is terminal and "\x1b[?25h" in terminal.getvalue()
+    shown, line, _ = screen(terminal.getvalue())
+    assert ("50%" if kind == "download" else "1/2") in shown and line == "Error: full"
+
+
+@pytest.mark.parametrize("total", [1000, None, 0])
+def test_a_download_shows_its_share_or_its_size(monkeypatch: pytest.MonkeyPatch, total: int | None) -> None:
+    terminal = standard_error(monkeypatch)
+    with download_progress() as show:
+        assert show is not None
+        for done in (100, 500, 1000):
+            show(done, total)
+    text = terminal.getvalue()
+    assert "weights" in text
+    assert ("100%" in text, "0.0 MB" in text) == (bool(total), not total)
+    assert text.endswith("\n") or "\x1b[?25h" in text
+
+
 def test_a_bar_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = standard_error(monkeypatch)
     with image_progress(40) as advance:
-        assert terminal.getvalue() == ""
         advance(16)
         assert re.fullmatch(r"images  \[#+-+\]  16/40  [\d.]+ images/s", screen(terminal.getvalue())[0])
         advance(16)
@@ -104,14 +104,24 @@ def test_a_bar_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.stderr is terminal
     line, after = screen(terminal.getvalue())
     assert re.fullmatch(r"images  \[#+\]  40/40  [\d.]+ images/s", line)
-    assert len(line) < 80
-    assert after == ""
+    assert len(line) < 80 and after == ""
     assert terminal.getvalue().endswith("\x1b[?25h\n")
 
 
+def test_a_bar_of_passes_appears_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = standard_error(monkeypatch)
+    with pass_progress() as on_progress:
+        assert on_progress is not None
+        for done in (16, 32, 40):
+            on_progress(done, 40)
+            assert f"{done}/40" in screen(terminal.getvalue())[-1]
+    line, after = screen(terminal.getvalue())
+    assert re.fullmatch(r"passes  \[#+\]  40/40  [\d.]+ passes/s", line)
+    assert after == "" and sys.stderr is terminal
+
+
 def test_notes_and_rows_are_whole_and_the_bar_is_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = standard_error(monkeypatch)
     monkeypatch.setattr(sys, "stdout", terminal)
     with image_progress(3) as advance:
         output.note("before")
@@ -122,14 +132,13 @@ def test_notes_and_rows_are_whole_and_the_bar_is_below(monkeypatch: pytest.Monke
         output.note("Note: dark")
         advance(1)
     assert sys.stdout is terminal
-    *said, bar, after = screen(terminal.getvalue())
-    assert said == ["before", "Error: lost", "conv1  0.25", "Note: dark"]
+    *lines, bar, after = screen(terminal.getvalue())
+    assert lines == ["before", "Error: lost", "conv1  0.25", "Note: dark"]
     assert "3/3" in bar and after == ""
 
 
 def test_after_a_last_note_no_bar_and_no_empty_line_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = standard_error(monkeypatch)
     with image_progress(2) as advance:
         advance(2)
         output.note("last")
@@ -138,23 +147,12 @@ def test_after_a_last_note_no_bar_and_no_empty_line_is_left(monkeypatch: pytest.
 
 
 def test_standard_output_that_is_no_terminal_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    standard_error(monkeypatch)
     pipe = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(sys, "stdout", pipe)
     with image_progress(2) as advance:
         advance(1)
         assert sys.stdout is pipe
-
-
-def test_an_error_ends_the_line_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    watched = image_progress(2)
-    watched.__enter__()(1)
-    assert not watched.__exit__(OSError, OSError("full"), None)  # the error goes on
-    output.note("Error: full")
-    bar, line, _ = screen(terminal.getvalue())
-    assert "1/2" in bar and line == "Error: full"
 
 
 def test_a_terminal_that_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,61 +168,14 @@ def test_a_terminal_that_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals here")
-@pytest.mark.parametrize("columns", [20, 60, 200])
-def test_the_bar_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    master, slave = os.openpty()
+@pytest.mark.parametrize(("columns", "width"), [(20, 1), (60, 7), (200, 36)])
+def test_the_bar_fits_the_terminal(columns: int, width: int) -> None:
+    fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
+    leader, terminal = os.openpty()
     try:
-        fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        with os.fdopen(os.dup(slave), "w") as stream:
-            assert _bar_width(stream, 1000) == {20: 1, 60: 7, 200: 36}[columns]
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        with os.fdopen(os.dup(terminal), "w") as stream:
+            assert _bar_width(stream, 1000) == width
     finally:
-        os.close(master)
-        os.close(slave)
-
-
-# Passes
-
-
-@pytest.mark.parametrize("stream", [io.StringIO(), None])
-def test_nobody_watches_passes(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None) -> None:
-    monkeypatch.setattr(sys, "stderr", stream)
-    with pass_progress() as on_progress:
-        assert on_progress is None
-
-
-def test_no_passes_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with pass_progress() as on_progress:
-        assert on_progress is not None
-    assert terminal.getvalue() == ""
-    assert sys.stderr is terminal
-
-
-def test_a_bar_of_passes_appears_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with pass_progress() as on_progress:
-        assert on_progress is not None and terminal.getvalue() == ""
-        for done in (16, 32, 40):
-            on_progress(done, 40)
-            assert f"{done}/40" in screen(terminal.getvalue())[-1]
-    line, after = screen(terminal.getvalue())
-    assert re.fullmatch(r"passes  \[#+\]  40/40  [\d.]+ passes/s", line)
-    assert after == ""
-    assert sys.stderr is terminal
-
-
-def test_an_error_between_passes_ends_the_line_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    watched = pass_progress()
-    on_progress = watched.__enter__()
-    assert on_progress is not None
-    on_progress(1, 9)
-    assert not watched.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)  # the interrupt goes on
-    output.note("Error: full")
-    bar, line, _ = screen(terminal.getvalue())
-    assert "1/9" in bar and line == "Error: full"
-    assert sys.stderr is terminal
+        os.close(leader)
+        os.close(terminal)
