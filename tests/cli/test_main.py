@@ -132,21 +132,13 @@ def test_nothing_is_run_afterwards_when_the_output_is_lost(run: Any, monkeypatch
     assert (status, errors) == (1, "Error: cannot write standard output: No space left on device\n")
 
 
-def test_a_command_that_is_done_exits_with_zero(run: Any) -> None:
-    assert run(lambda: click.echo("row")) == (0, "row\n", "")
-
-
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
         (LayerError("no layer 'a'", "nearest: b", "see list"), 1, "Error: no layer 'a'; nearest: b; see list"),
         (LayerError("no layer 'a\x1b[2J\n'"), 1, "Error: no layer 'a\\x1b[2J\\n'"),
         (UsageError("cannot read '1:2:3:4'"), 2, "Error: cannot read '1:2:3:4'"),
-        (
-            TypeError("first\nsecond"),
-            1,
-            "Error: unexpected TypeError: first; run again with --traceback and report it",
-        ),
+        (TypeError("first\nsecond"), 1, "Error: unexpected TypeError: first; run again with --traceback and report it"),
         (ZeroDivisionError(), 1, "Error: unexpected ZeroDivisionError; run again with --traceback and report it"),
         (
             PermissionError(13, "Permission denied", "a.txt"),
@@ -261,11 +253,6 @@ def test_signal_handlers_are_put_back(run: Any) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_commands_are_named_after_their_files() -> None:
-    for name, module in COMMANDS.items():
-        assert module == "hookscope.cli.commands." + name.replace("-", "_")
-
-
 def test_every_command_there_is_has_help_and_traceback() -> None:
     context = click.Context(cli)
     for name in COMMANDS:
@@ -350,10 +337,3 @@ def test_the_shell_is_answered_in_silence_when_a_command_is_broken(process: Any,
     one = process(_HOOKSCOPE_COMPLETE="bash_complete", COMP_WORDS="hookscope fake ", COMP_CWORD="2")
     assert one.communicate(timeout=60) == ("", "")
     assert one.returncode == 1
-
-
-def test_python_m_hookscope_is_the_program() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hookscope", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("hookscope ")
