@@ -38,18 +38,18 @@ CLASSIFICATION = """
     mobilenet_v2 mobilenet_v3_large mobilenet_v3_small quantized_googlenet quantized_mobilenet_v2 quantized_resnet18
     regnet_x_400mf regnet_y_400mf resnet18 resnet50 resnext50_32x4d shufflenet_v2_x0_5 squeezenet1_0 squeezenet1_1
     swin_v2_t vgg11 vgg11_bn vit_b_32
-""".split()
+"""
 OTHERS = """
     fasterrcnn_mobilenet_v3_large_320_fpn fcn_resnet50 lraspp_mobilenet_v3_large r3d_18 raft_small
     ssdlite320_mobilenet_v3_large
-""".split()
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CLASSIFICATION, *OTHERS])
+@pytest.mark.parametrize("name", [*CLASSIFICATION.split(), *OTHERS.split()])
 def test_models_do_as_plain_hooks_and_other_weights_make_them(name: str) -> None:
     subject = Subject(name, SIDES.get(name, 64))
-    for check in CHECKS if name in OTHERS else (*CHECKS, *CHECKS_OF_CLASSIFIERS):
+    for check in CHECKS if name in OTHERS.split() else (*CHECKS, *CHECKS_OF_CLASSIFIERS):
         check(subject)
         assert subject.state.changes() == [], check.__name__
 
