@@ -23,7 +23,7 @@ def follow(examples: list[Example]) -> dict[str, str]:
             if example.mark.startswith("recipe: "):
                 with (Path(folder) / example.mark.removeprefix("recipe: ")).open("a") as file:
                     file.write(f"\n\n{example.code}")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT), str(ROOT / "samples")])}
         program = [sys.executable, "-P", "-m", "tests.docs.recipes"]
         done = subprocess.run(
             program, input=json.dumps(lines), env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.findings import CATALOGUE, FindingKind, add_kind, default, percent, thresholds_for
+from hookscope.findings import CATALOGUE, FindingKind, Thresholds, add_kind, default, percent
 from hookscope.training.log.series import LayerSeries, RunSeries
 
 Array = NDArray[np.float64]
@@ -18,12 +18,14 @@ Mask = NDArray[np.bool_]
 _USUAL_GRADIENT = 1e-4  # of the weight's norm; random weights have 7e-4 or more, see GradientThresholds
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingThresholds:
+@dataclass(frozen=True)
+class TrainingThresholds(Thresholds):
     """Limits for findings on a training run; the catalogue of findings explains each.
 
     NaN, Inf and exploding gradients need no ``patience``; updates that are too large need two sampled steps.
     """
+
+    question = "training"
 
     patience: int = int(default("few-samples", "patience"))
     dead: float = default("dead-channels", "dead_in_batch")
@@ -42,12 +44,6 @@ class TrainingThresholds:
     warm_up: int = int(default("batchnorm-drift", "warm_up"))
     rising: float = default("loss-rises", "rising")
     spike: float = default("loss-spike", "spike")
-
-    def __getitem__(self, name: str) -> float:
-        """The threshold ``name`` of any registered rule."""
-        if hasattr(self, name):
-            return float(getattr(self, name))
-        return next(threshold.default for threshold in thresholds_for("training") if threshold.name == name)
 
 
 @dataclass(frozen=True, slots=True)
