@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hookscope.statistics.quantiles import ValueHistogram
+from tests.statistics.judge import random
 
 SHARES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 SMALLEST = 2.0**-133  # how wide a bin is where float32 has no more exponents
@@ -31,24 +32,20 @@ def check(found: ValueHistogram, values: Tensor) -> None:
         assert abs(quantile - np.quantile(stored, share)) <= 2.0**-7 * largest + SMALLEST, share
 
 
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(3)
-
-
 VALUES = {
-    "normal": torch.randn(20_000, generator=generator()),
-    "relu": torch.randn(20_000, generator=generator()).relu(),
+    "normal": random(20_000),
+    "relu": random(20_000).relu(),
     "one": torch.tensor([3.3]),
     "two": torch.tensor([0.0, 100.0]),
     "opposite": torch.tensor([-8.0, 8.0]),
     "spikes": torch.cat([torch.ones(900), torch.full((100,), 2.0)]),
     "just below a power": torch.full((100,), 1.9999),
-    "negative": -torch.rand(1000, generator=generator()) - 5,
+    "negative": -random(1000).sigmoid() - 5,
     "every size": torch.logspace(-44, 38, 5000) * (-1) ** torch.arange(5000),
     "zeros": torch.tensor([0.0, -0.0, 0.0]),
     "ends": torch.tensor([-3.4028234663852886e38, 1e-45, 3.4028234663852886e38]),
     "holes": torch.tensor([1.0, torch.nan, 2.0, torch.inf, -torch.inf, 3.0, -torch.nan]),
-    "cut off": torch.randn(5000, generator=generator()).mul(9).clamp(0, 6),
+    "cut off": random(5000).mul(9).clamp(0, 6),
 }
 
 
@@ -58,7 +55,7 @@ def test_against_numpy(values: Tensor) -> None:
 
 
 def test_where_values_lie_close_the_error_is_far_smaller() -> None:
-    values = torch.randn(100_000, generator=generator())
+    values = random(100_000)
     found = histogram_of(values).quantiles(SHARES[1:-1])
     np.testing.assert_allclose(found, np.quantile(values.double(), SHARES[1:-1]), atol=2e-3)
 
@@ -92,7 +89,7 @@ def test_halves_merged_are_the_whole_to_the_last_count() -> None:
 
 
 def test_any_shape_and_layout() -> None:
-    values = torch.randn(4, 6, 5, generator=generator())
+    values = random(4, 6, 5)
     for same in (values.permute(2, 0, 1), values.flatten(), values.expand(1, 4, 6, 5)):
         assert histogram_of(same).quantiles(SHARES) == histogram_of(values).quantiles(SHARES)
     assert histogram_of(values[0].expand(3, 6, 5)).bins()[2].sum() == 90
