@@ -1,43 +1,37 @@
-"""Findings: faults planted in real models are found, and nothing else; thresholds; where a fault is told."""
+"""Findings: faults planted in real models are found, and nothing else; thresholds; where a fault is reported."""
 
 from __future__ import annotations
 
 import copy
-import importlib
-import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import Tensor, nn
 from torchvision.models import get_model
 
-from hookscope.cli import commands
-from hookscope.findings import CATALOGUE, GRAVITY, Finding, FindingKind, Threshold
-from hookscope.statistics.collector import StatisticsCollector
-from hookscope.statistics.findings import RULES, StatisticsThresholds, diagnose, find_problems, layer_rule
-from hookscope.statistics.layer_statistics import LayerStatistics
-from hookscope.statistics.totals import RunningStatistics
+from hookscope.findings import CATALOGUE, Finding
+from hookscope.statistics import LayerStatistics, RunningStatistics, StatisticsThresholds, diagnose, find_problems
+from tests.nets import Function
+from tests.statistics import judge
+
+some = partial(judge.random, seed=0)
+COUNT = 16  # with fewer images findings are uncertain
 
 
 @cache
-def pictures(count: int = 32, side: int = 32) -> Tensor:
+def pictures() -> Tensor:
     """Blurred spots and noise, no two alike, about as bright as normalised photographs."""
-    draw = torch.Generator().manual_seed(0)
-    spots = torch.randn(count, 3, 6, 6, generator=draw)
-    blurred = nn.functional.interpolate(spots, size=(side, side), mode="bicubic")
-    return blurred + 0.5 * torch.randn(count, 3, side, side, generator=draw)
+    blurred = nn.functional.interpolate(some(COUNT, 3, 6, 6), size=(32, 32), mode="bicubic")
+    return blurred + 0.5 * judge.random(COUNT, 3, 32, 32, seed=1)
 
 
 def calibrate(net: nn.Module) -> nn.Module:
-    """Running statistics of the very pictures, as after a training."""
+    """Set the running statistics to those of the pictures, as after a training."""
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()
@@ -58,14 +52,11 @@ def untouched(name: str) -> nn.Module:
 
 
 def measured(net: nn.Module, inputs: Tensor | None = None, **options: Any) -> RunningStatistics:
-    with StatisticsCollector(net, **options) as collector, torch.no_grad():
-        for batch in (pictures() if inputs is None else inputs).split(16):
-            net(batch)
-    return collector.totals
+    return judge.measured(net, pictures() if inputs is None else inputs, **options)
 
 
-def told(found: list[Finding]) -> list[tuple[str, str, tuple[int, ...] | None]]:
-    return [(one.finding, one.layer, one.channels) for one in found]
+def rows(findings: list[Finding]) -> list[tuple[str, str, tuple[int, ...] | None]]:
+    return [(finding.finding, finding.layer, finding.channels) for finding in findings]
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "convnext_tiny"])
@@ -82,131 +73,106 @@ def test_an_untouched_model_has_no_low_rank() -> None:
     assert diagnose(measured(untouched("convnext_tiny"), **WITH_RANK), StatisticsThresholds(rank=0.06)) == []
 
 
-def kill_behind_batch_norm(net: Any) -> None:
-    net.layer1[0].bn1.bias.data[[3, 17, 40]] = -1000.0
+def kill(layer: Any) -> None:
+    layer.bias.data[[3, 17, 40]] = -1000.0
 
 
-def kill_by_bias(net: Any) -> None:
-    net.features[3][1].block[3].bias.data[[3, 17, 40]] = -1000.0
+def scaled(factor: float) -> Callable[[Any], None]:
+    def scale(layer: Any) -> None:
+        for parameter in layer.parameters():
+            parameter.data *= factor
+
+    return scale
 
 
-def copy_a_filter(net: Any) -> None:
-    convolution, norm = net.layer1[0].conv1, net.layer1[0].bn1
-    for values in (convolution.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var):
-        values.data[9] = values.data[4]
+def copied(first: int, second: int) -> Callable[[Any], None]:
+    def copy_channel(layer: Any) -> None:
+        for values in layer.state_dict().values():
+            if values.dim():
+                values[second] = values[first]
+
+    return copy_channel
 
 
-def copy_a_biased_filter(net: Any) -> None:
-    convolution = net.features[2][1]
-    convolution.weight.data[100] = convolution.weight.data[7]
-    convolution.bias.data[100] = convolution.bias.data[7]
+def spoil(layer: Any) -> None:
+    layer.weight.data[5, 1, 2, 0] = math.nan
 
 
-def saturate(net: Any) -> None:
-    net.features[3].conv[0][1].weight.data *= 1e4
-    net.features[3].conv[0][1].bias.data *= 1e4
-    calibrate(net)
-
-
-def spoil_a_weight(net: Any) -> None:
-    net.layer2[0].conv2.weight.data[5, 1, 2, 0] = math.nan
-
-
-def explode(net: Any) -> None:
-    net.features[3][0].block[0].weight.data *= 1e7
-
-
-def vanish(net: Any) -> None:
-    net.features[3][0].block[0].weight.data *= 1e-5
-    net.features[3][0].block[0].bias.data *= 1e-5
-
-
-def zero_a_layer(net: Any) -> None:
-    net.features[3][0].block[0].weight.data.zero_()
-
-
-def move_statistics(net: Any) -> None:
-    """So that the output stays what it was."""
-    norm = net.layer2[0].bn1
-    spread = (norm.running_var + norm.eps).sqrt()
+def move_statistics(norm: Any) -> None:
+    """Move mean and bias, so that the output is the same."""
     norm.bias.data += 1.5 * norm.weight.data
-    norm.running_mean += 1.5 * spread
+    norm.running_mean += 1.5 * (norm.running_var + norm.eps).sqrt()
 
 
-def widen_statistics(net: Any) -> None:
-    norm = net.layer2[0].bn1
+def widen_statistics(norm: Any) -> None:
     norm.running_var = 5 * (norm.running_var + norm.eps) - norm.eps
     norm.weight.data *= 5**0.5
 
 
-def flatten(net: Any) -> None:
-    """192 filters from 10."""
-    weight = net.features[2][1].weight.data
-    draw = torch.Generator().manual_seed(1)
-    weight.copy_((torch.randn(192, 10, generator=draw) @ weight[:10].flatten(1)).view_as(weight))
+def flatten(layer: Any) -> None:
+    """Mix 192 filters from 10."""
+    weight = layer.weight.data
+    weight.copy_((some(192, 10, seed=1) @ weight[:10].flatten(1)).view_as(weight))
 
 
-PLANTED: list[tuple[str, Callable[[Any], None], str, str, tuple[int, ...] | None]] = [
-    ("resnet18", kill_behind_batch_norm, "dead-channels", "layer1.0.relu", (3, 17, 40)),
-    ("convnext_tiny", kill_by_bias, "dead-channels", "features.3.1.block.4", (3, 17, 40)),
-    ("resnet18", copy_a_filter, "duplicate-channels", "layer1.0.conv1", (4, 9)),
-    ("convnext_tiny", copy_a_biased_filter, "duplicate-channels", "features.2.1", (7, 100)),
-    ("mobilenet_v2", saturate, "saturated", "features.3.conv.0.2", None),
-    ("resnet18", spoil_a_weight, "non-finite", "layer2.0.conv2", None),
-    ("convnext_tiny", explode, "exploding-activations", "features.3.0.block.0", None),
-    ("convnext_tiny", vanish, "vanishing-activations", "features.3.0.block.0", None),
-    ("convnext_tiny", zero_a_layer, "constant-output", "features.3.0.block.0", None),
-    ("resnet18", move_statistics, "batchnorm-drift", "layer2.0.bn1", None),
-    ("resnet18", widen_statistics, "batchnorm-drift", "layer2.0.bn1", None),
-    ("convnext_tiny", flatten, "low-rank", "features.2.1", None),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "plant", "finding", "layer", "channels"), PLANTED, ids=[one[1].__name__ for one in PLANTED]
-)
-def test_a_planted_fault_is_found_and_nothing_else(
-    name: str, plant: Callable[[Any], None], finding: str, layer: str, channels: tuple[int, ...] | None
-) -> None:
+def planted(name: str, layers: str, change: Callable[[Any], None]) -> nn.Module:
     net = copy.deepcopy(untouched(name))
-    plant(net)
-    totals = measured(net, **(WITH_RANK if finding == "low-rank" else {}))
-    found = diagnose(totals, StatisticsThresholds(rank=0.06))
-    assert told(found) == [(finding, layer, channels)]
-    assert found[0].meaning == CATALOGUE[finding].text()
+    for layer in layers.split():
+        change(net.get_submodule(layer))
+    return calibrate(net) if name == "mobilenet_v2" else net
 
 
-def test_two_faults_are_two_findings() -> None:
-    net = copy.deepcopy(untouched("resnet18"))
-    kill_behind_batch_norm(net)
-    spoil_a_weight(net)
-    assert told(diagnose(measured(net))) == [
+BLOCK = "features.3.0.block.0"
+PLANTED: dict[str, tuple[str, str, Callable[[Any], None], str, str, tuple[int, ...] | None]] = {
+    "kill": ("resnet18", "layer1.0.bn1", kill, "dead-channels", "layer1.0.relu", (3, 17, 40)),
+    "kill by bias": (
+        "convnext_tiny", "features.3.1.block.3", kill, "dead-channels", "features.3.1.block.4", (3, 17, 40),
+    ),
+    "copy": ("resnet18", "layer1.0.conv1 layer1.0.bn1", copied(4, 9), "duplicate-channels", "layer1.0.conv1", (4, 9)),
+    "copy bias": ("convnext_tiny", "features.2.1", copied(7, 100), "duplicate-channels", "features.2.1", (7, 100)),
+    "saturate": ("mobilenet_v2", "features.3.conv.0.1", scaled(1e4), "saturated", "features.3.conv.0.2", None),
+    "spoil": ("resnet18", "layer2.0.conv2", spoil, "non-finite", "layer2.0.conv2", None),
+    "explode": ("convnext_tiny", BLOCK, scaled(1e7), "exploding-activations", BLOCK, None),
+    "vanish": ("convnext_tiny", BLOCK, scaled(1e-5), "vanishing-activations", BLOCK, None),
+    "zero": ("convnext_tiny", BLOCK, scaled(0.0), "constant-output", BLOCK, None),
+    "move": ("resnet18", "layer2.0.bn1", move_statistics, "batchnorm-drift", "layer2.0.bn1", None),
+    "widen": ("resnet18", "layer2.0.bn1", widen_statistics, "batchnorm-drift", "layer2.0.bn1", None),
+    "flatten": ("convnext_tiny", "features.2.1", flatten, "low-rank", "features.2.1", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "layers", "change", "finding", "layer", "channels"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_fault_is_found_and_nothing_else(
+    name: str, layers: str, change: Any, finding: str, layer: str, channels: tuple[int, ...] | None
+) -> None:
+    totals = measured(planted(name, layers, change), **(WITH_RANK if finding == "low-rank" else {}))
+    findings = diagnose(totals, StatisticsThresholds(rank=0.06))
+    assert rows(findings) == [(finding, layer, channels)]
+    assert findings[0].meaning == CATALOGUE[finding].text()
+
+
+def test_two_faults_are_two_findings_and_the_first_nan_has_its_position() -> None:
+    net = planted("resnet18", "layer1.0.bn1", kill)
+    spoil(net.get_submodule("layer2.0.conv2"))
+    totals = measured(net)
+    findings = diagnose(totals)
+    assert rows(findings) == [
         ("non-finite", "layer2.0.conv2", None),
         ("dead-channels", "layer1.0.relu", (3, 17, 40)),
     ]
-
-
-def test_the_first_nan_is_told_with_its_place() -> None:
-    net = copy.deepcopy(untouched("resnet18"))
-    spoil_a_weight(net)
-    totals = measured(net)
-    (found,) = diagnose(totals)
-    bad = [layer for layer in totals.statistics() if layer.nan]
-    first, place = bad[0], bad[0].nonfinite_at
-    assert place is not None
-    assert (found.layer, place.channel) == ("layer2.0.conv2", 5)
-    assert found.numbers == {"nan": first.nan, "inf": 0, "values": 32 * 128 * 4 * 4, "layers": len(bad)}
+    layers = [layer for layer in totals.statistics() if layer.nan]
+    first, place = layers[0], layers[0].nonfinite_at
+    assert place is not None and place.channel == 5
+    assert findings[0].numbers == {"nan": first.nan, "inf": 0, "values": COUNT * 128 * 4 * 4, "layers": len(layers)}
     where = "channel 5 at row {}, column {} of {}".format(*place.position, place.image)
-    text = f"{first.nan} NaN of 65,536 values, the first in {where}; {len(bad) - 1} later calls have some too"
-    assert found.evidence == text
+    text = (
+        f"{first.nan} NaN of {first.values:,} values, the first in {where}; {len(layers) - 1} later calls have some too"
+    )
+    assert findings[0].evidence == text
 
 
 def plain(*modules: nn.Module) -> nn.Sequential:
     return nn.Sequential(*modules)
-
-
-def some(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def chain_of(scale: float) -> nn.Sequential:
@@ -218,83 +184,74 @@ def chain_of(scale: float) -> nn.Sequential:
     return net
 
 
-@pytest.mark.parametrize(("scale", "name"), [(1e9, "exploding-activations"), (1e-9, "vanishing-activations")])
-def test_what_goes_on_from_a_layer_is_told_once(scale: float, name: str) -> None:
-    net = chain_of(scale)
-    (found,) = [one for one in diagnose(measured(net, some(20, 3, 8, 8))) if one.finding == name]
-    assert found.layer == "2"
-    calls = 2 if scale > 1 else 3
-    assert found.numbers["layers"] == calls
-    last = "3" if scale > 1 else "4"
-    after = "1 call after it too" if calls == 2 else "2 calls after it too"
-    assert found.evidence.endswith(f"; {after}, up to {last}")
+@pytest.mark.parametrize(
+    ("scale", "name", "calls", "text"),
+    [
+        (1e9, "exploding-activations", 2, "; 1 call after it too, up to 3"),
+        (1e-9, "vanishing-activations", 3, "; 2 calls after it too, up to 4"),
+    ],
+)
+def test_what_later_calls_inherit_is_one_finding(scale: float, name: str, calls: int, text: str) -> None:
+    findings = diagnose(measured(chain_of(scale), some(20, 3, 8, 8)))
+    (finding,) = [finding for finding in findings if finding.finding == name]
+    assert (finding.layer, finding.numbers["layers"]) == ("2", calls) and finding.evidence.endswith(text)
 
 
-def test_a_gate_does_not_part_what_belongs_together() -> None:
-    net = chain_of(1e9)
-    net.insert(3, nn.Identity())
-    gated = plain(net[0], net[1], net[2], Gate(), net[4])
-    found = [one for one in diagnose(measured(gated, some(20, 3, 8, 8))) if one.finding == "exploding-activations"]
-    assert [(one.layer, one.numbers["layers"]) for one in found] == [("2", 2)]
-
-
-class Gate(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.sigmoid = nn.Sigmoid()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.sigmoid(1e-12 * x)
-
-
-def test_two_places_are_two_findings() -> None:
-    net = chain_of(1e9)
-    quiet = nn.Conv2d(6, 6, 1)
+def test_a_quiet_layer_ends_a_chain_and_a_gate_does_not() -> None:
+    gate = Function(lambda net, x: x * net.sigmoid(1e-12 * x), sigmoid=nn.Sigmoid())
+    quiet, loud = nn.Conv2d(6, 6, 1), nn.Conv2d(6, 6, 1)
     quiet.weight.data *= 1e-12
-    loud = nn.Conv2d(6, 6, 1)
     loud.weight.data *= 1e9
-    net = plain(*list(net)[:3], quiet, loud)
-    found = diagnose(measured(net, some(20, 3, 8, 8)))
-    assert [one.layer for one in found if one.finding == "exploding-activations"] == ["2", "4"]
+    for between, layers in ((gate, ["2"]), (quiet, ["2", "4"])):
+        findings = diagnose(measured(plain(*chain_of(1e9)[:3], between, loud), some(20, 3, 8, 8)))
+        assert [finding.layer for finding in findings if finding.finding == "exploding-activations"] == layers
 
 
-def test_a_zeroed_layer_is_the_one_that_is_told() -> None:
+def test_a_layer_of_zeros_is_reported_and_later_layers_are_not() -> None:
     torch.manual_seed(0)
-    net = plain(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.GELU())
+    net: Any = plain(
+        nn.Conv2d(3, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.GELU()
+    )
     net[2].weight.data.zero_()
-    net[2].bias.data.fill_(0.5)  # type: ignore[union-attr,operator]
-    (found,) = diagnose(measured(net, some(20, 3, 9, 9)))
-    assert (found.finding, found.layer) == ("constant-output", "2")
-    assert found.evidence == "all 4 channels have the value 0.5 throughout; 3 calls after it too, up to 5"
+    net[2].bias.data.fill_(0.5)
+    (finding,) = diagnose(measured(net, some(20, 3, 9, 9)))
+    assert (finding.finding, finding.layer) == ("constant-output", "2")
+    assert finding.evidence == "all 4 channels have the value 0.5 throughout; 3 calls after it too, up to 5"
 
 
-def test_the_same_picture_again_and_again_is_one_finding() -> None:
+def test_equal_images_are_one_finding_and_one_image_is_none() -> None:
     net = untouched("convnext_tiny")
-    totals = measured(net, pictures()[:1].expand(20, -1, -1, -1), layers=["features.0.0", "features.1.*.block.0"])
-    (found,) = diagnose(totals)
-    assert (found.finding, found.layer, found.numbers["layers"]) == ("constant-output", "features.0.0", 4)
-    assert found.evidence == "the same for all 20 images; 3 calls after it too, up to features.1.2.block.0"
+    layers = ["features.0.0", "features.1.*.block.0"]
+    (finding,) = diagnose(measured(net, pictures()[:1].expand(20, -1, -1, -1), layers=layers))
+    assert (finding.finding, finding.layer, finding.numbers["layers"]) == ("constant-output", "features.0.0", 4)
+    assert finding.evidence == "the same for all 20 images; 3 calls after it too, up to features.1.2.block.0"
+    assert diagnose(measured(net, pictures()[:1], layers=layers)) == []
 
 
-def test_one_picture_is_no_constant_output() -> None:
-    assert diagnose(measured(untouched("resnet18"), pictures()[:1], layers=["conv1"])) == []
+def one_layer(*dead: int) -> Any:
+    """A convolution and a ReLU that is 0 in these of its 6 channels."""
+    torch.manual_seed(0)
+    net: Any = plain(nn.Conv2d(3, 6, 1), nn.ReLU())
+    net[0].bias.data[list(dead)] = -99.0
+    return net
 
 
 def dead_net() -> nn.Sequential:
     torch.manual_seed(2)
-    net = plain(nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.ReLU())
+    net: Any = plain(
+        nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=6), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.ReLU()
+    )
     for module in (net[0], net[2], net[4]):
-        module.bias.data.fill_(1.0)  # type: ignore[union-attr,operator]
-    net[2].weight.data.abs_()
-    net[0].bias.data[[1, 4]] = -99.0  # type: ignore[union-attr,operator]
-    net[4].weight.data.abs_()
-    net[4].bias.data[4] = -99.0  # type: ignore[union-attr,operator]
+        module.bias.data.fill_(1.0)
+    for module in (net[2], net[4]):
+        module.weight.data.abs_()
+    net[0].bias.data[[1, 4]] = net[4].bias.data[4] = -99.0
     return net
 
 
-def test_death_that_a_depthwise_convolution_hands_on_says_so() -> None:
+def test_dead_channels_behind_a_depthwise_convolution_name_the_layer_before() -> None:
     first, second, third = diagnose(measured(dead_net(), some(20, 3, 9, 9)))
-    assert told([first, second, third]) == [
+    assert rows([first, second, third]) == [
         ("dead-channels", "1", (1, 4)),
         ("dead-channels", "2", (1, 4)),
         ("dead-channels", "5", (4,)),
@@ -304,38 +261,34 @@ def test_death_that_a_depthwise_convolution_hands_on_says_so() -> None:
     assert third.evidence == "1 of 6 channels never leaves 0: 4"
 
 
-def test_an_activation_function_alone_inherits_from_no_other() -> None:
-    net = dead_net()
-    found = diagnose(measured(net, some(20, 3, 9, 9), types=["ReLU"]))
-    assert told(found) == [("dead-channels", at, (1, 4)) for at in "13"] + [("dead-channels", "5", (4,))]
+def test_an_activation_function_inherits_from_no_other_one() -> None:
+    findings = diagnose(measured(dead_net(), some(20, 3, 9, 9), types=["ReLU"]))
+    assert rows(findings) == [("dead-channels", at, (1, 4)) for at in "13"] + [("dead-channels", "5", (4,))]
 
 
-def test_more_that_were_constant_before_are_counted() -> None:
-    torch.manual_seed(0)
-    net = plain(nn.Conv2d(3, 6, 1), nn.ReLU())
+def test_channels_that_were_constant_before_are_counted() -> None:
+    net = one_layer(5)
     net[0].weight.data[2] = 0.0
-    net[0].bias.data[5] = -99.0  # type: ignore[union-attr,operator]
     convolution, function = diagnose(measured(net, some(20, 3, 9, 9)))
     assert (convolution.layer, convolution.channels) == ("0", (2,))
     assert function.evidence == "1 of 6 channels never leaves 0: 5 (1 more was constant before it)"
 
 
-def test_what_is_stuck_at_a_bound_is_saturated_and_not_dead() -> None:
+def test_channels_that_stay_at_a_bound_are_saturated_and_not_dead() -> None:
     net = plain(nn.Hardsigmoid())
     inputs = some(20, 4, 5, 5).abs() * 100
     inputs[:, 1] = -5.0
     inputs[:, 2:] = inputs[:, 2:] / 1e3
     totals = measured(net, inputs)
-    (found,) = diagnose(totals, StatisticsThresholds(saturated=0.4))
-    assert (found.finding, found.numbers["stuck"]) == ("saturated", 1)
-    assert found.evidence.endswith("of values within 1 % of a bound; 1 of 4 channels never leaves one")
-    assert told(diagnose(totals, StatisticsThresholds(saturated=0.9))) == [("dead-channels", "0", (1,))]
+    (finding,) = diagnose(totals, StatisticsThresholds(saturated=0.4))
+    assert (finding.finding, finding.numbers["stuck"]) == ("saturated", 1)
+    assert finding.evidence.endswith("of values within 1 % of a bound; 1 of 4 channels never leaves one")
+    assert rows(diagnose(totals, StatisticsThresholds(saturated=0.9))) == [("dead-channels", "0", (1,))]
 
 
 def test_nan_is_no_low_rank_and_no_drift() -> None:
-    net = copy.deepcopy(untouched("resnet18"))
-    net.conv1.weight.data.fill_(math.nan)  # type: ignore[union-attr,operator]
-    assert told(diagnose(measured(net, rank=True))) == [("non-finite", "conv1", None)]
+    net = planted("resnet18", "conv1", scaled(math.nan))
+    assert rows(diagnose(measured(net, rank=True))) == [("non-finite", "conv1", None)]
 
 
 @pytest.mark.parametrize(("seed", "channels"), [(0, 8), (1, 8), (2, 64), (3, 64), (17, 64)])
@@ -346,27 +299,19 @@ def test_a_rank_that_cannot_be_higher_is_not_low(seed: int, channels: int) -> No
     assert diagnose(measured(vectors, some(2, 3, 1, 1), rank=True)) == []
     same = some(20, 1, 1, 1, seed=seed) * torch.ones(1, 3, 1, 1)
     totals = measured(vectors, same, rank=True)
-    assert [one.finding for one in diagnose(totals)] == ["duplicate-channels", "low-rank"]
-    assert [one.finding for one in diagnose(totals, StatisticsThresholds(rank=0.0))] == ["duplicate-channels"]
+    assert [finding.finding for finding in diagnose(totals)] == ["duplicate-channels", "low-rank"]
+    assert [finding.finding for finding in diagnose(totals, StatisticsThresholds(rank=0.0))] == ["duplicate-channels"]
 
 
-def test_no_layers_no_findings() -> None:
-    assert find_problems([], [], 0, StatisticsThresholds()) == []
-
-
-def quiet(found: LayerStatistics, **thresholds: float) -> bool:
+def quiet(layer: LayerStatistics, **thresholds: float) -> bool:
+    """Whether there is no finding by these thresholds alone."""
     loose: dict[str, Any] = {"saturated": 1.0, "dead": 1.0, "smallest": 0.0, "largest": math.inf, "rank": 0.0}
-    return not find_problems(
-        [replace(found, duplicate_channels=())], [], 20, StatisticsThresholds(**{**loose, **thresholds})
-    )
+    layers = [replace(layer, duplicate_channels=())]
+    return not find_problems(layers, [], 20, StatisticsThresholds(**{**loose, **thresholds}))
 
 
 def below(value: float) -> float:
     return math.nextafter(value, -math.inf)
-
-
-def above(value: float) -> float:
-    return math.nextafter(value, math.inf)
 
 
 def test_each_threshold_is_met_and_just_missed() -> None:
@@ -375,34 +320,30 @@ def test_each_threshold_is_met_and_just_missed() -> None:
     net[0].bias.data[:29] = -99.0  # type: ignore[union-attr,operator]
     net[0].weight.data *= 3
     layer = measured(net, some(20, 3, 9, 9), rank=True).statistics()[1]
-    assert None not in (layer.rms, layer.max, layer.rank, layer.saturated)
     assert layer.rms and layer.max and layer.rank and layer.saturated
-    assert len(layer.dead_channels) == 29
+    assert (len(layer.dead_channels), layer.highest_rank) == (29, 100)
     assert quiet(layer, dead=0.29)  # which as a binary fraction times 100 is less than 29
     assert not quiet(layer, dead=below(0.29))
     assert quiet(layer, saturated=layer.saturated)
     assert not quiet(layer, saturated=below(layer.saturated))
     assert quiet(layer, smallest=layer.rms)
-    assert not quiet(layer, smallest=above(layer.rms))
+    assert not quiet(layer, smallest=math.nextafter(layer.rms, math.inf))
     assert quiet(layer, largest=layer.max)
     assert not quiet(layer, largest=below(layer.max))
-    assert layer.highest_rank == 100
     assert quiet(layer, rank=layer.rank / 100 - 1e-12)
     assert not quiet(layer, rank=layer.rank / 100 + 1e-12)
 
 
 def test_the_thresholds_of_drift() -> None:
-    net = plain(nn.BatchNorm2d(3))
-    norm: Any = net[0]
+    norm: Any = nn.BatchNorm2d(3).eval()
     norm.running_mean.fill_(1.0)
-    totals = measured(net.eval(), some(20, 3, 9, 9), layers="all", types=["BatchNorm2d"])
-    (drift,) = totals.drifts()
+    (drift,) = measured(plain(norm), some(20, 3, 9, 9), layers="all", types=["BatchNorm2d"]).drifts()
     shift = float(torch.tensor(drift.shift).abs().median())
     assert 0.9 < shift < 1.1
     assert find_problems([], [drift], 20, StatisticsThresholds(shift=shift)) == []
-    (found,) = find_problems([], [drift], 20, StatisticsThresholds(shift=below(shift)))
-    assert (found.finding, found.layer) == ("batchnorm-drift", "0")
-    ratio = float(found.numbers["ratio"] or 0)
+    (finding,) = find_problems([], [drift], 20, StatisticsThresholds(shift=below(shift)))
+    assert (finding.finding, finding.layer) == ("batchnorm-drift", "0")
+    ratio = float(finding.numbers["ratio"] or 0)
     assert find_problems([], [drift], 20, StatisticsThresholds(shift=9, ratio=ratio)) == []
     assert len(find_problems([], [drift], 20, StatisticsThresholds(shift=9, ratio=below(ratio)))) == 1
 
@@ -413,60 +354,31 @@ def test_statistics_that_were_never_updated_do_not_drift() -> None:
 
 
 def test_a_wrong_input_range_is_one_finding_at_the_first_batch_norm() -> None:
-    found = [one for one in diagnose(measured(untouched("resnet18"), 10 * pictures())) if "drift" in one.finding]
-    assert found[0].layer == "bn1"
-    assert found[0].evidence.startswith("in the median channel the mean is off by ")
-    assert int(found[0].numbers["layers"] or 0) > 10
+    findings = diagnose(measured(untouched("resnet18"), 10 * pictures()))
+    first = next(finding for finding in findings if "drift" in finding.finding)
+    assert first.layer == "bn1" and int(first.numbers["layers"] or 0) > 10
+    assert first.evidence.startswith("in the median channel the mean is off by ")
 
 
 @pytest.mark.parametrize(("correlation", "same"), [(0.99, True), (0.9999, False)])
 def test_the_threshold_of_duplicates(correlation: float, same: bool) -> None:
     net = plain(nn.Conv2d(3, 3, 1, bias=False))
-    net[0].weight.data = torch.tensor([[1.0, 0, 0], [1.0, 0.05, 0], [0, 0, 1.0]])[
-        :, :, None, None
-    ]  # correlation 0.9988
-    found = diagnose(measured(net, some(40, 3, 9, 9)), StatisticsThresholds(correlation=correlation))
-    assert told(found) == ([("duplicate-channels", "0", (0, 1))] if same else [])
-    assert not same or found[0].groups == ((0, 1),)
+    weight = torch.tensor([[1.0, 0, 0], [1.0, 0.05, 0], [0, 0, 1.0]])  # correlation 0.9988
+    net[0].weight.data = weight[:, :, None, None]
+    findings = diagnose(measured(net, some(40, 3, 9, 9)), StatisticsThresholds(correlation=correlation))
+    assert rows(findings) == ([("duplicate-channels", "0", (0, 1))] if same else [])
+    assert not same or findings[0].groups == ((0, 1),)
 
 
-@pytest.mark.parametrize(("images", "told_of"), [(1, "1 image"), (15, "15 images"), (16, "")])
-def test_death_on_few_images_says_so(images: int, told_of: str) -> None:
-    torch.manual_seed(0)
-    net = plain(nn.Conv2d(3, 6, 1), nn.ReLU())
-    net[0].bias.data[5] = -99.0  # type: ignore[union-attr,operator]
-    found = diagnose(measured(net, some(images, 3, 9, 9)))
-    assert [one.finding for one in found] == ["dead-channels"] + ["few-images"] * bool(told_of)
-    if told_of:
-        assert found[1].evidence == f"1 finding of dead, constant or drifting layers rests on {told_of}"
-        assert found[1].layer == ""
+@pytest.mark.parametrize(("images", "words"), [(1, "1 image"), (15, "15 images"), (16, "")])
+def test_dead_channels_on_few_images_are_uncertain(images: int, words: str) -> None:
+    findings = diagnose(measured(one_layer(5), some(images, 3, 9, 9)))
+    assert [finding.finding for finding in findings] == ["dead-channels"] + ["few-images"] * bool(words)
+    if words:
+        assert findings[1].evidence == f"1 finding of dead, constant or drifting layers rests on {words}"
+        assert findings[1].layer == ""
 
 
-def test_few_images_alone_are_no_finding() -> None:
-    torch.manual_seed(0)
-    assert diagnose(measured(plain(nn.Conv2d(3, 6, 1)), some(1, 3, 9, 9))) == []
-
-
-def test_a_new_finding_is_one_registration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rule runs in `stats`, and its threshold is an option with a help."""
-    limit = Threshold("sparse", 0.2, "a test", "--sparse-share", "Zeros are a finding above this share.", share=True)
-    kind = FindingKind("sparse-channels", "Many values are 0.", "Prune the layer.", (limit,))
-    monkeypatch.setitem(GRAVITY, "activations", [*GRAVITY["activations"]])
-    for table in (CATALOGUE, RULES.by_name):
-        monkeypatch.setitem(table, kind.name, None)  # type: ignore[arg-type]
-
-    @layer_rule(kind, before="non-finite")
-    def judge(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
-        return kind.finding(layer.key, f"{layer.zeros:.0%} of 0") if layer.zeros > thresholds["sparse"] else None
-
-    name = "hookscope.cli.commands.stats"
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(commands, "stats", None, raising=False)
-    command = importlib.import_module(name).command  # its options are those of the catalogue now
-    monkeypatch.delitem(sys.modules, name)
-    words = ["shapes", str(Path(__file__).parents[2] / "samples" / "cat.jpg"), "--format", "json"]
-    first = json.loads(CliRunner().invoke(command, words).stdout)["findings"][0]
-    assert (first["finding"], first["meaning"]) == (kind.name, "Many values are 0. Prune the layer.")
-    assert kind.name not in CliRunner().invoke(command, [*words, "--sparse-share", "100%"]).stdout
-    shown = " ".join(CliRunner().invoke(command, ["--help"]).stdout.split())
-    assert "--sparse-share SHARE Zeros are a finding above this share. [default: 20%]" in shown
+def test_few_images_or_no_layers_alone_are_no_finding() -> None:
+    assert diagnose(measured(one_layer(), some(1, 3, 9, 9))) == []
+    assert find_problems([], [], 0, StatisticsThresholds()) == []

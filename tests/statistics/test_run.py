@@ -14,10 +14,14 @@ from PIL import Image
 
 from hookscope.errors import HookscopeError, InputError
 from hookscope.models import load_model
-from hookscope.statistics import run
-from hookscope.statistics.run import measure_images
-from hookscope.statistics.storage import SavedStatistics, load_statistics, save_statistics
-from hookscope.statistics.totals import RunningStatistics
+from hookscope.statistics import (
+    RunningStatistics,
+    SavedStatistics,
+    load_statistics,
+    measure_images,
+    run,
+    save_statistics,
+)
 
 NETS = """
 import torch
@@ -50,40 +54,37 @@ def measure(*paths: str, preprocess: str = "none", input_size: Any = None, **opt
     return measure_images(model, list(paths) or PATHS, **options)
 
 
-def lost_of(saved: SavedStatistics) -> int:
+def progress_of(saved: SavedStatistics) -> tuple[int, int, int]:
+    """Images measured, images done, images lost."""
     assert saved.progress is not None
-    return saved.progress.lost
+    return saved.totals.images, saved.progress.done, saved.progress.lost
 
 
 def counts(saved: SavedStatistics) -> list[tuple[int, float | None, float | None]]:
-    return [(found.items, found.min, found.max) for found in saved.totals.statistics()]
+    return [(layer.items, layer.min, layer.max) for layer in saved.totals.statistics()]
 
 
 def test_every_image_is_counted() -> None:
     saved = measure()
-    assert (saved.totals.images, lost_of(saved)) == (7, 0)
+    assert progress_of(saved) == (7, 7, 0)
     assert saved.source.model == "nets.py:net"
-    assert saved.source.fingerprint == ""  # computing it takes time, and only saved files need it
+    assert saved.source.fingerprint == "", "it takes time, and only saved files need it"
 
 
-def test_a_file_that_cannot_be_read_is_counted_and_named() -> None:
+def test_a_file_that_cannot_be_read_is_counted_and_named_and_raises_by_default() -> None:
+    paths = ["0.png", "bad.png", "1.png", "missing.png"]
     lost: list[tuple[int, str]] = []
     steps: list[int] = []
     saved = measure(
-        *("0.png", "bad.png", "1.png", "missing.png"),
-        on_lost=lambda position, name, error: lost.append((position, name)),
-        on_progress=steps.append,
+        *paths, on_lost=lambda position, name, error: lost.append((position, name)), on_progress=steps.append
     )
-    assert (saved.totals.images, lost_of(saved), sum(steps)) == (2, 2, 4)
+    assert (progress_of(saved), sum(steps)) == ((2, 4, 2), 4)
     assert lost == [(1, "bad.png"), (3, "missing.png")]
-
-
-def test_a_lost_image_raises_by_default() -> None:
     with pytest.raises(HookscopeError, match="bad\\.png"):
-        measure_images(load_model("nets.py:net", preprocess="none"), ["0.png", "bad.png", "missing.png"])
+        measure_images(load_model("nets.py:net", preprocess="none"), paths)
 
 
-def test_nothing_readable() -> None:
+def test_no_readable_image_is_an_error() -> None:
     with pytest.raises(InputError, match="no image could be used; 2 were tried"):
         measure("bad.png", "bad.png", save="s.json")
     assert not os.path.exists("s.json")
@@ -93,24 +94,18 @@ def test_nothing_readable() -> None:
 def test_an_image_that_the_model_refuses_is_lost_alone(paths: list[str]) -> None:
     errors: list[str] = []
     saved = measure(*paths, batch_size=16, on_lost=lambda position, name, error: errors.append(str(error)))
-    assert (saved.totals.images, lost_of(saved)) == (2, 1)
+    assert progress_of(saved) == (2, 3, 1)
     assert errors[0].startswith("tiny.png: nets.py:net refuses a picture of 1x3x5x5: ")
     assert counts(saved) == counts(measure("0.png", "1.png"))
 
 
-def test_what_refuses_the_first_of_one_size_refuses_all() -> None:
+def test_a_model_that_refuses_the_first_image_of_a_fixed_size_is_an_error() -> None:
     with pytest.raises(InputError, match="refuses a picture of 2x3x5x5"):
         measure(preprocess="stretch", input_size=(5, 5), on_lost=lambda *lost: pytest.fail(f"{lost}"))
 
 
-def lost_in(path: str) -> tuple[int, int, int]:
-    saved = load_statistics(path)
-    assert saved.progress is not None
-    return saved.totals.images, saved.progress.done, saved.progress.lost
-
-
 def stopping(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Let the pass after so many be cut short."""
+    """Interrupt the pass after so many."""
     passes = iter(range(after))
     forward = torch.nn.ReLU.forward
 
@@ -132,14 +127,14 @@ def test_an_interrupted_run_is_resumed(monkeypatch: pytest.MonkeyPatch, after: i
         stopping(patch, after)
         with pytest.raises(KeyboardInterrupt):
             measure(*paths, save="s.json", on_interrupt=interrupted.append)
-    assert lost_in("s.json") == (images, done, 1)
+    assert progress_of(load_statistics("s.json")) == (images, done, 1)
     resumed = measure(*paths, save="s.json", resume=True, on_start=started.append)
     assert interrupted == started == [done]
-    assert lost_of(whole) == lost_of(resumed) == 2
+    assert progress_of(whole) == progress_of(resumed) == (6, 8, 2)
     assert counts(resumed) == counts(whole)
 
 
-def test_losses_ahead_of_what_was_counted_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_images_ahead_of_measured_ones_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sizes in a batch: both passes come after the loss between them."""
     Image.effect_noise((30, 30), 80).convert("RGB").save("large.png")
     paths = ["0.png", "bad.png", "large.png", "1.png"]
@@ -147,12 +142,11 @@ def test_losses_ahead_of_what_was_counted_are_not_counted_twice(monkeypatch: pyt
         stopping(patch, 1)
         with pytest.raises(KeyboardInterrupt):
             measure(*paths, save="s.json", batch_size=16)
-    assert lost_in("s.json") == (1, 1, 0)
-    assert lost_of(measure(*paths, save="s.json", resume=True)) == 1
-    assert lost_in("s.json") == (3, 4, 1)
+    assert progress_of(load_statistics("s.json")) == (1, 1, 0)
+    assert progress_of(measure(*paths, save="s.json", resume=True)) == (3, 4, 1)
 
 
-def test_a_run_that_counted_nothing_leaves_what_an_earlier_one_has_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_measured_nothing_leaves_an_earlier_file(monkeypatch: pytest.MonkeyPatch) -> None:
     measure(save="s.json")
     before = Path("s.json").read_bytes()
     with monkeypatch.context() as patch:
@@ -163,18 +157,14 @@ def test_a_run_that_counted_nothing_leaves_what_an_earlier_one_has_saved(monkeyp
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_finished_run_has_nothing_to_add(workers: int) -> None:
-    whole = measure(save="s.json", workers=workers)
+def test_a_resumed_run_continues_with_a_longer_list_and_adds_nothing_to_a_finished_one(workers: int) -> None:
+    measure(*PATHS[:3], save="s.json", workers=workers)
+    whole = measure(save="s.json", resume=True, workers=workers)
+    assert counts(whole) == counts(measure())
     before = Path("s.json").read_bytes()
-    again = measure(save="s.json", resume=True, workers=workers)
-    assert (counts(again), lost_of(again)) == (counts(whole), 0)
+    again = measure(save="s.json", resume=True)
+    assert (counts(again), progress_of(again)) == (counts(whole), (7, 7, 0))
     assert Path("s.json").read_bytes() == before
-
-
-def test_a_longer_list_is_gone_on_with() -> None:
-    measure(*PATHS[:3], save="s.json")
-    saved = measure(save="s.json", resume=True)
-    assert counts(saved) == counts(measure())
 
 
 def test_the_file_is_written_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +207,6 @@ def test_a_signal_while_a_batch_is_added_up_waits(
         patch.setattr(RunningStatistics, "merge", interrupted)
         with pytest.raises(error):
             measure(save="s.json")
-    assert lost_in("s.json") == (4, 4, 0)
+    assert progress_of(load_statistics("s.json")) == (4, 4, 0)
     saved = measure(save="s.json", resume=True)
     assert counts(saved) == counts(measure())
