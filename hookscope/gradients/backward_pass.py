@@ -190,8 +190,8 @@ class _Record:
         return list(edges), shape_of(inputs)
 
     def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
-        tensors = list(tensors_in(kept).values())
+        returned, handed_on = keep_and_hand_on(module, args, kwargs, output)
+        tensors = list(tensors_in(returned).values())
         edges, input_shape = self.observer.input
         outputs = [tensor for tensor in tensors if in_graph(tensor)]
         self._calls.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,26 +63,13 @@ def gradient_figure(
 
     Panels: gradients of the layer outputs, of the weights and of the biases, changed gradients below the original
     ones. Every row beyond a threshold or without a gradient is marked, also inside a chain. The thresholds are ratios,
-    so they are not drawn among absolute values.
-
-    Args:
-        report: The result of `layer_gradients`.
-        findings: The findings of `diagnose_gradients`.
-        heading: The heading, such as model and weights.
-        lines: Further lines below the heading, such as totals.
-        thresholds: The thresholds of ``findings``.
-
-    Example:
-        >>> import torch
-        >>> from hookscope.gradients import layer_gradients
-        >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.Flatten())
-        >>> figure = gradient_figure(layer_gradients(net, torch.ones(1, 1, 1, 1)), [], "a net")
-        >>> [axes.texts[0].get_text() for axes in figure.axes]
-        ['gradient of the activations', 'gradient of the weights', 'gradient of the biases']
+    so they are not drawn among absolute values. ``lines`` stand below the heading, such as totals.
     """
     rows = _rows(report)
-    lost = [at for at, row in enumerate(rows) if row.layer is not None and row.layer.grad_output is None]
-    panels = [_Panel("gradient of the activations", _of_layers(rows), [], lost, [])]
+    outputs = [(at, row.layer.grad_output) for at, row in enumerate(rows) if row.layer is not None]
+    sizes = [(at, size) for at, size in outputs if size is not None]
+    lost = [at for at, size in outputs if size is None]
+    panels = [_Panel("gradient of the activations", sizes, [], lost, [])]
     for title, which in (("gradient of the weights", "weights"), ("gradient of the biases", "biases")):
         if any(getattr(row, which) for row in rows):
             panels.append(_of_parameters(title, rows, which))
@@ -122,11 +109,6 @@ def _rows(report: GradientReport) -> list[_Row]:
     return rows
 
 
-def _of_layers(rows: Sequence[_Row]) -> _Sizes:
-    found = [(at, row.layer.grad_output) for at, row in enumerate(rows) if row.layer is not None]
-    return [(at, size) for at, size in found if size is not None]
-
-
 def _of_parameters(title: str, rows: Sequence[_Row], which: str) -> _Panel:
     """The gradients before and after a change; ``after`` has only changed gradients."""
     own: list[tuple[int, ParameterGradient]] = [(at, p) for at, row in enumerate(rows) for p in getattr(row, which)]
@@ -146,12 +128,11 @@ def _marked(
     thresholds: GradientThresholds | None,
 ) -> dict[int, str]:
     """The names of the findings of each row, with the reason if a finding names the row."""
-    found: dict[int, list[str]] = {}
+    marks: dict[int, list[str]] = {}
     for at, row in enumerate(rows):
-        own = [*row.weights, *row.biases]
         names = [] if row.layer is None else list(layer_finding_names(row.layer, parameters, thresholds))
-        names += [name for p in own for name in parameter_finding_names(p, thresholds)]
-        found[at] = [_with_reason(name, row) for name in dict.fromkeys(names)]
+        names += [name for p in (*row.weights, *row.biases) for name in parameter_finding_names(p, thresholds)]
+        marks[at] = [_with_reason(name, row) for name in dict.fromkeys(names)]
     places = {row.name: at for at, row in reversed(list(enumerate(rows)))}
     keys = {row.label: at for at, row in enumerate(rows)}
     for finding in findings:
@@ -159,14 +140,13 @@ def _marked(
         if at >= 0:
             why = finding.numbers.get("reason")
             mark = f"{finding.finding}: {why}" if why else finding.finding
-            if not any(words.startswith(mark) for words in found[at]):
-                found[at] = [words for words in found[at] if words != finding.finding] + [mark]
-    return {at: ", ".join(dict.fromkeys(words)) for at, words in found.items() if words}
+            if not any(words.startswith(mark) for words in marks[at]):
+                marks[at] = [words for words in marks[at] if words != finding.finding] + [mark]
+    return {at: ", ".join(dict.fromkeys(words)) for at, words in marks.items() if words}
 
 
 def _with_reason(name: str, row: _Row) -> str:
-    own = [*row.weights, *row.biases]
-    if name != "no-gradient" or not any(p.frozen for p in own):
+    if name != "no-gradient" or not any(p.frozen for p in (*row.weights, *row.biases)):
         return name
     lost = row.layer is not None and row.layer.grad_output is None
     return f"{name}: frozen and cut off" if lost else f"{name}: frozen"
@@ -245,18 +225,10 @@ def _legend(figure: Figure, changed: bool) -> None:
     words += "; coloured rows have a finding"
     write_at(figure, 0.2, height - 0.25, words, **faint)
     x = 0.2
-    for text, marker, style in _marks(changed):
-        if marker:
-            at = {"transform": figure.dpi_scale_trans, "linestyle": "none"}
-            figure.add_artist(Line2D([x + 0.04], [0.1], marker=marker, **at, **style))
-            x += 0.13
-        write_at(figure, x, height - 0.1, text, **faint)
-        x += float(font(100).getlength(text)) * (SMALL - 0.5) / 100 / 72 + 0.18
-
-
-def _marks(changed: bool) -> Iterator[_Mark]:
-    yield _ZERO
-    if changed:
-        yield _ZEROED
-    yield from (_LOST, _FROZEN, _SPOILED)
-    yield "blank: no such parameter, the layer did not run, or its first call shows it", "", {}
+    for text, marker, style in [_ZERO, *([_ZEROED] if changed else []), _LOST, _FROZEN, _SPOILED]:
+        at = {"transform": figure.dpi_scale_trans, "linestyle": "none"}
+        figure.add_artist(Line2D([x + 0.04], [0.1], marker=marker, **at, **style))
+        write_at(figure, x + 0.13, height - 0.1, text, **faint)
+        x += 0.31 + float(font(100).getlength(text)) * (SMALL - 0.5) / 100 / 72
+    blank = "blank: no such parameter, the layer did not run, or its first call shows it"
+    write_at(figure, x, height - 0.1, blank, **faint)

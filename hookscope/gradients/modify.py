@@ -114,12 +114,12 @@ def _positive(name: str, value: float) -> None:
 
 def clip_total_norm(gradients: Iterable[Tensor], limit: float) -> list[Tensor]:
     """New tensors with a common norm of at most ``limit``; `torch.nn.utils.clip_grad_norm_` changes its arguments."""
-    held = list(gradients)
-    if not held:
+    tensors = list(gradients)
+    if not tensors:
         return []
-    norms = [torch.linalg.vector_norm(gradient, dtype=_wide(gradient)).to(held[0].device) for gradient in held]
+    norms = [torch.linalg.vector_norm(tensor, dtype=_wide(tensor)).to(tensors[0].device) for tensor in tensors]
     factor = (limit / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
-    return [gradient * factor.to(gradient) for gradient in held]
+    return [tensor * factor.to(tensor) for tensor in tensors]
 
 
 def _wide(gradient: Tensor) -> torch.dtype | None:
@@ -162,7 +162,7 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
         self._block: object | None = None  # a new object for each block, None outside a block
 
     def __enter__(self) -> Self:
-        # a parameter that two layers share is found under each of its names
+        # a parameter that two layers share has both names
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         with ExitStack() as stack:
             handles = stack.enter_context(HookHandles())
@@ -193,8 +193,8 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
                 return checked(gradient) if self._block is block and observer.wanted(call) else None
 
             # the next layer may work in place: it must not overwrite the tensor with the hook
-            kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
-            for tensor in {id(tensor): tensor for tensor in tensors_in(kept).values()}.values():
+            returned, handed_on = keep_and_hand_on(module, args, kwargs, output)
+            for tensor in {id(tensor): tensor for tensor in tensors_in(returned).values()}.values():
                 if tensor.requires_grad:
                     hook_tensor(tensor, on_gradient)
             return handed_on
