@@ -226,8 +226,8 @@ def _legend(figure: Figure, changed: bool) -> None:
     write_at(figure, 0.2, height - 0.25, words, **faint)
     x = 0.2
     for text, marker, style in [_ZERO, *([_ZEROED] if changed else []), _LOST, _FROZEN, _SPOILED]:
-        at = {"transform": figure.dpi_scale_trans, "linestyle": "none"}
-        figure.add_artist(Line2D([x + 0.04], [0.1], marker=marker, **at, **style))
+        style = style | {"marker": marker, "linestyle": "none", "transform": figure.dpi_scale_trans}
+        figure.add_artist(Line2D([x + 0.04], [0.1], **style))
         write_at(figure, x + 0.13, height - 0.1, text, **faint)
         x += 0.31 + float(font(100).getlength(text)) * (SMALL - 0.5) / 100 / 72
     blank = "blank: no such parameter, the layer did not run, or its first call shows it"
