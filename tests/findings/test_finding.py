@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from hookscope.findings.finding import Finding, counted, listed, percent
+from hookscope.findings import Finding, counted, listed, nonfinite_words, percent
 
 
-def test_a_row_has_channels_and_groups_only_where_there_are_some() -> None:
+def test_a_row_has_channels_and_groups_only_if_the_finding_has() -> None:
     plain = Finding("saturated", "act", "60 % of values", "Do this.", numbers={"saturated": 0.6})
     assert plain.as_row() == {
         "finding": "saturated",
@@ -36,11 +36,7 @@ def test_lists_are_cut(count: int, text: str) -> None:
     assert listed(range(count)) == text
 
 
-@pytest.mark.parametrize(("share", "text"), [(0, "0 %"), (1, "100 %"), (1 / 3, "33.3 %"), (1e-7, "1e-05 %")])
-def test_percent(share: float, text: str) -> None:
-    assert percent(share) == text
-
-
-@pytest.mark.parametrize(("number", "text"), [(0, "0 calls"), (1, "1 call"), (12345, "12,345 calls")])
-def test_counted(number: int, text: str) -> None:
-    assert counted(number, "call") == text
+def test_numbers_in_words() -> None:
+    assert [percent(share) for share in (0, 1, 1 / 3, 1e-7)] == ["0 %", "100 %", "33.3 %", "1e-05 %"]
+    assert [counted(number, "call") for number in (0, 1, 12345)] == ["0 calls", "1 call", "12,345 calls"]
+    assert [nonfinite_words(*counts) for counts in ((5, 1200), (0, 1), (0, 0))] == ["5 NaN and 1,200 Inf", "1 Inf", ""]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import torch
 from torch import nn
 
-from hookscope.findings.finding import Finding
-from hookscope.parameters import ParameterThresholds, parameter_statistics
-from hookscope.parameters.findings import finding_names, parameter_findings
+from hookscope.findings import Finding
+from hookscope.parameters import ParameterThresholds, finding_names, parameter_findings, parameter_statistics
 
 
 def updated(channels: int) -> nn.BatchNorm2d:
@@ -28,13 +28,13 @@ def test_a_sound_model_has_none() -> None:
 
 def test_each_fault_has_its_finding() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), updated(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
-    with torch.no_grad():
-        model[0].weight[2] = 0
-        model[0].weight[7] = model[0].weight[1]
-        model[2].weight[0, 0, 0, 1] = torch.nan
-        model[2].bias[3:5] = torch.inf
-        model[1].running_var[[4, 6]] = 0
+    model: Any = nn.Sequential(nn.Conv2d(3, 8, 3), updated(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+    model.requires_grad_(False)
+    model[0].weight[2] = 0
+    model[0].weight[7] = model[0].weight[1]
+    model[2].weight[0, 0, 0, 1] = torch.nan
+    model[2].bias[3:5] = torch.inf
+    model[1].running_var[[4, 6]] = 0
     found = findings(model)
     assert [(f.finding, f.layer) for f in found] == [
         ("non-finite", "2.weight"),

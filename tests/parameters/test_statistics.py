@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import FrozenBatchNorm2d
 
 from hookscope.errors import LayerError, ModelError, UsageError
+from hookscope.models import load_model
 from hookscope.parameters import ParameterStatistics, ParameterThresholds, parameter_statistics
 
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(6, 6, 3, groups=2), nn.BatchNorm2d(6), nn.ReLU())
-    return nn.Sequential(nn.Conv2d(3, 6, 3), body, nn.Flatten(), nn.Linear(6, 2))
+    return nn.Sequential(nn.Conv2d(3, 6, 3), body, nn.Flatten(), nn.Linear(6, 2)).requires_grad_(False)
 
 
 def by_name(model: nn.Module, **more: Any) -> dict[str, ParameterStatistics]:
@@ -41,7 +43,7 @@ def test_every_parameter_and_running_statistic_in_order() -> None:
         assert (row.nan, row.inf, row.first_nonfinite) == (0, 0, None)
 
 
-def test_filters_are_said_of_weights_of_convolutions_alone() -> None:
+def test_only_weights_of_convolutions_have_filters() -> None:
     model = net()
     rows = by_name(model)
     assert [name for name, row in rows.items() if row.filters is not None] == ["0.weight", "1.0.weight"]
@@ -54,12 +56,11 @@ def test_filters_are_said_of_weights_of_convolutions_alone() -> None:
 
 def test_planted_faults_are_found_and_nothing_else() -> None:
     model = net()
-    with torch.no_grad():
-        model[0].weight[2] = 0
-        model[0].weight[5] = 2 * model[0].weight[1]
-        model[0].weight[3, 0, 1, 2] = torch.nan
-        model[1][1].running_var[4] = 1e-9
-        model[3].bias[1] = -torch.inf
+    model[0].weight[2] = 0
+    model[0].weight[5] = 2 * model[0].weight[1]
+    model[0].weight[3, 0, 1, 2] = torch.nan
+    model[1][1].running_var[4] = 1e-9
+    model[3].bias[1] = -torch.inf
     rows = by_name(model)
     weight = rows["0.weight"]
     assert (weight.dead_filters, weight.duplicate_filters) == ((2,), ((1, 5),))
@@ -71,30 +72,14 @@ def test_planted_faults_are_found_and_nothing_else() -> None:
         assert rows[name] == untouched[name]
 
 
-@pytest.mark.parametrize(
-    ("change", "updated"),
-    [
-        (lambda norm: None, False),
-        (lambda norm: norm.num_batches_tracked.fill_(1), True),
-        (lambda norm: norm.running_mean.fill_(0.1), True),
-        (lambda norm: norm.running_var.fill_(2), True),
-        (lambda norm: norm._buffers.pop("num_batches_tracked"), False),
-    ],
-)
-def test_whether_statistics_were_ever_updated(change: Any, updated: bool) -> None:
-    norm = nn.BatchNorm1d(3)
-    change(norm)
-    rows = by_name(norm)
-    assert [row.updated for row in rows.values()] == [None, None, updated, updated]
-
-
-def test_one_training_step_updates() -> None:
+def test_running_statistics_know_whether_they_were_updated() -> None:
     norm = nn.BatchNorm2d(3)
-    norm(torch.rand(2, 3, 4, 4))
-    assert by_name(norm)["running_mean"].updated is True
+    for updated in (False, True):
+        assert [row.updated for row in by_name(norm).values()] == [None, None, updated, updated]
+        norm(torch.rand(2, 3, 4, 4))
 
 
-def test_collapsed_is_told_by_eps() -> None:
+def test_a_collapsed_variance_is_a_share_of_eps() -> None:
     norm = nn.BatchNorm2d(4, eps=1e-3)
     norm.running_var.copy_(torch.tensor([1e-3, 1.01e-5, 0.99e-5, 0.0]))
     assert by_name(norm)["running_var"].collapsed == (2, 3)
@@ -102,8 +87,6 @@ def test_collapsed_is_told_by_eps() -> None:
 
 
 def test_frozen_batch_norms_hold_their_weights_in_buffers() -> None:
-    from torchvision.ops import FrozenBatchNorm2d
-
     rows = by_name(FrozenBatchNorm2d(3))
     assert list(rows) == ["weight", "bias", "running_mean", "running_var"]
     assert all(row.buffer for row in rows.values())
@@ -142,15 +125,13 @@ def test_parameters_without_values_are_refused() -> None:
         parameter_statistics(nn.Linear(2, 2, device="meta"))
 
 
-def test_the_model_is_as_it_was() -> None:
+def test_the_model_is_unchanged() -> None:
     model = net()
     before = copy.deepcopy(model.state_dict())
     threads = torch.get_num_threads()
     parameter_statistics(model)
     assert torch.get_num_threads() == threads
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(map(torch.equal, model.state_dict().values(), before.values()))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +159,7 @@ def test_layers_are_chosen_by_name(layers: Any, expected: set[str]) -> None:
         ("1.2", LayerError, "the chosen layers have no parameters"),
     ],
 )
-def test_what_chooses_nothing_is_refused(layers: str, error: type[Exception], words: str) -> None:
+def test_selections_of_nothing_are_refused(layers: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         parameter_statistics(net(), layers=layers)
 
@@ -195,10 +176,8 @@ def test_bad_thresholds(wrong: dict[str, float]) -> None:
         ParameterThresholds(**wrong)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "efficientnet_b0", "mnasnet0_5", "raft_small"])
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "mnasnet0_5"])
 def test_random_models_have_neither_dead_nor_duplicate_filters(name: str) -> None:
-    from hookscope.models.load import load_model
-
     rows = parameter_statistics(load_model(name, weights="none", device="cpu").model)
     assert not [row.name for row in rows if row.dead_filters or row.duplicate_filters or row.collapsed]
     assert any(row.filters for row in rows)
