@@ -100,33 +100,18 @@ class InstallationError(HookscopeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the memory is full: ``MemoryError``, torch's class on a GPU, or its RuntimeError on the CPU.
-
-    Example:
-        >>> is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
-        True
-    """
+    """Whether the memory is full: ``MemoryError``, torch's class on a GPU, or its RuntimeError on the CPU."""
     torchs = type(error).__name__ == "OutOfMemoryError"  # torch need not be imported
     return isinstance(error, MemoryError) or torchs or "can't allocate memory" in str(error)
 
 
 def printable(text: str) -> str:
-    """``text`` with control, format and undecodable characters written as escapes, safe to show on a terminal.
-
-    Example:
-        >>> printable("a\\x1b]0;b\\n")
-        'a\\\\x1b]0;b\\\\n'
-    """
+    """``text`` with control, format and undecodable characters written as escapes, safe to show on a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 def near_misses(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """The ``names`` nearest to ``name``, at most ``count``, best first; case is ignored.
-
-    Example:
-        >>> near_misses("ResNet35", ["resnet34", "resnet18", "vgg16"], count=1)
-        ['resnet34']
-    """
+    """The ``names`` nearest to ``name``, at most ``count``, best first; case is ignored."""
     by_lower: dict[str, str] = {}
     for candidate in names:
         by_lower.setdefault(candidate.lower(), candidate)

@@ -13,18 +13,8 @@ from typing import NoReturn
 
 import click
 
+from hookscope.cli import process
 from hookscope.cli.output.rows import note
-from hookscope.cli.process import (
-    drop_output,
-    leave,
-    reader_is_gone,
-    settle_output,
-    signals_as_exits,
-    standard_output,
-    start_quickly,
-    streams_as_now,
-    warnings_as_notes,
-)
 from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses
 from hookscope.models import broken_pair, missing_package, package_versions, unreadable_settings
 
@@ -85,9 +75,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     Statuses: 0 done, 1 could not do it, 2 wrong usage, 3 a check that found something, 130 interrupted,
     143 terminated.
     """
-    run, put_back = _Run(), [streams_as_now()]
+    run, put_back = _Run(), [process.streams_as_now()]
     if argv is None:
-        put_back.append(start_quickly())
+        put_back.append(process.start_quickly())
     backend = os.environ.pop("MPLBACKEND", None)  # that of a Jupyter kernel makes `import matplotlib` fail in a shell
     status = _run(list(sys.argv[1:] if argv is None else argv), run)
     if run.then is not None and not status:
@@ -96,21 +86,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if backend is not None:
             os.environ["MPLBACKEND"] = backend
         run.then()
-        sys.exit(status)  # not leave(): the threads, exit handlers and objects of the script end as usual
+        sys.exit(status)  # not process.leave(): the threads, exit handlers and objects of the script end as usual
     if argv is None and "torch" in sys.modules:
-        leave(status)
+        process.leave(status)
     sys.exit(status)
 
 
 def _run(argv: list[str], run: _Run) -> int:
-    with signals_as_exits(), warnings_as_notes():
+    with process.signals_as_exits(), process.warnings_as_notes():
         try:
-            stdout = standard_output()
+            stdout = process.standard_output()
             status = _invoke(argv, run)
             stdout.flush()  # a full disk may show only here
         except BaseException as error:
             status = _status(error, run)
-        settle_output()
+        process.settle_output()
     return status
 
 
@@ -145,8 +135,8 @@ def _status(error: BaseException, run: _Run) -> int:
         if sys.stderr.isatty():  # ends the line in which the terminal showed ^C
             click.echo(err=True)
         return 130
-    if isinstance(error, BrokenPipeError) and reader_is_gone():
-        drop_output()
+    if isinstance(error, BrokenPipeError) and process.reader_is_gone():
+        process.drop_output()
         return 0
     if run.traceback:
         _show_traceback(error)
@@ -182,7 +172,7 @@ def _as_hookscope_error(error: BaseException, run: _Run) -> HookscopeError:
     if known is not None:
         return known
     if isinstance(error, OSError) and error.filename is None and error.errno in _OUTPUT_ERRNOS:
-        drop_output()
+        process.drop_output()
         return WriteError(f"cannot write standard output: {error.strerror}")
     if is_out_of_memory(error):
         return HookscopeError("out of memory", do="try a smaller picture, model or number of layers")

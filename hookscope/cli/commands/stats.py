@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from hookscope import statistics, system
-from hookscope.cli.output.report import Columns, Report, Section
+from hookscope.cli.output.report import Report
 from hookscope.cli.output.rows import write_report
-from hookscope.cli.output.stats_rows import (
-    CHANNEL_FIELDS,
-    FIELDS,
-    NESTED_FIELDS,
-    TABLE_FIELDS,
-    channel_rows,
-    layer_rows,
-)
+from hookscope.cli.output.stats_rows import channel_section, layer_section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.image_options import images_argument
 from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
+from hookscope.cli.shared.model import ModelOptions
 from hookscope.cli.shared.output_paths import check_plot, is_same_file, write_plot
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError, WriteError
@@ -78,7 +72,7 @@ def command(
     thresholds = StatisticsThresholds.of(chosen_thresholds("activations", values))
     if resume and save is None and not merge:
         raise UsageError("--resume needs --save", do="name the file of the run to continue: --save FILE --resume")
-    if _on_command_line(["low_rank"]) and not (rank or merge):
+    if shared.was_given("low_rank") and not (rank or merge):
         raise UsageError("--low-rank needs --rank", do="add --rank, which measures the effective rank")
     images = [] if merge else job.images()
     _check_outputs(plot, save, tensorboard, resume, images)
@@ -98,13 +92,6 @@ def command(
             statistics.write_events(tensorboard, layers, step=0, about=source)
     if lost:
         raise click.exceptions.Exit(1)
-
-
-def _on_command_line(names: Iterable[str]) -> list[str]:
-    """Which of the options are on the command line."""
-    context = click.get_current_context()
-    present = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    return [param.opts[0] for param in context.command.params if param.name in present]
 
 
 def _check_outputs(
@@ -133,13 +120,11 @@ def _refuse_foreign(save: str) -> None:
         raise WriteError(f"--save {save} would replace a file that holds no statistics", do="name another file")
 
 
-_MEASURING = ("layers", "types", "files0_from", "batch_size", "workers", "limit", "strict", "weights", "seed", "device",
-    "preprocess", "input_size", "rank", "resume")  # fmt: skip
-
-
 def _merged(paths: Sequence[str], save: str | None) -> statistics.SavedStatistics:
-    if wrong := _on_command_line(_MEASURING):
-        raise UsageError(f"--merge measures nothing, and {wrong[0]} says what to measure", do="leave one out")
+    measuring = {field.name for kind in (MeasureOptions, ModelOptions) for field in fields(kind)} | {"rank", "resume"}
+    for option in click.get_current_context().command.params:
+        if isinstance(option, click.Option) and option.name in measuring and shared.was_given(option.name):
+            raise UsageError(f"--merge measures nothing, and {option.opts[0]} says what to measure", do="leave one out")
     known: set[str] = set()
     for path in paths:
         if os.path.realpath(path) in known:
@@ -159,20 +144,16 @@ def _report(
     format: str,
 ) -> None:
     weights, images, values = saved.source.weights, saved.totals.images, sum(layer.values for layer in layers)
-    rows = list(layer_rows(layers, findings, weights))
+    section = layer_section(layers, findings, weights)
     totals = [
         f"{saved.source.model} on {counted(images, 'image')}, weights {weights}",
         f"{counted(len(layers), 'call')}, {counted(values, 'value')}; zeros and saturated are shares, dead and"
         " duplicate count channels",
     ]
-    about: Mapping[str, Any] = {}
-    if per_channel:
-        section = Section(channel_rows(layers, weights), CHANNEL_FIELDS, "channel")
-        about = {"layers": rows}
-    else:
-        section = Section(rows, FIELDS, "layer", NESTED_FIELDS, Columns(TABLE_FIELDS))
     # findings that no row names, such as those of a BatchNorm
     keys = set() if per_channel else {layer.key for layer in layers}
     rest = [f"{finding.finding} {finding.layer}".strip() for finding in findings if finding.layer not in keys]
     flat_note = f"Note: not in TSV: {listed(rest, 4)}; see --format table or json" if rest else ""
-    write_report(Report([section], findings, about, totals, flat_note), format)
+    about = {"layers": section.rows} if per_channel else {}
+    shown = channel_section(layers, weights) if per_channel else section
+    write_report(Report([shown], findings, about, totals, flat_note), format)

@@ -54,36 +54,26 @@ def _emit(stream: TextIO, text: str) -> None:
     stream.flush()  # a pipe sees each row when it is made
 
 
-def _plain(value: Any) -> Plain:
-    """``value`` in the types of JSON; also numbers of numpy become numbers."""
+def _plain(value: Any, finite: bool = False) -> Plain:
+    """``value`` in the types of JSON, numbers of numpy too; with ``finite``, NaN and Inf become None."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):
-        return float(value)
+        return float(value) if math.isfinite(value) or not finite else None
     if isinstance(value, os.PathLike):
         return str(os.fspath(value))
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, finite) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, finite) for item in value]
     raise TypeError(f"no format can write a value of type {type(value).__name__}")
-
-
-def _finite(value: Plain) -> Plain:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return value
 
 
 def plain_json(value: Any) -> Plain:
     """``value`` as JSON holds it; NaN and Inf, which JSON does not have, become None."""
-    return _finite(_plain(value))
+    return _plain(value, finite=True)
 
 
 def _text(value: Plain, number: Callable[[int | float], str] = repr) -> str:
@@ -284,12 +274,7 @@ FORMATS: dict[str, Callable[[Report, TextIO], None]] = {
 
 
 def write_report(report: Report, format: str, stream: TextIO | None = None) -> None:
-    """Write ``report`` in one of `FORMATS` to ``stream``, by default standard output.
-
-    Raises:
-        ValueError: for an unknown format, or a row with a field that its section does not have.
-        TypeError: for a value that no format can write.
-    """
+    """Write ``report`` in one of `FORMATS` to ``stream``, by default standard output."""
     if format not in FORMATS:
         raise ValueError(f"no format {format!r}; there are {', '.join(FORMATS)}")
     FORMATS[format](report, stream or sys.stdout)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hookscope import statistics
-from hookscope.cli.output.report import Row, row_of
+from hookscope.cli.output.report import Columns, Row, Section, row_of
 from hookscope.findings import Finding
 
 FIELDS = (
@@ -26,10 +26,15 @@ CHANNEL_FIELDS = (
 )  # fmt: skip
 
 
-def layer_rows(
+def layer_section(layers: Sequence[statistics.LayerStatistics], findings: Sequence[Finding], weights: str) -> Section:
+    """A row for each layer call."""
+    rows = list(_layer_rows(layers, findings, weights))
+    return Section(rows, FIELDS, "layer", NESTED_FIELDS, Columns(TABLE_FIELDS))
+
+
+def _layer_rows(
     layers: Sequence[statistics.LayerStatistics], findings: Sequence[Finding], weights: str
 ) -> Iterator[Row]:
-    """A row for each layer call."""
     names: dict[str, list[str]] = {}
     for finding in findings:
         names.setdefault(finding.layer, []).append(finding.finding)
@@ -51,8 +56,12 @@ def layer_rows(
         )
 
 
-def channel_rows(layers: Sequence[statistics.LayerStatistics], weights: str) -> Iterator[Row]:
+def channel_section(layers: Sequence[statistics.LayerStatistics], weights: str) -> Section:
     """A row for each channel of each layer call; ``dead`` is 1 or 0, as a layer's row counts them."""
+    return Section(_channel_rows(layers, weights), CHANNEL_FIELDS, "channel")
+
+
+def _channel_rows(layers: Sequence[statistics.LayerStatistics], weights: str) -> Iterator[Row]:
     for layer in layers:
         moments, saturated, dead = layer.by_channel, layer.saturated_by_channel, set(layer.dead_channels)
         first = {channel: group[0] for group in layer.duplicate_channels for channel in group[1:]}

@@ -22,12 +22,7 @@ class ArrayFile:
 
     @classmethod
     def parse(cls, path: str | None, images: Sequence[str], several: bool = False) -> ArrayFile:
-        """Check the path before anything is computed; ``several`` says that an image makes several arrays.
-
-        Raises:
-            UsageError: for another suffix, or several arrays in a ``.npy`` file.
-            WriteError: for a file that cannot be written, or that is one of the images.
-        """
+        """Check the path before anything is computed; ``several`` says that an image makes several arrays."""
         file = cls(path)
         if path is None:
             return file

@@ -56,7 +56,6 @@ class CategoriesFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
         return value if isinstance(value, tuple) else scores.read_categories(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Files."""
         return [CompletionItem(incomplete, type="file")]
 
 
@@ -70,11 +69,9 @@ categories_option = click.option(
 
 
 def categories_of(net: models.LoadedModel, categories: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The class names of ``--categories``, else those of ``net``.
+    """The class names of ``--categories``, else those of ``net``; CategoriesError for another number of classes.
 
-    Raises:
-        CategoriesError: the number of names is not the number of classes. Where that number is unknown before a
-            forward pass, `predictions` raises this error.
+    If that number is unknown before a forward pass, `predictions` raises the error.
     """
     if categories is None:
         return net.categories

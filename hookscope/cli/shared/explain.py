@@ -33,12 +33,7 @@ class ExplainOptions:
     format: str
 
     def check(self, paths: Sequence[str]) -> tuple[OutputPath, ArrayFile]:
-        """Where the pictures and the arrays go.
-
-        Raises:
-            UsageError: for options that exclude each other, such as several pictures in one file.
-            WriteError: for a file that cannot be written.
-        """
+        """The places of the pictures and the arrays; refuse what cannot be written there."""
         several = self.target.count > 1
         output = parse_output(self.output, paths)
         output.check_count(len(paths))

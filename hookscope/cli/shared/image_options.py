@@ -35,12 +35,7 @@ strict_option = click.option(
 
 
 def image_list(paths: Sequence[str], files0_from: str | None, limit: int | None = None) -> list[str]:
-    """The first ``limit`` images of the command line or of a list of names; folders are walked.
-
-    Raises:
-        UsageError: There are no names, names in both places, or standard input twice.
-        ImageError: The list cannot be read, or the folders hold no image.
-    """
+    """The first ``limit`` images of the command line or of a list of names; folders are walked."""
     if files0_from is None:
         if not paths:
             raise UsageError("no image was given", do="name files or folders, - for standard input, or --files0-from")
@@ -74,19 +69,17 @@ def _list_content(source: str) -> bytes:
 
 
 class Losses:
-    """Reports lost images and the notes on others; ``count`` says how many images were lost."""
+    """Reports lost images and the notes on others."""
 
     def __init__(self, strict: bool = False) -> None:
-        self.count = 0
         self._strict = strict
         self._noted = 0
         self._rest: Counter[str] = Counter()
 
     def lost(self, position: int, name: str, error: HookscopeError) -> None:
-        """Report and count one lost image; with ``strict`` its error ends the run."""
+        """Report a lost image; with ``strict`` its error ends the run."""
         if self._strict:
             raise error
-        self.count += 1
         output.note(f"Error: {error}")
 
     def note(self, name: str, text: str) -> None:

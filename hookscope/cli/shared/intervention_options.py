@@ -41,12 +41,6 @@ class Change:
 
     @classmethod
     def parse(cls, where: str, text: str) -> Change:
-        """Parse both halves.
-
-        Raises:
-            UsageError: for an unknown intervention or a missing parameter.
-            SelectionError: for a selection that cannot be read.
-        """
         words = interventions.WORDS
         if where.partition(":")[0] in words and text.partition(":")[0] not in words:
             raise UsageError(f"no intervention '{text}'", do=f"the layer comes first: --at {text} {where}")

@@ -12,15 +12,7 @@ from hookscope import hooks, statistics
 from hookscope.cli import process
 from hookscope.cli.output import rows as output
 from hookscope.cli.progress import image_progress
-from hookscope.cli.shared.image_options import (
-    Losses,
-    batch_size_option,
-    files0_option,
-    image_list,
-    limit_option,
-    strict_option,
-    workers_option,
-)
+from hookscope.cli.shared import image_options
 from hookscope.cli.shared.model import ModelOptions, check_types, model_options
 from hookscope.cli.shared.options import apply_options, layer_option, type_option
 from hookscope.findings import counted
@@ -47,7 +39,7 @@ class MeasureOptions:
 
     def images(self) -> list[str]:
         """The images of the run, folders walked."""
-        return image_list(self.paths, self.files0_from, self.limit)
+        return image_options.image_list(self.paths, self.files0_from, self.limit)
 
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,8 +50,15 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_job(**options: Any) -> Any:
         return command(job=MeasureOptions(**{name: options.pop(name) for name in names}), **options)
 
-    options = [_layer_option, type_option, files0_option, batch_size_option, workers_option, limit_option]
-    return apply_options([*options, strict_option, model_options], with_job)
+    options = [
+        _layer_option,
+        type_option,
+        image_options.files0_option,
+        image_options.batch_size_option,
+        image_options.workers_option,
+        image_options.limit_option,
+    ]
+    return apply_options([*options, image_options.strict_option, model_options], with_job)
 
 
 def measure(
@@ -75,7 +74,7 @@ def measure(
     check_types(net, job.types)
     if allow is not None:
         allow.check_names([name for name, _ in net.model.named_modules()], net.name)
-    losses = Losses(job.strict or len(images) == 1)  # the error of a single image is the error of the run
+    losses = image_options.Losses(job.strict or len(images) == 1)  # the error of a single image is the error of the run
     total = counted(len(images), "image")
     advance: Any = None
     with contextlib.ExitStack() as stack:

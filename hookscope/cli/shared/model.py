@@ -12,15 +12,8 @@ from hookscope import hooks, models
 from hookscope.cli import process
 from hookscope.cli.output import rows as output
 from hookscope.cli.progress import download_progress
+from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.options import (
-    apply_options,
-    device_option,
-    preprocess_option,
-    seed_option,
-    size_option,
-    weights_option,
-)
 from hookscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +50,10 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_model(**options: Any) -> Any:
         return command(model=ModelOptions(**{name: options.pop(name) for name in names}), **options)
 
-    return apply_options([weights_option, seed_option, device_option, preprocess_option, size_option], with_model)
+    return shared.apply_options(
+        [shared.weights_option, shared.seed_option, shared.device_option, shared.preprocess_option, shared.size_option],
+        with_model,
+    )
 
 
 @contextmanager

@@ -89,7 +89,6 @@ def complete_types(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def complete_colour_maps(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of matplotlib's colour maps."""
     return complete_words(*drawing.colour_map_names())(ctx, param, incomplete)
 
 
@@ -145,28 +144,23 @@ def selection_option(
 
 
 def layer_option(help: str, default: str | None = None) -> Option:
-    """``--layer``: which calls."""
     return selection_option("--layer", "layers", help, default)
 
 
 def type_option_with(help: str) -> Option:
-    """``--type``: class names that indices count."""
     return click.option("--type", "types", metavar="CLASS", multiple=True, shell_complete=complete_types, help=help)
 
 
 def count_option(name: str, help: str, default: int | None = None, least: int = 1) -> Option:
-    """A whole number."""
     shown, number = default is not None, click.IntRange(least)
     return click.option(name, metavar="N", type=number, default=default, show_default=shown, help=help)
 
 
 def file_option(name: str, help: str, metavar: str = "FILE") -> Option:
-    """A file or a folder."""
     return click.option(name, metavar=metavar, type=click.Path(), help=help)
 
 
 def plot_option(what: str) -> Option:
-    """``--plot``."""
     return file_option("--plot", f"{what}: a PNG, SVG or PDF file.")
 
 
@@ -177,18 +171,15 @@ def method_option(methods: Callable[[], Rows], default: str, help: str) -> Optio
 
 
 def channels_option(help: str) -> Option:
-    """``--channels``: which channels are drawn."""
     parse = parsed(lambda text: drawing.ChannelChoice.parse(text))
     return click.option("--channels", metavar="SPEC", callback=parse, shell_complete=complete_channels, help=help)
 
 
 def columns_option(help: str) -> Option:
-    """``--columns``: how many maps stand in a row of a grid."""
     return click.option("--columns", metavar="N", type=click.IntRange(1, 10000), help=help)
 
 
 def cell_option(help: str) -> Option:
-    """``--cell``: the smallest side of a map in a grid."""
     return click.option("--cell", metavar="PIXELS", type=click.IntRange(1, 4096), help=help)
 
 

@@ -31,10 +31,6 @@ class OutputPath:
         """Parse ``output``, and refuse what cannot work before anything is computed.
 
         A folder exists, ends in a slash or has no suffix; a file ends in ``.png`` or is a device.
-
-        Raises:
-            UsageError: for another suffix than ``.png``, or several images for one file.
-            WriteError: for a place that cannot be written.
         """
         if output is None:
             return cls("default")
@@ -70,11 +66,7 @@ class OutputPath:
             raise UsageError(f"-o {self.path} takes one picture", exists, "give one image, or a folder")
 
     def path_for(self, name: str, word: str, model: str, alone: bool) -> str:
-        """The path of the page ``name`` of the image called ``word``; ``alone`` if the run makes no other page.
-
-        Raises:
-            UsageError: for several pages in one file or on standard output.
-        """
+        """The path of the page ``name`` of the image called ``word``; ``alone`` if the run makes no other page."""
         if self.takes_one and not alone:
             exists = "the selection has several"
             raise UsageError(f"-o {self.path} takes one picture", exists, "choose one layer or a folder")
@@ -101,11 +93,7 @@ def is_same_file(path: str, other: str) -> bool:
 
 
 def refuse_input(output: str, inputs: Iterable[str], kind: str = "image") -> None:
-    """Refuse to write over an input of the run, such as a sheet of an earlier run that ``*.png`` matches.
-
-    Raises:
-        WriteError: ``output`` is one of ``inputs``.
-    """
+    """Refuse to write over an input of the run, such as a sheet of an earlier run that ``*.png`` matches."""
     for path in inputs:
         if os.path.isfile(path) and is_same_file(output, path):
             raise WriteError(f"cannot write {output}: it is the {kind} {path} itself", do="choose another name")

@@ -100,12 +100,7 @@ class PictureRun:
         return drawing.Origin(net.name, net.weights, first.name, first.sha256, net.preprocess.describe(), second)
 
     def path(self, name: str, image: str, is_only: bool) -> str:
-        """The path of the page ``name`` of ``image``; ``is_only`` if the run makes no other page.
-
-        Raises:
-            UsageError: for several pages in one file or on standard output.
-            WriteError: for a page that would replace an image of the run.
-        """
+        """The path of the page ``name`` of ``image``; ``is_only`` if the run makes no other page."""
         path = self.output.path_for(name, self.files.words[image], self.net.name, is_only)
         refuse_input(path, self.files.paths)
         return path
