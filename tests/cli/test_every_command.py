@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ OF_CLASSES = ["cam", "saliency", "gradients", "intervene", "predict"]
 DRAWING = ["visualize", "cam", "saliency"]
 PLOTTING = ["gradients", "stats", "weights"]
 every_command = pytest.mark.parametrize("command", WORDS)
+drawing_command = pytest.mark.parametrize("command", DRAWING)
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 
 
 def command_line(command: str, *words: str, model: str = "nets.py:Small") -> list[str]:
@@ -56,90 +60,18 @@ def test_it_succeeds(run: Run, command: str) -> None:
     assert out
 
 
-FIELDS = [
-    ("visualize", "", "index name type call shape min mean max dead nonfinite weights file"),
-    ("predict", "", "image index label score probability weights"),
-    (
-        *("cam", ""),
-        "image layer type call method class label score probability shape max peak_x peak_y weights file",
-    ),
-    ("saliency", "", "image method class label score probability shape sum expected max peak_x peak_y weights file"),
-    (
-        *("gradients", ""),
-        "index name type call grad_output grad_output_norm grad_input grad_input_norm mean_abs zeros nan inf ratio"
-        " findings weights",
-    ),
-    (
-        *("gradients", "--parameters"),
-        "name type shape norm mean_abs max_abs zeros nan inf ratio norm_after frozen findings weights",
-    ),
-    ("intervene", "", "index name type call shape changed relative_l2 cosine nonfinite weights"),
-    (
-        *("intervene", "--classes"),
-        "index label target score score_after change probability probability_after rank rank_after weights",
-    ),
-    (
-        *("intervene", "--ablate-each conv1"),
-        "place name call channel worth score score_after probability_after top_after top_label weights",
-    ),
-    (
-        *("stats", ""),
-        "index name type call calls shape images mean std min max min_at max_at rms zeros p1 p5 p25 p50 p75 p95 p99 nan"
-        " inf channels dead saturated duplicate rank findings weights",
-    ),
-    (
-        *("stats", "--per-channel"),
-        "index name call channel mean std min max zeros nan inf dead saturated duplicate_of weights",
-    ),
-    ("check", "", "limit index layer value allowed evidence weights"),
-    ("verify", "", "check holds compared largest_difference layer note"),
-    (
-        *("trace", "--values"),
-        "index name type call input_shape input_dtype input_min input_max output_shape output_dtype output_min"
-        " output_max output_nonfinite weights input_values output_values",
-    ),
-    (
-        *("trace", "--events --values"),
-        "number event name type call depth shape dtype min max nonfinite weights values",
-    ),
-    (
-        *("weights", ""),
-        "name type shape mean std min max norm zeros nan inf filters filter_norm_min filter_norm_mean filter_norm_max"
-        " dead duplicate collapsed updated findings weights",
-    ),
-    ("list-layers", "", "index name type call input_shape output_shape params macs note"),
-]
+@contextlib.contextmanager
+def output_to(monkeypatch: pytest.MonkeyPatch, target: str | int) -> Iterator[None]:
+    """Make a file or a descriptor standard output."""
+    with monkeypatch.context() as patch, open(target, "w", buffering=1) as stream:
+        patch.setattr(sys, "stdout", stream)
+        yield
 
 
-@pytest.mark.parametrize(("command", "words", "fields"), FIELDS)
-def test_the_fields_are_the_documented_ones(run: Run, command: str, words: str, fields: str) -> None:
-    for format, between in (("tsv", "\t"), ("csv", ",")):
-        _, out, _ = run(command, *words.split(), "--format", format)
-        assert out.splitlines()[0].split(between) == fields.split()
-
-
-MANUAL = {
-    "cam": ["hookscope cam resnet34 cat.jpg", "--method layercam --layer features.28 --target 281 -o cam.png"],
-    "visualize": ["hookscope visualize resnet34 cat.jpg --layer 30", "--overlay", "-o out/"],
-    "weights": [
-        "hookscope weights resnet18 --weights my.safetensors --plot weights.png --kernels kernels.png",
-        *("--dead-norm SHARE", "without a forward pass"),
-    ],
-    "trace": ["pre-hook", "output_nonfinite", "depth", "--most N", "hookscope trace nets.py:ones"],
-    "verify": [
-        "hookscope verify resnet18",
-        *("feature-extractor", "re-computation", "model-output", "inputs", "untouched", "shapes"),
-    ],
-}
-
-
-@pytest.mark.parametrize("command", MANUAL)
-def test_the_help_is_the_manual(run: Run, command: str) -> None:
-    status, out, _ = run(command, "--help")
-    assert (status, [line for line in MANUAL[command] if line not in out]) == (0, [])
-
-
-# Standard output
+def pipe_without_a_reader() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
 
 
 @POSIX
@@ -151,34 +83,27 @@ def test_a_reader_that_leaves_ends_the_output_and_not_the_run(
     pictures = files(here)
     for name in pictures:
         (here / name).unlink()
-    reading, writing = os.pipe()
-    os.close(reading)
-    with monkeypatch.context() as patch, open(writing, "w", buffering=1) as pipe:
-        patch.setattr(sys, "stdout", pipe)
+    with output_to(monkeypatch, pipe_without_a_reader()):
         assert run(command) == (0, "", expected[2])
     assert files(here) == pictures
 
 
 @POSIX
 def test_a_reader_that_leaves_does_not_open_the_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with monkeypatch.context() as patch, open(writing, "w", buffering=1) as pipe:
-        patch.setattr(sys, "stdout", pipe)
+    with output_to(monkeypatch, pipe_without_a_reader()):
         assert run("check", "--max-abs", "0") == (3, "", "")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@FULL
 @every_command
 def test_a_full_disk_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    with monkeypatch.context() as patch, open("/dev/full", "w", buffering=1) as full:
-        patch.setattr(sys, "stdout", full)
+    with output_to(monkeypatch, "/dev/full"):
         status, _, errors = run(command)
     assert (status, errors.splitlines()[-1:]) == (1, ["Error: cannot write standard output: No space left on device"])
     assert errors.count("Error: ") == 1
 
 
-@pytest.mark.parametrize("command", DRAWING)
+@drawing_command
 def test_a_picture_is_not_written_to_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     status, _, errors = run(command, "-o", "-")
@@ -206,9 +131,12 @@ def test_a_terminal_has_a_bar(
     assert (status, bar in terminal.getvalue(), bar in out) == (0, True, False)
 
 
-# Errors
+def each_command_of(table: list[tuple[Iterable[str], list[str], int, str]]) -> pytest.MarkDecorator:
+    cases = [(command, *case) for commands, *case in table for command in commands]
+    return pytest.mark.parametrize(("command", "words", "status", "message"), cases)
 
-WRONG = [
+
+WRONG: list[tuple[Iterable[str], list[str], int, str]] = [
     (OF_LAYERS, ["--layer", "conv9"], 1, "no layer 'conv9' in ...; nearest: conv"),
     (OF_LAYERS, ["--layer", "re:("], 2, "bad regular expression"),
     (OF_LAYERS, ["--layer", ""], 2, "empty layer selection"),
@@ -228,10 +156,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "status", "message"),
-    [(command, words, status, message) for commands, words, status, message in WRONG for command in commands],
-)
+@each_command_of(WRONG)
 def test_a_wrong_option_is_one_line(
     run: Run, here: Path, command: str, words: list[str], status: int, message: str
 ) -> None:
@@ -239,7 +164,7 @@ def test_a_wrong_option_is_one_line(
     assert files(here) == []
 
 
-WRONG_FILES = [
+WRONG_FILES: list[tuple[Iterable[str], list[str], int, str]] = [
     (DRAWING, ["-o", "x.jpg"], 2, "cannot write x.jpg; ...PNG files"),
     (DRAWING, ["-o", "no/x.png"], 1, "its folder does not exist"),
     (["cam", "saliency"], ["--raw", "x.txt"], 2, "cannot write x.txt; --raw writes NumPy files"),
@@ -259,10 +184,7 @@ WRONG_FILES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "status", "message"),
-    [(command, words, status, message) for commands, words, status, message in WRONG_FILES for command in commands],
-)
+@each_command_of(WRONG_FILES)
 def test_a_wrong_file_is_one_line_before_the_model_is_loaded(
     run: Run, here: Path, command: str, words: list[str], status: int, message: str
 ) -> None:
@@ -330,10 +252,7 @@ def test_a_model_without_classes_has_other_commands(
     assert files(here) == []
 
 
-# Pictures
-
-
-@pytest.mark.parametrize("command", DRAWING)
+@drawing_command
 def test_an_input_is_not_written_over(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setitem(WORDS, command, "dog.png")
     before = (here / "dog.png").read_bytes()
@@ -341,14 +260,14 @@ def test_an_input_is_not_written_over(run: Run, here: Path, monkeypatch: pytest.
     assert (here / "dog.png").read_bytes() == before
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-@pytest.mark.parametrize("command", DRAWING)
+@FULL
+@drawing_command
 def test_a_full_disk_for_a_picture_is_one_line(run: Run, command: str) -> None:
     status, _, errors = run(command, "-o", "/dev/full")
     assert (status, errors.count("\n"), "cannot write /dev/full: No space left" in errors) == (1, 1, True)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@FULL
 @pytest.mark.parametrize(
     ("command", "option"),
     [("stats", "--plot"), ("check", "--junit"), ("cam", "--raw")],
@@ -387,7 +306,7 @@ def test_a_method_of_the_registry_is_in_the_help_and_runs(
     assert (status, rows(out)[0]["method"]) == (0, "toy")
 
 
-@pytest.mark.parametrize("command", DRAWING)
+@drawing_command
 def test_random_weights_are_in_the_row_and_in_the_picture(run: Run, here: Path, command: str) -> None:
     words = ("--weights", "none", "--seed", "3", "-o", "x.png", "--format", "ndjson")
     status, out, _ = run(command, *words, model="squeezenet1_1")
@@ -407,14 +326,11 @@ def test_a_picture_is_read_from_a_pipe(run: Run, here: Path, monkeypatch: pytest
     assert out.replace("stdin-", "cat-").replace("\n-\t", "\ncat.jpg\t").replace("image:-", "image:cat.jpg") == expected
 
 
-@pytest.mark.parametrize("command", DRAWING)
+@drawing_command
 def test_a_picture_is_written_to_a_pipe(run: Run, here: Path, command: str) -> None:
     result = CliRunner().invoke(cli, command_line(command, "-o", "-"))
     assert (result.exit_code, files(here)) == (0, [])
     assert read_provenance(result.stdout_bytes)["image"] == "cat.jpg"
-
-
-# Ends
 
 
 @pytest.mark.parametrize("command", OF_A_PICTURE)

@@ -184,6 +184,23 @@ def test_what_is_refused_is_one_error_and_leaves_nothing(
     assert after == before
 
 
+def test_an_interrupted_run_says_how_to_resume(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = iter(range(2))
+    forward = torch.nn.Hardsigmoid.forward
+
+    def interrupted(self: torch.nn.Hardsigmoid, inputs: torch.Tensor) -> torch.Tensor:
+        if next(passes, None) is None:
+            raise KeyboardInterrupt
+        return forward(self, inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.Hardsigmoid, "forward", interrupted)
+        outcome = run("pics", "--save", "s.json")
+    assert outcome == (130, "", "Note: s.json holds 4 of 7 images; add --resume to go on\n")
+    status, out, errors = run("pics", "--save", "s.json", "--resume")
+    assert (status, images_in(out), errors) == (0, 7, "Note: s.json holds 4 of 7 images\n")
+
+
 def test_a_strict_run_keeps_what_came_before_and_is_resumed(run: Run, here: Path) -> None:
     words = ["pics/0.png", "pics/1.png", "bad.jpg", "pics/2.png", "--save", "s.json", "--strict", "--resume"]
     assert run(*words)[:2] == (1, "")
