@@ -34,20 +34,16 @@ def test_named_files_are_kept_in_order(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_walked_by_name_and_its_folders_in_their_place(tmp_path: Path) -> None:
-    names = ["b/2.png", "b/10.png", "a.png", "c.png", "b.png", "b/b/z.png", "C.png", "é.png"]
-    for name in names:
+    expected = ["-", "C.png", "a.png", "b/10.png", "b/2.png", "b/b/z.png", "b.png", "c.png", "new\nline.png"]
+    expected += ["é.png", os.fsdecode(b"\xff.png")]
+    for name in reversed(expected):
         picture(tmp_path / name)
-    expected = ["C.png", "a.png", "b/10.png", "b/2.png", "b/b/z.png", "b.png", "c.png", "é.png"]
     assert within(tmp_path) == expected
     assert within(tmp_path, limit=4) == expected[:4]
+    (tmp_path / "empty").mkdir()
+    assert len(find_pictures([str(tmp_path), str(tmp_path / "empty")], limit=1)) == 1  # else an error
     both = find_pictures([str(tmp_path / "c.png"), str(tmp_path / "b"), "-"])
     assert [os.path.basename(path) for path in both] == ["c.png", "10.png", "2.png", "z.png", "-"]
-
-
-def test_nothing_is_walked_beyond_the_limit(tmp_path: Path) -> None:
-    picture(tmp_path / "a" / "1.png")
-    (tmp_path / "empty").mkdir()
-    assert len(find_pictures([str(tmp_path / "a"), str(tmp_path / "empty")], limit=1)) == 1
 
 
 def test_a_picture_is_known_by_its_suffix_or_its_first_bytes(tmp_path: Path) -> None:
@@ -82,13 +78,6 @@ def test_suffixes_are_those_of_the_formats() -> None:
         assert bool(file_types.is_picture_suffix(suffix)) == (form in read), suffix
 
 
-def test_awkward_names(tmp_path: Path) -> None:
-    names = ["new\nline.png", "\x1b]0;title\x07.png", os.fsdecode(b"\xff.png"), " .png", "-", "a\u202eb.png"]
-    for name in names:
-        picture(tmp_path / name)
-    assert within(tmp_path) == sorted(names)
-
-
 def test_links(tmp_path: Path) -> None:
     real = picture(tmp_path / "elsewhere" / "real.png")
     inside = tmp_path / "photos"
@@ -116,20 +105,11 @@ def test_pipes_sockets_and_devices_are_skipped_unless_named(tmp_path: Path) -> N
 
 
 def test_folders_nested_deeper_than_the_stack(tmp_path: Path) -> None:
-    depth = 1100
-    here = os.open(tmp_path, os.O_RDONLY)
-    try:
-        for _ in range(depth):
-            os.mkdir("d", dir_fd=here)
-            below = os.open("d", os.O_RDONLY, dir_fd=here)
-            os.close(here)
-            here = below
-        os.close(os.open("a.png", os.O_CREAT | os.O_WRONLY, dir_fd=here))
-        (path,) = find_pictures([str(tmp_path)])
-        assert path.count("/d") >= depth
-    finally:
-        os.close(here)
-        subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # pytest's own way recurses
+    deepest = tmp_path.joinpath(*["d"] * 1100)
+    subprocess.run(["mkdir", "-p", deepest], check=True)
+    (deepest / "a.png").touch()
+    assert find_pictures([str(tmp_path)]) == [str(deepest / "a.png")]
+    subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)  # pytest's own way recurses
 
 
 def refusal(*paths: object) -> str:

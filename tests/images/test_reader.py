@@ -13,6 +13,7 @@ import threading
 import warnings
 import zipfile
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import PIL
@@ -376,13 +377,15 @@ def test_transparent_pixels_are_white(content, shown):
     assert "transparency composited on white" in picture.notes
 
 
-def test_an_opaque_alpha_channel_has_no_note():
-    assert np.array_equal(pixels(encoded(Image.fromarray(quarters()).convert("RGBA"), "PNG")), quarters())
-
-
 @pytest.mark.parametrize(
     ("mode", "form"),
-    [("L", "PNG"), ("1", "PNG"), ("1", "TIFF"), ("P", "GIF"), pytest.param("YCbCr", "TIFF", marks=needs_pillow_11)],
+    [
+        ("RGBA", "PNG"),  # opaque
+        ("L", "PNG"),
+        ("1", "TIFF"),
+        ("P", "GIF"),
+        pytest.param("YCbCr", "TIFF", marks=needs_pillow_11),
+    ],
 )
 def test_plain_modes(mode, form):
     image = Image.fromarray(quarters()).convert(mode)
@@ -390,31 +393,25 @@ def test_plain_modes(mode, form):
 
 
 def test_lab():
-    picture = read_picture(encoded(Image.frombytes("LAB", (2, 1), bytes([255, 0, 0, 0, 0, 0])), "TIFF"))
-    assert np.abs(np.asarray(picture.image).astype(int) - [[WHITE, (0, 0, 0)]]).max() <= 1
-    assert picture.notes == ()
+    array = pixels(encoded(Image.frombytes("LAB", (2, 1), bytes([255, 0, 0, 0, 0, 0])), "TIFF"))
+    assert np.abs(array.astype(int) - [[WHITE, (0, 0, 0)]]).max() <= 1
 
 
-def test_cmyk():
-    image = Image.fromarray(quarters()).convert("CMYK")
+def test_cmyk_with_and_without_adobe_s_mark():
+    image, note = Image.fromarray(quarters()).convert("CMYK"), "CMYK converted to RGB without its colour profile"
     picture = read_picture(encoded(image, "TIFF"))
     assert np.array_equal(np.asarray(picture.image), quarters())
-    assert picture.notes == ("CMYK converted to RGB without its colour profile",)
-
-
-def test_cmyk_jpeg_with_and_without_adobe_s_mark():
-    content = encoded(Image.fromarray(quarters()).convert("CMYK"), "JPEG", quality=95, subsampling=0)
+    assert picture.notes == (note,)
+    content = encoded(image, "JPEG", quality=95, subsampling=0)
     adobe = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\0"
     if adobe[:9] not in content:
         content = content[:2] + adobe + content[2:]
     picture = read_picture(content)
     assert np.abs(np.asarray(picture.image).astype(int) - quarters()).mean() < 4
-    assert picture.notes == ("CMYK converted to RGB without its colour profile",)
+    assert picture.notes == (note,)
     start = content.index(b"\xff\xee")
     plain = content[:start] + content[start + 16 :]
-    assert read_picture(plain).notes == (
-        "CMYK converted to RGB without its colour profile; a JPEG without an Adobe marker may be inverted",
-    )
+    assert read_picture(plain).notes == (f"{note}; a JPEG without an Adobe marker may be inverted",)
 
 
 COLOURS = [RED, GREEN, BLUE, (9, 9, 9), (200, 100, 0)]
@@ -455,11 +452,12 @@ def test_pages_of_different_sizes():
     assert line == "'a.tif' has frames of different sizes; 6x4, 5x5; ask for one frame"
 
 
-def test_mpo_says_that_it_holds_more():
-    first, second = Image.new("RGB", (6, 4), RED), Image.new("RGB", (6, 4), BLUE)
-    picture = read_picture(encoded(first, "MPO", save_all=True, append_images=[second]), frames=2)
-    assert [frame.getpixel((0, 0))[2] > 200 for frame in picture.frames] == [False, True]
-    assert read_picture(encoded(first, "MPO", save_all=True, append_images=[second])).notes == ("frame 1 of 2",)
+def test_the_second_picture_of_an_mpo():
+    content = encoded(
+        Image.new("RGB", (6, 4), RED), "MPO", save_all=True, append_images=[Image.new("RGB", (6, 4), BLUE)]
+    )
+    assert [frame.getpixel((0, 0))[2] > 200 for frame in read_picture(content, frames=2).frames] == [False, True]
+    assert read_picture(content).notes == ("frame 1 of 2",)
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
@@ -471,23 +469,20 @@ def test_each_tiff_page_is_turned_once(orientation):
         assert np.array_equal(np.asarray(frame), ORIENTED[orientation](np.asarray(page)))
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_no_frames_is_wrong_usage(count):
-    with pytest.raises(UsageError, match=f"frames must be at least 1, not {count}"):
-        read_picture(b"", frames=count)
+def test_no_frames_is_wrong_usage():
+    with pytest.raises(UsageError, match="frames must be at least 1, not 0"):
+        read_picture(b"", frames=0)
 
 
-@pytest.mark.parametrize("size", [(1, 5000), (65000, 1), (2, 201), (101, 1)])
+@pytest.mark.parametrize("size", [(1, 5000), (65000, 1), (2, 201), (101, 1), (1, 1), (1, 100), (200, 2)])
 def test_extreme_shapes_are_refused(size):
-    line = refusal(encoded(Image.new("L", size), "PNG"), name="a.png")
-    width, height = size
+    content = encoded(Image.new("L", size), "PNG")
+    if max(size) <= 100 * min(size):
+        assert read_picture(content).image.size == size
+        return
+    line = refusal(content, name="a.png")
     assert line.startswith("'a.png' is too narrow")
-    assert f"it is {width}x{height}; one side may be 100 times the other" in line
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 100), (200, 2)])
-def test_small_shapes_are_fine(size):
-    assert read_picture(encoded(Image.new("L", size), "PNG")).image.size == size
+    assert f"it is {size[0]}x{size[1]}; one side may be 100 times the other" in line
 
 
 def bomb(width, height):
@@ -518,20 +513,11 @@ def test_pages_and_icons_are_checked_by_what_they_hold():
     assert "it is 300x1; one side" in refusal(b"\0\0\1\0\1\0" + entry + inner)
 
 
-def test_a_file_that_is_too_long_is_not_even_read(tmp_path, monkeypatch):
+def test_a_file_that_is_too_long_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "_read_all", None)
     with open(tmp_path / "a.png", "wb") as stream:
         stream.truncate(images.MAX_BYTES + 1)  # sparse: takes no room
     assert "the limit is 1,073,741,824 bytes" in refusal(tmp_path / "a.png")
-
-
-def test_too_long_a_file_or_stream_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "MAX_BYTES", 100)
-    content = encoded(Image.fromarray(quarters()), "BMP")
-    (tmp_path / "a.bmp").write_bytes(content)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    for source in (tmp_path / "a.bmp", io.BytesIO(content), "-"):
-        assert "is too long for a picture; the limit is 100 bytes" in refusal(source)
 
 
 def test_an_endless_stream_ends(monkeypatch):
@@ -540,7 +526,9 @@ def test_an_endless_stream_ends(monkeypatch):
             return bytes(size)
 
     monkeypatch.setattr(images, "MAX_BYTES", 5 << 20)
-    assert "is too long" in refusal(Endless())
+    assert "is too long for a picture; the limit is 5,242,880 bytes" in refusal(Endless())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False, buffer=Endless()))
+    assert "is too long" in refusal("-")
 
 
 UNREADABLE = {
@@ -676,16 +664,14 @@ def test_errors_with_little_text(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
-    line = refusal(encoded(Image.new("L", (1, 1)), "BMP"), name="a")
     memory = isinstance(error, MemoryError)
-    assert line.startswith("'a' does not fit into memory" if memory else "'a' is too large; it has 7 pixels")
+    expected = "'a' does not fit into memory" if memory else "'a' is too large; it has 7 pixels"
+    assert refusal(encoded(Image.new("L", (1, 1)), "BMP"), name="a").startswith(expected)
 
 
 def test_damage_never_escapes_as_another_exception():
     chance = random.Random(0)
-    exif = Image.Exif()
-    exif[274] = 6
-    sources = [encoded(Image.fromarray(quarters()), form, exif=exif) for form in ("JPEG", "PNG", "WEBP", "TIFF")]
+    sources = [oriented(quarters(), form, 6) for form in ("JPEG", "PNG", "WEBP", "TIFF")]
     for content in [*sources, animation("GIF"), animation("PNG"), animation("TIFF")]:
         for _ in range(60):
             damaged = bytearray(content)

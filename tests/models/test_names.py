@@ -98,18 +98,20 @@ def test_class_names_where_torchvision_keeps_none(tmp_path: Path, monkeypatch: p
     assert registry.torchvision_class_names("resnet18") == ()
 
 
-def test_without_torchvision_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_package_folder", lambda package: None)
-    with pytest.raises(InstallationError, match="torchvision is not installed; pip install torch torchvision"):
+@pytest.mark.parametrize(
+    ("installed", "error", "version"),
+    [
+        (False, "torchvision is not installed; pip install torch torchvision", "missing"),
+        (True, "cannot read the names", "unknown"),
+    ],
+)
+def test_a_torchvision_that_is_missing_or_has_no_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, error: str, version: str
+) -> None:
+    monkeypatch.setattr(registry, "_package_folder", lambda package: str(tmp_path) if installed else None)
+    with pytest.raises(InstallationError, match=error):
         registry.torchvision_names()
-    assert registry.package_versions()["torch"] == "missing"
-
-
-def test_without_sources_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_package_folder", lambda package: str(tmp_path))
-    with pytest.raises(InstallationError, match="cannot read the names"):
-        registry.torchvision_names()
-    assert registry.package_versions()["torchvision"] == "unknown"
+    assert registry.package_versions()["torchvision"] == version
 
 
 def test_the_package_is_built_with_this_version() -> None:

@@ -146,8 +146,7 @@ def test_grey_models(photograph: Image.Image) -> None:
     prepare = Preprocess("classification", imagenet_transforms(), "stretch", size=(28, 28), channels=1)
     tensor = prepare(photograph)
     assert tensor.shape == (1, 28, 28)
-    assert prepare.denormalise(tensor).size == (28, 28)
-    assert prepare.denormalise(tensor).mode == "RGB"
+    assert (prepare.denormalise(tensor).size, prepare.denormalise(tensor).mode) == ((28, 28), "RGB")
 
 
 def test_a_picture_of_four_channels_is_an_input_error() -> None:
