@@ -53,14 +53,14 @@ def pillow_unchanged():
 
 def encoded(image, form, **options):
     stream = io.BytesIO()
-    image.save(stream, form, **options)
+    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(stream, form, **options)
     return stream.getvalue()
 
 
 def oriented(array, form, orientation, **options):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    return encoded(Image.fromarray(array), form, exif=exif, **options)
+    return encoded(array, form, exif=exif, **options)
 
 
 def pixels(source, **options):
@@ -107,7 +107,7 @@ def tiff(width, height, samples, entries):
 
 
 def test_every_kind_of_source_gives_the_same_picture(tmp_path, monkeypatch):
-    content = encoded(Image.fromarray(quarters()), "PNG")
+    content = encoded(quarters(), "PNG")
     path = tmp_path / "a.jpg"  # the suffix is not trusted
     path.write_bytes(content)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
@@ -131,7 +131,7 @@ def test_a_given_name_is_kept_and_used_in_errors():
 def test_lossless_formats(form):
     options = {"lossless": True} if form == "WEBP" else {"sizes": [(24, 24)]} if form == "ICO" else {}
     array = quarters(24, 24)
-    assert np.array_equal(pixels(encoded(Image.fromarray(array), form, **options)), array)
+    assert np.array_equal(pixels(encoded(array, form, **options)), array)
 
 
 def test_the_result_outlives_its_stream_and_carries_no_metadata():
@@ -142,7 +142,7 @@ def test_the_result_outlives_its_stream_and_carries_no_metadata():
 
 
 def test_a_named_pipe_is_read(tmp_path):
-    path, content = tmp_path / "pipe", encoded(Image.fromarray(quarters()), "PNG")
+    path, content = tmp_path / "pipe", encoded(quarters(), "PNG")
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_bytes, args=(content,))
     writer.start()
@@ -157,7 +157,7 @@ def test_a_named_pipe_is_read(tmp_path):
 )
 def test_awkward_names_are_read(tmp_path, name):
     path = tmp_path / name
-    path.write_bytes(encoded(Image.fromarray(quarters()), "PNG"))
+    path.write_bytes(encoded(quarters(), "PNG"))
     picture = read_picture(path)
     assert picture.name == str(path)
     assert np.array_equal(np.asarray(picture.image), quarters())
@@ -200,7 +200,7 @@ def test_a_tiff_with_xmp_is_not_turned_twice(compression, orientation):
 
 @pytest.mark.parametrize("exif", [b"Exif\0\0II*\0\x08\0\0\0\xff\xff", b"Exif\0\0garbage, not a TIFF", b"Exif\0\0"])
 def test_a_picture_with_damaged_exif_is_read_without_a_warning(exif):
-    picture = read_picture(encoded(Image.fromarray(quarters()), "JPEG", quality=95, subsampling=0, exif=exif))
+    picture = read_picture(encoded(quarters(), "JPEG", quality=95, subsampling=0, exif=exif))
     assert picture.image.size == (24, 16)
     assert all(note.isprintable() for note in picture.notes)
 
@@ -236,27 +236,27 @@ def deep_greys():
     """Content, stored values, the values of black and white, and the note."""
     note = "16-bit grey scaled from 0..65535"
     for form in ("PNG", "TIFF", "JPEG2000"):
-        yield pytest.param(encoded(Image.fromarray(LEVELS), form), LEVELS, 0, 65535, note, id=form)
+        yield pytest.param(encoded(LEVELS, form), LEVELS, 0, 65535, note, id=form)
     big_endian = encoded(Image.frombytes("I;16B", (256, 256), BIG_ENDIAN), "TIFF")
     yield pytest.param(big_endian, LEVELS, 0, 65535, note, id="big-endian TIFF")
     yield pytest.param(WHITE_IS_ZERO, LEVELS, 0, 65535, note, id="TIFF where white is zero")
     note = "32-bit grey scaled from 0..65535"
     yield pytest.param(b"P5 256 256 65535\n" + BIG_ENDIAN, LEVELS, 0, 65535, note, id="PGM")
-    integers = encoded(Image.fromarray(LEVELS.astype(np.int32)), "TIFF")
+    integers = encoded(LEVELS.astype(np.int32), "TIFF")
     yield pytest.param(integers, LEVELS, 0, 65535, note, id="32-bit TIFF")
     note = "12-bit grey scaled from 0..4095"
     yield pytest.param(tiff_of_12_bits(LEVELS_12), LEVELS_12, 0, 4095, note, id="12-bit TIFF")
     for low, high in [(-5, 100_000), (-(2**31), 2**31 - 1), (2**30, 2**30 + 200), (-7, -3), (70_000, 70_000)]:
         values, note = ramp(low, high, np.int32), f"32-bit grey scaled by its own range, {low}..{high}"
-        yield pytest.param(encoded(Image.fromarray(values), "TIFF"), values, low, high, note, id=f"{low}..{high}")
+        yield pytest.param(encoded(values, "TIFF"), values, low, high, note, id=f"{low}..{high}")
     unsigned, note = tiff(3, 1, UNSIGNED.tobytes(), {258: 32, 262: 1, 339: 1}), "32-bit grey scaled by its own range"
     yield pytest.param(unsigned, UNSIGNED, 0, 2**32 - 1, f"{note}, 0..4294967295", id="unsigned")
     values, note = ramp(0.2, 1, np.float32), "floating-point grey scaled from 0..1"
     for form in ("TIFF", "PPM"):
-        yield pytest.param(encoded(Image.fromarray(values), form), values, 0, 1, note, id=f"floating-point {form}")
+        yield pytest.param(encoded(values, form), values, 0, 1, note, id=f"floating-point {form}")
     for low, high in [(-1.0, 1.0), (0.0, 255.0), (0.0, 1.5), (-3e38, 3e38)]:
         values, note = ramp(low, high, np.float32), f"floating-point grey scaled by its own range, {low:g}..{high:g}"
-        yield pytest.param(encoded(Image.fromarray(values), "TIFF"), values, low, high, note, id=note[-12:])
+        yield pytest.param(encoded(values, "TIFF"), values, low, high, note, id=note[-12:])
 
 
 @pytest.mark.parametrize(("content", "values", "low", "high", "note"), list(deep_greys()))
@@ -270,7 +270,7 @@ def test_deep_grey_is_scaled_by_its_type_or_its_own_range(content, values, low, 
 def test_shallow_data_in_a_16_bit_file_is_dark_and_noted(top, bits):
     values = np.zeros((4, 4), np.uint16)
     values[0, 0] = top
-    picture = read_picture(encoded(Image.fromarray(values), "PNG"))
+    picture = read_picture(encoded(values, "PNG"))
     dark = (f"dark: its values end near {top} of 65535, like {bits}-bit data in a 16-bit file",) if bits else ()
     assert picture.notes == ("16-bit grey scaled from 0..65535", *dark)
     assert np.abs(np.asarray(picture.image) - scaled(values, 0, 65535)).max() <= 0.51
@@ -289,7 +289,7 @@ def test_16_bit_colour():
 def test_nan_and_infinity_are_refused(wrong):
     values = np.zeros((2, 3), np.float32)
     values[0, 1] = wrong
-    line = refusal(encoded(Image.fromarray(values), "TIFF"), name="f.tif")
+    line = refusal(encoded(values, "TIFF"), name="f.tif")
     assert line == "'f.tif' has values that are not numbers; 1 of 6 values are NaN or infinite; replace them first"
 
 
@@ -300,7 +300,7 @@ def test_hidden_colours_stay_hidden(form):
     shown = quarters()
     shown[4:8, 4:8] = WHITE
     options = {"lossless": True, "exact": True} if form == "WEBP" else {}
-    picture = read_picture(encoded(Image.fromarray(array), form, **options))
+    picture = read_picture(encoded(array, form, **options))
     assert np.array_equal(np.asarray(picture.image), shown)
     assert picture.notes == ("transparency composited on white",)
 
@@ -308,7 +308,7 @@ def test_hidden_colours_stay_hidden(form):
 def test_half_transparency_is_blended():
     alpha = np.arange(256, dtype=np.uint8).reshape(16, 16)
     array = np.dstack([np.full_like(alpha, 200), np.zeros_like(alpha), np.full_like(alpha, 255), alpha])
-    shown = np.asarray(read_picture(encoded(Image.fromarray(array), "PNG")).image).astype(float)
+    shown = np.asarray(read_picture(encoded(array, "PNG")).image).astype(float)
     weight = alpha[..., None] / 255
     assert np.abs(shown - (array[..., :3] * weight + 255 * (1 - weight))).max() <= 0.51
 
@@ -440,7 +440,7 @@ def test_frames_are_spread_from_first_to_last(form, count, taken):
 
 
 def test_a_still_is_repeated():
-    picture = read_picture(encoded(Image.fromarray(quarters()), "PNG"), frames=3)
+    picture = read_picture(encoded(quarters(), "PNG"), frames=3)
     assert [np.array_equal(np.asarray(frame), quarters()) for frame in picture.frames] == [True] * 3
     assert picture.notes == ("a still picture, repeated 3 times",)
 
@@ -644,7 +644,7 @@ def test_an_eps_starts_no_interpreter(monkeypatch):
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"])
 def test_cut_short(form):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    content = encoded(Image.fromarray(noise), form)
+    content = encoded(noise, form)
     for part in (0.3, 0.6, 0.9):
         line = refusal(content[: int(len(content) * part)], name="a")
         assert line.startswith(("'a' cannot be decoded: ", "'a' is not a picture that can be read; it begins like "))

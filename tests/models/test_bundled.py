@@ -1,4 +1,4 @@
-"""The models that ship: where their files are looked for, what they are, and that every command takes their names."""
+"""The bundled models: where their files are, and what the files hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import hookscope
 from hookscope.errors import WeightsError
-from hookscope.models import bundled as shipped
+from hookscope.models import bundled as module
 from hookscope.models.bundled import BUNDLED, weights_path
 from hookscope.models.metadata import count_parameters, read_description, read_header
 
@@ -24,7 +24,7 @@ SHAPES = BUNDLED["shapes"]
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Where an installation has the file, and where a checkout has it."""
-    monkeypatch.setattr(shipped, "package_folder", lambda: str(tmp_path / "hookscope"))
+    monkeypatch.setattr(module, "package_folder", lambda: str(tmp_path / "hookscope"))
     installed, checkout = tmp_path / "hookscope", tmp_path / "samples" / "shapes"
     for folder in (installed, checkout):
         folder.mkdir(parents=True)
@@ -54,17 +54,17 @@ def test_nowhere_is_one_line_that_says_what_to_do(places: tuple[Path, Path]) -> 
 def test_a_wheel_has_the_file_where_it_is_looked_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     into = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert into == {f"{made.folder}/{made.file}": f"hookscope/{made.file}" for made in BUNDLED.values()}
-    assert Path(shipped.package_folder()) == ROOT / "hookscope"
+    assert into == {f"{bundled.folder}/{bundled.file}": f"hookscope/{bundled.file}" for bundled in BUNDLED.values()}
+    assert Path(module.package_folder()) == ROOT / "hookscope"
     assert any(line.startswith("safetensors>=") for line in project["project"]["dependencies"])
 
 
-@pytest.mark.parametrize("made", BUNDLED.values(), ids=lambda made: made.name)
-def test_the_facts_make_a_model_of_torchvision(made: shipped.BundledModel) -> None:
-    assert BUNDLED[made.name] is made
-    assert made.name not in torchvision.models.list_models()
-    model = torchvision.models.get_model(made.architecture, num_classes=made.classes).eval()
-    assert model(torch.zeros(1, 3, made.side, made.side)).shape == (1, made.classes)
+@pytest.mark.parametrize("bundled", BUNDLED.values(), ids=lambda bundled: bundled.name)
+def test_the_facts_make_a_model_of_torchvision(bundled: module.BundledModel) -> None:
+    assert BUNDLED[bundled.name] is bundled
+    assert bundled.name not in torchvision.models.list_models()
+    model = torchvision.models.get_model(bundled.architecture, num_classes=bundled.classes).eval()
+    assert model(torch.zeros(1, 3, bundled.side, bundled.side)).shape == (1, bundled.classes)
 
 
 def test_the_real_file_is_described_as_the_catalogue_has_it() -> None:

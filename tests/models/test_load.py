@@ -18,6 +18,8 @@ from hookscope.models.load import load_model, pick_device
 from hookscope.models.torchvision_builders import build_skeleton
 from tests.helpers import same_values
 
+SHAPES = tuple(f"shape {number}" for number in range(10))
+
 
 @pytest.mark.parametrize(
     ("name", "seed"), [("squeezenet1_1", 0), ("squeezenet1_1", 3), ("lraspp_mobilenet_v3_large", 0)]
@@ -112,25 +114,24 @@ def _serve(monkeypatch: pytest.MonkeyPatch, folder: Path, state: Any) -> list[st
     return asked
 
 
-@pytest.mark.parametrize("weights", ["auto", "default", "shapes.safetensors"])
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        ("shapes", "auto"),
+        ("shapes", "default"),
+        ("shapes", "shapes.safetensors"),
+        ("squeezenet1_1", "the bundled file"),
+    ],
+)
 def test_shapes_has_its_bundled_weights(
-    shapes_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: str
+    shapes_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, weights: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    net = load_model("shapes", weights=weights, device="cpu")
-    assert (net.name, net.weights, net.notes) == ("shapes", "shapes.safetensors", ())
-    assert net.categories == tuple(f"shape {number}" for number in range(10))
+    net = load_model(model, weights=shapes_file if weights == "the bundled file" else weights, device="cpu")
+    assert (net.name, net.weights, net.notes) == (model, "shapes.safetensors", ())
+    assert net.categories == SHAPES
     assert net.preprocess.describe() == "ImageClassification resize 144 crop 128"
     assert same_values(net.model, {key: value.float() for key, value in load_file(shapes_file).items()})
-
-
-def test_the_bundled_file_is_the_same_by_its_path(shapes_file: Path) -> None:
-    by_name, by_path = load_model("shapes"), load_model("squeezenet1_1", weights=str(shapes_file))
-    assert same_values(by_name.model, by_path.model.state_dict())
-    assert (by_name.categories, by_name.weights) == (by_path.categories, by_path.weights)
-    photograph = Image.effect_noise((150, 170), 80).convert("RGB")
-    assert torch.equal(by_name.preprocess(photograph), by_path.preprocess(photograph))
-    assert by_name.preprocess(photograph).shape == (3, 128, 128)
 
 
 @pytest.mark.usefixtures("shapes_file")
@@ -140,59 +141,47 @@ def test_shapes_without_its_weights_is_random_and_keeps_its_classes() -> None:
         torch.manual_seed(4)
         assert same_values(net.model, zoo.squeezenet1_1(num_classes=10).state_dict())
     assert (net.weights, net.notes) == ("random (seed 4)", ())
-    assert net.categories == tuple(f"shape {number}" for number in range(10))
+    assert net.categories == SHAPES
     assert net.preprocess.describe() == "ImageClassification resize 144 crop 128"
 
 
 @pytest.mark.usefixtures("shapes_file")
-@pytest.mark.parametrize("classes", [10, 7])
-def test_shapes_with_a_users_checkpoint(tmp_path: Path, classes: int) -> None:
-    own = zoo.squeezenet1_1(num_classes=classes)
-    torch.save(own.state_dict(), tmp_path / "own.pth")
-    net = load_model("shapes", weights=str(tmp_path / "own.pth"))
-    assert same_values(net.model, own.state_dict())
-    assert (net.weights, net.notes) == ("own.pth", ())
-    assert (net.categories is None) == (classes == 7)  # the names are those of ten classes
-    assert net.preprocess.describe() == "ImageClassification resize 144 crop 128"
-
-
-@pytest.mark.usefixtures("shapes_file")
-def test_a_file_in_the_current_folder_goes_before_the_bundled_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("file", "classes"), [("own.pth", 10), ("own.pth", 7), ("shapes.safetensors", 10)])
+def test_a_users_checkpoint_goes_before_the_bundled_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, classes: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = zoo.squeezenet1_1(num_classes=10)
-    save_file(own.state_dict(), tmp_path / "shapes.safetensors")
-    assert same_values(load_model("shapes", weights="shapes.safetensors").model, own.state_dict())
+    state = zoo.squeezenet1_1(num_classes=classes).state_dict()
+    (torch.save if file == "own.pth" else save_file)(state, file)
+    net = load_model("shapes", weights=file)
+    assert same_values(net.model, state)
+    assert (net.weights, net.notes) == (file, ())
+    assert net.categories == (SHAPES if classes == 10 else None)  # the names are those of ten classes
+    assert net.preprocess.describe() == "ImageClassification resize 144 crop 128"
 
 
 @pytest.mark.usefixtures("shapes_file")
 def test_shapes_has_no_weights_of_torchvision() -> None:
-    with pytest.raises(WeightsError) as caught:
-        load_model("shapes", weights="IMAGENET1K_V1")
-    assert str(caught.value) == (
-        "no weights 'IMAGENET1K_V1' for shapes; there is shapes.safetensors; give auto, default, none or a file"
-    )
-    with pytest.raises(WeightsError, match="no weights 'IMAGENET1K_V1' for shapes"):
-        load_model("shapes", weights=zoo.SqueezeNet1_1_Weights.DEFAULT)
+    for weights in ("IMAGENET1K_V1", zoo.SqueezeNet1_1_Weights.DEFAULT):
+        with pytest.raises(WeightsError) as caught:
+            load_model("shapes", weights=weights)
+        assert str(caught.value) == (
+            "no weights 'IMAGENET1K_V1' for shapes; there is shapes.safetensors; give auto, default, none or a file"
+        )
 
 
-@pytest.mark.parametrize("weights", ["auto", "default"])
-def test_shapes_is_never_random_because_its_file_is_missing(shapes_file: Path, weights: str) -> None:
+def test_shapes_is_never_random_because_its_file_is_damaged_or_missing(shapes_file: Path) -> None:
+    shapes_file.write_bytes(shapes_file.read_bytes()[:50_000])
+    with pytest.raises(WeightsError, match="damaged or cut short"):
+        load_model("shapes")
     shapes_file.unlink()
-    with pytest.raises(WeightsError, match=r"^the weights of shapes are missing from the installation; no shapes"):
-        load_model("shapes", weights=weights)
+    for weights in ("auto", "default"):
+        with pytest.raises(WeightsError, match=r"^the weights of shapes are missing from the installation; no shapes"):
+            load_model("shapes", weights=weights)
     net = load_model("shapes", weights="none")
     assert net.notes == ("the weights of shapes are missing from the installation; so are its class names",)
     assert (net.categories, net.weights) == (None, "random (seed 0)")
     assert net.preprocess.describe() == "ImageClassification resize 128 crop 128"
-    assert net.model(torch.zeros(1, 3, 128, 128)).shape == (1, 10)
-
-
-def test_a_damaged_bundled_file_is_one_line(shapes_file: Path) -> None:
-    shapes_file.write_bytes(shapes_file.read_bytes()[:50_000])
-    with pytest.raises(WeightsError, match="damaged or cut short"):
-        load_model("shapes")
 
 
 def test_devices() -> None:

@@ -154,7 +154,8 @@ def test_a_missing_entry_is_the_usual_one(tmp_path: Path) -> None:
     assert (names.categories, names.transforms) == (("a",), USUAL.transforms)
     transforms = read_metadata(str(write(tmp_path, TRANSFORMS)), 7, USUAL)
     assert (transforms.categories, transforms.transforms.crop_size) == (USUAL.categories, [32])
-    assert read_metadata(str(write(tmp_path, {})), 2, USUAL) == USUAL
+    for family, content in (("classification", {}), ("segmentation", {"model": "fcn_resnet50", "accuracy": 0.5})):
+        assert read_metadata(str(write(tmp_path, content)), 2, USUAL, family) == USUAL
     unknown = read_metadata(str(write(tmp_path, {"categories": ["a", "b", "c"]})), None, USUAL)
     assert unknown.categories == ("a", "b", "c")
 
@@ -173,8 +174,3 @@ def test_a_wrong_description_is_noted_and_ignored(tmp_path: Path, content: Any, 
     metadata = read_metadata(path, 2, USUAL, family)
     assert (metadata.transforms, metadata.categories) == (USUAL.transforms, USUAL.categories)
     assert metadata.notes == ("before", f"{path} {note}; the description is ignored")
-
-
-def test_a_name_and_an_accuracy_fit_every_family(tmp_path: Path) -> None:
-    path = str(write(tmp_path, {"model": "fcn_resnet50", "accuracy": 0.5}))
-    assert read_metadata(path, 21, USUAL, "segmentation") == USUAL

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.errors import CategoriesError, ModelError, TargetError, UsageError
+from hookscope.errors import CategoriesError, ModelError, UsageError
 from hookscope.models.inputs import example_inputs
 from hookscope.models.load import load_model
 from hookscope.scores.logits import (
@@ -146,14 +146,11 @@ def test_predictions() -> None:
     assert (best.index, best.label, best.score) == (2, "c", -2.0)
 
 
-def test_errors_of_targets_and_names() -> None:
-    with pytest.raises(TargetError, match="no class 3"):
-        predictions(LOGITS[0], None, Target("3"))
+def test_class_names_of_another_model_are_refused() -> None:
     with pytest.raises(CategoriesError, match="2 class names for 3 classes of the model; give the class names"):
         predictions(LOGITS[0], ["a", "b"])
     with pytest.raises(CategoriesError, match="1 class name for 1,000 classes of mynet"):
         check_categories(["a"], 1000, "mynet")
-    check_categories(["a", "b"], 2)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_an_import_that_fails_does_not_count(folder: Path) -> None:
     assert importlib.import_module("late_one").x == "mended" and calls == [1]
 
 
-def test_a_module_that_is_there_already_is_not_waited_for() -> None:
+def test_an_imported_module_is_not_awaited() -> None:
     calls: list[int] = []
     finders = list(sys.meta_path)
     after_import("pytest", lambda: calls.append(1))
