@@ -63,65 +63,57 @@ def part_of(sheet: KernelSheet, layer: str) -> dict[str, Any]:
     return next(part for part in sheet.provenance["kernels"] if part["layer"] == layer)
 
 
-def test_the_first_layer_is_in_colour() -> None:
-    model = net()
-    sheet = draw(model, "re:^0$")
-    (part,) = sheet.provenance["kernels"]
-    weight = model[0].weight.numpy().astype(np.float64)
+def drawn(model: nn.Module, layer: str) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+    """The provenance, the pixels and the weights of one layer."""
+    sheet = draw(model)
+    part = part_of(sheet, layer)
+    return part, maps(sheet, part), model.get_submodule(layer).weight.numpy().astype(np.float64)
+
+
+def in_colour(weight: np.ndarray) -> np.ndarray:
     largest = np.abs(weight).max(axis=(1, 2, 3), keepdims=True)
-    expected = np.rint(127.5 + 127.5 * (weight / largest)).transpose(0, 2, 3, 1)
-    assert (maps(sheet, part) == expected).all()
-    assert part["high"] == pytest.approx(largest.ravel())
+    return np.rint(127.5 + 127.5 * (weight / largest)).transpose(0, 2, 3, 1)
+
+
+def side_by_side(weight: np.ndarray, part: dict[str, Any]) -> np.ndarray:
+    """The slices of each filter that the provenance names."""
+    kernels = zip(weight[part["channels"]], part["inputs"], strict=True)
+    rows = np.stack([np.concatenate(list(kernel[inputs]), axis=1) for kernel, inputs in kernels])
+    return coloured(rows, np.abs(weight).max())
+
+
+def test_the_first_layer_is_in_colour() -> None:
+    part, shown, weight = drawn(net(), "0")
+    assert (shown == in_colour(weight)).all()
+    assert part["high"] == pytest.approx(np.abs(weight).max(axis=(1, 2, 3)))
     assert part["drawn"] == "rgb"
 
 
 def test_other_layers_show_their_strongest_slices() -> None:
-    model = net()
-    sheet = draw(model, "re:^1$")
-    (part,) = sheet.provenance["kernels"]
-    weight = model[1].weight.numpy()
-    sizes = np.linalg.norm(weight.reshape(6, 8, 9).astype(np.float64), axis=2)
-    order = np.argsort(-sizes, axis=1)[:, :4]
-    assert part["inputs"] == order.tolist()
-    rows = np.stack([np.concatenate(list(one[kept]), axis=1) for one, kept in zip(weight, order, strict=True)])
-    assert close(maps(sheet, part), coloured(rows, np.abs(weight).max()))
+    part, shown, weight = drawn(net(), "1")
+    sizes = np.linalg.norm(weight.reshape(6, 8, 9), axis=2)
+    assert part["inputs"] == np.argsort(-sizes, axis=1)[part["channels"], :4].tolist()
+    assert close(shown, side_by_side(weight, part))
     assert part["scale"] == "symmetric"
 
 
 def test_depthwise_filters_have_one_slice_and_transposed_ones_their_own_axis() -> None:
-    model = net()
-    sheet = draw(model)
-    depthwise, transposed = part_of(sheet, "2"), part_of(sheet, "4")
-    weight = model[2].weight.numpy()
-    shown = maps(sheet, depthwise)
-    expected = coloured(weight[depthwise["channels"], 0], np.abs(weight).max())
-    assert close(shown, expected)
-    weight = model[4].weight.numpy().transpose(1, 0, 2, 3)
-    rows = [
-        np.concatenate(list(weight[number][kept]), axis=1)
-        for number, kept in zip(transposed["channels"], transposed["inputs"], strict=True)
-    ]
-    assert close(maps(sheet, transposed), coloured(np.stack(rows), np.abs(weight).max()))
+    part, shown, weight = drawn(net(), "2")
+    assert close(shown, coloured(weight[part["channels"], 0], np.abs(weight).max()))
+    part, shown, weight = drawn(net(), "4")
+    assert close(shown, side_by_side(weight.transpose(1, 0, 2, 3), part))
 
 
 def test_kernels_of_one_position_are_a_matrix() -> None:
-    model = net()
-    sheet = draw(model, "re:^3$")
-    (part,) = sheet.provenance["kernels"]
-    weight = model[3].weight.numpy()[:, :, 0, 0]
-    assert close(maps(sheet, part)[0], coloured(weight, np.abs(weight).max()))
-    assert part["filters"] == list(range(10))
+    part, shown, weight = drawn(net(), "3")
+    assert close(shown[0], coloured(weight[part["filters"], :, 0, 0], np.abs(weight).max()))
+    assert sorted(part["filters"]) == list(range(10))
 
 
 def test_moments_of_a_clip_stand_side_by_side() -> None:
     torch.manual_seed(0)
-    model = nn.Conv3d(3, 4, (2, 3, 3)).requires_grad_(False)
-    sheet = draw(model)
-    (part,) = sheet.provenance["kernels"]
-    weight = model.weight.numpy().astype(np.float64)
-    flat = np.concatenate([weight[:, :, 0], weight[:, :, 1]], axis=3)
-    largest = np.abs(flat).max(axis=(1, 2, 3), keepdims=True)
-    assert (maps(sheet, part) == np.rint(127.5 + 127.5 * (flat / largest)).transpose(0, 2, 3, 1)).all()
+    _, shown, weight = drawn(nn.Sequential(nn.Conv3d(3, 4, (2, 3, 3))).requires_grad_(False), "0")
+    assert (shown == in_colour(np.concatenate([weight[:, :, 0], weight[:, :, 1]], axis=3))).all()
 
 
 def test_the_chosen_filters_are_drawn() -> None:

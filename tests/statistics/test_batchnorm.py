@@ -66,21 +66,6 @@ def test_no_values_and_nan() -> None:
     assert accumulator.moments.nan.tolist() == [0, 4, 0] and np.isfinite(accumulator.drift("bn").shift).all()
 
 
-def test_merged_shards_equal_the_whole() -> None:
-    values, norm = inputs(9, 3, 4, 4), nn.BatchNorm2d(3, eps=0.5)
-    whole, first, second = (BatchNormAccumulator.of(norm) for _ in range(3))
-    whole.update(values)
-    first.update(values[:2])
-    second.update(values[2:])
-    joined = BatchNormAccumulator.of(norm)
-    for shard in (second, BatchNormAccumulator.of(norm), BatchNormAccumulator.from_state(first.state_dict())):
-        joined.merge(shard)
-    np.testing.assert_allclose(joined.drift("bn").shift, whole.drift("bn").shift, rtol=1e-12)
-    np.testing.assert_allclose(joined.drift("bn").ratio, whole.drift("bn").ratio, rtol=1e-9)
-    assert (joined.eps, joined.updated, joined.drift("bn").items) == (0.5, False, 144)
-    assert first.drift("bn").items == 32
-
-
 def test_the_running_statistics_are_those_of_the_beginning() -> None:
     norm = nn.BatchNorm2d(3).double()
     accumulator = BatchNormAccumulator.of(norm)

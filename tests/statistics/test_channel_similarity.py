@@ -199,15 +199,6 @@ def test_doubles_are_exact_and_beyond_their_range_unknown() -> None:
     assert np.isnan(effective_rank(covariance_of(values * 1e300, 1, 3).covariance))
 
 
-def test_shards_merged_are_the_whole() -> None:
-    values = random(6, 4, 30)
-    whole, joined = covariance_of(values), ChannelCovariance.empty(4)
-    for shard in (covariance_of(values[4:]), ChannelCovariance.empty(4), covariance_of(values[:4], 1, 3)):
-        joined.merge(ChannelCovariance.from_state(shard.state_dict()))
-    np.testing.assert_allclose(joined.covariance, whole.covariance, atol=1e-6)
-    assert joined.count == whole.count == 180
-
-
 def test_ranks_known_on_paper() -> None:
     assert effective_rank(np.zeros((3, 3))) == 0
     assert effective_rank(covariance_of(torch.full((2, 3, 5), 0.1)).covariance) == 0

@@ -159,16 +159,6 @@ def test_many_items_of_one_image_are_no_duplicates() -> None:
         assert measured(values, images=images).duplicate_channels == ((7, 100),)
 
 
-def test_autocast_changes_nothing() -> None:
-    values = random(4, 6, 9)
-    assert measured(values).rank is None, "only with_rank"
-    plain = measured(values, with_rank=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        halved = measured(values, with_rank=True)
-        assert torch.is_autocast_enabled("cpu")
-    assert halved.rank == plain.rank and halved.mean == plain.mean
-
-
 def test_statistics_do_not_change_with_later_updates() -> None:
     accumulator = LayerAccumulator(CALL, 3)
     accumulator.update(random(2, 3, 4), names(2))

@@ -86,10 +86,3 @@ def test_halves_merged_are_the_whole_to_the_last_count() -> None:
         for a, b in zip(joined.bins(), whole.bins(), strict=True):
             assert np.array_equal(a, b)
         assert joined.quantiles(SHARES) == whole.quantiles(SHARES)
-
-
-def test_any_shape_and_layout() -> None:
-    values = random(4, 6, 5)
-    for same in (values.permute(2, 0, 1), values.flatten(), values.expand(1, 4, 6, 5)):
-        assert histogram_of(same).quantiles(SHARES) == histogram_of(values).quantiles(SHARES)
-    assert histogram_of(values[0].expand(3, 6, 5)).bins()[2].sum() == 90

@@ -10,7 +10,7 @@ from hookscope.hooks import Call
 from hookscope.statistics import RunningStatistics
 from hookscope.statistics.accumulator import LayerAccumulator
 from hookscope.statistics.batchnorm import BatchNormAccumulator
-from tests.statistics.judge import check_same, names, random
+from tests.statistics.judge import names, random
 
 
 def counted(values: Tensor, *keys: str) -> RunningStatistics:
@@ -25,14 +25,6 @@ def counted(values: Tensor, *keys: str) -> RunningStatistics:
     norm.update(values)
     totals.batch_norms["bn"] = norm
     return totals
-
-
-def test_two_halves_are_the_whole() -> None:
-    values = random(6, 3, 4, 4)
-    whole, joined = counted(values, "a", "b"), RunningStatistics()
-    for part in (values[:1], values[1:]):
-        joined.merge(counted(part, "a", "b"))
-    check_same(joined, whole, places=False)
 
 
 def test_calls_are_counted_by_name() -> None:
@@ -78,20 +70,3 @@ def test_other_layers_are_refused_before_anything_is_added() -> None:
     with pytest.raises(InputError, match="bn has 3 channels and 5; merge statistics of one model"):
         totals.merge(norms)
     assert totals.images == 2 and [found.items for found in totals.statistics()] == [2, 2]
-
-
-def test_a_state_restores_the_statistics_and_goes_on() -> None:
-    values = random(5, 3, 4, 4)
-    again = RunningStatistics.from_state(counted(values[:2], "a", "b#1").state_dict())
-    again.merge(counted(values[2:], "a", "b#1"))
-    assert (again.images, list(again.layers), list(again.batch_norms)) == (5, ["a", "b#1"], ["bn"])
-    stored = values.double().numpy()
-    assert again.statistics()[0].std == pytest.approx(stored.std(), rel=1e-9)
-
-
-def test_the_threshold_of_duplicates() -> None:
-    values = random(4, 3, 8, 8)
-    values[:, 2] = values[:, 0] + 0.1 * values[:, 1]
-    totals = counted(values, "a")
-    assert totals.statistics()[0].duplicate_channels == ()
-    assert totals.statistics(0.9)[0].duplicate_channels == ((0, 2),)
