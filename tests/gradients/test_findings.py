@@ -115,15 +115,9 @@ def test_weights_scaled_up_explode_in_one_chain() -> None:
 
 
 def test_nearer_the_input_is_by_execution() -> None:
-    class Backwards(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.stem = nn.Linear(4, 2), nn.Conv2d(3, 4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.stem(x).mean((2, 3)))
-
-    (found,) = findings_of(Backwards(), thresholds=GradientThresholds(vanishing=1e2))
+    net = Apply(lambda x: net.head(net.stem(x).mean((2, 3))))
+    net.head, net.stem = nn.Linear(4, 2), nn.Conv2d(3, 4, 3)
+    (found,) = findings_of(net, thresholds=GradientThresholds(vanishing=1e2))
     assert found.layer == "head" and "; likewise the weight nearer the input, least in '" in found.evidence
 
 
@@ -151,22 +145,17 @@ def test_nan_is_one_finding_at_the_gradient_nearest_to_the_loss() -> None:
     assert "--detect-anomaly" not in found.meaning
 
 
-class Summed(nn.Module):
-    """Inf of either sign from the root, whose sum over a picture is NaN."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(1, 8, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        signs = torch.ones_like(x)
-        signs[..., ::2] = -1
-        return (x * 0 + self.bias).sqrt() * signs + x
+def inf_of_both_signs(x: Tensor, bias: Tensor) -> Tensor:
+    signs = torch.ones_like(x)
+    signs[..., ::2] = -1
+    return (x * 0 + bias).sqrt() * signs + x
 
 
 def test_the_origin_of_inf_stands_before_that_of_nan() -> None:
     net = deep(nn.ReLU, 4)
-    net[5] = Summed()
+    bias = nn.Parameter(torch.zeros(1, 8, 1, 1))  # the sum of its gradient over an image is NaN
+    net[5] = Apply(lambda x: inf_of_both_signs(x, bias))
+    net[5].bias = bias
     (found,) = findings_of(net, anomaly=first_anomaly(net, picture()))
     assert re.fullmatch(
         r"SqrtBackward0 of sqrt at \S+ makes the first Inf of the backward pass; AddBackward0 of add at \S+ turns it"
@@ -194,20 +183,15 @@ def test_nan_in_the_forward_pass_is_found_at_its_first_activation() -> None:
     assert (found.layer, found.evidence) == ("2", "parameter '2.weight' holds NaN, which conv2d uses")
 
 
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.bn, self.side = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
-        self.idle, self.last, self.head = nn.Linear(2, 2), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.bn(self.stem(x)).detach()
-        self.side(x)
-        return self.head(self.last(x).mean((2, 3)))
+def branches() -> nn.Module:
+    net = Apply(lambda x: (y := net.bn(net.stem(x)).detach(), net.side(y), net.head(net.last(y).mean((2, 3))))[-1])
+    net.stem, net.bn, net.side = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+    net.idle, net.last, net.head = nn.Linear(2, 2), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
+    return net.eval()
 
 
 def test_no_gradient_says_where_and_why() -> None:
-    found = findings_of(Branches().eval())
+    found = findings_of(branches())
     assert [(f.layer, f.numbers["reason"], f.numbers["parameters"]) for f in found] == [
         ("bn", "detached", 4),
         ("side", "unused", 2),
@@ -232,21 +216,16 @@ def test_frozen_layers_are_grouped_and_let_gradients_through() -> None:
     assert not anything_unreached(report)
 
 
-class Backbone(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
-        self.one.requires_grad_(False)
-        self.two.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            x = self.two(self.one(x))
-        return self.head(x.mean((2, 3)))
+def backbone() -> nn.Module:
+    net = Apply(lambda x: net.head(torch.no_grad()(lambda x: net.two(net.one(x)))(x).mean((2, 3))))
+    net.one, net.two, net.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
+    net.one.requires_grad_(False)
+    net.two.requires_grad_(False)
+    return net
 
 
 def test_frozen_layers_without_a_graph_have_both_findings() -> None:
-    cut, frozen = findings_of(Backbone())
+    cut, frozen = findings_of(backbone())
     assert cut.evidence.endswith("runs under no_grad; 2 calls, from 'one' on, get none")
     assert cut.evidence.startswith("no graph inside 'one': conv2d at test_findings.py:")
     assert frozen.evidence == (
@@ -255,11 +234,11 @@ def test_frozen_layers_without_a_graph_have_both_findings() -> None:
     )
     assert "requires_grad alone would not change that" in frozen.meaning and frozen.numbers["cut_off"] == 2
     # also where the layers asked for do not show it, and where nobody looked for stops
-    report = layer_gradients(Backbone(), picture(), "mse", "head")
+    report = layer_gradients(backbone(), picture(), "mse", "head")
     assert anything_unreached(report)
-    stops = gradient_stops(Backbone(), picture(), "mse")
+    stops = gradient_stops(backbone(), picture(), "mse")
     assert diagnose_gradients(report, stops)[-1].numbers["cut_off"] == 2
-    assert diagnose_gradients(layer_gradients(Backbone(), picture()))[-1].numbers["cut_off"] == 2
+    assert diagnose_gradients(layer_gradients(backbone(), picture()))[-1].numbers["cut_off"] == 2
 
 
 def test_a_model_that_is_frozen_whole() -> None:
@@ -298,16 +277,9 @@ def test_names_of_rows() -> None:
 
 
 def test_scales_near_zero_are_no_weights() -> None:
-    class LayerScale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.scale = nn.Conv2d(3, 2, 1), nn.Parameter(torch.full((2, 1, 1), 1e-6))
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.conv(x)
-            return (y + self.scale * y).mean((2, 3))
-
-    report = layer_gradients(LayerScale(), picture(), SCORE)
+    net = Apply(lambda x: (net.conv(x) * (1 + net.scale)).mean((2, 3)))
+    net.conv, net.scale = nn.Conv2d(3, 2, 1), nn.Parameter(torch.full((2, 1, 1), 1e-6))
+    report = layer_gradients(net, picture(), SCORE)
     (scale,) = [p for p in report.parameters if p.name == "scale"]
     assert scale.ratio is not None and scale.ratio > 1e3
     assert diagnose_gradients(report) == []
