@@ -169,6 +169,8 @@ def test_names_come_from_a_list(run: Run, here: Path) -> None:
         (["pics", "--tensorboard", "nets.py"], 1, "cannot write nets.py"),
         (["pics", "--low-rank", "5%"], 2, "--low-rank"),
         (["pics", "--batch-size", "0"], 2, "--batch-size"),
+        (["pics", "--workers", "-1"], 2, "--workers"),
+        (["pics", "--limit", "0"], 2, "--limit"),
         (["pics", "--input-size", "5x5", "--preprocess", "stretch"], 1, "refuses a picture of 2x3x5x5"),
     ],
 )

@@ -38,36 +38,12 @@ def invoked(*words: str) -> Any:
     return json.loads(result.output)
 
 
-def test_values(tmp_path: Path) -> None:
-    names = tmp_path / "names.txt"
-    names.write_text("cat\ndog\n")
-    assert invoked() == ["top:1", None]
-    assert invoked("--target", "tiger cat", "--categories", str(names)) == ["tiger cat", ["cat", "dog"]]
-
-
 def test_several_options_are_one_wish() -> None:
     assert invoked("--target", "star,circle")[0] == "star,circle"
     assert invoked("--target", "star", "--target", "7,top:2")[0] == "star,7,top:2"
     target = Target(invoked("--target", "star", "--target", "circle", "--target", "star")[0])
     assert target.indices([0, 0, 0], ["circle", "square", "star"]) == (2, 0)
     assert target.count == 3
-
-
-def test_help() -> None:
-    text = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
-    assert "explain: a class index, a class name (a part that matches one name is enough) or top:K;" in text
-    assert "repeatable, comma separated. [default: top:1]" in text
-    assert "[default: the names that come with the weights]" in text
-
-
-def test_without_a_default() -> None:
-    @click.command()
-    @target_option(default=None)
-    def bare(target: str | None) -> None:
-        click.echo(repr(target))
-
-    assert CliRunner().invoke(bare, []).output == "None\n"
-    assert "default" not in CliRunner().invoke(bare, ["--help"]).output
 
 
 @dataclasses.dataclass

@@ -6,12 +6,9 @@ import io
 import sys
 from pathlib import Path
 
-import click
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from hookscope.cli.shared import image_options
 from hookscope.cli.shared.image_options import Losses, image_list
 from hookscope.errors import HookscopeError, ImageError, UsageError
 
@@ -35,41 +32,6 @@ def refusal(kind: type[HookscopeError], *arguments: object) -> str:
     with pytest.raises(kind) as caught:
         image_list(*arguments)  # type: ignore[arg-type]
     return str(caught.value)
-
-
-def test_what_the_options_take() -> None:
-    @click.command()
-    @image_options.images_argument
-    @image_options.files0_option
-    @image_options.batch_size_option
-    @image_options.workers_option
-    @image_options.limit_option
-    @image_options.strict_option
-    def command(**given: object) -> None:
-        click.echo(repr(sorted(given.items())))
-
-    def run(*arguments: str) -> str:
-        return CliRunner().invoke(command, arguments).output
-
-    assert eval(run()) == [
-        ("batch_size", 16),
-        ("files0_from", None),
-        ("limit", None),
-        ("paths", ()),
-        ("strict", False),
-        ("workers", 0),
-    ]
-    words = "a b - --files0-from - --batch-size 1 --workers 2 --limit 3 --strict"
-    assert dict(eval(run(*words.split()))) == {
-        "paths": ("a", "b", "-"),
-        "files0_from": "-",
-        "batch_size": 1,
-        "workers": 2,
-        "limit": 3,
-        "strict": True,
-    }
-    for wrong in ("--batch-size 0", "--workers -1", "--limit 0"):
-        assert "is not in the range" in run(*wrong.split())
 
 
 def test_names_and_folders(folder: Path) -> None:

@@ -83,14 +83,3 @@ def test_the_words_that_are_offered_are_those_that_are_taken(monkeypatch: pytest
     assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
     choices = {parameter.name: parameter for parameter in visualize.params}
     assert tuple(choices["preprocess"].type.choices) == MODES
-
-
-def test_defaults_are_shown_in_the_help() -> None:
-    text = visualize.get_help(click.Context(visualize, terminal_width=200))
-    for words in (
-        "[default: Conv2d; Conv3d",
-        "[default: the model's own]",
-        "table on a terminal, tsv in a pipe",
-        "[default: auto]",
-    ):
-        assert words in text
