@@ -117,7 +117,7 @@ class Activations(CallMapping):
             by_call._forget()
 
 
-class capture:  # a `with` word, named as one reads it
+class capture:  # lower case, as functions that open a `with` block have it
     """Keep the activations of the wanted calls of ``model`` while the ``with`` block runs.
 
     A kept activation is the value that the layer returned: no later layer writes to it. Under autograd it stays in the

@@ -121,7 +121,7 @@ class Gradients(CallMapping):
             self._without_graph.add(key)
             return
         container = _GradientContainer(output, slots)
-        # weak, or the tensors of a pass, their hooks and this object would hold each other for ever
+        # weak: else the tensors of a pass, their hooks and this object hold each other until the collector runs
         mapping = ref(self)
 
         def on_gradient(part: str) -> Callable[[Tensor], None]:

@@ -13,7 +13,7 @@ from hookscope.errors import NoMapError
 from hookscope.hooks.finite import as_float
 from hookscope.hooks.tensors import tensors_in
 
-# Heads work on hundreds of proposals at once: only so many items of a batch are drawn, and the sheet says of how many.
+# Detection heads work on hundreds of proposals at once: a sheet draws so many items of a batch, and prints the total.
 MOST_ITEMS = 2
 
 

@@ -139,7 +139,7 @@ def random_states_kept() -> Iterator[None]:
 
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
-    """Run the block with gradients on and ``model`` in eval mode; afterwards modes, buffers and chance are as before.
+    """Run the block with gradients on and ``model`` in eval mode; then put back modes, buffers and random states.
 
     ``no_grad`` and ``inference_mode`` around the block have no effect in it, and parameters may be frozen: ask for the
     gradients of inputs and outputs with `torch.autograd.grad`, which writes no ``.grad``.

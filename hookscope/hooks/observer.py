@@ -258,7 +258,7 @@ class Observer:
         raise LayerError(what, do="choose all calls of the layer, by its name alone", name=name)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        # each line costs time at every call of a layer: a fast network takes as long for a few of its own lines
+        # every line costs time at each call of each layer, which in a fast network is short itself
         layer = self._watched.get(id(module))
         if layer is None:
             return None

@@ -1,4 +1,4 @@
-"""The layers and calls of a model as list-layers prints them, without torch: facts, and the rows made of them."""
+"""The layers and calls of a model as facts, and the rows that list-layers prints of them. Needs no torch."""
 
 from __future__ import annotations
 

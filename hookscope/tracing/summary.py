@@ -1,4 +1,4 @@
-"""One pass without arithmetic: every call in order, shapes, parameters, MACs, what overwrites what, what never ran."""
+"""One pass without arithmetic: every call in order, with shapes, parameters, MACs and the layer that overwrites it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pass of a model without hooks and one under `capture`, and everything both left behind."""
+"""One pass of a model without hooks and one under `capture`, with the outputs and state changes of both."""
 
 from __future__ import annotations
 
