@@ -36,8 +36,8 @@ from hookscope.verification.fx_reference import Edges, run_fx_graph
 from hookscope.verification.paired_passes import CallSignature, PairedPasses, Shapes, inputs_of, run_model, shapes_in
 
 TOLERANCE = 1e-5
-"""The largest difference from the judge that passes on a GPU, which may choose another algorithm, relative to the largest
-absolute value of the judge. On the CPU every output of torchvision's models is exact, and must be equal."""
+"""The largest difference from the judge that passes on a GPU, which may choose another algorithm, as a share of the
+largest absolute value of the judge. On the CPU every output of torchvision's models is exact, and must be equal."""
 
 
 @dataclass(frozen=True, slots=True)
