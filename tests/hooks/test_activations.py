@@ -1,4 +1,4 @@
-"""A kept activation is what the layer returned, and the model never knows: on nets made for one oddity each."""
+"""A kept activation is what the layer returned, and the model is as before: on nets that have one oddity each."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_single_calls_by_another_name_of_the_layer(layers: str, keys: list[str],
         ("zzzzzzzzz", r"nothing kept of 'zzzzzzzzz'; kept: 6 calls"),
     ],
 )
-def test_what_is_not_kept_is_an_error_that_tells_what_is(key: Any, says: str) -> None:
+def test_an_unknown_key_is_an_error_that_lists_what_is_kept(key: Any, says: str) -> None:
     activations = captured(Pyramid(), x=row(1))
     with pytest.raises(LookupError, match=says) as caught:
         activations[key]
@@ -101,7 +101,7 @@ def test_keys_of_another_kind_are_a_type_error_and_not_contained() -> None:
     assert activations[torch.tensor(1)] is activations[1]
 
 
-def test_without_a_pass_nothing_is_kept_and_it_says_so() -> None:
+def test_without_a_pass_the_error_says_that_nothing_is_kept() -> None:
     with hookscope.capture(chain(1)) as activations:
         pass
     assert len(activations) == 0 and not activations.complete
@@ -395,7 +395,7 @@ def test_without_gradients_writes_through_an_alias_reach_the_rest_of_the_network
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_gradients_of_parameters_and_inputs_are_as_without(name: str) -> None:
+def test_gradients_of_parameters_and_inputs_are_those_without_a_capture(name: str) -> None:
     def gradients(watched: bool) -> list[Any]:
         model, inputs = built(name)
         leaves = [t.requires_grad_() for t in tensors_in(inputs).values()]
@@ -406,9 +406,9 @@ def test_gradients_of_parameters_and_inputs_are_as_without(name: str) -> None:
         loss.backward()
         return [leaf.grad for leaf in [*leaves, *model.parameters()]]
 
-    found = list(zip(gradients(True), gradients(False), strict=True))
-    assert any(plain is not None for _, plain in found)
-    for watched, plain in found:
+    gradients = list(zip(gradients(True), gradients(False), strict=True))
+    assert any(plain is not None for _, plain in gradients)
+    for watched, plain in gradients:
         assert (watched is None) == (plain is None)
         if plain is not None and name == "strides":  # summed in another order: a copy of every second column is dense
             assert torch.allclose(watched, plain, rtol=1e-5, atol=1e-5)
@@ -525,7 +525,7 @@ def test_a_capture_entered_again_gives_new_activations() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nested_captures_see_the_same(mode: str) -> None:
+def test_nested_captures_keep_the_same_values(mode: str) -> None:
     net = chain(1)
     with MODES[mode](), hookscope.capture(net) as outer, hookscope.capture(net, types=("all",)) as inner:
         assert numbers(net(X)) == [3, 4]
@@ -615,18 +615,18 @@ def test_a_stop_ends_the_pass_after_the_last_wanted_call() -> None:
 
 
 def test_a_stop_leaves_nothing_behind() -> None:
-    net, seen = chain(1), []
-    net[1].register_forward_hook(lambda layer, args, output: seen.append(weakref.ref(output)))
+    net, references = chain(1), []
+    net[1].register_forward_hook(lambda layer, args, output: references.append(weakref.ref(output)))
     gc.disable()
     try:
         with (
             torch.no_grad(),
             hookscope.capture(net, 1, stop=True, transform=lambda output: output.sum().item()) as kept,
         ):
-            seen.append(weakref.ref(x := X * 1))
+            references.append(weakref.ref(x := X * 1))
             net(x)
         del x
-        assert len(seen) == 2 and [reference() for reference in seen] == [None, None]
+        assert len(references) == 2 and [reference() for reference in references] == [None, None]
     finally:
         gc.enable()
     assert kept[1] == -4 and torch.is_grad_enabled()
@@ -634,17 +634,17 @@ def test_a_stop_leaves_nothing_behind() -> None:
 
 
 def test_a_failure_leaves_nothing_behind() -> None:
-    net, seen = chain(1), []
+    net, references = chain(1), []
     with torch.no_grad(), hookscope.capture(net, "all", types=("all",), inputs=True) as activations:
         net[1].register_forward_hook(raises)
         x = X * 1
-        seen.append(weakref.ref(x))
+        references.append(weakref.ref(x))
         with pytest.raises(RuntimeError):
             net(x)
     del x
     activations.clear()
     gc.collect()
-    assert seen[0]() is None
+    assert references[0]() is None
 
 
 def test_activations_do_not_hold_the_model() -> None:
@@ -658,15 +658,15 @@ def test_activations_do_not_hold_the_model() -> None:
 
 @pytest.mark.parametrize("transform", [lambda o: o.mean(), lambda o: o[..., :1], lambda o: o.view(-1)[:1], lambda o: 7])
 def test_with_a_transform_nothing_else_is_kept(transform: Callable[[Tensor], Any]) -> None:
-    net, seen = nn.Sequential(conv(2), nn.ReLU(inplace=True), conv(3)), []
+    net, references = nn.Sequential(conv(2), nn.ReLU(inplace=True), conv(3)), []
 
     def reduce(output: Tensor) -> Any:
-        seen.append(weakref.ref(output))
+        references.append(weakref.ref(output))
         return transform(output)
 
     activations = captured(net, transform=reduce, x=torch.ones(1, 1, 100, 100))
     gc.collect()
-    assert len(seen) == 2 and [reference() for reference in seen] == [None, None]
+    assert len(references) == 2 and [reference() for reference in references] == [None, None]
     for kept in activations.values():
         assert isinstance(kept, int) or kept.untyped_storage().nbytes() == 4 * kept.numel()
 
@@ -705,12 +705,12 @@ def test_a_transform_that_fails_is_an_exception_of_the_pass() -> None:
 def test_dtype_converts_what_is_kept_and_nothing_downstream(dtype: torch.dtype, mode: str) -> None:
     net = nn.Sequential(conv(1 / 3), nn.ReLU(inplace=True), conv(1 / 7))
     with MODES[mode](), hookscope.capture(net, dtype=dtype) as activations:
-        seen = net(row(1, -2))
-    assert torch.equal(seen, net(row(1, -2)))
+        output = net(row(1, -2))
+    assert torch.equal(output, net(row(1, -2)))
     assert activations[0].dtype == dtype and torch.equal(activations[0], net[0](row(1, -2)).to(dtype))
 
 
-def test_dtype_is_for_floating_point_numbers_alone() -> None:
+def test_dtype_applies_to_floating_point_tensors_only() -> None:
     activations = captured(kinds(), "kinds.*", dtype=torch.float64)
     assert [kept.dtype for kept in activations.values()] == KINDS[:3] + [torch.float64] * 4
 
@@ -745,8 +745,8 @@ def test_gradients_of_activations_before_an_in_place_relu_are_those_from_paper()
     with hookscope.capture(net, types=("all",)) as activations:
         loss = net(X).pow(2).sum()
     assert loss.item() == 26  # (-5, 1) squared
-    found = torch.autograd.grad(loss, list(activations.values()), retain_graph=True)
-    assert [numbers(gradient) for gradient in found] == [[30, 0], [30, -6], [-10, 2]]
+    gradients = torch.autograd.grad(loss, list(activations.values()), retain_graph=True)
+    assert [numbers(gradient) for gradient in gradients] == [[30, 0], [30, -6], [-10, 2]]
     loss.backward()
     # through the first alone: dloss/dw = 30 * 1, dloss/db = 30; of the last: -10 * 2 + 2 * 0 and -10 + 2
     assert [p.grad.item() for p in net.parameters()] == [30, 30, -20, -8]

@@ -49,7 +49,7 @@ def test_gradients_from_paper_inside_and_after_the_block(inplace: bool, inside: 
     assert not any(gradient.requires_grad for gradient in activations.grad.values())
 
 
-def test_the_order_is_that_of_execution_although_gradients_come_the_other_way_round() -> None:
+def test_gradients_are_listed_in_the_order_of_the_forward_pass() -> None:
     net = chain()
     with hookscope.capture(net, types=("all",), gradients=True) as activations:
         net(X).sum().backward()
@@ -144,7 +144,7 @@ def test_gradients_come_in_containers_of_the_same_kind(
     assert list(tensors_in(gradients).values()) == [used(gradients)]  # all else is None
 
 
-def test_a_tensor_that_is_there_twice() -> None:
+def test_a_tensor_that_is_returned_twice_has_its_gradient_in_both_places() -> None:
     net = nn.Sequential(Function(lambda x: (x * 2,) * 2))
     with hookscope.capture(net, types=("all",), gradients=True) as activations:
         one, other = net(row(1).requires_grad_())
@@ -288,7 +288,7 @@ def test_frozen_layers_behind_an_input_that_asks_for_its_gradient() -> None:
     assert list(activations.grad) == ["0", "2", "4"]
 
 
-def test_before_backward_and_without_a_way_to_the_loss() -> None:
+def test_no_gradient_before_backward_or_where_the_loss_does_not_depend_on_the_layer() -> None:
     net = chain()
     with hookscope.capture(net, gradients=True) as activations:
         net(X)
@@ -307,7 +307,7 @@ def test_unknown_names_and_indices() -> None:
     assert error_of(activations, 7) == "no gradient at index 7; expected: 1 call (indices 0 to 0): features.0, ..."
 
 
-def test_without_gradients_asked_for() -> None:
+def test_a_capture_without_gradients_says_how_to_get_them() -> None:
     net = chain()
     with hookscope.capture(net) as activations:
         net(X).sum().backward()
@@ -326,7 +326,7 @@ def test_clear_forgets_everything_and_the_gradients_to_come() -> None:
     assert dict(activations.grad) == {}
 
 
-def test_everything_goes_with_the_activations_and_the_loss() -> None:
+def test_tensors_are_freed_with_the_activations_and_the_loss() -> None:
     net = chain()
     gc.disable()  # at once, by counting references, not when the collector comes
     try:
@@ -362,7 +362,7 @@ def test_gradients_do_not_hold_the_graph() -> None:
     assert held() is None and len(activations.grad) == 3
 
 
-def test_when_the_activations_are_gone_backward_goes_on() -> None:
+def test_backward_runs_after_the_activations_are_freed() -> None:
     net = chain()
     with hookscope.capture(net, gradients=True) as activations:
         loss = net(X).sum()
@@ -386,7 +386,7 @@ def test_a_checkpointed_layer() -> None:
     assert numbers(activations.grad["inner.2"]) == [0, 10]
 
 
-def test_two_captures_at_once_see_the_same() -> None:
+def test_two_captures_at_once_keep_the_same_gradients() -> None:
     net, options = chain(), {"gradients": True}
     with hookscope.capture(net, **options) as outer, hookscope.capture(net, **options, dtype=torch.float64) as inner:
         F.mse_loss(net(X), row(0, 0)).backward()

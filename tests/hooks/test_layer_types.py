@@ -26,7 +26,7 @@ def test_facts_about_modules() -> None:
     assert types_in(net) == Counter({"Sequential": 2, "Conv2d": 1, "ReLU": 1, "BatchNorm2d": 1, "Linear": 1})
 
 
-def test_types_are_described_commonest_first_and_not_without_end() -> None:
+def test_types_are_listed_most_frequent_first_up_to_a_limit() -> None:
     assert describe_types(Counter({"ReLU": 1, "Conv2d": 3})) == "Conv2d (3), ReLU (1)"
     assert describe_types(Counter("abc"), most=2) == "a (1), b (1), ..."
 

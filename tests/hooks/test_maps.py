@@ -46,7 +46,7 @@ def test_channels_last_by_class_and_by_proportions() -> None:
     assert only(numbered(1, 9, 16, 12), nn.ReLU(), InputSize(90, 160)).axes == "N H W C"
 
 
-def test_a_sequence_ends_as_its_last_telling_layer_does() -> None:
+def test_a_sequence_has_the_channel_order_of_its_last_layer_with_one() -> None:
     tensor = numbered(1, 5, 5, 6)
     assert channels_last(nn.Sequential(nn.Conv2d(1, 1, 1), nn.LayerNorm(6), nn.Dropout()), tensor)
     assert not channels_last(nn.Sequential(nn.LayerNorm(6), nn.Conv2d(1, 1, 1), nn.ReLU()), tensor)
@@ -129,7 +129,7 @@ def test_parts_are_named() -> None:
         (numbered(1, 7, 8), "the output is 1x7x8: no feature map"),
     ],
 )
-def test_what_is_no_map_says_what_it_is(output: Any, words: str) -> None:
+def test_the_error_for_an_output_without_maps_has_its_shapes(output: Any, words: str) -> None:
     with pytest.raises(NoMapError) as caught:
         feature_maps(output, nn.Linear(1, 1))
     assert str(caught.value) == words
@@ -142,37 +142,39 @@ def test_a_signal_is_no_map(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("seen", [None, InputSize(32, 32)])
-def test_the_steps_of_a_sequence_are_no_places(layer: type[nn.Module], seen: InputSize | None) -> None:
+@pytest.mark.parametrize("shown", [None, InputSize(32, 32)])
+def test_the_steps_of_a_recurrent_layer_are_no_positions_of_a_map(
+    layer: type[nn.Module], shown: InputSize | None
+) -> None:
     module = layer(6, 8, batch_first=True).eval()
-    given = torch.rand(1, 16, 6)
+    tokens = torch.rand(1, 16, 6)
     with pytest.raises(NoMapError):
-        feature_maps(module(given), module, seen)
+        feature_maps(module(tokens), module, shown)
     with pytest.raises(NoMapError):
-        feature_maps(module(given)[0], module, seen)
+        feature_maps(module(tokens)[0], module, shown)
     # of another layer the same tensor is a grid of 4x4
-    assert only(module(given)[0], nn.Linear(6, 8), seen).values.shape == (8, 4, 4)
+    assert only(module(tokens)[0], nn.Linear(6, 8), shown).values.shape == (8, 4, 4)
 
 
 def outputs(model: nn.Module, *inputs: Any) -> dict[str, tuple[nn.Module, Any]]:
     """What each layer of a model puts out."""
-    found: dict[str, tuple[nn.Module, Any]] = {}
+    layers: dict[str, tuple[nn.Module, Any]] = {}
     handles = [
-        module.register_forward_hook(lambda module, args, out, name=name: found.update({name: (module, out)}) or None)
+        module.register_forward_hook(lambda module, args, out, name=name: layers.update({name: (module, out)}) or None)
         for name, module in model.named_modules()
     ]
     with torch.no_grad():
         model.eval()(*inputs)
     for handle in handles:
         handle.remove()
-    return found
+    return layers
 
 
 def test_every_layer_of_swin() -> None:
     model = torchvision.models.SwinTransformer([4, 4], 24, [2, 2], [2, 2], [4, 4], num_classes=3)
-    found = outputs(model, torch.rand(1, 3, 96, 64))
+    layers = outputs(model, torch.rand(1, 3, 96, 64))
     read = {"N C H W": 0, "N H W C": 0}
-    for name, (module, out) in found.items():
+    for name, (module, out) in layers.items():
         if out.dim() != 4:
             continue
         maps = only(out, module, InputSize(96, 64))
@@ -186,33 +188,33 @@ def test_every_layer_of_swin() -> None:
 
 def test_every_layer_of_swin3d() -> None:
     model = torchvision.models.video.SwinTransformer3d([2, 4, 4], 12, [2], [2], [2, 2, 2], num_classes=3)
-    found = outputs(model, torch.rand(1, 3, 8, 32, 32))
+    layers = outputs(model, torch.rand(1, 3, 8, 32, 32))
     read = 0
-    for name, (module, out) in found.items():
+    for name, (module, out) in layers.items():
         if out.dim() == 5 and name not in ("patch_embed.proj", "avgpool"):
             maps = only(out, module, InputSize(32, 32, 8))
             assert (maps.axes, maps.frames) == ("N T H W C", out.shape[1]), name
             assert torch.equal(maps.values[:, :, : out.shape[3]], out[0, 0].permute(2, 0, 1))
             read += 1
     assert read > 10
-    assert only(found["patch_embed.proj"][1], found["patch_embed.proj"][0]).axes == "N C T H W"
+    assert only(layers["patch_embed.proj"][1], layers["patch_embed.proj"][0]).axes == "N C T H W"
 
 
 def test_every_layer_of_convnext() -> None:
     setting = torchvision.models.convnext.CNBlockConfig
     model = torchvision.models.ConvNeXt([setting(8, 16, 1), setting(16, None, 1)], num_classes=3)
-    found = outputs(model, torch.rand(1, 3, 64, 64))
+    layers = outputs(model, torch.rand(1, 3, 64, 64))
     inside = ("block.1", "block.2", "block.3", "block.4", "block.5")  # between the two Permutes
-    axes = {name: only(out, module, InputSize(64, 64)).axes for name, (module, out) in found.items() if out.dim() == 4}
+    axes = {name: only(out, module, InputSize(64, 64)).axes for name, (module, out) in layers.items() if out.dim() == 4}
     assert {name for name, read in axes.items() if read == "N H W C"} == {n for n in axes if n.endswith(inside)}
     assert len([name for name in axes if name.endswith(inside)]) == 10
 
 
 def test_the_layers_of_vit() -> None:
     model = torchvision.models.VisionTransformer(32, 8, 2, 2, 12, 24, num_classes=3)
-    found = outputs(model, torch.rand(1, 3, 32, 32))
+    layers = outputs(model, torch.rand(1, 3, 32, 32))
     read = 0
-    for name, (module, out) in found.items():
+    for name, (module, out) in layers.items():
         tokens = out[0] if isinstance(out, tuple) else out
         if tokens.dim() == 3:
             maps, apart = feature_maps(out, module, InputSize(32, 32))
@@ -220,7 +222,7 @@ def test_the_layers_of_vit() -> None:
             assert torch.equal(apart.values[:, 0, 0], tokens[0, 0])
             read += 1
     assert read > 10
-    assert only(found["conv_proj"][1], found["conv_proj"][0]).values.shape == (12, 4, 4)
+    assert only(layers["conv_proj"][1], layers["conv_proj"][0]).values.shape == (12, 4, 4)
 
 
 def test_the_blocks_of_mvit() -> None:
@@ -230,8 +232,8 @@ def test_the_blocks_of_mvit() -> None:
         residual_pool=True, residual_with_cls_embed=True, rel_pos_embed=False, proj_after_attn=True,
         patch_embed_kernel=(3, 7, 7), patch_embed_stride=(2, 4, 4), patch_embed_padding=(1, 3, 3), num_classes=3,
     )  # fmt: skip
-    found = outputs(model, torch.rand(1, 3, 4, 32, 32))
-    module, (tokens, *size) = found["blocks.0"]
+    layers = outputs(model, torch.rand(1, 3, 4, 32, 32))
+    module, (tokens, *size) = layers["blocks.0"]
     maps, apart = feature_maps((tokens, *size), module, InputSize(32, 32, 4))
     assert (maps.frames, maps.label, apart.label) == (2, "0", "0, class token")
     folded = tokens[0, 1:].T.reshape(-1, 2, 8, 8)
@@ -274,9 +276,9 @@ def test_the_pyramid_of_a_detector_and_its_heads() -> None:
     ],
 )
 def test_channels_come_second(shape: tuple[int, ...], module: nn.Module, channels: int, positions: int) -> None:
-    found = by_channel(numbered(*shape), module, SQUARE)
-    assert (found.shape[1], found[0, 0].numel() if len(found) else positions) == (channels, positions)
-    assert found.numel() == numbered(*shape).numel()
+    tensor = by_channel(numbered(*shape), module, SQUARE)
+    assert (tensor.shape[1], tensor[0, 0].numel() if len(tensor) else positions) == (channels, positions)
+    assert tensor.numel() == numbered(*shape).numel()
 
 
 def test_each_channel_keeps_its_values() -> None:
@@ -311,7 +313,7 @@ def test_the_axis_of_the_channels(shape: tuple[int, ...], module: nn.Module | No
     assert channel_axis(torch.zeros(shape), module) == axis
 
 
-def test_what_a_layer_is_given_may_have_another_order_than_what_it_puts_out() -> None:
+def test_inputs_may_have_another_channel_order_than_outputs() -> None:
     from torchvision.ops import Permute
 
     first, last = torch.zeros(2, 3, 8, 9), torch.zeros(2, 8, 9, 3)

@@ -97,8 +97,8 @@ def test_a_snapshot_names_what_changed() -> None:
         torch.rand(1)
         random.random()
         np.random.rand()
-        found = state.changes()
-    assert found == [
+        changes = state.changes()
+    assert changes == [
         StateChange("0", "parameter 'weight'"),
         StateChange("1", "buffer 'running_var'", 2.0),
         StateChange("", "random state of torch"),
@@ -145,7 +145,7 @@ def test_buffers_that_a_pass_writes_are_put_back(fails: bool) -> None:
     assert net[0].grown.tolist() == [1, 1]
 
 
-def test_a_graph_of_ones_own_that_needs_a_buffer_can_still_go_back() -> None:
+def test_an_earlier_graph_that_saved_a_buffer_can_still_run_backward() -> None:
     net = small().eval()
     x = X.clone().requires_grad_()
     score = net(x)[0, 0]  # saves the running statistics
@@ -163,7 +163,7 @@ def test_buffers_without_plain_values_do_not_matter() -> None:
         assert score_gradient(net, X).abs().sum() > 0
 
 
-def test_lazy_layers_are_no_error_of_the_check() -> None:
+def test_lazy_layers_are_accepted() -> None:
     net = nn.Sequential(nn.LazyConv2d(2, 1), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
     with pytest.raises(RuntimeError, match="on purpose"), differentiable(net):
         raise RuntimeError("on purpose")
@@ -180,7 +180,7 @@ def test_the_numbers_that_a_model_draws_are_drawn_again_afterwards() -> None:
 
 
 @pytest.mark.parametrize("what", ["0.weight", "1.running_mean"])
-def test_weights_made_in_inference_mode_are_an_error_of_one_line(what: str) -> None:
+def test_weights_made_in_inference_mode_are_an_error(what: str) -> None:
     net = small().train()
     layer, name = what.split(".")
     with torch.inference_mode():
@@ -192,8 +192,10 @@ def test_weights_made_in_inference_mode_are_an_error_of_one_line(what: str) -> N
         net[1].running_mean = made
     with pytest.raises(ModelError) as caught, differentiable(net):
         pass
-    told = f"'{what}' was made inside torch.inference_mode: no gradient can pass it; build and load the model outside"
-    assert str(caught.value) == told
+    message = (
+        f"'{what}' was made inside torch.inference_mode: no gradient can pass it; build and load the model outside"
+    )
+    assert str(caught.value) == message
     assert net.training
 
 

@@ -59,7 +59,7 @@ def observed(layers: Any, types: Any = ("Conv2d",), net: nn.Module | None = None
 
 
 @pytest.mark.parametrize(
-    ("layers", "types", "seen"),
+    ("layers", "types", "expected"),
     [
         ("all", ("Conv2d",), [("stem", 0), ("head.0", 1), ("head.0#1", 2), ("head.0#2", 3)]),
         ("1:3", ("Conv2d",), [("head.0", 1), ("head.0#1", 2)]),
@@ -78,8 +78,8 @@ def observed(layers: Any, types: Any = ("Conv2d",), net: nn.Module | None = None
         ("idle", ("Conv2d",), []),
     ],
 )
-def test_wanted_calls_in_order_of_execution(layers: str, types: Any, seen: list[Any]) -> None:
-    assert observed(layers, types) == seen
+def test_wanted_calls_in_order_of_execution(layers: str, types: Any, expected: list[Any]) -> None:
+    assert observed(layers, types) == expected
 
 
 def test_a_model_that_is_itself_the_layer() -> None:
@@ -106,7 +106,7 @@ def test_what_did_not_run_in_order_of_registration() -> None:
     assert observer.progress.did_not_run == ("idle",)
 
 
-def test_each_pass_starts_clean_and_says_so() -> None:
+def test_each_pass_starts_anew_and_calls_back() -> None:
     net, keys, events = Pyramid(), Keys(), []
     callbacks = {"on_start": lambda *_: events.append("on"), "on_end": lambda: events.append("off")}
     with Observer(net, "0", ("Conv2d",), keys, **callbacks):
@@ -115,7 +115,7 @@ def test_each_pass_starts_clean_and_says_so() -> None:
     assert keys.calls == [("stem", 0), ("stem", 0)] and events == ["on", "off", "on", "off"]
 
 
-def test_a_part_called_alone_counts_on() -> None:
+def test_a_part_called_alone_continues_the_count() -> None:
     net, keys = Pyramid(), Keys()
     with Observer(net, "all", ("Conv2d",), keys):
         net.stem(X)
@@ -198,10 +198,10 @@ def test_inputs_of_unwanted_calls_are_not_held() -> None:
         held.append(observer.input)
         assert not any(layer.open_inputs for layer in observer.progress.layers)
 
-    observer = Observer(net, "3", ("Conv2d",), on_call, on_input=lambda module, args, kwargs: "seen")
+    observer = Observer(net, "3", ("Conv2d",), on_call, on_input=lambda module, args, kwargs: "expected")
     with observer:
         net(X)
-    assert held == ["seen"] and observer.input is None
+    assert held == ["expected"] and observer.input is None
 
 
 def test_the_input_of_a_call_that_failed_is_not_held() -> None:
@@ -248,7 +248,7 @@ def test_another_hook_that_replaces_the_keywords_does_not_mix_up_the_inputs() ->
     assert inputs == [7] * 4
 
 
-def test_a_value_returned_goes_on_in_the_outputs_place() -> None:
+def test_a_returned_value_replaces_the_output() -> None:
     net = nn.Sequential(conv(1), nn.Identity())
     with Observer(net, "0", ("Conv2d",), lambda call, module, args, kwargs, output: output * 0 + 5):
         assert net(X).unique().tolist() == [5]
@@ -263,7 +263,7 @@ def test_a_value_returned_goes_on_in_the_outputs_place() -> None:
     ],
 )
 @pytest.mark.parametrize("stop", [False, True])
-def test_a_selection_that_met_nothing_is_an_error(layers: str, says: str, stop: bool) -> None:
+def test_a_selection_without_a_call_is_an_error(layers: str, says: str, stop: bool) -> None:
     net = Pyramid()
     with pytest.raises(LayerError, match=says):  # noqa: PT012
         observer = Observer(net, layers, ("Conv2d",), Keys())
@@ -274,12 +274,12 @@ def test_a_selection_that_met_nothing_is_an_error(layers: str, says: str, stop: 
     assert hooks_on(net) == 0
 
 
-def test_a_type_that_the_model_does_not_have_tells_which_it_has() -> None:
+def test_the_error_for_a_missing_type_lists_the_types_of_the_model() -> None:
     with pytest.raises(LayerError, match=r"no layer of type Conv3d/Q\*; the model has Conv2d \(3\), .*perhaps Conv2d"):
         observed("0", ("Conv3d", "Q*"))
 
 
-def test_an_error_in_the_block_is_not_hidden_behind_a_selection_that_met_nothing() -> None:
+def test_an_error_in_the_block_is_not_hidden_by_the_error_of_the_selection() -> None:
     net = Pyramid()
     with pytest.raises(ZeroDivisionError), Observer(net, "99", ("Conv2d",), Keys()):  # noqa: PT012
         net(X)
@@ -331,7 +331,7 @@ class TestStop:
         return [key for key, _ in keys.calls], observer
 
     @pytest.mark.parametrize(
-        ("layers", "seen", "ran"),
+        ("layers", "keys_of", "ran"),
         [
             ("0", ["stem"], 1),
             ("2", ["head.0#1"], 3),
@@ -346,12 +346,12 @@ class TestStop:
             ("fc,head.*#1", ["fc", "head.0#1", "head.1#1"], 3),
         ],
     )
-    def test_after_the_last_wanted_call(self, layers: str, seen: list[str], ran: int) -> None:
+    def test_after_the_last_wanted_call(self, layers: str, keys_of: list[str], ran: int) -> None:
         keys, observer = self.stopped(layers)
-        assert keys == seen and observer.progress.stopped and observer.progress.total == ran
+        assert keys == keys_of and observer.progress.stopped and observer.progress.total == ran
 
     @pytest.mark.parametrize("layers", ["all", "-1", "1:", "idle", "fc,idle", "0:-1"])
-    def test_not_before_the_end_where_only_the_end_tells(self, layers: str) -> None:
+    def test_no_early_stop_where_the_last_wanted_call_is_known_only_at_the_end(self, layers: str) -> None:
         _, observer = self.stopped(layers)
         assert not observer.progress.stopped and observer.progress.total == 4
 
@@ -397,7 +397,7 @@ def test_a_copy_made_inside_the_block_is_a_model_like_any_other() -> None:
     assert keys.calls == [("0", 0)]
 
 
-def test_arguments_returned_go_in_instead() -> None:
+def test_returned_arguments_replace_those_of_the_call() -> None:
     net = Function(lambda x, *, by: x * by)
     doubled = Keys(lambda args, kwargs: ((args[0] * 2,), {"by": kwargs["by"] + 1}))
     with Observer(net, "re:^$", ("Conv2d",), Keys(), on_before=doubled):

@@ -26,21 +26,21 @@ def test_the_count_of_hooks_sees_every_kind() -> None:
 
 
 def test_the_four_kinds_fire_and_come_off() -> None:
-    net, seen = chain(), []
+    net, fired = chain(), []
     with HookHandles() as handles:
-        handles.forward_pre(net[0], lambda module, args, kwargs: seen.append("pre"))
-        handles.forward(net[0], lambda module, args, kwargs, output: seen.append("forward"))
-        handles.full_backward(net[1], lambda module, grad_input, grad_output: seen.append("full backward"))
+        handles.forward_pre(net[0], lambda module, args, kwargs: fired.append("pre"))
+        handles.forward(net[0], lambda module, args, kwargs, output: fired.append("forward"))
+        handles.full_backward(net[1], lambda module, grad_input, grad_output: fired.append("full backward"))
         output = net(torch.ones(1, 2))
-        handles.tensor(output, lambda gradient: seen.append("tensor"))
+        handles.tensor(output, lambda gradient: fired.append("tensor"))
         output.sum().backward(retain_graph=True)
-        assert seen == ["pre", "forward", "tensor", "full backward"]
+        assert fired == ["pre", "forward", "tensor", "full backward"]
     assert hooks_on(net) == 0
-    seen.clear()
+    fired.clear()
     output.sum().backward()
     net(torch.ones(1, 2))
     # the backward hook of the old pass lives in its graph, which no module knows of
-    assert seen in ([], ["full backward"])
+    assert fired in ([], ["full backward"])
 
 
 def test_keywords_are_seen_before_and_after() -> None:
@@ -52,7 +52,7 @@ def test_keywords_are_seen_before_and_after() -> None:
     assert calls == [((), {"x": 3, "by": 2}), ((), {"x": 3, "by": 2}, 6)]
 
 
-def test_a_value_returned_replaces_and_none_does_not() -> None:
+def test_a_returned_value_replaces_inputs_or_output_and_none_does_not() -> None:
     layer = nn.Identity()
     with HookHandles() as handles:
         handles.forward_pre(layer, lambda module, args, kwargs: ((args[0] + 1,), kwargs))
@@ -79,25 +79,25 @@ def test_a_hook_may_replace_the_gradient_and_comes_off(register: Callable[[HookH
     assert torch.autograd.grad(y * 2, x)[0] == 8
 
 
-def test_a_tensor_hook_without_a_door_lives_as_long_as_the_tensor() -> None:
+def test_a_tensor_hook_without_handles_lives_as_long_as_the_tensor() -> None:
     x = torch.tensor(3.0, requires_grad=True)
-    y, seen = x * 1, []
-    hook_tensor(y, lambda gradient: seen.append(gradient.item()))
+    y, fired = x * 1, []
+    hook_tensor(y, lambda gradient: fired.append(gradient.item()))
     hook_tensor(y, lambda gradient: gradient * 5)
     assert torch.autograd.grad(y * 2, x, retain_graph=True)[0] == 10
     assert torch.autograd.grad(y * 3, x)[0] == 15
-    assert seen == [2, 3]
+    assert fired == [2, 3]
 
 
 def test_a_hook_on_a_node_sees_what_goes_in_and_out_of_it_and_comes_off() -> None:
     x = torch.tensor(3.0, requires_grad=True)
-    y, seen = x * 4, []
+    y, fired = x * 4, []
     with HookHandles() as handles:
-        handles.node(y.grad_fn, lambda inputs, outputs: seen.append((inputs[0].item(), outputs[0].item())))
+        handles.node(y.grad_fn, lambda inputs, outputs: fired.append((inputs[0].item(), outputs[0].item())))
         torch.autograd.grad(y * 2, x, retain_graph=True)
-        assert seen == [(8, 2)]
+        assert fired == [(8, 2)]
     torch.autograd.grad(y * 2, x)
-    assert seen == [(8, 2)]
+    assert fired == [(8, 2)]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopForward])
@@ -112,13 +112,13 @@ def test_hooks_come_off_after_an_exception_which_goes_on(error: type[BaseExcepti
 
 
 def test_other_peoples_hooks_stay() -> None:
-    net, seen = chain(), []
-    theirs = net[0].register_forward_hook(lambda *args: seen.append("theirs"))
+    net, fired = chain(), []
+    theirs = net[0].register_forward_hook(lambda *args: fired.append("theirs"))
     with HookHandles() as handles:
-        handles.forward(net[0], lambda *args: seen.append("ours"))
+        handles.forward(net[0], lambda *args: fired.append("ours"))
         net(torch.ones(1, 2))
     net(torch.ones(1, 2))
-    assert seen == ["theirs", "ours", "theirs"]
+    assert fired == ["theirs", "ours", "theirs"]
     theirs.remove()
     assert hooks_on(net) == 0
 
@@ -156,39 +156,39 @@ class TestCheckHookable:
 
 
 class TestOtherHooksSetAside:
-    def test_nobody_is_called_inside_and_everybody_after(self) -> None:
-        net, seen = chain(), []
-        net.register_forward_pre_hook(lambda *args: seen.append("pre"))
-        net[0].register_forward_hook(lambda *args: seen.append("forward"))
-        net[1].register_full_backward_hook(lambda *args: seen.append("backward"))
+    def test_no_hook_fires_inside_and_all_fire_after(self) -> None:
+        net, fired = chain(), []
+        net.register_forward_pre_hook(lambda *args: fired.append("pre"))
+        net[0].register_forward_hook(lambda *args: fired.append("forward"))
+        net[1].register_full_backward_hook(lambda *args: fired.append("backward"))
         with other_hooks_set_aside(net):
             net(torch.ones(1, 2)).sum().backward()
-            assert seen == []
+            assert fired == []
         net(torch.ones(1, 2)).sum().backward()
-        assert seen == ["pre", "forward", "backward"]
+        assert fired == ["pre", "forward", "backward"]
 
     def test_put_back_after_an_exception(self) -> None:
-        net, seen = chain(), []
-        net[0].register_forward_hook(lambda *args: seen.append("forward"))
+        net, fired = chain(), []
+        net[0].register_forward_hook(lambda *args: fired.append("forward"))
         with pytest.raises(ValueError, match="x"), other_hooks_set_aside(net):
             raise ValueError("x")
         net(torch.ones(1, 2))
-        assert seen == ["forward"]
+        assert fired == ["forward"]
 
-    def test_a_door_inside_fires_and_leaves_nothing(self) -> None:
-        net, seen = chain(), []
-        theirs = net[0].register_forward_hook(lambda *args: seen.append("theirs"))
+    def test_hooks_registered_inside_fire_and_come_off(self) -> None:
+        net, fired = chain(), []
+        theirs = net[0].register_forward_hook(lambda *args: fired.append("theirs"))
         with other_hooks_set_aside(net), HookHandles() as handles:
-            handles.forward(net[0], lambda *args: seen.append("ours"))
+            handles.forward(net[0], lambda *args: fired.append("ours"))
             net(torch.ones(1, 2))
-        assert seen == ["ours"]
+        assert fired == ["ours"]
         theirs.remove()
         assert hooks_on(net) == 0
 
     def test_a_handle_removed_inside_stays_removed(self) -> None:
-        net, seen = chain(), []
-        theirs = net[0].register_forward_hook(lambda *args: seen.append("theirs"))
+        net, fired = chain(), []
+        theirs = net[0].register_forward_hook(lambda *args: fired.append("theirs"))
         with other_hooks_set_aside(net):
             theirs.remove()
         net(torch.ones(1, 2))
-        assert seen == [] and hooks_on(net) == 0
+        assert fired == [] and hooks_on(net) == 0

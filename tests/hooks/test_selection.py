@@ -85,7 +85,7 @@ def test_what_a_selection_selects(layers: Any, wanted: list[str]) -> None:
 
 
 @pytest.mark.parametrize("layers", ["all", "3", "0:2", "5:", "0:7:3", "1::3", "conv1", "head.conv#1", "layer1.*"])
-def test_what_is_known_while_the_pass_runs_is_what_is_known_at_its_end(layers: str) -> None:
+def test_the_selection_during_a_pass_is_that_at_its_end(layers: str) -> None:
     selection = Selection(layers)
     assert not selection.from_the_end
     for name, call, index in CALLS:
@@ -94,7 +94,7 @@ def test_what_is_known_while_the_pass_runs_is_what_is_known_at_its_end(layers: s
 
 
 @pytest.mark.parametrize("layers", ["-1", "-3:", "-3:-1", ":-5", "::-3", "5::-1", "0,-2"])
-def test_what_counts_from_the_end_is_never_let_go_too_early(layers: str) -> None:
+def test_calls_counted_from_the_end_are_never_dropped_too_early(layers: str) -> None:
     selection = Selection(layers)
     assert selection.from_the_end
     for at, (name, call, index) in enumerate(CALLS):
@@ -128,7 +128,7 @@ def test_only_as_many_of_the_latest_calls_as_may_be_wanted_are_held() -> None:
         ("conv1#²", r"bad call in 'conv1#²'"),
     ],
 )
-def test_what_cannot_be_read_is_refused(layers: Any, says: str) -> None:
+def test_selections_that_cannot_be_parsed_are_refused(layers: Any, says: str) -> None:
     with pytest.raises(SelectionError, match=says):
         Selection(layers)
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_read_is_refused(layers: Any, says: str) -> None:
         ("zzzzzzzz", r"it has 7 layers: conv1, bn1, layer1.0.conv1, \.\.\."),
     ],
 )
-def test_a_name_that_nothing_has_tells_the_nearest(layers: str, says: str) -> None:
+def test_the_error_for_an_unknown_name_has_the_nearest_names(layers: str, says: str) -> None:
     with pytest.raises(LayerError, match=says):
         Selection(layers).check_names(NAMES, "Net")
 
@@ -172,7 +172,7 @@ RAN = [(("conv1",), 1), (("head.conv", "alias.conv"), 3), (("idle",), 0)]
         ("idle#0", r"no call 'idle#0'; the layer did not run"),
     ],
 )
-def test_after_a_pass_what_met_nothing_tells_what_there_was(layers: str, says: str) -> None:
+def test_the_error_for_a_term_without_a_call_says_which_calls_ran(layers: str, says: str) -> None:
     with pytest.raises(LayerError, match=says):
         Selection(layers).check_ran(RAN, 7, ["Conv2d"])
 
@@ -183,7 +183,7 @@ def test_after_a_pass_without_any_call_of_the_types() -> None:
 
 
 @pytest.mark.parametrize("layers", ["6", "-7", "0:99", "all", "head.conv#2", "alias.conv#2", "idle", "*.conv#2"])
-def test_after_a_pass_what_was_met_is_no_error(layers: str) -> None:
+def test_terms_with_a_call_are_no_error_after_a_pass(layers: str) -> None:
     Selection(layers).check_ran(RAN, 7, ["Conv2d"])
 
 
@@ -218,7 +218,7 @@ def test_what_must_have_run_before_a_pass_may_stop(layers: str, needed: set[Any]
     [("3", True), ("0:3", True), ("a#1", True), ("3,a#0", True), ("a", False), ("a*#1", False), ("3:", False),
      ("all", False), ("-1", False), ("re:a", False), ("3,a", False)],
 )  # fmt: skip
-def test_whether_the_selection_alone_tells_the_last_call(layers: str, known: bool) -> None:
+def test_whether_the_selection_alone_determines_the_last_call(layers: str, known: bool) -> None:
     assert Selection(layers).end_is_known is known
 
 
@@ -262,7 +262,7 @@ class TestTypes:
         assert select_types(torch.nn.Conv2d) == ("Conv2d",)
         assert select_types([torch.nn.Conv2d, "Lin*"]) == ("Conv2d", "Lin*")
 
-    def test_none_at_all_is_refused(self) -> None:
+    def test_an_empty_list_of_types_is_refused(self) -> None:
         with pytest.raises(SelectionError, match="no layer type given; name one, such as Conv2d, or `all`"):
             select_types([])
 
@@ -293,7 +293,7 @@ def test_exact_names_know_no_grammar(call: int | None, wanted: list[str]) -> Non
     assert (raised.value.kind, raised.value.name) == ("layer", "a,b")
 
 
-def test_no_exact_name_is_no_selection() -> None:
+def test_an_empty_list_of_names_is_refused() -> None:
     with pytest.raises(SelectionError, match="empty layer selection"):
         Selection.of_names([])
 

@@ -1,4 +1,4 @@
-"""Tensors are found in, and put back into, whatever a layer may return."""
+"""Tensors in every container that a layer may return."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ CONTAINERS: dict[str, tuple[Any, list[str]]] = {
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_finds_every_tensor_by_its_part(kind: str) -> None:
     value, names = CONTAINERS[kind]
-    found = tensors_in(value)
-    assert list(found) == names
-    assert [id(tensor) for tensor in found.values()] == [id(ONE), id(TWO)]
+    tensors = tensors_in(value)
+    assert list(tensors) == names
+    assert [id(tensor) for tensor in tensors.values()] == [id(ONE), id(TWO)]
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
@@ -85,9 +85,9 @@ def test_rebuilds_the_container_and_leaves_the_old_one_alone(kind: str) -> None:
     value, names = CONTAINERS[kind]
     doubled = map_tensors(value, lambda tensor: tensor * 2)
     assert type(doubled) is type(value)
-    found = tensors_in(doubled)
-    assert list(found) == names
-    assert [tensor.tolist() for tensor in found.values()] == [[2], [4, 4]]
+    tensors = tensors_in(doubled)
+    assert list(tensors) == names
+    assert [tensor.tolist() for tensor in tensors.values()] == [[2], [4, 4]]
     assert [tensor.tolist() for tensor in tensors_in(value).values()] == [[1], [2, 2]]
     assert getattr(doubled, "mark", None) == getattr(value, "mark", None)
 
@@ -107,9 +107,9 @@ def test_a_bare_tensor_has_no_name() -> None:
 
 
 def test_pytorchs_own_containers() -> None:
-    found = torch.tensor([[1.0, 5.0]]).max(1)
-    doubled = map_tensors(found, lambda tensor: tensor * 2)
-    assert type(doubled) is type(found) and (doubled.values.item(), doubled.indices.item()) == (10, 2)
+    tensors = torch.tensor([[1.0, 5.0]]).max(1)
+    doubled = map_tensors(tensors, lambda tensor: tensor * 2)
+    assert type(doubled) is type(tensors) and (doubled.values.item(), doubled.indices.item()) == (10, 2)
     packed = map_tensors(pack_sequence([ONE]), lambda tensor: tensor + 1)
     assert type(packed).__name__ == "PackedSequence" and packed.data.tolist() == [2]
     images = map_tensors(ImageList(ONE, [(4, 5)]), lambda tensor: tensor + 1)
@@ -141,7 +141,7 @@ def test_views_share_storage_and_copies_do_not() -> None:
         assert not shares_storage(copy, held)
 
 
-def test_storages_of_several_values_and_of_none() -> None:
+def test_storages_of_several_values_and_of_no_value() -> None:
     assert len(storage_keys([ONE], {"a": TWO}, ONE, None, "word")) == 2
     assert storage_keys() == set() and not shares_storage(ONE, set())
 

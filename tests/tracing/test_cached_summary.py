@@ -32,10 +32,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The traces that were made anew."""
-    made: list[Any] = []
+    traces: list[Any] = []
     real = listing._traced
-    monkeypatch.setattr(listing, "_traced", lambda *words: made.append(words) or real(*words))
-    return made
+    monkeypatch.setattr(listing, "_traced", lambda *words: traces.append(words) or real(*words))
+    return traces
 
 
 def test_the_second_answer_is_the_first(traced: list[Any]) -> None:
@@ -62,7 +62,9 @@ def test_shapes_of_several_tensors_survive(traced: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("package", ["hookscope", "torch", "torchvision"])
-def test_another_version_is_another_trace(traced: list[Any], monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+def test_another_version_of_a_package_is_traced_anew(
+    traced: list[Any], monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
     listed(NAME)
     versions = models.package_versions() | {package: "9.9"}
     monkeypatch.setattr(models, "package_versions", lambda: versions)
@@ -94,7 +96,7 @@ def edited(**fields: Any) -> Callable[[str], str]:
         edited(layers=[["a", ["Conv2d"], True, 0, "", 1]]),
     ],
 )
-def test_a_damaged_cache_is_as_good_as_none(folder: Path, traced: list[Any], damage: Callable[[str], str]) -> None:
+def test_a_damaged_cache_is_ignored_and_replaced(folder: Path, traced: list[Any], damage: Callable[[str], str]) -> None:
     first = listed(NAME, (32, 32))
     (path,) = folder.glob("*.json")
     path.write_text(damage(path.read_text()))
@@ -104,7 +106,7 @@ def test_a_damaged_cache_is_as_good_as_none(folder: Path, traced: list[Any], dam
     assert cached_listing(NAME, (32, 32)) == first  # mended
 
 
-def test_an_unwritable_cache_is_as_good_as_none(folder: Path, traced: list[Any]) -> None:
+def test_an_unwritable_cache_is_ignored(folder: Path, traced: list[Any]) -> None:
     folder.write_text("a file where a folder should be")
     assert listed(NAME, (32, 32)) == listed(NAME, (32, 32))
     assert len(traced) == 2
@@ -115,7 +117,7 @@ def test_no_cache_at_all(monkeypatch: pytest.MonkeyPatch, traced: list[Any]) -> 
     assert listed(NAME, (32, 32))[0] == (32, 32)
 
 
-def test_what_fails_is_not_kept(folder: Path) -> None:
+def test_a_failed_trace_is_not_stored(folder: Path) -> None:
     with pytest.raises(ModelError, match="no model 'squeezenet'; nearest: squeezenet1_"):
         listed("squeezenet")
     with pytest.raises(InputError, match=r"^SqueezeNet refuses an input of 1x3x3x3: "):
@@ -147,10 +149,10 @@ def test_a_size_that_is_too_small_builds_no_real_model(monkeypatch: pytest.Monke
     ],
 )
 def test_each_family_at_its_own_size(name: str, size: tuple[int, int], convolutions: int, real: bool) -> None:
-    found_size, found = listed(name)
+    found_size, summary = listed(name)
     types = ("Conv2d",) if convolutions else ("Conv3d",)
-    rows = [row for row in rows_of_type(found, types) if row.index is not None]
-    assert (found_size, found.real) == (size, real)
+    rows = [row for row in rows_of_type(summary, types) if row.index is not None]
+    assert (found_size, summary.real) == (size, real)
     assert len(rows) == (convolutions or 20)
     if name == "raft_small":
         assert any(row.note.startswith("call 12 of 12") for row in rows)
@@ -159,11 +161,11 @@ def test_each_family_at_its_own_size(name: str, size: tuple[int, int], convoluti
 @pytest.mark.slow
 @pytest.mark.parametrize("name", model_names())
 def test_every_model_lists(name: str) -> None:
-    size, found = listed(name)
+    size, summary = listed(name)
     assert min(size) >= 112
-    assert rows_of_type(found, ("Conv2d", "Conv3d"))
-    assert found.params > 0 and found.macs > 0
-    assert found.real == (found.layers[0].types[-1] in ("GeneralizedRCNN", "FCOS", "RetinaNet", "SSD"))
+    assert rows_of_type(summary, ("Conv2d", "Conv3d"))
+    assert summary.params > 0 and summary.macs > 0
+    assert summary.real == (summary.layers[0].types[-1] in ("GeneralizedRCNN", "FCOS", "RetinaNet", "SSD"))
 
 
 def test_a_second_process_imports_no_torch() -> None:

@@ -33,43 +33,43 @@ def events_of(record: PassRecord) -> list[tuple[str, str]]:
     return [(event.event, event.call.key) for event in record.events]
 
 
-def test_weights_of_ones_give_the_numbers_one_gets_on_paper() -> None:
+def test_weights_of_ones_give_the_numbers_from_paper() -> None:
     net = nn.Sequential(nn.Conv2d(1, 1, 2, bias=False), nn.Flatten(), nn.Linear(4, 2, bias=False))
     for parameter in net.parameters():
         nn.init.ones_(parameter)
     picture = torch.arange(1.0, 10.0).reshape(1, 1, 3, 3)
-    found = trace_events(net, picture, backward=True, loss=lambda output: output.sum(), values=9)
-    first, flatten, linear = found.calls
+    record = trace_events(net, picture, backward=True, loss=lambda output: output.sum(), values=9)
+    first, flatten, linear = record.calls
     assert first.input[""].values == [[[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]]
     assert first.output[""].values == [[[[1 + 2 + 4 + 5, 2 + 3 + 5 + 6], [4 + 5 + 7 + 8, 5 + 6 + 8 + 9]]]]
     assert flatten.output[""].values == linear.input[""].values == [[12, 16, 24, 28]]
     assert linear.output[""].values == [[80, 80]]
-    assert (linear.output[""].min, linear.output[""].shape, found.value) == (80, (1, 2), 160)
+    assert (linear.output[""].min, linear.output[""].shape, record.value) == (80, (1, 2), 160)
     assert linear.gradient[""].values == [[1, 1]]
     assert flatten.gradient[""].values == [[2, 2, 2, 2]]
     assert first.gradient[""].values == [[[[2, 2], [2, 2]]]]
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_layers_that_work_in_place_are_seen_before_and_after(inplace: bool) -> None:
+def test_inputs_and_outputs_of_in_place_layers(inplace: bool) -> None:
     def loss(output: Tensor) -> Tensor:
         return (output * torch.tensor([1.0, 10.0])).sum()
 
     given = X.clone()
-    found = trace_events(chain(inplace=inplace), given, backward=True, loss=loss, values=2)
-    assert [flat(seen.input) for seen in found.calls] == [[1, -2], [2, -4], [2, 0], [-5, 1], [0, 1]]
-    assert [flat(seen.output) for seen in found.calls] == [[2, -4], [2, 0], [-5, 1], [0, 1], [3, 8]]
+    record = trace_events(chain(inplace=inplace), given, backward=True, loss=loss, values=2)
+    assert [flat(call.input) for call in record.calls] == [[1, -2], [2, -4], [2, 0], [-5, 1], [0, 1]]
+    assert [flat(call.output) for call in record.calls] == [[2, -4], [2, 0], [-5, 1], [0, 1], [3, 8]]
     # (1, 10) at the end, times 5, through a ReLU open on the right, times -3, through one open on the left
-    assert [flat(seen.gradient) for seen in found.calls] == [[0, 0], [0, -150], [0, 50], [5, 50], [1, 10]]
-    assert found.value == 3 + 80
+    assert [flat(call.gradient) for call in record.calls] == [[0, 0], [0, -150], [0, 50], [5, 50], [1, 10]]
+    assert record.value == 3 + 80
     assert torch.equal(given, X)
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_the_input_of_a_first_layer_that_works_in_place(backward: bool) -> None:
     given = torch.tensor([[-1.0, 2.0]])
-    found = trace_events(nn.ReLU(inplace=True), given, types=("*",), backward=backward, values=2)
-    assert [(flat(seen.input), flat(seen.output)) for seen in found.calls] == [([-1, 2], [0, 2])]
+    record = trace_events(nn.ReLU(inplace=True), given, types=("*",), backward=backward, values=2)
+    assert [(flat(call.input), flat(call.output)) for call in record.calls] == [([-1, 2], [0, 2])]
     assert given.tolist() == [[-1, 2]]
 
 
@@ -113,10 +113,10 @@ def by_hand(net: nn.Module, x: Tensor) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("make", [residual, lambda: not_in_place(small_head("squeezenet1_1"))])
 def test_the_order_is_that_of_hooks_put_on_by_hand(make: Callable[[], nn.Module]) -> None:
     net, x = make(), torch.randn(1, 3, 32, 32)
-    found = trace_events(net, x, types=("*",), backward=True)
-    assert events_of(found) == by_hand(copy.deepcopy(net), x)
-    assert [event.number for event in found.events] == list(range(3 * len(found.calls)))
-    assert {event.event for event in found.events} == set(EVENTS)
+    record = trace_events(net, x, types=("*",), backward=True)
+    assert events_of(record) == by_hand(copy.deepcopy(net), x)
+    assert [event.number for event in record.events] == list(range(3 * len(record.calls)))
+    assert {event.event for event in record.events} == set(EVENTS)
 
 
 def test_depth_counts_the_chosen_calls_around() -> None:
@@ -145,52 +145,52 @@ def test_a_call_that_raised_and_was_caught_is_no_call() -> None:
             return net.good(x)
 
     net = Function(tries, bad=nn.Sequential(nn.Identity(), Function(fails)), good=nn.Identity())
-    found = trace_events(net, torch.ones(1, 2), types=("*",))
-    assert [(s.call.key, s.depth) for s in found.calls] == [("bad.0", 1), ("good", 1), ("", 0)]
-    assert found.did_not_run == ("bad", "bad.1")
+    record = trace_events(net, torch.ones(1, 2), types=("*",))
+    assert [(s.call.key, s.depth) for s in record.calls] == [("bad.0", 1), ("good", 1), ("", 0)]
+    assert record.did_not_run == ("bad", "bad.1")
 
 
 def test_events_end_with_forward_where_no_backward_pass_was_asked_for() -> None:
-    found = trace_events(chain(), X)
-    assert events_of(found)[:2] == [("pre-hook", "0"), ("forward", "0")]
-    assert len(found.events) == 10
-    assert (found.loss, found.value, found.targets, found.without_backward) == ("", None, (), "")
+    record = trace_events(chain(), X)
+    assert events_of(record)[:2] == [("pre-hook", "0"), ("forward", "0")]
+    assert len(record.events) == 10
+    assert (record.loss, record.value, record.targets, record.without_backward) == ("", None, (), "")
 
 
 def test_gradients_equal_those_of_autograd() -> None:
     net = torchvision.models.squeezenet1_1(num_classes=5).eval()
     x = torch.randn(1, 3, 64, 64)
-    found = trace_events(net, x, backward=True, loss=Loss("score", "3"))
+    record = trace_events(net, x, backward=True, loss=Loss("score", "3"))
     plain, kept = not_in_place(copy.deepcopy(net)), []
     for module in plain.modules():
         if not list(module.children()):
             module.register_forward_hook(lambda module, args, output: kept.append(output))
     gradients = torch.autograd.grad(plain(x)[0, 3], kept)
-    assert len(kept) == len(found.calls) > 50
-    for seen, output, gradient in zip(found.calls, kept, gradients, strict=True):
-        assert (seen.output[""].min, seen.output[""].max) == (
+    assert len(kept) == len(record.calls) > 50
+    for call, output, gradient in zip(record.calls, kept, gradients, strict=True):
+        assert (call.output[""].min, call.output[""].max) == (
             float(output.detach().min()),
             float(output.detach().max()),
         )
-        assert seen.gradient[""].shape == tuple(gradient.shape)
-        assert seen.gradient[""].min == pytest.approx(float(gradient.min()), rel=1e-5, abs=1e-9)
-        assert seen.gradient[""].max == pytest.approx(float(gradient.max()), rel=1e-5, abs=1e-9)
+        assert call.gradient[""].shape == tuple(gradient.shape)
+        assert call.gradient[""].min == pytest.approx(float(gradient.min()), rel=1e-5, abs=1e-9)
+        assert call.gradient[""].max == pytest.approx(float(gradient.max()), rel=1e-5, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2_x0_5"])
 def test_calls_and_shapes_are_those_of_list_layers(name: str) -> None:
     net = getattr(torchvision.models, name)(num_classes=4)
     rows = [row for row in list_layers(net, (64, 64), types=("all",)) if row.index is not None]
-    found = trace_events(net, torch.randn(1, 3, 64, 64), backward=True)
-    assert [(s.call.index, s.call.name, s.call.call) for s in found.calls] == [(r.index, r.name, r.call) for r in rows]
-    assert [s.input[""].shape for s in found.calls] == [r.input_shape for r in rows]
-    assert [s.output[""].shape for s in found.calls] == [r.output_shape for r in rows]
-    assert not found.unreached
+    record = trace_events(net, torch.randn(1, 3, 64, 64), backward=True)
+    assert [(s.call.index, s.call.name, s.call.call) for s in record.calls] == [(r.index, r.name, r.call) for r in rows]
+    assert [s.input[""].shape for s in record.calls] == [r.input_shape for r in rows]
+    assert [s.output[""].shape for s in record.calls] == [r.output_shape for r in rows]
+    assert not record.unreached
 
 
 def test_indices_count_within_the_types_and_from_the_end() -> None:
-    found = trace_events(chain(), X, "-1", ("Conv2d",), backward=True)
-    assert events_of(found) == [("pre-hook", "4"), ("forward", "4"), ("backward", "4")]
+    record = trace_events(chain(), X, "-1", ("Conv2d",), backward=True)
+    assert events_of(record) == [("pre-hook", "4"), ("forward", "4"), ("backward", "4")]
     assert trace_events(chain(), X, "0:2", ("ReLU",)).calls[1].call.key == "3"
     with pytest.raises(LayerError, match="no layer 'nope'"):
         trace_events(chain(), X, "nope")
@@ -213,15 +213,15 @@ def test_parts_of_containers_and_keywords() -> None:
         return net.only(x=made["out"])
 
     net = Function(outer, inner=Function(inner), only=Function(lambda x: x * 3))
-    found = trace_events(net, X, backward=True, loss=lambda output: output.sum(), values=2)
-    first, second = found.calls
+    record = trace_events(net, X, backward=True, loss=lambda output: output.sum(), values=2)
+    first, second = record.calls
     assert list(first.input) == ["0", "scale", "extra.mask"]
     assert (first.input["scale"].values, first.input["extra.mask"].dtype) == (2.0, "bool")
     assert list(first.output) == ["out", "rest.0", "rest.2"]
     assert first.output["rest.0"].values == [[[[2, -1]]]]
     assert list(second.input) == [""]  # one tensor, however it was given
     assert {part: fact.values for part, fact in first.gradient.items()} == {"out": [[[[3, 3]]]]}
-    assert events_of(found)[-2:] == [("backward", "only"), ("backward", "inner")]
+    assert events_of(record)[-2:] == [("backward", "only"), ("backward", "inner")]
 
 
 def test_the_backward_event_of_several_parts_is_when_the_last_has_come() -> None:
@@ -232,15 +232,15 @@ def test_the_backward_event_of_several_parts_is_when_the_last_has_come() -> None
     net = Function(
         outer, split=Function(lambda x: (x * 2, x * 3)), a=Function(lambda x: x * 5), b=Function(lambda x: x * 7)
     )
-    found = trace_events(net, X, backward=True, loss=lambda output: output.sum(), values=2)
-    assert [fact.values for fact in found.calls[0].gradient.values()] == [[[[[35, 35]]]], [[[[7, 7]]]]]
-    assert [key for event, key in events_of(found) if event == "backward"] == ["b", "a", "split"]
+    record = trace_events(net, X, backward=True, loss=lambda output: output.sum(), values=2)
+    assert [fact.values for fact in record.calls[0].gradient.values()] == [[[[[35, 35]]]], [[[[7, 7]]]]]
+    assert [key for event, key in events_of(record) if event == "backward"] == ["b", "a", "split"]
 
 
-def test_a_tensor_that_is_there_twice_is_one_tensor() -> None:
+def test_a_tensor_that_is_returned_twice_has_one_gradient() -> None:
     net = nn.Sequential(Function(lambda x: [x * 2] * 2), Function(lambda pair: pair[0] * 3 + pair[1] * 5))
-    found = trace_events(net, X, "0", backward=True, loss=lambda output: output.sum(), values=2)
-    assert {part: fact.values for part, fact in found.calls[0].gradient.items()} == {"0": [[[[8, 8]]]]}
+    record = trace_events(net, X, "0", backward=True, loss=lambda output: output.sum(), values=2)
+    assert {part: fact.values for part, fact in record.calls[0].gradient.items()} == {"0": [[[[8, 8]]]]}
 
 
 def test_calls_that_no_gradient_reaches_have_no_backward_event() -> None:
@@ -253,11 +253,11 @@ def test_calls_that_no_gradient_reaches_have_no_backward_event() -> None:
         "whole": Function(lambda x: x + 1),
         "last": nn.Identity(),
     }
-    found = trace_events(Function(second_unused, **parts), X, backward=True, loss=lambda output: output.sum())
-    assert [call.key for call in found.unreached] == ["cut", "whole"]
-    split = next(seen for seen in found.calls if seen.call.key == "chunks")
+    record = trace_events(Function(second_unused, **parts), X, backward=True, loss=lambda output: output.sum())
+    assert [call.key for call in record.unreached] == ["cut", "whole"]
+    split = next(call for call in record.calls if call.call.key == "chunks")
     assert list(split.gradient) == ["0"]
-    assert ("backward", "whole") not in events_of(found)
+    assert ("backward", "whole") not in events_of(record)
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
@@ -266,11 +266,11 @@ def test_quantized_layers() -> None:
         return torch.quantize_per_tensor(x.detach(), 0.5, 8, torch.quint8)
 
     net = nn.Sequential(Function(quantize), nn.ReLU(), Function(lambda x: x.dequantize().flatten(1)))
-    found = trace_events(net, X, backward=True, values=2)
-    assert [seen.output[""].dtype for seen in found.calls] == ["quint8", "quint8", "float32"]
-    assert [flat(seen.output) for seen in found.calls] == [[1, -2], [1, 0], [1, 0]]
-    assert found.without_backward == "the output of Sequential has no gradient"
-    assert len(found.unreached) == 3
+    record = trace_events(net, X, backward=True, values=2)
+    assert [call.output[""].dtype for call in record.calls] == ["quint8", "quint8", "float32"]
+    assert [flat(call.output) for call in record.calls] == [[1, -2], [1, 0], [1, 0]]
+    assert record.without_backward == "the output of Sequential has no gradient"
+    assert len(record.unreached) == 3
 
 
 def test_the_loss_is_the_best_score_or_the_mean_square_without_classes() -> None:
@@ -294,7 +294,7 @@ def test_an_output_without_numbers_or_gradient_leaves_the_forward_events() -> No
     assert blind.without_backward == "the output of Sequential has no gradient"
 
 
-def test_a_loss_that_was_given_must_suit() -> None:
+def test_a_loss_that_does_not_fit_the_output_is_refused() -> None:
     with pytest.raises(ModelError, match="no score for each class"):
         trace_events(nn.ReLU(), X, backward=True, loss=Loss("score"))
     with pytest.raises(TargetError):
@@ -308,9 +308,9 @@ def test_checkpoints_are_passed_and_reentrant_ones_refused() -> None:
         return Function(lambda net, x: net.last(checkpoint(net.inner, x, use_reentrant=reentrant)),
             inner=nn.Sequential(nn.Conv2d(1, 1, 1), nn.Tanh()), last=nn.Flatten())  # fmt: skip
 
-    found = trace_events(through(False), X, backward=True)
-    assert events_of(found)[-3:] == [("backward", "last"), ("backward", "inner.1"), ("backward", "inner.0")]
-    assert len(found.events) == 9
+    record = trace_events(through(False), X, backward=True)
+    assert events_of(record)[-3:] == [("backward", "last"), ("backward", "inner.1"), ("backward", "inner.0")]
+    assert len(record.events) == 9
     with pytest.raises(ModelError, match="reentrant"):
         trace_events(through(True), X, backward=True)
 
@@ -351,7 +351,7 @@ def test_nothing_of_the_model_changes(backward: bool, fails: bool) -> None:
     assert state.changes() == []
 
 
-def test_a_hook_of_somebody_else_that_raises_in_backward_leaves_nothing() -> None:
+def test_nothing_is_left_when_another_hook_raises_in_backward() -> None:
     def refuse(gradient: Tensor) -> None:
         raise ValueError("in backward")
 
@@ -368,11 +368,11 @@ def test_a_hook_of_somebody_else_that_raises_in_backward_leaves_nothing() -> Non
 
 
 @pytest.mark.parametrize("surround", [torch.no_grad, torch.inference_mode])
-def test_what_surrounds_the_call_does_not_count(surround: Callable[[], Any]) -> None:
+def test_surrounding_no_grad_and_inference_mode_have_no_effect(surround: Callable[[], Any]) -> None:
     net = chain()
     with surround():
-        found = trace_events(net, X, backward=True)
-    assert not found.unreached
+        record = trace_events(net, X, backward=True)
+    assert not record.unreached
     assert not torch.is_inference_mode_enabled()
 
 
@@ -394,13 +394,13 @@ def test_inputs_may_be_a_tuple() -> None:
 def test_real_models_are_as_before_and_every_event_has_its_place(name: str) -> None:
     net = load_model(name, weights="none", device="cpu")
     state = ModelSnapshot(net.model)
-    found = trace_events(net.model, net.inputs(*noise_pictures(net)), types=("*",), backward=True)
+    record = trace_events(net.model, net.inputs(*noise_pictures(net)), types=("*",), backward=True)
     assert state.changes() == []
-    assert len(found.events) == 3 * len(found.calls) - len(found.unreached)
-    assert {call.name.split(".")[0] for call in found.unreached} <= {"rpn"}  # boxes are detached there
-    assert found.events[0].event == "pre-hook" and found.calls[-1].call.name == ""
+    assert len(record.events) == 3 * len(record.calls) - len(record.unreached)
+    assert {call.name.split(".")[0] for call in record.unreached} <= {"rpn"}  # boxes are detached there
+    assert record.events[0].event == "pre-hook" and record.calls[-1].call.name == ""
     open_calls: list[str] = []
-    for event in found.events:
+    for event in record.events:
         if event.event == "pre-hook":
             assert event.depth == len(open_calls)
             open_calls.append(event.call.key)

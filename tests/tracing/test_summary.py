@@ -26,7 +26,7 @@ from hookscope.tracing.summary import count_macs, list_layers, trace
 from tests.nets import Function
 
 
-def judged_by_torchinfo(model: nn.Module, size: tuple[int, int], found: Trace) -> None:
+def judged_by_torchinfo(model: nn.Module, size: tuple[int, int], summary: Trace) -> None:
     inputs = example_inputs(model, size)
     device = "meta" if next(model.parameters()).is_meta else "cpu"
     with warnings.catch_warnings():
@@ -34,14 +34,14 @@ def judged_by_torchinfo(model: nn.Module, size: tuple[int, int], found: Trace) -
         judge = torchinfo.summary(
             model, input_data=[tensor.to(device) for tensor in inputs], device=device, verbose=0, depth=99
         )
-    assert found.params == judge.total_params
-    assert found.macs == judge.total_mult_adds
+    assert summary.params == judge.total_params
+    assert summary.macs == judge.total_mult_adds
     expected = Counter(
         (layer.class_name, tuple(layer.output_size), layer.macs)
         for layer in judge.summary_list
         if layer.is_leaf_layer and layer.output_size  # those that ran
     )
-    leaves = ((found.layers[call.layer], call) for call in found.calls)
+    leaves = ((summary.layers[call.layer], call) for call in summary.calls)
     ours = Counter((layer.types[0], first(call.output_shape), call.macs) for layer, call in leaves if layer.leaf)
     assert ours == expected
 
@@ -92,17 +92,17 @@ def test_shapes_macs_and_writes_are_those_of_a_real_pass(name: str, side: int, o
 @pytest.mark.parametrize("name", ["vit_b_16", "swin_t", "convnext_tiny"])
 def test_macs_of_larger_families(name: str) -> None:
     skeleton = build_skeleton(name)
-    found = trace(skeleton.model, example_inputs(skeleton.model, skeleton.size))
-    judged_by_torchinfo(skeleton.model, skeleton.size, found)
+    summary = trace(skeleton.model, example_inputs(skeleton.model, skeleton.size))
+    judged_by_torchinfo(skeleton.model, skeleton.size, summary)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", torchvision.models.list_models(module=torchvision.models))
 def test_macs_of_every_classification_model(name: str) -> None:
     skeleton = build_skeleton(name)
-    found = trace(skeleton.model, example_inputs(skeleton.model, skeleton.size))
-    assert not found.real
-    judged_by_torchinfo(skeleton.model, skeleton.size, found)
+    summary = trace(skeleton.model, example_inputs(skeleton.model, skeleton.size))
+    assert not summary.real
+    judged_by_torchinfo(skeleton.model, skeleton.size, summary)
 
 
 @pytest.mark.slow
@@ -172,10 +172,10 @@ def test_one_module_under_two_names() -> None:
 def test_tied_weights_share_and_count_once() -> None:
     net = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1))
     net[1].weight = net[0].weight
-    found = trace(net, (torch.zeros(1, 3, 8, 8),))
-    assert [row.note for row in rows_of_type(found)] == ["shared with 1", "shared with 0"]
-    assert found.params == 9 + 3 + 3
-    assert not found.real
+    summary = trace(net, (torch.zeros(1, 3, 8, 8),))
+    assert [row.note for row in rows_of_type(summary)] == ["shared with 1", "shared with 0"]
+    assert summary.params == 9 + 3 + 3
+    assert not summary.real
 
 
 def test_a_real_pass_records_the_same() -> None:
@@ -226,13 +226,13 @@ def recurrent() -> nn.Module:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_macs_of_odd_layers_are_torchinfos(net: nn.Module, shape: tuple[int, ...] | None) -> None:
+def test_macs_of_unusual_layers_equal_those_of_torchinfo(net: nn.Module, shape: tuple[int, ...] | None) -> None:
     net.eval()
     data = torch.zeros(2, 5, dtype=torch.long) if shape is None else torch.zeros(shape)
-    found = trace(net, (data,))
+    summary = trace(net, (data,))
     judge = torchinfo.summary(copy.deepcopy(net), input_data=data, device="cpu", verbose=0, depth=9)
-    assert (found.macs, found.params) == (judge.total_mult_adds, judge.total_params)
-    assert found.macs > 0
+    assert (summary.macs, summary.params) == (judge.total_mult_adds, judge.total_params)
+    assert summary.macs > 0
 
 
 def test_input_shapes_by_position_and_keyword() -> None:
@@ -357,7 +357,7 @@ def test_models_of_grey_pictures_and_whole_shapes() -> None:
     assert list_layers(nn.Conv1d(7, 2, 3), (2, 7, 9), ("Conv1d",))[0].output_shape == (2, 2, 7)
 
 
-def test_inputs_of_ones_own() -> None:
+def test_given_inputs() -> None:
     net = Function(lambda net, x, scale: net.conv(x) * scale, conv=nn.Conv2d(3, 4, 1))
     assert list_layers(net, inputs=(torch.zeros(2, 3, 4, 5), 2.0))[0].output_shape == (2, 4, 4, 5)
 
@@ -367,7 +367,7 @@ def test_models_of_other_numbers(dtype: torch.dtype) -> None:
     assert list_layers(nn.Sequential(nn.Conv2d(3, 4, 3)).to(dtype), (5, 5))[0].output_shape == (1, 4, 3, 3)
 
 
-def test_an_input_that_is_too_small_is_one_line() -> None:
+def test_the_error_for_an_input_that_is_too_small_is_one_line() -> None:
     with pytest.raises(InputError) as caught:
         list_layers(build_skeleton("alexnet").model, (20, 20))
     assert str(caught.value).startswith("AlexNet refuses an input of 1x3x20x20: ")
@@ -375,7 +375,7 @@ def test_an_input_that_is_too_small_is_one_line() -> None:
     assert caught.value.exit_code == 1
 
 
-def test_no_layer_of_the_type_says_which_there_are() -> None:
+def test_the_error_for_a_missing_type_lists_those_of_the_trace() -> None:
     with pytest.raises(LayerError) as caught:
         list_layers(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1)), (4, 4), ("Conv3d",))
     assert "no layer of type Conv3d; the model has Conv2d (2), Sequential (1), ReLU (1)" in str(caught.value)
@@ -399,13 +399,13 @@ def test_scripted_and_lazy_models_are_refused_whole() -> None:
 
 
 def test_hooks_registered_before_stay_and_do_not_fire() -> None:
-    net, seen = nn.Sequential(nn.Conv2d(3, 4, 1)), []
+    net, fired = nn.Sequential(nn.Conv2d(3, 4, 1)), []
     with HookHandles() as handles:
-        handles.forward(net[0], lambda *args: seen.append(1))
+        handles.forward(net[0], lambda *args: fired.append(1))
         list_layers(net, (4, 4))
-        assert seen == []
+        assert fired == []
         net(torch.zeros(1, 3, 4, 4))
-    assert seen == [1]
+    assert fired == [1]
     assert not net[0]._forward_hooks
 
 

@@ -49,8 +49,8 @@ def test_the_range_of_every_type(tensor: Tensor, dtype: str, least: float, most:
 def test_values_that_are_not_finite_are_counted_and_are_no_extremes(
     values: list[float], least: float | None, most: float | None, nonfinite: int
 ) -> None:
-    found = facts(torch.tensor(values))
-    assert (found.min, found.max, found.nonfinite) == (least, most, nonfinite)
+    summary = facts(torch.tensor(values))
+    assert (summary.min, summary.max, summary.nonfinite) == (least, most, nonfinite)
 
 
 def test_complex_values_have_no_range() -> None:
@@ -87,13 +87,13 @@ def test_quantized_tensors_are_decoded() -> None:
 
 
 def test_containers_by_part() -> None:
-    found = facts_of({"out": torch.zeros(1, 2), "more": [torch.ones(3), None]})
-    assert {part: one.shape for part, one in found.items()} == {"out": (1, 2), "more.0": (3,)}
+    summary = facts_of({"out": torch.zeros(1, 2), "more": [torch.ones(3), None]})
+    assert {part: one.shape for part, one in summary.items()} == {"out": (1, 2), "more.0": (3,)}
     assert facts_of((None, "word")) == {}
 
 
-def test_nothing_of_the_tensor_is_held() -> None:
+def test_a_summary_does_not_hold_the_tensor() -> None:
     tensor = torch.tensor([1.0, 2.0])
-    found = facts(tensor, 2)
+    summary = facts(tensor, 2)
     tensor.zero_()
-    assert (found.max, found.values) == (2.0, [1.0, 2.0])
+    assert (summary.max, summary.values) == (2.0, [1.0, 2.0])

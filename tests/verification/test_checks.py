@@ -43,8 +43,8 @@ def checks(model: nn.Module, layers: Any = "all", types: Any = ("all",)) -> dict
     return {check.name: check for check in verify(net, noise_pictures(net), layers, types)}
 
 
-def failing(found: dict[str, Check]) -> list[tuple[str, str]]:
-    return [(name, check.layer) for name, check in found.items() if check.holds is False]
+def failing(results: dict[str, Check]) -> list[tuple[str, str]]:
+    return [(name, check.layer) for name, check in results.items() if check.holds is False]
 
 
 class Reused(nn.Module):
@@ -125,73 +125,73 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_nets_pass(name: str) -> None:
     model = HEALTHY[name]()
-    found = checks(model)
-    assert list(found) == NAMES
-    assert {check.holds for check in found.values()} == {True}
-    assert {check.largest_difference for check in found.values()} == {0.0}
+    results = checks(model)
+    assert list(results) == NAMES
+    assert {check.holds for check in results.values()} == {True}
+    assert {check.largest_difference for check in results.values()} == {0.0}
     assert hooks_on(model) == 0
 
 
-def test_what_is_compared() -> None:
-    found = checks(Reused())
+def test_the_numbers_of_comparisons() -> None:
+    results = checks(Reused())
     leaves = ["conv1", "bn1", "relu", "conv2", "relu#1", "fc"]
-    assert found["feature-extractor"].compared == found["re-computation"].compared == len(leaves)
-    assert found["shapes"].compared == len(leaves)
-    assert found["model-output"].compared == 2
-    assert found["inputs"].compared == 3  # conv1 -> bn1 -> relu -> conv2
+    assert results["feature-extractor"].compared == results["re-computation"].compared == len(leaves)
+    assert results["shapes"].compared == len(leaves)
+    assert results["model-output"].compared == 2
+    assert results["inputs"].compared == 3  # conv1 -> bn1 -> relu -> conv2
 
 
 def test_a_selection_limits_what_is_compared() -> None:
-    found = checks(Reused(), layers=["relu#1", "-1"], types=("Conv2d",))
-    assert found["feature-extractor"].compared == found["re-computation"].compared == found["shapes"].compared == 2
-    assert (found["inputs"].holds, found["inputs"].note) == (None, "no wanted call feeds another")
-    assert not failing(found)
+    results = checks(Reused(), layers=["relu#1", "-1"], types=("Conv2d",))
+    assert [results[name].compared for name in ("feature-extractor", "re-computation", "shapes")] == [2, 2, 2]
+    assert (results["inputs"].holds, results["inputs"].note) == (None, "no wanted call feeds another")
+    assert not failing(results)
 
 
 @pytest.mark.parametrize("types", [("all",), ("Conv2d",), ("Conv3d",)])
 def test_layers_selected_by_name_alone(types: Any) -> None:
-    found = checks(Reused(), layers=["conv2", "relu#1"], types=types)
-    assert not failing(found)
-    assert found["re-computation"].compared == found["shapes"].compared == 2
+    results = checks(Reused(), layers=["conv2", "relu#1"], types=types)
+    assert not failing(results)
+    assert results["re-computation"].compared == results["shapes"].compared == 2
 
 
 def test_containers_and_the_model_itself() -> None:
     model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True)), nn.Conv2d(4, 2, 1))
-    found = checks(model, layers=["0", "re:^$"], types=("Sequential",))
-    assert found["re-computation"].compared == 2
-    assert found["feature-extractor"].holds is None
-    assert not failing(found)
+    results = checks(model, layers=["0", "re:^$"], types=("Sequential",))
+    assert results["re-computation"].compared == 2
+    assert results["feature-extractor"].holds is None
+    assert not failing(results)
 
 
 def test_a_value_overwritten_on_the_way_is_not_compared() -> None:
-    found = checks(WritesToItsInput())["inputs"]
-    assert (found.holds, found.compared) == (True, 1)
-    assert found.note == "1 inputs were overwritten on the way, and are not compared"
+    check = checks(WritesToItsInput())["inputs"]
+    assert (check.holds, check.compared) == (True, 1)
+    assert check.note == "1 inputs were overwritten on the way, and are not compared"
 
 
-def test_what_fx_cannot_trace_is_no_failure() -> None:
-    found = checks(Function(lambda net, x: net.conv(x if x.sum() > 0 else -x), conv=nn.Conv2d(3, 4, 1)))
-    assert found["feature-extractor"].holds is None
-    assert found["feature-extractor"].note.startswith("fx cannot trace it: ")
-    assert (found["inputs"].holds, found["inputs"].note) == (None, "there is no graph")
-    assert found["re-computation"].holds is found["shapes"].holds is True
+def test_a_model_that_fx_cannot_trace_is_no_failure() -> None:
+    results = checks(Function(lambda net, x: net.conv(x if x.sum() > 0 else -x), conv=nn.Conv2d(3, 4, 1)))
+    assert results["feature-extractor"].holds is None
+    assert results["feature-extractor"].note.startswith("fx cannot trace it: ")
+    assert (results["inputs"].holds, results["inputs"].note) == (None, "there is no graph")
+    assert results["re-computation"].holds is results["shapes"].holds is True
 
 
 def test_tensors_that_are_one_object_are_one_in_the_re_computation() -> None:
-    found = checks(Attending(), layers="attention")
-    assert (found["re-computation"].holds, found["re-computation"].largest_difference) == (True, 0.0)
-    assert not failing(found)
+    results = checks(Attending(), layers="attention")
+    assert (results["re-computation"].holds, results["re-computation"].largest_difference) == (True, 0.0)
+    assert not failing(results)
 
 
 def test_a_layer_that_cannot_be_copied_is_noted() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
     model[1].kept = torch.ones(1, requires_grad=True) * 2
-    found = checks(model)
-    assert found["feature-extractor"].holds is None
-    assert found["feature-extractor"].note.startswith("it cannot be copied: ")
-    assert (found["re-computation"].holds, found["re-computation"].compared) == (True, 1)
-    assert found["re-computation"].note == "1 of 2 calls are of layers that cannot be copied"
-    assert not failing(found)
+    results = checks(model)
+    assert results["feature-extractor"].holds is None
+    assert results["feature-extractor"].note.startswith("it cannot be copied: ")
+    assert (results["re-computation"].holds, results["re-computation"].compared) == (True, 1)
+    assert results["re-computation"].note == "1 of 2 calls are of layers that cannot be copied"
+    assert not failing(results)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, keep: Callable[[nn.Module, Any], tuple[Any, Any]]) -> None:
@@ -203,10 +203,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, keep: Callable[[nn.Module, Any], tupl
 
 def test_a_capture_that_keeps_references_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda module, output: (output, None))
-    found = checks(Reused())
-    assert failing(found) == [("feature-extractor", "bn1"), ("re-computation", "bn1"), ("inputs", "relu")]
-    assert found["feature-extractor"].largest_difference > 0
-    assert found["feature-extractor"].note == "1 of 6 differ"
+    results = checks(Reused())
+    assert failing(results) == [("feature-extractor", "bn1"), ("re-computation", "bn1"), ("inputs", "relu")]
+    assert results["feature-extractor"].largest_difference > 0
+    assert results["feature-extractor"].note == "1 of 6 differ"
 
 
 def test_a_capture_that_mixes_up_calls_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,16 +217,16 @@ def test_a_capture_that_mixes_up_calls_is_found(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_capture_that_changes_the_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda module, out: (out.clone(), out + 1e-3 if isinstance(module, nn.Linear) else None))
-    found = checks(Reused())
-    assert failing(found) == [("model-output", "")]
-    assert found["model-output"].largest_difference == pytest.approx(1e-3, rel=1e-3)
-    assert found["model-output"].note == "1 of 2 differ; part 'out' of the output"
+    results = checks(Reused())
+    assert failing(results) == [("model-output", "")]
+    assert results["model-output"].largest_difference == pytest.approx(1e-3, rel=1e-3)
+    assert results["model-output"].note == "1 of 2 differ; part 'out' of the output"
 
 
 def test_wrongly_recorded_inputs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture, "_own", lambda self, value, live, spare=(): value)  # no copies
-    found = checks(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)))
-    assert failing(found) == [("inputs", "1")]
+    results = checks(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 1)))
+    assert failing(results) == [("inputs", "1")]
 
 
 @pytest.mark.parametrize(
@@ -241,39 +241,39 @@ def test_a_hook_left_behind_is_found(monkeypatch: pytest.MonkeyPatch, always: bo
             model.conv2.register_forward_hook(lambda *call: None)
 
     monkeypatch.setattr(HookHandles, "__exit__", leave_one)
-    found = checks(model)
-    assert failing(found) == [("untouched", "conv2")]
-    assert found["untouched"].note.endswith(note)
+    results = checks(model)
+    assert failing(results) == [("untouched", "conv2")]
+    assert results["untouched"].note.endswith(note)
 
 
 @pytest.mark.parametrize("shows", [False, True])
 def test_a_layer_that_changes_its_buffer_is_found(shows: bool) -> None:
-    found = checks(nn.Sequential(nn.Conv2d(3, 4, 1), Counting(shows)))
-    failures = failing(found)
+    results = checks(nn.Sequential(nn.Conv2d(3, 4, 1), Counting(shows)))
+    failures = failing(results)
     assert ("untouched", "1") in failures
-    assert found["untouched"].largest_difference == 1.0
-    assert "buffer 'count' changed, without hooks too: the layer does it" in found["untouched"].note
+    assert results["untouched"].largest_difference == 1.0
+    assert "buffer 'count' changed, without hooks too: the layer does it" in results["untouched"].note
     assert (("re-computation", "1") in failures) == shows
 
 
 def test_a_layer_that_draws_random_numbers_is_found() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), drawing(shows=False))
     before = random_states()
-    found = checks(model)
-    assert failing(found) == [("untouched", "1")]
-    assert "random state of torch changed, without hooks too" in found["untouched"].note
+    results = checks(model)
+    assert failing(results) == [("untouched", "1")]
+    assert "random state of torch changed, without hooks too" in results["untouched"].note
     assert random_states() == before
 
 
 def test_random_outputs_are_compared_from_one_random_state() -> None:
-    found = checks(nn.Sequential(nn.Conv2d(3, 4, 1), drawing(shows=True), drawing(shows=True)))
-    assert failing(found) == [("untouched", "1")]
+    results = checks(nn.Sequential(nn.Conv2d(3, 4, 1), drawing(shows=True), drawing(shows=True)))
+    assert failing(results) == [("untouched", "1")]
 
 
 def test_a_re_computation_that_draws_other_numbers_is_noted_as_random() -> None:
-    found = checks(nn.Sequential(drawing(shows=True), drawing(shows=True)), layers="1", types=("Function",))
-    assert failing(found) == [("re-computation", "1"), ("untouched", "0")]
-    assert found["re-computation"].note == "1 of 1 differ; '1' is random: two re-computations differ too"
+    results = checks(nn.Sequential(drawing(shows=True), drawing(shows=True)), layers="1", types=("Function",))
+    assert failing(results) == [("re-computation", "1"), ("untouched", "0")]
+    assert results["re-computation"].note == "1 of 1 differ; '1' is random: two re-computations differ too"
 
 
 class Padding(nn.Module):
@@ -307,9 +307,9 @@ def test_a_changed_mode_and_flag_are_found(monkeypatch: pytest.MonkeyPatch) -> N
         return output.clone(), None
 
     plant(monkeypatch, spoil)
-    found = checks(model)["untouched"]
-    assert (found.holds, found.layer) == (False, "relu")
-    assert found.note.startswith("3 of ")
+    check = checks(model)["untouched"]
+    assert (check.holds, check.layer) == (False, "relu")
+    assert check.note.startswith("3 of ")
 
 
 def alter_trace(monkeypatch: pytest.MonkeyPatch, change: Callable[[tuple[Any, ...]], Any]) -> None:
@@ -324,16 +324,16 @@ def test_a_wrong_shape_in_the_trace_is_found(monkeypatch: pytest.MonkeyPatch) ->
     alter_trace(
         monkeypatch, lambda calls: (*calls[:3], dataclasses.replace(calls[3], output_shape=(1, 4, 8, 9)), *calls[4:])
     )
-    found = checks(Reused())
-    assert failing(found) == [("shapes", "conv2")]
-    assert found["shapes"].largest_difference == 1.0
+    results = checks(Reused())
+    assert failing(results) == [("shapes", "conv2")]
+    assert results["shapes"].largest_difference == 1.0
 
 
-def test_a_call_that_the_trace_has_not_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_missing_from_the_trace_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     alter_trace(monkeypatch, lambda calls: calls[:4] + calls[5:])
-    found = checks(Reused())["shapes"]
-    assert (found.holds, found.layer, found.largest_difference) == (False, "relu#1", math.inf)
-    assert "the trace has 5 calls, the pass 6" in found.note
+    check = checks(Reused())["shapes"]
+    assert (check.holds, check.layer, check.largest_difference) == (False, "relu#1", math.inf)
+    assert "the trace has 5 calls, the pass 6" in check.note
 
 
 def test_a_capture_that_loses_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,8 +343,8 @@ def test_a_capture_that_loses_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -
         "_add",
         lambda self, call, value: call.key == "fc" or add(self, call, value),
     )
-    found = checks(Reused())
-    assert failing(found) == [("feature-extractor", "fc"), ("re-computation", "fc"), ("shapes", "fc")]
+    results = checks(Reused())
+    assert failing(results) == [("feature-extractor", "fc"), ("re-computation", "fc"), ("shapes", "fc")]
 
 
 def test_refused_inputs_and_unknown_layers_are_errors() -> None:
@@ -358,10 +358,10 @@ def test_an_abandoned_iterator_leaves_everything_as_before() -> None:
     model = Reused()
     state = ModelSnapshot(model)
     net = as_net(model)
-    found = verify(net, noise_pictures(net))
-    next(found)
+    results = verify(net, noise_pictures(net))
+    next(results)
     assert torch.is_grad_enabled()
-    del found
+    del results
     assert not [change for change in state.changes() if change.what != "train/eval mode"]
     assert hooks_on(model) == 0
 
@@ -394,9 +394,9 @@ def test_noise_is_seeded_and_fits_the_family() -> None:
 
 @torch.no_grad()
 def node_outputs(model: nn.Module, x: Tensor) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    run_fx_graph(model, (x.clone(),), lambda key, output: found.update({key: copy.deepcopy(output)}))
-    return found
+    results: dict[str, Any] = {}
+    run_fx_graph(model, (x.clone(),), lambda key, output: results.update({key: copy.deepcopy(output)}))
+    return results
 
 
 def key_of(node: str, modules: set[str]) -> str | None:
@@ -423,7 +423,7 @@ def test_nodes_are_those_of_torchvisions_feature_extractor(build: Any, side: int
         assert torch.equal(outputs[key], extractor(x.clone())["out"]), node
 
 
-def test_torchvisions_own_blocks_are_looked_into() -> None:
+def test_layers_inside_torchvisions_blocks_are_nodes() -> None:
     model = nn.Sequential(torchvision.ops.Conv2dNormActivation(3, 4)).eval()
     assert list(node_outputs(model, torch.randn(1, 3, 8, 8))) == ["0.0", "0.1", "0.2"]
 
@@ -463,8 +463,8 @@ def test_every_classification_model_holds(name: str) -> None:
 
 def holds(name: str, side: int | None) -> list[Check]:
     net = load_model(name, weights="none", device="cpu", input_size=(side, side) if side else None)
-    found = list(verify(net, noise_pictures(net)))
-    assert [check.name for check in found] == NAMES
-    assert [check for check in found if check.holds is False] == []
+    results = list(verify(net, noise_pictures(net)))
+    assert [check.name for check in results] == NAMES
+    assert [check for check in results if check.holds is False] == []
     assert hooks_on(net.model) == 0
-    return found
+    return results
