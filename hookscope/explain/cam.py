@@ -21,7 +21,7 @@ from hookscope.explain.cam_layers import (
     layers_with_maps,
 )
 from hookscope.explain.cam_methods import CAM_METHODS, CamInputs, gradient_free, method_named
-from hookscope.explain.cam_perturbation import Progress, Rerun, resized
+from hookscope.explain.cam_perturbation import Progress, Rerun, progress_counter, resized
 from hookscope.hooks import (
     Activations,
     Call,
@@ -76,11 +76,15 @@ class ClassActivationMap:
 
         None for a map that `is_empty`.
         """
-        if self.is_empty:
-            return None
-        high, wide = self.values.shape[-2:]
-        y, x = divmod(int(np.argmax(self.values)) % (high * wide), wide)
-        return (y + 0.5) / high, (x + 0.5) / wide
+        return peak_of(self.values)
+
+
+def peak_of(values: NDArray[np.float32]) -> tuple[float, float] | None:
+    """``(y, x)`` of the centre of the highest cell, in any frame, as shares of the sides; None if none is above 0."""
+    height, width = values.shape[-2:]
+    index = int(values.argmax())
+    y, x = divmod(index % (height * width), width)
+    return ((y + 0.5) / height, (x + 0.5) / width) if values.flat[index] > 0 else None
 
 
 def class_activation_maps(
@@ -146,7 +150,8 @@ def class_activation_maps(
             chosen = [default_layer(model, activations, first, size, how.gradient)]
         else:
             chosen = layers_with_maps(model, activations, layers, first, size, on_skip)
-        rerun = Rerun(model, inputs, batch_size, on_progress, sum(len(layer.maps.values) for layer in chosen))
+        total = sum(len(layer.maps.values) for layer in chosen)
+        rerun = Rerun(model, inputs, batch_size, progress_counter(on_progress, total))
         maps, tensors = [], [layer.tensor for layer in chosen]
         for prediction in answers:
             score = scores[0, prediction.index]

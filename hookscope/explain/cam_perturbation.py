@@ -17,6 +17,19 @@ from hookscope.scores import class_scores
 Progress = Callable[[int, int], None]
 
 
+def progress_counter(on_progress: Progress | None, total: int) -> Callable[[int], None]:
+    """A function that adds a number to those done, and calls ``on_progress`` with done and in all."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if on_progress is not None:
+            on_progress(done, total)
+
+    return advance
+
+
 @dataclass
 class Rerun:
     """The scores of all classes with one channel as a mask, or without one channel; each computed once per layer."""
@@ -24,9 +37,7 @@ class Rerun:
     model: nn.Module
     inputs: tuple[Any, ...]
     batch_size: int
-    on_progress: Progress | None
-    total: int
-    _done: int = 0
+    advance: Callable[[int], None]
     _scores: dict[int, Tensor] = field(default_factory=dict)
 
     def masked(self, layer: MapLayer, channels: Tensor) -> Tensor:
@@ -49,7 +60,7 @@ class Rerun:
                 tensor.dim() - 1 if maps.axes.endswith("C") else 1,
                 ((tokens, tensor.shape[1] - 1),) if tokens else None,
                 self.batch_size,
-                self._advance,
+                self.advance,
             ).float()
         return self._scores[id(layer)]
 
@@ -64,13 +75,8 @@ class Rerun:
             masks = torch.where(high > low, (whole - low) / (high - low), 0).to(picture.dtype)
             with torch.no_grad():
                 scores.append(class_scores(self.model(picture * masks)).float())
-            self._advance(len(part))
+            self.advance(len(part))
         return torch.cat(scores)
-
-    def _advance(self, channels: int) -> None:
-        self._done += channels
-        if self.on_progress is not None:
-            self.on_progress(self._done, self.total)
 
 
 def resized(values: Tensor, size: tuple[int, int]) -> Tensor:

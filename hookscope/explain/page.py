@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.drawing import MOST_PIXELS, Heat, Origin, Panel, draw_page
-from hookscope.explain.cam import ClassActivationMap
+from hookscope.explain.cam import ClassActivationMap, peak_of
 from hookscope.explain.saliency import Saliency
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
 from hookscope.findings import counted, percent
@@ -53,13 +53,9 @@ class OverlaySource:
 
         None where no value is above 0. The point may lie outside the photograph: the network may have seen a border.
         """
-        index = int(values.argmax())
-        if not values.flat[index] > 0:
-            return None
-        height, width = values.shape
-        y, x = divmod(index, width)
         left, top, right, bottom = self.box
-        return left + (x + 0.5) / width * (right - left), top + (y + 0.5) / height * (bottom - top)
+        peak = peak_of(values)
+        return peak and (left + peak[1] * (right - left), top + peak[0] * (bottom - top))
 
     def provenance(self, method: str, cmap: str, size: tuple[int, int]) -> dict[str, Any]:
         return {
@@ -188,9 +184,8 @@ def _shape_line(cam: ClassActivationMap) -> str:
 
 
 def _provenance(
-    source: OverlaySource, maps: Iterable[ClassActivationMap], cmap: str, page: Image.Image
+    source: OverlaySource, maps: Sequence[ClassActivationMap], cmap: str, page: Image.Image
 ) -> dict[str, Any]:
-    maps = list(maps)
     facts = [
         {
             "layer": cam.call.name,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import InputError, ModelError, UsageError
 from hookscope.explain.cam_methods import gradient_free, method_named
+from hookscope.explain.cam_perturbation import progress_counter
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, wide
 from hookscope.explain.saliency_settings import Settings
 from hookscope.gradients import ClampGradientSign, change_gradients
@@ -105,7 +106,7 @@ def saliency_maps(
         for answer in answers:
             check_finite_score(answer)
         zeros = _scores(model, torch.zeros_like(picture))[0].tolist() if how.completes else None
-        advance = _counted(on_progress, len(answers) * how.total(settings))
+        advance = progress_counter(on_progress, len(answers) * how.total(settings))
         guide = _Guide(ClampGradientSign("positive"))
         maps = []
         with change_gradients(model, {_relus(model): guide} if how.guided else {}):
@@ -141,18 +142,6 @@ def _picture(inputs: tuple[Any, ...]) -> Tensor:
             f"expected a picture (1, C, H, W) or a clip (1, C, T, H, W), got {shape}", do="x[None] adds a batch axis"
         )
     return inputs[0]
-
-
-def _counted(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if on_progress is not None:
-            on_progress(done, total)
-
-    return advance
 
 
 def _gradient_of(

@@ -359,10 +359,9 @@ def channel_scores(
     batch_size: int | None = None,
     on_channels: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
-    """The scores ``(C, K)`` with each channel of one tensor at 0 in turn.
+    """The scores ``(C, K)`` with each channel at 0 in turn of ``tensor``, the ``part`` of what ``call`` puts out.
 
-    ``call`` puts out ``tensor`` as its ``part``; ``positions`` are those that are set to 0, None for all.
-    ``on_channels`` is called with the number of channels that were done.
+    ``positions`` are those that are set to 0, None for all; ``on_channels`` gets the number of channels done.
     """
     with_all = baseline(Passes(model, inputs), Selection.of_names([call.name], call.call), ("all",))
     forks = with_all.sites[0].forks if with_all.sites else ()

@@ -30,19 +30,22 @@ class Spelled:
     """A dataclass that the command line can spell ``word:parameter=value,...``.
 
     The metadata of a field may hold an ``example`` for help and errors, where the default is not a value, and
-    ``from_file`` for a value that ``from=`` reads from a file: ``tensor``, ``image``, or ``images`` of a folder.
+    ``from_file`` for a value that ``from=`` reads from a file: ``tensor``, ``image``, or ``images`` of a folder. With
+    ``choices``, or ``finite`` for a number, a value is checked.
 
     Attributes:
         word: Its name on the command line; a subclass without one of its own is not in `WORDS`.
         summary: What it does, in a line of the help.
         one_pass: Parameters that have another default where a model in eval mode runs once.
         changes_forward: Whether its effect shows in a forward pass.
+        neutral: A parameter, and its value that changes no tensor.
     """
 
     word: ClassVar[str] = ""
     summary: ClassVar[str] = ""
     one_pass: ClassVar[Mapping[str, Any]] = {}
     changes_forward: ClassVar[bool] = True
+    neutral: ClassVar[tuple[str, float] | None] = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -99,6 +102,12 @@ class Intervention(Spelled):
         object.__setattr__(self, "positions", parse_positions(self.positions))
         if self.on not in SIDES:
             raise UsageError(f"no side '{self.on}' of a layer", f"there are {' and '.join(SIDES)}")
+        for field in dataclasses.fields(self):
+            value, choices = getattr(self, field.name), field.metadata.get("choices")
+            if choices and value not in choices:
+                raise UsageError(f"no {field.name} '{value}'", f"choices: {', '.join(choices)}")
+            if field.metadata.get("finite"):
+                check_finite(field.name, value)
 
     def __call__(
         self, call: Call, tensor: Tensor, module: nn.Module | None = None, part: str = "", axis: int | None = None
@@ -144,7 +153,7 @@ class Intervention(Spelled):
     @property
     def changes_nothing(self) -> bool:
         """Whether every tensor stays the same, to the bit."""
-        return False
+        return self.neutral is not None and bool(getattr(self, self.neutral[0]) == self.neutral[1])
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         """Compute new values for ``part``, of its shape; its axes are those of the whole tensor."""
@@ -182,7 +191,7 @@ class Intervention(Spelled):
         shown = [
             f"{field.name}={_spelled(getattr(self, field.name))}"
             for field in dataclasses.fields(self)
-            if field.repr and not _is_default(getattr(self, field.name), field.default)
+            if field.repr and repr(getattr(self, field.name)) != repr(field.default)
         ]
         return type(self).__name__ + (f"({', '.join(shown)})" if shown else "")
 
@@ -258,11 +267,6 @@ def check_finite(name: str, value: Any) -> None:
         raise UsageError(f"{name}={value:g}", do="give a finite number")
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"no {name} '{value}'", f"choices: {', '.join(choices)}")
-
-
 def check_takes(function: Any, what: str, *names: str) -> None:
     """Refuse a function, called ``what`` in the error, that cannot be called with arguments such as ``names``."""
     try:
@@ -288,10 +292,6 @@ def _wrong_positions(call: Call, tensor: Tensor, ranges: int, axes: int) -> Laye
         return LayerError(f"{asked} no position axis", do="leave positions out")
     asked += f" {axes} position {'axis' if axes == 1 else 'axes'}"
     return LayerError(asked, do="give one range for each, such as 0-9x5-14")
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    return type(value) is type(default) and bool(value == default)
 
 
 def _spelled(value: Any) -> str:

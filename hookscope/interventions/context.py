@@ -29,7 +29,6 @@ from hookscope.interventions.ranges import type_with_article
 
 AnyChange = Change | ParameterIntervention
 Changes = Mapping[Any, AnyChange | Iterable[AnyChange]] | Iterable[tuple[Any, AnyChange]]
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def pairs_of(changes: Changes) -> Iterator[tuple[str | Selection, AnyChange]]:
@@ -214,7 +213,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             return None if on_input else self._changed(change, call, module, output)
 
-        def on_before(call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        def on_before(call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             changed = self._changed(change, call, module, joined_inputs(args, kwargs), of_input=True)
             return None if changed is None else split_inputs(changed, len(args), bool(kwargs))
 

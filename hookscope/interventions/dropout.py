@@ -13,7 +13,7 @@ from torch.nn import functional
 from torchvision.ops import drop_block2d, drop_block3d
 
 from hookscope.errors import UsageError
-from hookscope.interventions.base import Intervention, Site, check_choice, check_takes
+from hookscope.interventions.base import Intervention, Site, check_takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,17 @@ class _Dropping(Intervention):
     """
 
     p: float | Callable[[int], float] = 0.1
-    when: str = dataclasses.field(default="train", kw_only=True)
+    when: str = dataclasses.field(default="train", kw_only=True, metadata={"choices": ("train", "always")})
 
     one_pass = {"when": "always"}  # noqa: RUF012
+    neutral = ("p", 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("when", self.when, ("train", "always"))
         if callable(self.p):
             check_takes(self.p, f"the schedule of {type(self).__name__}", "step")
         else:
             _check_rate(self.p)
-
-    @property
-    def changes_nothing(self) -> bool:
-        return self.p == 0
 
     @property
     def rate(self) -> float:

@@ -144,9 +144,8 @@ def _grids(maps: MovedMaps, most: int) -> list[Grid]:
 def _check_drawn(bands: Sequence[_Band]) -> None:
     if not bands:
         raise NoMapError("no activation to draw", "no chosen call ran after the first that was changed", "choose it")
-    failed = [band for band in bands if band.why is not None]
-    if len(failed) == len(bands) and failed[0].why is not None:
-        call, why = failed[0].layer.call, failed[0].why
+    call, why = bands[0].layer.call, bands[0].why
+    if why is not None and all(band.why for band in bands):
         raise NoMapError(f"{call.key or 'the model'} ({call.type}) cannot be drawn: {why.asked}", why.exists, why.do)
 
 
@@ -261,13 +260,9 @@ def _band_facts(band: _Band) -> dict[str, Any]:
         "type": layer.call.type,
         "shape": layer.shape,
         "changed": layer.changed,
-        "relative_l2": _finite(layer.relative_l2),
-        "cosine": _finite(layer.cosine),
+        "relative_l2": layer.relative_l2 if math.isfinite(layer.relative_l2 or 0) else None,
+        "cosine": layer.cosine,
         "nonfinite": layer.nonfinite,
         "why_not": str(band.why) if band.why else "",
         "parts": [part.maps.facts(part.drawn) for part in band.parts],
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -12,8 +12,6 @@ from hookscope.errors import UsageError
 from hookscope.interventions.base import (
     Intervention,
     Site,
-    check_choice,
-    check_finite,
     check_number,
     laid_out_like,
     replaced,
@@ -49,18 +47,11 @@ class Scale(Intervention):
         [[2.0, -6.0]]
     """
 
-    factor: float = field(metadata={"example": "0.5"})
+    factor: float = field(metadata={"example": "0.5", "finite": True})
 
     word = "scale"
     summary = "multiply values by factor"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_finite("factor", self.factor)
-
-    @property
-    def changes_nothing(self) -> bool:
-        return self.factor == 1
+    neutral = ("factor", 1)
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         return part * self.factor
@@ -115,22 +106,17 @@ class Noise(Intervention):
         True
     """
 
-    std: float = 0.1
+    std: float = field(default=0.1, metadata={"finite": True})
     relative: bool = False
 
     word = "noise"
     summary = "add Gaussian noise; relative: std in multiples of the values' own"
+    neutral = ("std", 0)  # adding a noise of 0 would turn -0 into 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_finite("std", self.std)
         if self.std < 0:
             raise UsageError(f"std={self.std:g}", do="give 0 or more")
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether the noise is 0; adding it would turn -0 into 0."""
-        return self.std == 0
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         spread = part.detach().float().std(correction=0).to(part.dtype) if self.relative else 1.0
@@ -210,31 +196,26 @@ class Permute(Intervention):
         [0.0, 1.0, 2.0, 3.0]
     """
 
-    axis: str = "positions"
+    axis: str = field(default="positions", metadata={"choices": ("positions", "channels", "images")})
 
     word = "permute"
     summary = "put positions, channels or images in random order"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("axis", self.axis, ("positions", "channels", "images"))
 
     def check_one_image(self) -> None:
         if self.axis == "images":
             raise UsageError("one image cannot be permuted", do="use axis=positions or axis=channels")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
-        if self.axis == "channels":
-            return laid_out_like(part, part.index_select(site.axis, _random_order(part, part.shape[site.axis])))
-        if self.axis == "images":
-            if site.axis == 0:
-                raise UsageError(f"no images to permute at '{site.call.key}'", "its tensor has no batch axis")
-            return laid_out_like(part, part.index_select(0, _random_order(part, len(part))))
+        if self.axis == "images" and site.axis == 0:
+            raise UsageError(f"no images to permute at '{site.call.key}'", "its tensor has no batch axis")
+        if self.axis != "positions":
+            along = site.axis if self.axis == "channels" else 0
+            return laid_out_like(part, _mixed(part, along))
         batch = part.movedim(site.axis, 1) if site.axis else part[None]
         flat = batch.flatten(2) if batch.dim() > 2 else batch[..., None]
-        mixed = flat.index_select(2, _random_order(part, flat.shape[2])).reshape(batch.shape)
+        mixed = _mixed(flat, 2).reshape(batch.shape)
         return laid_out_like(part, mixed.movedim(1, site.axis) if site.axis else mixed[0])
 
 
-def _random_order(part: Tensor, count: int) -> Tensor:
-    return torch.randperm(count, device=part.device)
+def _mixed(values: Tensor, axis: int) -> Tensor:
+    return values.index_select(axis, torch.randperm(values.shape[axis], device=values.device))

@@ -13,8 +13,6 @@ from hookscope.hooks import tensors_in
 from hookscope.interventions.base import (
     Intervention,
     Site,
-    check_choice,
-    check_finite,
     laid_out_like,
     position_axes,
     replaced,
@@ -73,14 +71,13 @@ class Mean(Intervention):
     """
 
     source: Any = field(default=None, repr=False, metadata={"example": "folder", "from_file": "images"})
-    over: str = "images"
+    over: str = field(default="images", metadata={"choices": ("images", "positions")})
 
     word = "mean"
     summary = "replace by the mean over images of a folder, or over positions of the map"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("over", self.over, ("images", "positions"))
         if self.over == "positions" and self.source is not None:
             raise UsageError("a mean over positions takes no source", do="leave the source out")
 
@@ -126,18 +123,11 @@ class Steer(Intervention):
     """
 
     direction: Any = field(repr=False, metadata={"example": "direction.npy", "from_file": "tensor"})
-    scale: float = 1.0
+    scale: float = field(default=1.0, metadata={"finite": True})
 
     word = "steer"
     summary = "add a direction (.npy, .pt, .safetensors) at every position"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_finite("scale", self.scale)
-
-    @property
-    def changes_nothing(self) -> bool:
-        return self.scale == 0
+    neutral = ("scale", 0)
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         direction: Tensor = self.direction.detach().to(part)

@@ -16,9 +16,6 @@ from hookscope.images import InputImage, find_pictures, read_picture
 from hookscope.interventions.spec import InterventionSpec
 from hookscope.models import LoadedModel, load_content, model_errors_as_input_errors
 
-Inputs = tuple[Any, ...]
-_SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".safetensors")
-
 
 def read_source(
     net: LoadedModel,
@@ -50,7 +47,7 @@ def read_source(
 
 
 def activations_at(
-    model: nn.Module, inputs: Inputs, where: Layers, types: Iterable[Any] = ("Conv2d",), on: str = "output"
+    model: nn.Module, inputs: tuple[Any, ...], where: Layers, types: Iterable[Any] = ("Conv2d",), on: str = "output"
 ) -> dict[str, Any]:
     """Capture the outputs, or the inputs, of the calls at ``where`` in a pass on ``inputs``, by key."""
     with torch.no_grad(), capture(model, where, types, inputs=on == "input") as activations:
@@ -99,7 +96,7 @@ def _read_content(path: str) -> Any:
         if isinstance(reason, OSError):
             do = "" if os.path.exists(path) else "name a file that exists"
             raise WeightsError(f"cannot read {path}: {reason.strerror or 'it is damaged'}", do=do) from error
-        if path.lower().endswith(_SUFFIXES):
+        if path.lower().endswith((".npy", ".npz", ".pt", ".pth", ".safetensors")):
             raise
         do = "give a .npy, .pt or .safetensors file with one tensor"
         raise WeightsError(f"no direction in {path}", do=do) from error

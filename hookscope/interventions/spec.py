@@ -100,9 +100,6 @@ class InterventionSpec:
         """Parse ``WORD`` or ``WORD:PARAMETER=VALUE,...``; a part without ``=`` belongs to the value before it.
 
         ``one_image`` refuses an intervention that has no effect on a batch of one image.
-
-        Raises:
-            UsageError: for an unknown intervention or parameter, or a missing or bad value.
         """
         word, _, rest = text.partition(":")
         word = word.strip()
@@ -131,8 +128,7 @@ class InterventionSpec:
     @property
     def from_file(self) -> str:
         """What the file of ``from=`` gives: ``tensor``, ``image`` or ``images``; empty where none is read."""
-        parameter = _parameters(self.kind).get("from")
-        return parameter.from_file if parameter is not None and self.source is not None else ""
+        return _parameters(self.kind)["from"].from_file if self.source is not None else ""
 
     def build(self, source: Any = None, one_pass: bool = False) -> Any:
         """The intervention, with the content of its file; in ``one_pass`` dropout acts in eval mode too."""
