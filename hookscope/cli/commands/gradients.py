@@ -107,11 +107,11 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       no-gradient         no gradient arrives, and why: frozen, unused, detached, no graph
 
     Findings do not change the exit status, which is 0. A table shows layers and parameters, in the columns that fit;
-    json has both whole; tsv and csv have the layers, or with --parameters the parameters; in ndjson, "row" says what a
-    line is.
+    json has both whole; tsv and csv have the layers, or with --parameters the parameters; in ndjson, the field "row"
+    names the kind of a line.
 
-    --freeze, --scale, --clamp-sign, --clip-value and --clip-norm show what an optimizer would see: norm_after, beside
-    the norm before. They are applied in this order. Frozen layers let gradients through.
+    --freeze, --scale, --clamp-sign, --clip-value and --clip-norm change the gradients in this order. norm_after is what
+    an optimizer would get, beside the norm before. Frozen layers let gradients through.
 
     \b
     Examples:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
-from hookscope import models, scores
+from hookscope import images, scores
 from hookscope.cli import process
 from hookscope.cli.output.report import Report, Row, row_of
 from hookscope.cli.output.rows import write_report
@@ -14,7 +14,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, model_options
-from hookscope.errors import ImageError, InputError, UsageError
+from hookscope.errors import UsageError
 
 FIELDS = ("image", "index", "label", "score", "probability", "weights")
 
@@ -45,7 +45,7 @@ def command(
       label        name of the class, empty if unknown
       score        logit of the class, before softmax, exactly as the model returns it
       probability  softmax over all classes, 0 to 1
-      weights      the weights; predictions of random weights mean nothing, and a note says so
+      weights      the weights; predictions of random weights mean nothing: a note warns of them
 
     The score of a class in a segmentation model is the mean of its logits over all positions. Detection and optical
     flow models have no class scores.
@@ -64,23 +64,14 @@ def command(
     files = ImageFiles(paths)
     files.read_first()
     net = model.load()
-    rows = _rows(net, files, classes, categories_of(net, categories))
-    write_report(Report.of_rows(rows, FIELDS), format)
-    if files.failed:
-        raise click.exceptions.Exit(1)
+    names = categories_of(net, categories)
 
+    def rows(pictures: Sequence[images.InputImage]) -> Iterator[Row]:
+        tensors = [net.prepare(picture) for picture in pictures]
+        with process.prints_to_standard_error():
+            predictions = scores.predict(net, tensors, classes, names)
+        for prediction in predictions:
+            yield row_of(FIELDS, prediction, image=pictures[0].name, weights=net.weights)
 
-def _rows(
-    net: models.LoadedModel, files: ImageFiles, classes: scores.Target, categories: tuple[str, ...] | None
-) -> Iterator[Row]:
-    for path in files.paths:
-        try:
-            tensor = net.prepare(files.read(path, net.preprocess.frames))
-            with process.prints_to_standard_error():
-                predictions = scores.predict(net, [tensor], classes, categories)
-        except (ImageError, InputError) as error:
-            files.lost(error)
-        else:
-            files.done += 1
-            for prediction in predictions:
-                yield row_of(FIELDS, prediction, image=path, weights=net.weights)
+    write_report(Report.of_rows(files.rows(net, rows), FIELDS), format)
+    files.exit()

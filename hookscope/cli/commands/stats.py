@@ -35,7 +35,7 @@ _BEGINNING = b'{"hookscope": '  # of what `hookscope.statistics.storage` writes
     "--rank", is_flag=True, help="Measure the effective rank of each layer's channels too, up to 2048 channels; slower."
 )
 @click.option("--per-channel", is_flag=True, help="Print a row for each channel.")
-@shared.file_option("--save", "Save the counts, to merge or to resume.")
+@shared.file_option("--save", "Save the statistics, to merge or to resume.")
 @click.option("--resume", is_flag=True, help="Continue the interrupted run that wrote the --save file.")
 @click.option("--merge", is_flag=True, help="Merge the arguments, which are --save files of one model.")
 @shared.plot_option("Draw distributions, dead and saturated shares")
@@ -57,9 +57,9 @@ def command(
     """Measure every layer of MODEL on images, and report what is wrong.
 
     IMAGE is a file, a folder, or - for standard input. The command runs the images through the model in batches. It
-    measures every convolution and every activation function: mean, spread, range and where it was reached, zeros,
-    quantiles, NaN and Inf, dead, saturated and duplicate channels. Findings follow the table, each with its evidence
-    and advice. In tsv and csv, findings are names in the column of that name. In ndjson, "row" says what a line is.
+    measures every convolution and every activation function: mean, spread, range and its positions, zeros, quantiles,
+    NaN and Inf, dead, saturated and duplicate channels. Findings follow the table, each with its evidence and advice.
+    In tsv and csv, the column findings has their names. In ndjson, the field "row" names the kind of a line.
 
     \b
     Examples:

@@ -49,7 +49,7 @@ class Options:
 @model_options
 @shared.format_option
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
-    """Show what hooks see of each call of MODEL on IMAGE.
+    """Show what each layer call of MODEL takes and returns on IMAGE.
 
     IMAGE is one file, or - for standard input; optical flow takes two. The command runs one forward pass with real
     hooks, in eval mode. It prints a row for each call of the chosen layers, in order of execution. A row has the shape,
@@ -65,8 +65,8 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       forward   the call has returned: its outputs
       backward  the gradient of the output is computed: that gradient
 
-    depth is the number of chosen calls that a call runs in; a table indents the name instead. The backward pass starts
-    at the score of the class --target, or in models without classes at the mean square of all outputs. Calls without a
+    depth is the number of chosen calls around a call; a table indents the name instead. The backward pass starts at the
+    score of the class --target, or in models without classes at the mean square of all outputs. Calls without a
     gradient have no backward event; a note says how many.
 
     With --values small tensors are shown whole: below a table as arrays, in json and ndjson in the fields input_values

@@ -28,7 +28,7 @@ FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
 def command(
     model: ModelOptions, paths: tuple[str, ...], layers: hooks.Selection, types: tuple[str, ...], format: str
 ) -> None:
-    """Prove that what hookscope says of MODEL is true on this machine.
+    """Prove that hookscope reports the truth about MODEL on this machine.
 
     IMAGE is the model's input; the default is seeded noise of the model's own size. Optical flow takes two images; a
     single image is shown twice. The command prints a row for each check, and ends with status 3 at the first check that

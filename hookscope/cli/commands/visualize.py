@@ -81,7 +81,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     style = drawing.Style(options.columns, options.cell, options.cmap or options.scale.cmap, options.plain)
     run = PictureRun.load(model, paths, parse_output(options.output, paths))
     run.print_rows(lambda read: _draw(run, read, options, style), FIELDS, options.format)
-    run.exit()
+    run.files.exit()
 
 
 def _draw(run: PictureRun, read: Sequence[images.InputImage], options: Options, style: drawing.Style) -> Iterator[Row]:

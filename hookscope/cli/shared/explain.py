@@ -136,4 +136,4 @@ def explain_images(
 
     run.print_rows(rows, fields, options.format)
     raw.write()
-    run.exit()
+    run.files.exit()

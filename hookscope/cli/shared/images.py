@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import click
 
 from hookscope import images as image_reader, models
 from hookscope.cli.output import rows as output
+from hookscope.cli.output.report import Row
 from hookscope.cli.shared.output_paths import image_words
-from hookscope.errors import HookscopeError, UsageError
+from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
 
 
 def with_notes(image: image_reader.InputImage) -> image_reader.InputImage:
@@ -65,9 +68,24 @@ class ImageFiles:
             raise UsageError("optical flow takes one or two images", f"there are {len(self.paths)}")
         return [self.paths]
 
-    def lost(self, error: HookscopeError) -> None:
-        """Report an image that cannot be used; the error of a single image is the error of the run."""
-        if len(self.paths) == 1:
-            raise error
-        self.failed += 1
-        output.note(f"Error: {error}")
+    def rows(
+        self, net: models.LoadedModel, rows_of_pass: Callable[[Sequence[image_reader.InputImage]], Iterator[Row]]
+    ) -> Iterator[Row]:
+        """The rows of all passes; an image that cannot be used is reported, or ends the run if it is the only one."""
+        for paths in self.groups(net):
+            try:
+                yield from rows_of_pass([self.read(path, net.preprocess.frames) for path in paths])
+            except (ImageError, InputError, NoMapError, LayerError) as error:
+                # a layer that has no map for the first image has none for any image
+                is_of_layer = isinstance(error, NoMapError | LayerError) and not self.done
+                if is_of_layer or len(self.paths) == 1:
+                    raise
+                self.failed += 1
+                output.note(f"Error: {error}")
+            else:
+                self.done += 1
+
+    def exit(self) -> None:
+        """End the run with status 1 if an image could not be used."""
+        if self.failed:
+            raise click.exceptions.Exit(1)

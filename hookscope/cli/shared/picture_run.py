@@ -17,7 +17,7 @@ from hookscope.cli.output.report import Report, Row
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions
 from hookscope.cli.shared.output_paths import OutputPath, refuse_input
-from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError
+from hookscope.errors import UsageError
 
 
 def output_option(pages: str) -> Callable[[Any], Any]:
@@ -57,7 +57,8 @@ class PictureRun:
         No rows are printed if a page goes to standard output. All pages are drawn, even when the reader of the rows
         leaves.
         """
-        drawn = self._rows(draw)
+        self.output.check_count(len(self.files.groups(self.net)))
+        drawn = self.files.rows(self.net, draw)
         with process.reader_may_leave():
             if self.output.kind == "stdout":
                 deque(drawn, maxlen=0)
@@ -67,25 +68,6 @@ class PictureRun:
             except BrokenPipeError:
                 deque(drawn, maxlen=0)
                 raise
-
-    def _rows(self, draw: Callable[[Sequence[images.InputImage]], Iterator[Row]]) -> Iterator[Row]:
-        groups = self.files.groups(self.net)
-        self.output.check_count(len(groups))
-        for paths in groups:
-            try:
-                yield from draw([self.files.read(path, self.net.preprocess.frames) for path in paths])
-            except (ImageError, InputError, NoMapError, LayerError) as error:
-                # a layer that has no map for the first image has none for any image
-                if isinstance(error, NoMapError | LayerError) and not self.files.done:
-                    raise
-                self.files.lost(error)
-            else:
-                self.files.done += 1
-
-    def exit(self) -> None:
-        """End the run with status 1 if an image could not be used."""
-        if self.files.failed:
-            raise click.exceptions.Exit(1)
 
     @property
     def is_single(self) -> bool:
