@@ -276,4 +276,6 @@ def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None
 def _place(section: _Section, x: int, y: int) -> dict[str, Any]:
     """Where the maps lie and which values their colours mean."""
     place = placed("", "", section.grid, x, y)
-    return section.about | {key: place[key] for key in place if key not in ("part", "axes", "frame_step")}
+    keys = ["x", "y", "columns", "step_x", "step_y", "zoom", "height", "width", "frames"]
+    keys += ["scale", "channels", "low", "high"]
+    return section.about | {key: place[key] for key in keys}
