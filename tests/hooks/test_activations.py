@@ -101,8 +101,8 @@ def test_keys_of_another_kind_are_a_type_error_and_not_contained() -> None:
     assert activations[torch.tensor(1)] is activations[1]
 
 
-def test_without_a_pass_the_error_says_that_nothing_is_kept() -> None:
-    with hookscope.capture(chain(1)) as activations:
+def test_without_a_pass_no_index_is_checked_and_nothing_is_kept() -> None:
+    with hookscope.capture(chain(1), 99) as activations:
         pass
     assert len(activations) == 0 and not activations.complete
     with pytest.raises(LayerError, match="no forward pass reached a wanted layer"):
@@ -516,12 +516,12 @@ def test_what_was_undecided_in_a_failed_pass_is_not_dropped_from_the_next() -> N
 
 def test_a_capture_entered_again_gives_new_activations() -> None:
     net = chain(1)
-    again = hookscope.capture(net, 0)
-    with torch.no_grad(), again as one:
+    again = hookscope.capture(net, 0, stop=True)
+    with torch.no_grad(), again as first:
         net(X)
-    with torch.no_grad(), again as two:
+    with torch.no_grad(), again as second:
         net(row(3, 3))
-    assert numbers(one[0]) == [2, -4] and numbers(two[0]) == [6, 6]
+    assert (numbers(first[0]), numbers(second[0])) == ([2, -4], [6, 6]) and second.did_not_run == ("2", "4")
 
 
 @pytest.mark.parametrize("mode", MODES)

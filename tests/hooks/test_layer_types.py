@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from torch import nn
 
-from hookscope.errors import LayerError
 from hookscope.hooks.layer_types import class_names, is_leaf, layers_with_weights, types_in
-from hookscope.hooks.selection import describe_types, no_such_type
+from hookscope.hooks.selection import describe_types
 
 
 def small() -> nn.Sequential:
@@ -36,8 +34,3 @@ def test_layers_with_weights_are_those_with_a_matrix_or_filters() -> None:
     nn.utils.parametrizations.weight_norm((net := small())[2])
     assert layers_with_weights(net).plain_names == ("0", "2")
     assert layers_with_weights(nn.Sequential(nn.ReLU())).plain_names == ("0",)  # every leaf, then
-
-
-def test_an_error_for_a_missing_type_lists_the_types_of_the_model() -> None:
-    with pytest.raises(LayerError, match=r"no layer of type Conv3d; the model has .*Conv2d \(1\).*; perhaps Conv2d"):
-        raise no_such_type(["Conv3d"], types_in(small()))

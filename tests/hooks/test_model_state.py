@@ -77,14 +77,6 @@ def test_everything_is_put_back(fails: bool) -> None:
     assert [module.training for module in net] == [True, False, True, True, False, True]
 
 
-def test_dropout_does_not_drop_and_statistics_do_not_move() -> None:
-    net = small().train()
-    with differentiable(net):
-        first, second = score_gradient(net, X), score_gradient(net, X)
-    assert torch.equal(first, second)
-    assert net[1].num_batches_tracked == 0 and net[1].running_mean.tolist() == [0, 0]
-
-
 def test_a_snapshot_names_what_changed() -> None:
     net = small()
     state = ModelSnapshot(net)

@@ -287,13 +287,6 @@ def test_an_error_in_the_block_is_not_hidden_by_the_error_of_the_selection() -> 
     assert hooks_on(net) == 0
 
 
-def test_a_block_without_a_pass_is_no_error() -> None:
-    observer = Observer(Pyramid(), "99", ("Conv2d",), Keys())
-    with observer:
-        pass
-    assert not observer.progress.complete and observer.progress.total == 0
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_in_which_hooks_do_not_fire_is_refused() -> None:
     with pytest.raises(ModelError):
@@ -374,16 +367,6 @@ class TestStop:
         with pytest.raises(StopForward), Observer(net, "all", ("Conv2d",), Keys()):
             raise StopForward
         assert hooks_on(net) == 0
-
-    def test_an_observer_can_be_entered_again(self) -> None:
-        net, keys = Pyramid(), Keys()
-        observer = Observer(net, "0", ("Conv2d",), keys)
-        observer.stop_early()
-        for _ in range(2):
-            with observer:
-                net(X)
-            assert observer.progress.stopped
-        assert keys.calls == [("stem", 0), ("stem", 0)]
 
 
 def test_a_copy_made_inside_the_block_is_a_model_like_any_other() -> None:
