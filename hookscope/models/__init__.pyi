@@ -8,7 +8,7 @@ from .batches import (
 )
 from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .checkpoints import load_content as load_content
-from .inputs import example_inputs as example_inputs, family_of as family_of, native_size as native_size
+from .inputs import example_inputs as example_inputs, family_of as family_of
 from .installation import (
     broken_pair as broken_pair,
     missing_package as missing_package,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -173,18 +171,20 @@ def test_unusable_pictures_are_reported_in_order_with_and_without_workers(tmp_pa
 
 
 @WORKERS
-def test_an_error_of_the_preprocessing_loses_the_picture(tmp_path: Path, workers: int) -> None:
-    class Refuses:
-        def __call__(self, image: Image.Image) -> Tensor:
-            if image.size == (5, 5):
-                raise MemoryError
+def test_a_full_memory_loses_the_picture_and_a_bug_in_the_transforms_is_raised(tmp_path: Path, workers: int) -> None:
+    def transforms(image: Image.Image) -> Tensor:
+        if image.size == (40, 30):
             return torch.zeros(3, 4, 4)
+        raise MemoryError if image.size == (5, 5) else KeyError("mean")
 
+    loaded = net(mode="weights", transforms=transforms)
     paths = [photograph(tmp_path / "a.png", 1), photograph(tmp_path / "b.png", 2, (5, 5))]
     log = Log()
-    (batch,) = log.load(net(mode="weights", transforms=Refuses()), paths, workers=workers)
+    (batch,) = log.load(loaded, paths, workers=workers)
     assert batch.positions == (0,)
     assert [(position, name) for position, name, _ in log.lost] == [(1, paths[1])]
+    with pytest.raises(KeyError, match="mean"):
+        log.load(loaded, [*paths, photograph(tmp_path / "c.png", 3, (6, 6))], workers=workers)
 
 
 def test_memory_that_ends_while_reading_loses_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,15 +205,6 @@ def test_by_default_a_lost_picture_raises_and_a_note_warns(tmp_path: Path, worke
         assert len(list(load_batches(net(), [str(clear)], workers=workers))) == 1
     with pytest.raises(ImageError, match=r"no picture 'missing\.png'"):
         list(load_batches(net(), [*photographs(tmp_path, 3), "missing.png"], workers=workers))
-
-
-@WORKERS
-def test_a_bug_in_a_users_transforms_is_raised(tmp_path: Path, workers: int) -> None:
-    def wrong(image: Image.Image) -> Tensor:
-        return {}["mean"]  # type: ignore[no-any-return]
-
-    with pytest.raises(KeyError, match="mean"):
-        Log().load(net(mode="weights", transforms=wrong), photographs(tmp_path, 3), workers=workers)
 
 
 @WORKERS
@@ -326,39 +317,50 @@ def test_pictures_do_not_pile_up(tmp_path: Path, workers: int) -> None:
         return torch.zeros(3, 4, 4)
 
     done: list[weakref.ref[Tensor]] = []
-    paths = photographs(tmp_path, 40)
+    paths = photographs(tmp_path, 20)
     for batch in load_batches(net(mode="weights", transforms=count), paths, 4, workers):
         done.append(weakref.ref(batch.inputs[0]))
         assert started.stat().st_size <= 4 * len(done) + 2 * 4 * bool(workers)
         del batch
-        gc.collect()
         assert done[-1]() is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no process groups here")
 def test_an_interrupt_ends_workers_quickly_and_silently(tmp_path: Path) -> None:
-    code = f"""
-import sys, time, torch
-from tests.models.test_batches import net, photographs
-from hookscope.models.batches import load_batches
-from pathlib import Path
-def slow(image):
-    time.sleep(0.05)
-    return torch.zeros(3, 4, 4)
-try:
-    for batch in load_batches(net(mode="weights", transforms=slow), photographs(Path({str(tmp_path)!r}), 200), 4, 2):
-        print("begun", flush=True)
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, "-c", code]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], start_new_session=True, **pipes)
-    assert process.stdout is not None and process.stdout.readline() == b"begun\n"
-    began = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (130, b"")
-    assert time.monotonic() - began < 10
-    with pytest.raises(ProcessLookupError):  # nobody of the group is left
-        os.killpg(process.pid, 0)
+    begun, output = tmp_path / "begun", tmp_path / "output"
+    paths = photographs(tmp_path, 50)
+
+    def slow(image: Image.Image) -> Tensor:
+        time.sleep(0.05)
+        return torch.zeros(3, 4, 4)
+
+    def child() -> int:
+        os.setsid()
+        sys.stdout = sys.stderr = open(output, "w")  # noqa: SIM115  (open until the process ends)
+        os.dup2(sys.stderr.fileno(), 1)
+        os.dup2(sys.stderr.fileno(), 2)
+        try:
+            for _ in load_batches(net(mode="weights", transforms=slow), paths, 4, 2):
+                begun.touch()
+        except KeyboardInterrupt:
+            return 130
+        return 0
+
+    process = os.fork()
+    if process == 0:
+        try:
+            status = child()
+            sys.stderr.flush()
+            os._exit(status)
+        finally:
+            os._exit(1)
+    while not begun.exists():
+        assert os.waitpid(process, os.WNOHANG) == (0, 0)
+        time.sleep(0.01)
+    start = time.monotonic()
+    os.killpg(process, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
+    assert time.monotonic() - start < 10
+    assert output.read_text() == ""
+    with pytest.raises(ProcessLookupError):  # no process of the group is left
+        os.killpg(process, 0)
