@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Self
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks import Call
-from hookscope.statistics.channel_similarity import ChannelCovariance, PatternSketch, effective_rank, rotations_of
+from hookscope.statistics.channel_similarity import ChannelCovariance, PatternSketch, effective_rank
 from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics, ValuePosition
 from hookscope.statistics.moments import ChannelMoments, MapSums, sums_of_maps
 from hookscope.statistics.quantiles import ValueHistogram
@@ -63,19 +62,18 @@ class LayerAccumulator:
         self.covariance = ChannelCovariance.empty(self.channels) if self.with_rank else None
         self.saturated: NDArray[np.int64] = np.zeros(self.channels, np.int64)
 
-    def update(self, values: Tensor, images: Sequence[str | None], rotations: Tensor | None = None) -> ChannelMoments:
+    def update(self, values: Tensor, images: Sequence[str | None], rotations: Tensor) -> ChannelMoments:
         """Add outputs ``(N, C, *positions)``, float32 or float64, and return the moments of this batch alone.
 
-        Each item has an image, None if it is unknown, and a rotation, by default that of its name.
+        Each item has an image, None if it is unknown, and a rotation of its own from `rotations_of`.
         """
         grid = tuple(values.shape[2:])
         flat = values.detach().reshape(values.shape[0], self.channels, math.prod(grid))
         self.shape = _common(self.shape, tuple(values.shape[1:]))
         if not flat.numel():
             return ChannelMoments.empty(self.channels)
-        turns = rotations_of(_distinct_names(images)) if rotations is None else rotations
         with torch.autocast(flat.device.type, enabled=False):  # half precision is for the model, not for its statistics
-            sums = sums_of_maps(flat, lambda part, piece, finite: self._visit(piece, finite, turns[part]))
+            sums = sums_of_maps(flat, lambda part, piece, finite: self._visit(piece, finite, rotations[part]))
         self._find_places(flat, sums, images, grid)
         self.items += len(flat)
         batch = ChannelMoments.of(sums)
@@ -207,14 +205,3 @@ def _as_float32(values: Tensor) -> Tensor:
         return values
     largest = torch.finfo(torch.float32).max
     return torch.where(values.isfinite(), values.clamp(-largest, largest), values).float()
-
-
-def _distinct_names(images: Sequence[str | None]) -> list[str]:
-    """A name for each item; several items of one image are numbered."""
-    count: Counter[str] = Counter()
-    names = []
-    for image in images:
-        name = image or ""
-        names.append(f"{name} {count[name]}" if count[name] or not name else name)
-        count[name] += 1
-    return names

@@ -15,11 +15,12 @@ from hookscope.training.log.rules import TrainingThresholds
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_every_text_is_plain_and_says_what_to_do(name: str) -> None:
+def test_every_kind_is_complete_and_short(name: str) -> None:
     kind = CATALOGUE[name]
     for text in (kind.meaning, kind.advice, *(kind.text(case) for case in kind.cases)):
         assert text.endswith(".") and text.isprintable() and len(text) < 250
     assert kind.text("no such case") == kind.text() == f"{kind.meaning} {kind.advice}"
+    assert all(threshold.source and bool(threshold.option) == bool(threshold.help) for threshold in kind.thresholds)
 
 
 def test_every_finding_belongs_to_a_question() -> None:
@@ -37,16 +38,11 @@ def test_every_finding_belongs_to_a_question() -> None:
     ],
 )
 def test_the_thresholds_have_the_defaults_of_the_catalogue(question: str, thresholds: Any) -> None:
-    defaults = {one.name: one.default for one in thresholds_for(question)}
+    defaults = {threshold.name: threshold.default for threshold in thresholds_for(question)}
     own = {field.name: getattr(thresholds, field.name) for field in fields(thresholds) if field.name != "others"}
     if question == "training":
         assert own.pop("dead") == defaults["dead_in_batch"]
     assert own == {name: defaults[name] for name in own}
-
-
-def test_every_threshold_says_where_it_comes_from() -> None:
-    for threshold in (one for kind in CATALOGUE.values() for one in kind.thresholds):
-        assert threshold.source and bool(threshold.option) == bool(threshold.help), threshold.name
 
 
 def test_a_kind_is_added_before_a_less_grave_one_and_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

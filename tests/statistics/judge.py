@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from hookscope.hooks import Call
 from hookscope.statistics import LayerStatistics, RunningStatistics, StatisticsCollector
 from hookscope.statistics.accumulator import LayerAccumulator
+from hookscope.statistics.channel_similarity import rotations_of
+from hookscope.statistics.moments import ChannelMoments
 
 CALL = Call("conv", "Conv2d", 0, 0)
 
@@ -25,17 +28,19 @@ def names(count: int) -> list[str]:
     return [f"{number}.jpg" for number in range(count)]
 
 
-def layer_of(
-    values: Any, *sizes: int, call: Call = CALL, images: Sequence[str | None] | None = None, **options: Any
-) -> LayerStatistics:
+def add(accumulator: LayerAccumulator, values: Tensor, images: Sequence[str | None]) -> ChannelMoments:
+    """Update with rotations of the names of the images."""
+    return accumulator.update(values, images, rotations_of([f"{image}" for image in images]))
+
+
+def layer_of(values: Any, *sizes: int, call: Call = CALL, **options: Any) -> LayerStatistics:
     """Statistics of ``values`` ``(N, C, *positions)``, added in batches of these sizes; a list is one map."""
     values = torch.as_tensor(values)
     values = values if values.ndim > 1 else values[None, None]
     accumulator = LayerAccumulator(call, values.shape[1], **options)
-    images, start = names(len(values)) if images is None else images, 0
+    images = iter(names(len(values)))
     for batch in values.split(list(sizes) or len(values)):
-        accumulator.update(batch, images[start : start + len(batch)])
-        start += len(batch)
+        add(accumulator, batch, list(islice(images, len(batch))))
     return accumulator.statistics(calls=2)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from hookscope.hooks import Call
 from hookscope.statistics import RunningStatistics
 from hookscope.statistics.accumulator import LayerAccumulator
-from tests.statistics.judge import check_same, names
+from tests.statistics.judge import add, check_same, names
 
 NAMES = names(9)
 
@@ -35,7 +35,7 @@ def accumulated(*order: int, batch: int = 9, with_rank: bool = True) -> LayerAcc
     values = activations()
     for start in range(0, len(order), batch):
         part = list(order[start : start + batch])
-        accumulator.update(values[part], [NAMES[at] for at in part])
+        add(accumulator, values[part], [NAMES[at] for at in part])
     return accumulator
 
 
@@ -83,11 +83,11 @@ def test_a_merged_shard_and_a_state_do_not_change_with_later_updates() -> None:
     state, before = second.state_dict(), state_text(second.state_dict())
     first.merge(second)
     for accumulator in (first, second):
-        accumulator.update(values[5:], NAMES[5:])
+        add(accumulator, values[5:], NAMES[5:])
     assert state_text(state) == before
     same(first, accumulated(*range(9)))
     again = LayerAccumulator.from_state(state)
-    again.update(values[5:], NAMES[5:])
+    add(again, values[5:], NAMES[5:])
     same(again, second)
     assert again.key == "block.tanh#2 out"
     assert (again.bounds, again.with_rank, again.low_at) == ((-1.0, 1.0), True, second.low_at)
@@ -104,7 +104,7 @@ def test_without_covariance_on_one_side_there_is_no_rank() -> None:
 def test_an_extreme_that_occurs_twice_keeps_its_first_position() -> None:
     accumulator = LayerAccumulator(Call("relu", "ReLU", 0, None), 1)
     for image in ("a", "b"):
-        accumulator.update(torch.tensor([[[0.0, 2.0]]]), [image])
+        add(accumulator, torch.tensor([[[0.0, 2.0]]]), [image])
     other = restored(accumulator)
     other.merge(accumulator)
     for each in (accumulator, other):
@@ -114,7 +114,7 @@ def test_an_extreme_that_occurs_twice_keeps_its_first_position() -> None:
 def test_an_update_returns_the_moments_of_its_batch_alone_and_follows_no_gradient() -> None:
     accumulator, values = accumulated(), activations().requires_grad_()
     for part in (slice(0, 4), slice(4, 9)):
-        batch = accumulator.update(values[part] * 2, NAMES[part])
+        batch = add(accumulator, values[part] * 2, NAMES[part])
         stored = 2 * values[part, 2].detach().double().numpy()
         assert batch.count[2] == stored.size and batch.mean[2] == pytest.approx(stored.mean(), rel=1e-12)
     assert accumulator.items == 9 and values.grad is None

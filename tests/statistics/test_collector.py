@@ -58,11 +58,6 @@ def windows() -> nn.Module:
     return torchvision.models.SwinTransformer([2, 2], 12, [2, 2], [2, 3], [2, 2], num_classes=3)
 
 
-def small() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
-
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float64)
 NETS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], Tensor]] = {
     "block": (Block, {}, images()),
     "block, every leaf": (Block, ALL, images()),
@@ -72,11 +67,12 @@ NETS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], Tensor]] = {
         images(),
     ),
     "resnet": (lambda: torchvision.models.resnet18(weights=None), {}, images(2, 3, 64)),
-    **{f"{dtype}": (lambda dtype=dtype: small().to(dtype), {}, images().to(dtype)) for dtype in DTYPES},
+    **{
+        f"{dtype}": (lambda dtype=dtype: nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).to(dtype), {}, images().to(dtype))
+        for dtype in (torch.float16, torch.bfloat16, torch.float64)
+    },
     "vit": (tokens, ALL, images()),
     "swin": (windows, ALL, images(6, 3, 32)),
-    "strided": (Block, ALL, images(6, 3, 17)[..., ::2, 1::2]),
-    "one image expanded": (Block, {}, images(1).expand(6, 3, 8, 8)),
     "vectors": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 9), nn.Tanh()), ALL, images()),
     "signals": (lambda: nn.Sequential(nn.Conv1d(3, 5, 3), nn.BatchNorm1d(5), nn.ReLU6()), ALL, images()[..., 0]),
     "clips": (
@@ -247,6 +243,13 @@ def test_outputs_without_values() -> None:
     (layer,) = put(torch.zeros(0, 3, 7, 7), images(5, 3, 7), torch.zeros(0, 3, 7, 7))
     assert (layer.items, layer.shape) == (5, (3, 7, 7))
     check_layer(layer, images(5, 3, 7).double().numpy())
+
+
+def test_channels_of_many_items_of_one_image_are_no_duplicates() -> None:
+    """Such as proposals of a detector; with equal rotations sketches would hold only their sum, the same for all."""
+    values = torch.randn(200, 300, 1, 1, generator=torch.Generator().manual_seed(5))
+    values[:, 7] = values[:, 100]
+    assert put(values)[0].duplicate_channels == ((7, 100),)
 
 
 def test_another_number_of_channels_is_refused() -> None:

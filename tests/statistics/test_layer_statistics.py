@@ -14,7 +14,7 @@ from torch import Tensor
 from hookscope.hooks import Call
 from hookscope.statistics import QUANTILES
 from hookscope.statistics.accumulator import LayerAccumulator
-from tests.statistics.judge import check_layer, layer_of, names, random
+from tests.statistics.judge import add, check_layer, layer_of, names, random
 
 CALL = Call("stage.relu", "ReLU", 1, 4)
 measured = partial(layer_of, call=CALL)
@@ -99,8 +99,8 @@ def test_no_values(values: Tensor) -> None:
 
 def test_the_shape_has_none_where_items_differ() -> None:
     accumulator = LayerAccumulator(CALL, 3, part="out")
-    accumulator.update(random(2, 3, 4, 5), names(2))
-    accumulator.update(random(1, 3, 4, 7), names(1))
+    add(accumulator, random(2, 3, 4, 5), names(2))
+    add(accumulator, random(1, 3, 4, 7), names(1))
     layer = accumulator.statistics(calls=2)
     assert (layer.key, layer.call, layer.calls) == ("stage.relu#1 out", CALL, 2)
     assert (layer.items, layer.shape) == (3, (3, 4, None))
@@ -151,18 +151,10 @@ def test_duplicates_need_a_pattern() -> None:
     assert measured(values, 1, 3).duplicate_channels == ((0, 2, 5),)
 
 
-def test_many_items_of_one_image_are_no_duplicates() -> None:
-    """Such as proposals of a detector; with equal rotations sketches would hold only their sum, the same for all."""
-    values = random(200, 300, 1)
-    values[:, 7] = values[:, 100]
-    for images in (["cat.jpg"] * 200, [None] * 200, names(200)):
-        assert measured(values, images=images).duplicate_channels == ((7, 100),)
-
-
 def test_statistics_do_not_change_with_later_updates() -> None:
     accumulator = LayerAccumulator(CALL, 3)
-    accumulator.update(random(2, 3, 4), names(2))
+    add(accumulator, random(2, 3, 4), names(2))
     layer = accumulator.statistics()
     mean, count = layer.by_channel.mean.copy(), layer.histogram.bins()[2].sum()
-    accumulator.update(random(5, 3, 4, seed=1), names(5))
+    add(accumulator, random(5, 3, 4, seed=1), names(5))
     assert np.array_equal(layer.by_channel.mean, mean) and layer.histogram.bins()[2].sum() == count == 24
