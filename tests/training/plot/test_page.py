@@ -39,6 +39,11 @@ def drawn(of: Run, heading: str = "run.ndjson") -> Any:
     return run_figure(of, findings_over_time(of), heading)
 
 
+@pytest.fixture(scope="module")
+def sound() -> Any:
+    return drawn(run())
+
+
 def titles(figure: Any) -> list[str]:
     return [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
 
@@ -47,57 +52,49 @@ def panel(figure: Any, title: str) -> Any:
     return next(axes for axes in figure.axes if axes.get_title(loc="left") == title)
 
 
-def field(figure: Any, title: str) -> Any:
+def heat_map(figure: Any, title: str) -> Any:
     """What is drawn below the curves of this title."""
-    curves = panel(figure, title)
-    return figure.axes[figure.axes.index(curves) + 1]
+    return figure.axes[figure.axes.index(panel(figure, title)) + 1]
 
 
-def words(axes: Any) -> list[str]:
-    return [text.get_text() for text in axes.texts]
+def words(part: Any) -> list[str]:
+    return [text.get_text() for text in part.texts]
 
 
-def dying(step: int, layer: int) -> dict[str, Any]:
-    return {"dead_channels": 4 if layer == 1 and step >= 200 else 0}
+def finding(name: str, layer: str = "", evidence: str = "", step: int = 0) -> TimedFinding:
+    return TimedFinding(name, layer, evidence, "", step=step, last_step=step, time=None, lasts=True)
 
 
-def test_the_columns_are_those_of_which_there_is_something() -> None:
-    assert titles(drawn(run())) == ["loss", *(column.title for column in COLUMNS)]
+def test_a_column_is_drawn_for_each_metric_that_has_values(sound: Any) -> None:
+    assert titles(sound) == ["loss", *(column.title for column in COLUMNS)]
     few = run(running_mean_shift=None, running_var_ratio=None, update_to_weight=None)
     assert titles(drawn(few)) == ["loss", *(column.title for column in COLUMNS[:4])]
     assert titles(drawn(Run({}))) == ["loss"]
 
 
 def test_a_finding_is_numbered_in_its_line_above_the_loss_and_in_its_row() -> None:
-    figure = drawn(run(change=dying))
+    figure = drawn(run(change=lambda step, layer: {"dead_channels": 4 if layer == 1 and step >= 200 else 0}))
     [line] = [text for text in figure.texts if text.get_text().startswith("1  ")]
     assert line.get_text().startswith("1  dead-channels  layer1: from step 200 (20 s) to the end: 4 of 8 channels")
     assert line.get_color() == Colour.ALARM
     [flag] = panel(figure, "loss").texts
     assert (flag.get_text(), flag.get_position()[0]) == ("1", 200)
-    heat = field(figure, "dead channels (share)")
+    heat = heat_map(figure, "dead channels (share)")
     [badge] = [text for text in heat.texts if text.get_text() == "1"]
     assert badge.get_position() == (200, 1)
-    assert all("1" not in words(field(figure, column.title)) for column in COLUMNS[1:])
+    assert all("1" not in words(heat_map(figure, column.title)) for column in COLUMNS[1:])
     bold = [text.get_text() for text in heat.texts if text.get_color() == Colour.ALARM and text is not badge]
-    assert bold == ["layer1"]
-    assert words(panel(figure, "dead channels (share)")) == ["layer1"]
+    assert bold == ["layer1"] == words(panel(figure, "dead channels (share)"))
 
 
-def test_a_sound_run_says_so() -> None:
-    figure = drawn(run())
-    heads = [text.get_text() for text in figure.texts]
-    assert heads[0] == "run.ndjson"
-    assert (
-        heads[1]
-        == "451 steps, 10 sampled, of 3 layers in 45 s; loss 2 -> 1.55; not ended: it still runs, or was killed"
-    )
-    assert heads[2] == "no findings"
-    assert words(field(figure, "activation std")) == []
-    assert words(field(figure, "dead channels (share)")) == ["layer0", "layer1", "layer2"]
+def test_a_sound_run_says_so(sound: Any) -> None:
+    total = "451 steps, 10 sampled, of 3 layers in 45 s; loss 2 -> 1.55; not ended: it still runs, or was killed"
+    assert words(sound)[:3] == ["run.ndjson", total, "no findings"]
+    assert words(heat_map(sound, "activation std")) == []
+    assert words(heat_map(sound, "dead channels (share)")) == ["layer0", "layer1", "layer2"]
 
 
-def test_cells_are_the_figures_of_each_layer_and_step() -> None:
+def test_cells_are_the_metric_of_each_layer_and_step() -> None:
     series = series_of(run(change=lambda step, layer: {"activation_std": 10.0**layer * (1 + step)}))
     grid = grid_of(COLUMNS[2], series)
     assert grid.cells.shape == (3, 10) and grid.edges == (-25, 475)
@@ -115,139 +112,115 @@ def test_of_a_thousand_steps_none_is_lost() -> None:
     assert grid_of(COLUMNS[2], series).cells == pytest.approx(1.0)
 
 
-def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_figure_has() -> None:
+def test_the_usual_update_is_in_the_middle_of_its_colours(sound: Any) -> None:
+    grid = grid_of(COLUMNS[4], series_of(run(change=lambda step, layer: {"update_to_weight": 10.0 ** -(2 + layer)})))
+    assert math.sqrt(grid.low * grid.high) == pytest.approx(1e-3)
+    assert words(panel(sound, "update / weight")) == ["usual "]
+
+
+def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_value_has(sound: Any) -> None:
     def change(step: int, layer: int) -> dict[str, Any]:
         if layer == 0:
             return {"gradient_norm": 0.0 if step else 1e-3}
         return {"gradient_non_finite": 5} if layer == 1 else {"frozen": True}
 
-    found = run(change=change)
-    grid = grid_of(COLUMNS[3], series_of(found))
+    log = run(change=change)
+    grid, figure = grid_of(COLUMNS[3], series_of(log)), drawn(log)
     assert grid.cells[0] == pytest.approx([1e-3] + [0.0] * 9)
     assert grid.spoiled.tolist() == [[False] * 10, [True] * 10, [False] * 10]
     assert np.isnan(grid.cells[1:]).all()
-    heat = field(drawn(found), "gradient / weight")
-    cells, violet = heat.get_images()
-    nothing = tuple(cells.to_rgba(cells.get_array())[2, 1])
-    assert nothing not in {tuple(cells.get_cmap()(value)) for value in np.linspace(0, 1, 256)}
+    heat = heat_map(figure, "gradient / weight")
+    cells, spoiled = heat.get_images()
+    missing = tuple(cells.to_rgba(cells.get_array())[2, 1])
+    assert missing not in {tuple(cells.get_cmap()(value)) for value in np.linspace(0, 1, 256)}
     [zeros] = heat.collections
     assert zeros.get_hatch() and zeros.get_facecolor().tolist() == [[1, 1, 1, 1]] and zeros.get_zorder() > cells.zorder
     [stretch] = zeros.get_paths()
     assert stretch.get_extents().extents.tolist() == [25, -0.5, 475, 0.5]
-    assert violet.get_array().mask.tolist() == (~grid.spoiled).tolist()
-    keys = {text.get_text() for text in drawn(found).texts}
-    assert keys >= {"exactly 0", "NaN or Inf", "no value: no weights, frozen, did not run"}
-    sound = {text.get_text() for text in drawn(run()).texts}
-    assert not sound & {"exactly 0", "NaN or Inf"}
+    assert spoiled.get_array().mask.tolist() == (~grid.spoiled).tolist()
+    assert {*words(figure)} >= {"exactly 0", "NaN or Inf", "no value: no weights, frozen, did not run"}
+    assert not {*words(sound)} & {"exactly 0", "NaN or Inf"}
 
 
-def test_a_named_layer_whose_figure_is_0_has_marks_at_the_foot_of_its_curves() -> None:
-    lost = run(change=lambda step, layer: {"gradient_norm": 0.0} if layer == 1 else {})
-    curves = panel(drawn(lost), "gradient / weight")
+def test_a_named_layer_whose_value_is_0_has_marks_at_the_foot_of_its_curves() -> None:
+    curves = panel(
+        drawn(run(change=lambda step, layer: {"gradient_norm": 0.0} if layer == 1 else {})), "gradient / weight"
+    )
     assert words(curves) == ["layer1"]
     [marks] = [line for line in curves.lines if line.get_marker() == "v"]
     assert marks.get_xdata().tolist() == list(range(0, 500, 50))
 
 
-def test_the_limit_of_a_drift_is_drawn_from_the_step_on_from_which_it_counts() -> None:
-    def limits(of: Run) -> list[list[float]]:
-        lines = panel(drawn(of), "BatchNorm drift").lines
-        return [list(line.get_xdata()) for line in lines if line.get_color() == Colour.ALARM]
-
-    assert limits(run()) == [[50, 475]]
-    assert words(panel(drawn(run()), "BatchNorm drift")) == ["limit 1 from step 50"]
-    assert limits(run(1)) == []
-    assert words(panel(drawn(run(1)), "BatchNorm drift")) == ["limit 1 only from step 50 on"]
-    assert words(panel(drawn(run()), "update / weight")) == ["usual "]
+@pytest.mark.parametrize(
+    ("steps", "limits", "text"), [(10, [[50, 475]], "limit 1 from step 50"), (1, [], "limit 1 only from step 50 on")]
+)
+def test_the_limit_of_a_drift_begins_where_it_applies(steps: int, limits: list[list[int]], text: str) -> None:
+    axes = panel(drawn(run(steps)), "BatchNorm drift")
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_color() == Colour.ALARM] == limits
+    assert words(axes) == [text]
 
 
-def test_a_smoothed_loss_begins_with_the_first_is_explained_and_bridges_no_gap() -> None:
+def test_a_smoothed_loss_begins_with_the_first_is_explained_and_bridges_no_gap(sound: Any) -> None:
     def losses(step: int, layer: int) -> dict[str, Any]:
         at = step // 50
         return {"loss": None if 20 <= at < 25 else 2.5 if at == 0 else 300.0 + at % 3}
 
     axes = panel(drawn(run(60, change=losses)), "loss")
-    told = axes.get_title(loc="right")
-    assert told == "thin: each sampled step; thick: median of it and 2 before and after; ×: NaN, Inf or unknown"
-    thick = next(line for line in axes.lines if line.get_linewidth() == 1.6)
+    text = "thin: each sampled step; thick: median of it and 2 before and after; ×: NaN, Inf or unknown"
+    assert axes.get_title(loc="right") == text
+    [thick] = [line for line in axes.lines if line.get_linewidth() == 1.6]
     values = thick.get_ydata()
     assert (values[0], values[59]) == (2.5, 302.0)
     assert np.flatnonzero(np.isnan(values)).tolist() == list(range(20, 25))
-    assert panel(drawn(run(10)), "loss").get_title(loc="right") == ""
-    assert not [line for line in panel(drawn(run(10)), "loss").lines if line.get_linewidth() == 1.6]
+    few = panel(sound, "loss")
+    assert few.get_title(loc="right") == "" and not [line for line in few.lines if line.get_linewidth() == 1.6]
 
 
-def test_a_finding_after_the_last_sampled_step_is_at_the_edge_and_few_samples_are_at_none() -> None:
-    at: dict[str, Any] = {"last_step": 0, "time": None, "lasts": True}
-    some = [
-        TimedFinding("non-finite", "", "stopped", "", step=500, **at),
-        TimedFinding("few-samples", "", "few", "", step=0, **at),
-    ]
-    [flag] = panel(run_figure(run(), some), "loss").texts
-    assert (flag.get_text(), flag.get_position()[0]) == ("1", 475)
-
-
-def test_a_long_line_is_told_in_two() -> None:
-    some = [TimedFinding("frozen", "fc", "word " * 60 + "end", "", step=0, last_step=0, time=None, lasts=False)]
-    texts = [text.get_text() for text in run_figure(run(), some).texts]
-    [at] = [at for at, text in enumerate(texts) if text.startswith("1  frozen  fc: word")]
-    assert texts[at + 1].startswith("     word") and texts[at + 1].endswith("end")
-
-
-def test_the_usual_update_is_in_the_middle_of_its_colours() -> None:
-    grid = grid_of(COLUMNS[4], series_of(run(change=lambda step, layer: {"update_to_weight": 10.0 ** -(2 + layer)})))
-    assert math.sqrt(grid.low * grid.high) == pytest.approx(1e-3)
-    assert "usual " in words(panel(drawn(run()), "update / weight"))
+def test_findings_have_flags_above_the_loss() -> None:
+    frozen = [finding("frozen", f"layer{at}", "word " * 60 + "end", step=100) for at in range(5)]
+    figure = run_figure(run(), [*frozen, finding("non-finite", step=500), finding("few-samples")])
+    flags = [(flag.get_text(), flag.get_position()[0]) for flag in panel(figure, "loss").texts]
+    assert flags == [("1-5", 100), ("6", 475)]  # after the last sampled step: at the edge; few samples: none
+    lines = words(figure)
+    at = lines.index(next(line for line in lines if line.startswith("1  frozen  layer0: word")))
+    assert lines[at + 1].startswith("     word") and lines[at + 1].endswith("end")
 
 
 def test_names_are_thinned_out_but_never_those_of_findings() -> None:
     figure = drawn(run(4, 300, lambda step, layer: {"dead_channels": 8 if layer == 151 else 0}))
     assert figure.get_size_inches()[1] < 18
-    labels = [text for text in field(figure, "dead channels (share)").texts if text.get_text().startswith("layer")]
+    labels = [text for text in heat_map(figure, "dead channels (share)").texts if text.get_text().startswith("layer")]
     assert 50 < len(labels) < 150 and "layer151" in {text.get_text() for text in labels}
     places = sorted(text.get_position()[1] for text in labels)
     assert min(np.diff(places)) * 9.0 / 300 * 72 >= 7.5  # points
 
 
-@pytest.mark.parametrize(
-    "log",
-    [
-        Run({}),
-        run(1),
-        run(1, 1),
-        run(2, 1, learning_rate=None),
-        run(loss=None),
-        run(change=lambda step, layer: {"loss": 10.0 ** -(step // 50)}),
-        run(change=lambda step, layer: {"loss": -1.0 if step else 100.0}),
-        run(non_finite=3, gradient_non_finite=3, loss=None),
-        run(change=lambda step, layer: {"optimizer": layer % 2, "model": layer // 2}),
-        run(change=lambda step, layer: {"layer": "$x_1$\n\x1b[31m" * 9}),
-        run(activation_std=0.0, zero_share=1.0, dead_channels=8),
-        run(activation_std=1e300),
-        Run({}, [{"step": 0, "layer": "a"}, {"step": 10**7, "layer": "a", "zero_share": 0.1}]),
-    ],
-    ids=range(13),
-)
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_every_run_is_drawn_and_no_line_leaves_the_page(log: Run, suffix: str) -> None:
-    figure = drawn(log, "x" * 300)
-    assert len(figure_bytes(figure, suffix)) > 5000
-    width = figure.get_size_inches()[0] * figure.dpi
-    assert all(text.get_window_extent().x1 <= width for text in figure.texts)
-
-
-def test_two_optimizers_are_told_apart() -> None:
+def test_two_optimizers_have_names() -> None:
     figure = drawn(run(change=lambda step, layer: {"optimizer": layer % 2, "model": layer % 2}))
     assert words(panel(figure, "loss"))[:2] == ["optimizer 0", "optimizer 1"]
-    assert "2 optimizers: each layer is at the steps of the one that changes it" in [
-        text.get_text() for text in figure.texts
-    ]
+    assert "2 optimizers: each layer is at the steps of the one that changes it" in words(figure)
 
 
-def test_many_findings_at_one_step_are_one_flag() -> None:
-    some = [
-        TimedFinding("frozen", f"layer{at}", "", "", step=100, last_step=100, time=None, lasts=False) for at in range(5)
-    ]
-    figure = run_figure(run(), some)
-    assert words(panel(figure, "loss")) == ["1-5"]
-    assert len(some) == sum(text.get_text()[:1] in "12345" for text in figure.texts if "frozen" in text.get_text()[:12])
+UNUSUAL = {
+    "empty": Run({}),
+    "one step": run(1),
+    "one layer": run(1, 1),
+    "no rate": run(2, 1, learning_rate=None),
+    "no loss": run(loss=None),
+    "falling by orders": run(change=lambda step, layer: {"loss": 10.0 ** -(step // 50)}),
+    "negative": run(change=lambda step, layer: {"loss": -1.0 if step else 100.0}),
+    "not finite": run(non_finite=3, gradient_non_finite=3, loss=None),
+    "two of all": run(change=lambda step, layer: {"optimizer": layer % 2, "model": layer // 2}),
+    "odd name": run(change=lambda step, layer: {"layer": "$x_1$\n\x1b[31m" * 9}),
+    "all 0": run(activation_std=0.0, zero_share=1.0, dead_channels=8),
+    "huge": run(activation_std=1e300),
+    "far apart": Run({}, [{"step": 0, "layer": "a"}, {"step": 10**7, "layer": "a", "zero_share": 0.1}]),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_every_run_is_drawn_and_no_line_leaves_the_page(name: str) -> None:
+    figure = drawn(UNUSUAL[name], "x" * 300)
+    assert len(figure_bytes(figure, ".svg" if name == "odd name" else ".png")) > 5000
+    width = figure.get_size_inches()[0] * figure.dpi
+    assert all(text.get_window_extent().x1 <= width for text in figure.texts)
