@@ -15,6 +15,12 @@ from hookscope.errors import InputError, WriteError
 from hookscope.training.log.file import RunLog, read_runs
 
 HEADER = {"row": "run", "every": 1}
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.ndjson"
 
 
 def lines(path: Path) -> list[bytes]:
@@ -27,8 +33,7 @@ def write(path: Path, *rows: dict[str, object]) -> None:
     log.close()
 
 
-def test_runs_are_read_back_with_their_rows_notes_and_end(tmp_path: Path) -> None:
-    path = tmp_path / "run.ndjson"
+def test_runs_are_read_back_with_their_rows_notes_and_end(path: Path) -> None:
     layer, note, end = {"row": "layer", "step": 0}, {"row": "note", "step": 1}, {"row": "end", "step": 2}
     write(path, HEADER, layer, {"row": "of the future"}, note, end)
     write(path, HEADER | {"every": 2}, layer | {"field": "of the future"})
@@ -37,8 +42,7 @@ def test_runs_are_read_back_with_their_rows_notes_and_end(tmp_path: Path) -> Non
     assert second.header["every"] == 2 and second.rows[0]["field"] == "of the future" and second.end is None
 
 
-def test_each_line_is_ascii_json_without_nan(tmp_path: Path) -> None:
-    path = tmp_path / "run.ndjson"
+def test_each_line_is_ascii_json_without_nan(path: Path) -> None:
     write(path, HEADER | {"a": float("nan"), "b": float("-inf"), "c": "sch\u00f6n\n\udc80"})
     (line,) = lines(path)
     assert line.isascii() and line.endswith(b"\n")
@@ -46,8 +50,7 @@ def test_each_line_is_ascii_json_without_nan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rest", [b'{"row": "lay', b"{", b'{"row": "layer", "x": "' + b"y" * 200_000])
-def test_what_was_cut_off_is_dropped_by_the_reader_and_by_the_next_run(tmp_path: Path, rest: bytes) -> None:
-    path = tmp_path / "run.ndjson"
+def test_what_was_cut_off_is_dropped_by_the_reader_and_by_the_next_run(path: Path, rest: bytes) -> None:
     write(path, HEADER, {"row": "layer", "step": 0})
     whole = path.read_bytes()
     path.write_bytes(whole + rest)
@@ -58,15 +61,13 @@ def test_what_was_cut_off_is_dropped_by_the_reader_and_by_the_next_run(tmp_path:
     assert len(read_runs(path)) == 2
 
 
-def test_a_last_line_without_its_newline_gets_it(tmp_path: Path) -> None:
-    path = tmp_path / "run.ndjson"
+def test_a_last_line_without_its_newline_gets_it(path: Path) -> None:
     path.write_bytes(json.dumps(HEADER).encode())
     write(path, HEADER)
     assert len(lines(path)) == len(read_runs(path)) == 2
 
 
-def test_a_first_line_that_was_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "run.ndjson"
+def test_a_first_line_that_was_cut_off(path: Path) -> None:
     for start in (b"", b'{"ro', b'{"row": "run", "sta'):
         path.write_bytes(start)
         assert read_runs(path) == []
@@ -74,8 +75,7 @@ def test_a_first_line_that_was_cut_off(tmp_path: Path) -> None:
         assert len(lines(path)) == 1
 
 
-def test_lines_that_are_no_objects_are_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "run.ndjson"
+def test_lines_that_are_no_objects_are_passed_over(path: Path) -> None:
     path.write_bytes(json.dumps(HEADER).encode() + b'\n[1]\n\xff\n\n7\n{"row": "layer"}\n' + b"[" * 100_000 + b"\n")
     (run,) = read_runs(path)
     assert run.rows == [{"row": "layer"}]
@@ -120,8 +120,7 @@ def test_it_is_closed_in_a_program_that_is_started(tmp_path: Path) -> None:
     log.write([HEADER])  # goes nowhere
 
 
-def test_a_short_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "run.ndjson"
+def test_a_short_write_is_taken_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = RunLog(path)
     log.write([HEADER])
     real = os.write
@@ -134,34 +133,14 @@ def test_a_short_write_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [row["step"] for row in read_runs(path)[0].rows] == [1] and len(lines(path)) == 2
 
 
-def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
-    code = """
-import resource, signal, sys
-from hookscope.training.log.file import RunLog
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-log = RunLog(sys.argv[1])
-log.write([{"row": "run"}])
-log.write([{"row": "layer", "x": "y" * 200}])
-"""
-    path = tmp_path / "run.ndjson"
-    child = subprocess.run(
-        [sys.executable, "-c", code, path], capture_output=True, text=True, cwd=Path(__file__).parents[3]
-    )
-    assert "WriteError: cannot write the log" in child.stderr and lines(path) == [b'{"row": "run"}\n']
-
-
-def test_two_processes_cannot_write_to_one(tmp_path: Path) -> None:
-    path = tmp_path / "run.ndjson"
+def test_two_processes_cannot_write_to_one(path: Path) -> None:
     log = RunLog(path)
     log.write([HEADER])
     code = "import sys; from hookscope.training.log.file import RunLog; RunLog(sys.argv[1])"
-    child = subprocess.run(
-        [sys.executable, "-c", code, path], capture_output=True, text=True, cwd=Path(__file__).parents[3]
-    )
+    child = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, cwd=ROOT)
     assert "another run is writing to it" in child.stderr
     log.close()
-    assert subprocess.run([sys.executable, "-c", code, path], cwd=Path(__file__).parents[3]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code, path], cwd=ROOT).returncode == 0
 
 
 def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
@@ -174,8 +153,7 @@ def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
     assert len(read[0].splitlines()) == 2
 
 
-def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "run.ndjson"
+def test_a_forked_child_writes_nothing(path: Path) -> None:
     log = RunLog(path)
     log.write([HEADER])
     child = os.fork()
@@ -188,10 +166,9 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe", "device"])
-@pytest.mark.parametrize("given_out_again", [False, True])
-def test_a_descriptor_that_somebody_closed(tmp_path: Path, kind: str, given_out_again: bool) -> None:
-    path, other = tmp_path / "run.ndjson", tmp_path / "precious"
-    reading = -1
+@pytest.mark.parametrize("number_is_reused", [False, True])
+def test_a_descriptor_that_somebody_closed(tmp_path: Path, path: Path, kind: str, number_is_reused: bool) -> None:
+    other = tmp_path / "precious"
     if kind == "pipe":
         os.mkfifo(path)
         reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -199,7 +176,7 @@ def test_a_descriptor_that_somebody_closed(tmp_path: Path, kind: str, given_out_
     log.write([HEADER])
     number = log._descriptor
     os.close(number)
-    if given_out_again:
+    if number_is_reused:
         spare = os.open(other, os.O_WRONLY | os.O_CREAT)
         os.dup2(spare, number)
         if spare != number:
@@ -208,13 +185,13 @@ def test_a_descriptor_that_somebody_closed(tmp_path: Path, kind: str, given_out_
         log.write([{"row": "layer", "step": 0}])
     log.close()
     log.write([HEADER])  # goes nowhere
-    if given_out_again:
+    if number_is_reused:
         os.write(number, b"mine")  # it is open still
         os.close(number)
         assert other.read_bytes() == b"mine"
     if kind == "file":
         assert len(lines(path)) == 1
-    if reading >= 0:
+    if kind == "pipe":
         os.close(reading)
 
 
