@@ -203,13 +203,17 @@ def test_every_metric_is_that_of_a_plain_recording_loop() -> None:
 
 
 def seeded_run(watching: Callable[[nn.Module, Any], Any]) -> tuple[bytes, Tensor]:
-    """Weights and random state after two epochs with shuffling, dropout and momentum."""
+    """Weights and random state after two epochs with shuffling, dropout and momentum; the model is copied and saved."""
     net = small()
     optimizer = sgd(net, momentum=0.9)
+
+    def copies() -> None:
+        assert pickle.loads(pickle.dumps(copy.deepcopy(net))).conv._forward_hooks == {}
+
     xs, ys = (torch.cat(part) for part in zip(*batches(), strict=True))
     with watching(net, optimizer):
         for _ in range(2):
-            train(net, optimizer, DataLoader(TensorDataset(xs, ys), batch_size=4, shuffle=True))
+            train(net, optimizer, DataLoader(TensorDataset(xs, ys), batch_size=4, shuffle=True), copies)
     stream = io.BytesIO()
     torch.save([net.state_dict(), optimizer.state_dict()["state"]], stream)
     return stream.getvalue(), torch.get_rng_state()
@@ -246,19 +250,6 @@ def test_module_hooks_are_on_only_for_a_step_that_is_sampled() -> None:
         are_on.append(bool(modules._global_forward_hooks))
         train(net, sgd(net), batches(), lambda: are_on.append(bool(modules._global_forward_hooks)))
     assert are_on == [True, False, False, True, False]
-
-
-def test_the_model_can_be_copied_and_saved_within(tmp_path: Path) -> None:
-    net = small()
-
-    def copies() -> None:
-        copy.deepcopy(net)
-        assert pickle.loads(pickle.dumps(net)).conv._forward_hooks == {}
-        torch.save(net, tmp_path / "net.pt")
-
-    with Monitor(every=1) as monitor:
-        train(net, sgd(net), batches(), copies)
-    assert monitor.sampled == 4 and monitor.trouble is None
 
 
 class TestPasses:
@@ -649,26 +640,25 @@ class TestChoice:
             train(net, optimizer, batches(1))
         assert [row["layer"] for row in monitor.rows] == layers
 
-    def test_what_does_not_fit_is_refused_on_entry(self) -> None:
-        net = small()
-        with pytest.raises(LayerError, match=r"no layer 'fc3'.*nearest: fc"), Monitor(net, layers="fc3"):
-            pass
-        with pytest.raises(LayerError, match="no layer of type Conv3d"), Monitor(net, types=("Conv3d",)):
-            pass
-        with pytest.raises(LayerError, match="no parameter of the model"), Monitor(net, sgd(nn.Linear(1, 1))):
-            pass
+    @pytest.mark.parametrize(
+        ("options", "error", "match"),
+        [
+            ({"model": Small(), "layers": "fc3"}, LayerError, r"no layer 'fc3'.*nearest: fc"),
+            ({"model": Small(), "types": ("Conv3d",)}, LayerError, "no layer of type Conv3d"),
+            ({"model": Small(), "optimizer": sgd(nn.Linear(1, 1))}, LayerError, "no parameter of the model"),
+            *(({"every": every}, UsageError, "every must be an integer") for every in (0, -1, 1.5, True)),
+            ({"stop_on": "nonfinite"}, UsageError, "nearest: non-finite"),
+            ({"optimizer": 3}, UsageError, "optimizer must be .*, not int"),
+            ({"model": "resnet18"}, ModelError, "model must be .*, not str"),
+        ],
+        ids=str,
+    )
+    def test_wrong_arguments_are_refused(self, options: Row, error: type[Exception], match: str) -> None:
+        with pytest.raises(error, match=match), Monitor(**options):
+            pytest.fail("the block was entered")
 
     @pytest.mark.filterwarnings("ignore:.*deprecated")
-    def test_wrong_arguments_are_refused_at_once(self) -> None:
-        for every in (0, -1, 1.5, True):
-            with pytest.raises(UsageError, match="every"):
-                Monitor(every=every)
-        with pytest.raises(UsageError, match=r"nearest: non-finite"):
-            Monitor(stop_on="nonfinite")
-        with pytest.raises(UsageError, match=r"optimizer must be .*, not int"):
-            Monitor(optimizer=3)
-        with pytest.raises(ModelError, match=r"model must be .*, not str"):
-            Monitor("resnet18")
+    def test_scripted_models_are_refused(self) -> None:
         with pytest.raises(ModelError, match="scripted"):
             Monitor(torch.jit.script(nn.ReLU()))
 
@@ -686,68 +676,65 @@ class TestChoice:
         assert monitor.steps == 2 and {row["layer"] for row in monitor.rows} == LAYERS
 
 
-def ends_with_log() -> nn.Module:
-    return Net(lambda net, x: (net.fc(x) - x.amax()).log(), fc=filled(nn.Linear(3, 3), 0, 9))
+def spoils_its_weight(net: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        net.fc.weight.div_(x.amax() < 2)
+    return net.fc(x)
 
 
-def overwrites_its_input() -> nn.Module:
-    fc = filled(nn.Linear(3, 3), 0, 1e4)
-    return Net(lambda net, x: net.relu((net.fc(x) - 1e3 * x.abs().amax()).log()), fc=fc, relu=nn.ReLU(inplace=True))
+def of_fc(forward: Callable[..., Tensor], bias: float = 0.0, **layers: nn.Module) -> Net:
+    return Net(forward, fc=filled(nn.Linear(3, 3), 0, bias), **layers)
+
+
+NON_FINITE = {
+    "layer": (
+        named(**{"0": filled(nn.Linear(3, 3), 1e30), "1": filled(nn.Linear(3, 3), 0)}),
+        1e20,
+        "Inf in the output of 0 (Linear); its input and its parameters are finite",
+        "Linear",
+    ),
+    "weight": (of_fc(spoils_its_weight), 2.0, "the output of fc (Linear); fc.weight is not finite", "weight of fc"),
+    "input": (
+        of_fc(lambda net, x: net.fc(x)),
+        float("nan"),
+        "NaN in the input of fc (Linear); it comes from the data; look at the data of this step",
+        "input",
+    ),
+    "function before it": (
+        of_fc(lambda net, x: net.fc((x * net.fc.bias.exp()).log())),
+        -1.0,
+        "NaN in the input of fc (Linear); made by log",
+        "log",
+    ),
+    "overwritten input": (
+        of_fc(lambda net, x: net.relu((net.fc(x) - 1e3 * x).log()), 1e4, relu=nn.ReLU(inplace=True)),
+        1e4,
+        "NaN in the input of relu (ReLU); made by log",
+        "log",
+    ),
+    "after the last layer": (
+        of_fc(lambda net, x: (net.fc(x) - x).log(), 9),
+        10.0,
+        "NaN in the output of the model (Net); made by log",
+        "log",
+    ),
+}
 
 
 class TestStop:
-    @pytest.mark.parametrize(
-        ("build", "x", "words"),
-        [
-            pytest.param(
-                lambda: nn.Sequential(filled(nn.Linear(3, 3), 1e30), filled(nn.Linear(3, 3), 0), nn.ReLU()),
-                1e20,
-                "step 1: Inf in the output of 0 (Linear); its input and its parameters are finite",
-                id="layer",
-            ),
-            pytest.param(
-                lambda: nn.Sequential(nn.Linear(3, 3)),
-                float("nan"),
-                "NaN in the input of 0 (Linear); it comes from the data; look at the data of this step",
-                id="input",
-            ),
-            pytest.param(
-                overwrites_its_input, 1e4, "NaN in the input of relu (ReLU); made by log", id="overwritten input"
-            ),
-            pytest.param(
-                ends_with_log, 10.0, "NaN in the output of the model (Net); made by log", id="after the last layer"
-            ),
-        ],
-    )
-    def test_a_value_in_a_pass(self, build: Callable[[], nn.Module], x: float, words: str) -> None:
-        net = build()
-        optimizer = sgd(net)
-        with pytest.raises(NonFiniteError) as caught, Monitor(every=50, stop_on="non-finite"):  # noqa: PT012
+    @pytest.mark.parametrize("name", NON_FINITE)
+    def test_a_value_in_a_pass(self, name: str, tmp_path: Path) -> None:
+        net, x, words, operation = NON_FINITE[name]
+        optimizer, log = sgd(net), tmp_path / "run.ndjson"
+        with pytest.raises(NonFiniteError) as caught, Monitor(every=50, stop_on="non-finite", log=log):  # noqa: PT012
             step(net, optimizer, torch.ones(2, 3))
             step(net, optimizer, torch.full((2, 3), x))
-        assert words in str(caught.value) and caught.value.exit_code == 3 and "\n" not in str(caught.value)
-
-    def test_a_function_before_a_layer_is_named_in_the_log_too(self, tmp_path: Path) -> None:
-        net = Net(lambda net, x: net.b((x * net.b.bias.exp()).log()), a=nn.ReLU(), b=nn.Linear(3, 3))
-        optimizer, log = sgd(net), tmp_path / "run.ndjson"
-        with pytest.raises(NonFiniteError) as caught, Monitor(stop_on="non-finite", log=log):  # noqa: PT012
-            step(net, optimizer, torch.ones(2, 3))
-            step(net, optimizer, torch.tensor([[1.0, 2.0, -1.0]]))
-        assert "NaN in the input of b (Linear); made by log" in str(caught.value)
-        (run,) = read_runs(log)
-        (note,) = run.notes
-        assert (note["note"], note["layer"], note["operation"], note["step"]) == ("non-finite", "b", "log", 1)
-        assert note["text"] == str(caught.value) and run.end is not None and run.end["reason"] == "stopped"
-
-    def test_the_weight(self) -> None:
-        net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-        optimizer = sgd(net)
-        match = r"output of 0 \(Linear\); 0.weight is not finite"
-        with pytest.raises(NonFiniteError, match=match), Monitor(stop_on="non-finite"):  # noqa: PT012
-            step(net, optimizer, torch.ones(2, 3))
-            with torch.no_grad():
-                net[0].weight[0, 0] = float("nan")
-            step(net, optimizer, torch.ones(2, 3))
+        text = str(caught.value)
+        assert text.startswith("step 1: ") and words in text and "\n" not in text and caught.value.exit_code == 3
+        [run] = read_runs(log)
+        [note] = run.notes
+        assert (note["note"], note["text"], note["operation"], note["step"]) == ("non-finite", text, operation, 1)
+        assert run.end["reason"] == "stopped"
 
     def test_the_loss(self) -> None:
         net = filled(nn.Linear(1, 1), 0, -1)
