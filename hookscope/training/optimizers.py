@@ -21,8 +21,6 @@ class TrackedOptimizer:
 
     Attributes:
         optimizer: Returns the optimizer, None once the script has dropped it.
-        number: In order of the first step.
-        steps: How many steps it has made.
         since: The segment of the run that began after its last step, see `MetricsRecorder`.
         idle: Steps of other optimizers since its last step.
         was_searched: Whether its model was already searched for in memory.
@@ -97,9 +95,9 @@ class Optimizers:
         stepped.steps, stepped.since, stepped.idle = stepped.steps + 1, segment, 0
 
 
-def closure_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The closure of a step, which computes the gradients inside the step; None without one."""
-    return kwargs.get("closure", args[1] if len(args) > 1 else None)
+def has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a step has a closure, which computes the gradients inside the step."""
+    return kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
 
 
 def gradient_scale(optimizer: Optimizer | None) -> Tensor | None:

@@ -34,14 +34,9 @@ class RunProgress:
 
 
 class WatcherOutput:
-    """Writes the lines and the notes of one run, and counts its sampled steps.
+    """Writes the lines and the notes of one run, and updates its rows, sampled steps and first trouble.
 
-    Args:
-        run: Its rows, sampled steps and first trouble are updated.
-        log: File to append to, or an open log, which is closed at the end; None to keep the lines in ``run.rows``.
-        events: Folder for an event file of TensorBoard.
-        header: The first line.
-        on_trouble: Called with each announcement; None for a warning.
+    ``log`` is a file to append to, or an open log, which is closed at the end; None keeps the lines in ``run.rows``.
     """
 
     def __init__(
@@ -106,7 +101,7 @@ class WatcherOutput:
         return {"row": row, "step": step, "time": round(time.monotonic() - self._started, 6), **fields}
 
     def _close(self) -> None:
-        for file in (self._events and self._events.writer, self._log):
+        for file in (None if self._events is None else self._events.writer, self._log):
             with contextlib.suppress(Exception):
                 if file is not None:
                     file.close()

@@ -47,9 +47,6 @@ class CallMetrics:
     """One call of a layer in a step, over all passes of the step.
 
     Attributes:
-        layer: The layer.
-        type: Its class name.
-        call: The number of the call in its pass.
         index: Its position among the counted calls of its pass, None for a call that is not counted.
         outputs: One for each tensor of each output.
         alive: ``(C,)`` whether a channel was non-zero anywhere in the step; None without a channel axis.
@@ -222,12 +219,10 @@ class MetricsRecorder:
         record = self._records.get(model.number)
         return record if record is not None and record.segment >= optimizer.since else None
 
-    def _calls(self, model: TrackedModel, optimizer: TrackedOptimizer) -> Iterator[CallMetrics]:
+    def _calls(self, model: TrackedModel, optimizer: TrackedOptimizer) -> list[CallMetrics]:
         """The wanted calls in order of execution; only now is their number known."""
-        record = self._since(model, optimizer)
-        for call in () if record is None else record.calls.values():
-            if record is not None and call.layer.wants(call.call, call.index, record.total):
-                yield call
+        record = self._since(model, optimizer) or SegmentRecord(self.segment)
+        return [call for call in record.calls.values() if call.layer.wants(call.call, call.index, record.total)]
 
     def _not_run(
         self, model: TrackedModel, optimizer: TrackedOptimizer, calls: Iterable[CallMetrics], parameters: set[int]

@@ -21,13 +21,7 @@ _LOWER = "lower the learning rate, clip the gradients or look at the data of thi
 
 
 class StopRule:
-    """Checks outputs of layers, the loss and the gradients, and raises at the first value that is not finite.
-
-    Args:
-        run: Its ``stopped`` becomes the error that was raised.
-        output: It gets a note.
-        optimizers: They know the number of the step.
-    """
+    """Checks outputs of layers, the loss and the gradients, and raises at the first value that is not finite."""
 
     def __init__(self, run: RunProgress, output: WatcherOutput, optimizers: Optimizers) -> None:
         self._run, self._output, self._optimizers = run, output, optimizers
@@ -100,13 +94,7 @@ class StopRule:
     def _stop(self, where: str, operation: str, why: str, do: str, layer: str = "", call: int = 0) -> NoReturn:
         """Raise the error.
 
-        Args:
-            where: The place, such as ``NaN in the output of fc (Linear)``.
-            operation: The type of a layer, the name of a function, ``weight of NAME``, ``input`` or ``backward``.
-            why: Where the value came from.
-            do: What people do about it.
-            layer: The name of the layer, empty for the loss.
-            call: The number of its call.
+        ``operation`` is the type of a layer, the name of a function, ``weight of NAME``, ``input`` or ``backward``.
         """
         step = self._optimizers.all[0].steps if self._optimizers.all else 0
         error = NonFiniteError(f"step {step}: {where}", why, do)

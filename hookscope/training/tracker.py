@@ -28,7 +28,7 @@ _MODULE = re.compile(r"^module(?:\.|$)")
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """Which layer calls are wanted: a selection, and the types that its indices and ``all`` count."""
+    """The chosen layer calls: a selection, and the types that its indices and ``all`` count."""
 
     selection: Selection
     types: tuple[str, ...]
@@ -71,13 +71,13 @@ class Layer:
         return not _is_parametrization(self.name) and (has_parameters or is_leaf(module))
 
     def may_want(self, module: nn.Module) -> bool:
-        """Whether any of its calls can be wanted."""
+        """Whether any of its calls can be chosen."""
         if self.is_loss:
             return False
         return bool(self._by_name) or (self.choice.selection.counts and self.is_counted(module))
 
     def wants(self, call: int, index: int | None, total: int) -> bool:
-        """Whether this call is wanted, in a pass with ``total`` counted calls."""
+        """Whether this call is chosen, in a pass with ``total`` counted calls."""
         return any(self.choice.selection.wants(name, call, index, total) for name in self.names)
 
 
@@ -86,7 +86,6 @@ class TrackedModel:
 
     Attributes:
         module: Returns the module, None once the script has dropped it.
-        number: In order of the first call.
         layers: By ``id`` of the module.
         is_opaque: Whether some layers are compiled, scripted or replicated, so that their hooks do not fire.
         compiled_in_place: Whether some are compiled by ``Module.compile``.
@@ -150,7 +149,6 @@ class Pass:
 
     Attributes:
         top: Returns the module that was called.
-        model: The model it belongs to.
         depth: How many calls of ``top`` run inside its own call.
         counted: Calls of the chosen types so far.
         recorded: Whether its calls are recorded.
@@ -174,10 +172,6 @@ class ModelTracker:
 
     A model is a module that is called while no other runs, but not a loss module of torch. A part of a model that is
     called by itself keeps its name in the model.
-
-    Args:
-        model: The only model to follow, None for every one.
-        choice: Which layers are wanted.
 
     Attributes:
         models: In order of the first call.

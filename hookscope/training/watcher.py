@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import HookHandles
 from hookscope.training.loss_tap import LossTap, hidden_from_compile, scalar_of
-from hookscope.training.optimizers import Optimizers, closure_of, gradient_scale, skips_step
+from hookscope.training.optimizers import Optimizers, gradient_scale, has_closure, skips_step
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.recorder import MetricsRecorder, OptimizerStep, running_statistics
 from hookscope.training.stop import StopRule
@@ -151,7 +151,7 @@ class TrainingWatcher:
         tracked = self._optimizers.of(optimizer)
         if tracked is None:
             return
-        step = OptimizerStep(tracked, closure_of(args, kwargs) is not None)
+        step = OptimizerStep(tracked, has_closure(args, kwargs))
         with torch.no_grad():
             if self._stop is not None:
                 self._stop.raise_again()

@@ -18,8 +18,7 @@ class TimedFinding(Finding):
     """A finding on a training run.
 
     Attributes:
-        step: The first sampled step that shows it.
-        last_step: The last one.
+        step: The first sampled step that shows it; ``last_step`` is the last one.
         time: Seconds from the start of the run to ``step``; None where the log does not say.
         lasts: Whether the last sampled step shows it.
         layers: Every call that has it, in order of execution, `layer` among them; empty for the whole run.
@@ -101,15 +100,11 @@ def duration_words(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The totals of a run.
+    """The totals of a run, over all models and optimizers.
 
     Attributes:
-        started: When it started, as the log has it; may be empty.
-        steps: Optimizer steps; with several optimizers, of the one with most.
-        sampled: Sampled steps, of all optimizers.
-        layers: Watched layers, of all models.
-        first_loss: Loss of the first sampled step that has one.
-        last_loss: Loss of the last; None where it was no longer finite.
+        steps: With several optimizers, those of the one with most.
+        last_loss: None where it was no longer finite.
         lost_at: The sampled step from which on the loss was NaN or Inf to the end.
         duration: Seconds from the start to the last line.
         stopped_at: The step at which NaN or Inf stopped the run.

@@ -27,13 +27,11 @@ class Column:
     """One metric of every layer over the steps.
 
     Attributes:
-        title: The name of the metric.
         metric: Its field in the log; findings whose rule is about it are marked in the column.
         measure: ``(S,)`` values of a layer, NaN where there is none.
         colours: Name of a colour map of matplotlib.
         ends: Ends of a linear scale; None for a logarithmic scale with the ends of the values.
         limits: The thresholds that are drawn.
-        usual: Its usual value, if there is one.
         peaks: Whether a cell of several steps shows the highest value, instead of the mean (on a logarithmic scale the
             geometric mean).
         spoiled: The counts of NaN and Inf that make a cell non-finite.
