@@ -1,7 +1,6 @@
 from . import colours as colours
 from .colours import colour_map_names as colour_map_names, palette as palette
 from .forward import (
-    PassResult as PassResult,
     input_frames as input_frames,
     input_size_of as input_size_of,
     run_and_reduce as run_and_reduce,
@@ -26,18 +25,19 @@ from .plot import (
     TITLE as TITLE,
     Colour as Colour,
     add_panel as add_panel,
+    decades as decades,
     figure_bytes as figure_bytes,
     finding_lines as finding_lines,
     page_of_rows as page_of_rows,
     plain_settings as plain_settings,
     plot_suffix as plot_suffix,
+    set_ticks as set_ticks,
     short_label as short_label,
     write as write,
     write_at as write_at,
 )
 from .png import encode_png as encode_png, read_sheet as read_sheet, write_png as write_png
 from .scale import (
-    RangeScale as RangeScale,
     Scale as Scale,
     SymmetricScale as SymmetricScale,
     scale_examples as scale_examples,
@@ -45,7 +45,6 @@ from .scale import (
 )
 from .sheet import (
     Origin as Origin,
-    Sheet as Sheet,
     Style as Style,
     draw_sheet as draw_sheet,
     finite_or_none as finite_or_none,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -136,6 +137,21 @@ def finding_lines(findings: Sequence[Finding], most: int = 8, numbered: bool = F
     more = len(lines) - most
     lines[most:] = [f"... and {counted(more, 'more finding')}, beside the rows"] if more > 0 else []
     return [(line, Colour.ALARM) for line in lines]
+
+
+def decades(first: float, last: float, most: int = 4) -> list[float]:
+    """About ``most`` powers of ten from ``first`` to ``last``; below two decades also 2 and 5 times a power."""
+    low, high = math.ceil(math.log10(first) - 1e-9), math.floor(math.log10(last) + 1e-9)
+    if last < 100 * first and most > 3:
+        values = [digit * 10.0**power for power in range(low - 1, high + 1) for digit in (1, 2, 5)]
+        return [value for value in values if first <= value <= last]
+    return [10.0**power for power in range(low, high + 1, max(1, -(-(high - low) // most)))]
+
+
+def set_ticks(axes: Axes, values: Sequence[float], form: str = "g") -> None:
+    """Label exactly ``values``, as short as ``1e-5``."""
+    axes.set_xticks(values, [f"{value:{form}}".replace("e-0", "e-").replace("e+0", "e") for value in values])
+    axes.set_xticks([], minor=True)
 
 
 def page_of_rows(

@@ -11,7 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from hookscope.drawing import SMALL, Colour, finding_lines, font, page_of_rows, plain_settings, write_at
+from hookscope.drawing import (
+    SMALL,
+    Colour,
+    decades,
+    finding_lines,
+    font,
+    page_of_rows,
+    plain_settings,
+    set_ticks,
+    write_at,
+)
 from hookscope.findings import Finding
 from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
@@ -157,7 +167,7 @@ def _draw(axes: Axes, panel: _Panel) -> None:
     left, right = _limits([size for _, size in [*before, *after]])
     axes.set_xscale("log")
     axes.set_xlim(left, right)
-    _ticks(axes, left, right)
+    set_ticks(axes, decades(left, right), ".0e")
     high, low = (-0.18, 0.22) if after else (0.0, 0.22)
     _spans(axes, before, high, Colour.BLUE, Colour.SKY)
     _spans(axes, after, low, Colour.ORANGE, "#f3d28a")
@@ -202,18 +212,6 @@ def _limits(sizes: Sequence[GradientSize]) -> tuple[float, float]:
 def _least(sizes: Sequence[GradientSize]) -> float:
     values = [value for size in sizes for value in (size.mean_abs, size.max_abs) if value > 0]
     return max(min(values), max(values) * 10.0**-_MOST_DECADES)
-
-
-def _ticks(axes: Axes, left: float, right: float) -> None:
-    """About four powers of ten, below two decades also 2 and 5 times a power."""
-    low, high = math.ceil(math.log10(left)), math.floor(math.log10(right))
-    step = max(1, -(-(high - low) // 4))
-    digits = (1, 2, 5) if right < 100 * left else (1,)
-    marks = [(digit, power) for power in range(low - (step == 1), high + 1, step) for digit in digits]
-    marks = [(digit, power) for digit, power in marks if left <= digit * 10.0**power <= right]
-    axes.set_xticks([digit * 10.0**power for digit, power in marks])
-    axes.set_xticklabels([f"{digit}e{power}" for digit, power in marks])
-    axes.set_xticks([], minor=True)
 
 
 def _legend(figure: Figure, changed: bool) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hookscope.drawing import Colour, finding_lines, page_of_rows, plain_settings, write
+from hookscope.drawing import Colour, decades, finding_lines, page_of_rows, plain_settings, set_ticks, write
 from hookscope.findings import Finding, counted
 from hookscope.parameters.facts import ParameterStatistics
 
@@ -114,24 +114,9 @@ def _draw_weights(axes: Axes, rows: Sequence[_Row]) -> None:
     if typical and max(ends) > 30 * typical[len(typical) // 2]:  # or the widest row would flatten the others
         threshold = 10.0 ** math.floor(math.log10(typical[len(typical) // 2]))
         axes.set_xscale("symlog", linthresh=threshold, linscale=0.6)
-        powers = _decades(threshold, max(ends), 3)
-        _ticks(axes, [*(-power for power in reversed(powers)), 0.0, *powers])
+        powers = decades(threshold, max(ends), 3)
+        set_ticks(axes, [*(-power for power in reversed(powers)), 0.0, *powers])
     axes.axvline(0, color=Colour.FAINT, linewidth=0.6, zorder=1)
-
-
-def _decades(first: float, last: float, most: int) -> list[float]:
-    """About ``most`` powers of ten from ``first`` to ``last``; below two decades also 2 and 5 times a power."""
-    low, high = math.ceil(math.log10(first) - 1e-9), math.floor(math.log10(last) + 1e-9)
-    if last < 100 * first and most > 3:
-        some = [digit * 10.0**power for power in range(low - 1, high + 1) for digit in (1, 2, 5)]
-        return [value for value in some if first <= value <= last]
-    return [10.0**power for power in range(low, high + 1, max(1, -(-(high - low) // most)))]
-
-
-def _ticks(axes: Axes, at: Sequence[float]) -> None:
-    axes.set_xticks(at)
-    axes.set_xticklabels([f"{value:g}".replace("e-0", "e-").replace("e+0", "e") for value in at])
-    axes.set_xticks([], minor=True)
 
 
 def _draw_filters(axes: Axes, rows: Sequence[_Row]) -> None:
@@ -161,7 +146,7 @@ def _spans(axes: Axes, spans: Sequence[tuple[int, float | None, float | None, fl
     axes.plot([mean for *_, mean, _ in numbers], [at for at, *_ in numbers], "o", ms=2.6, color=Colour.GREEN, zorder=4)
     ended = [at for at, low, *_ in numbers if low < left]
     axes.plot([left] * len(ended), ended, "<", ms=4, color=Colour.ALARM, clip_on=False, zorder=5)
-    _ticks(axes, _decades(left, right, 4))
+    set_ticks(axes, decades(left, right))
 
 
 def _draw_zeros(axes: Axes, rows: Sequence[_Row]) -> None:
