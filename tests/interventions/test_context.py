@@ -36,7 +36,7 @@ from hookscope.interventions import (
     Zero,
     intervene,
 )
-from tests.helpers import same_bits
+from tests.helpers import same_bits, same_values
 
 X = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 
@@ -69,11 +69,6 @@ def train(net: nn.Module, steps: int = 4, seed: int = 3) -> None:
         optimizer.step()
 
 
-def states_equal(one: nn.Module, other: nn.Module) -> bool:
-    mine, theirs = one.state_dict(), other.state_dict()
-    return list(mine) == list(theirs) and all(torch.equal(mine[key], theirs[key]) for key in mine)
-
-
 def test_training_with_dropblock_is_that_of_a_net_with_it_built_in() -> None:
     built_in = Net(torchvision.ops.DropBlock2d(p=0.3, block_size=3)).train()
     train(built_in)
@@ -82,10 +77,8 @@ def test_training_with_dropblock_is_that_of_a_net_with_it_built_in() -> None:
         train(net)
         inside = {key: value.clone() for key, value in net.state_dict().items()}
     train(plain)
-    assert states_equal(net, built_in) and not states_equal(net, plain)
-    assert list(inside) == list(plain.state_dict()) and all(
-        torch.equal(inside[k], v) for k, v in net.state_dict().items()
-    )
+    assert same_values(net, built_in.state_dict()) and not same_values(net, plain.state_dict())
+    assert list(inside) == list(plain.state_dict()) and same_values(net, inside)
     assert (block.step, block.changed) == (4, {"norm": 4})
 
 
@@ -157,7 +150,7 @@ def test_a_copy_and_a_saved_model_of_inside_the_block_need_nothing_of_hookscope(
     for name in [name for name in sys.modules if name.partition(".")[0] == "hookscope"]:
         monkeypatch.setitem(sys.modules, name, None)
     loaded = torch.load(tmp_path / "net.pt", weights_only=False)
-    assert all(same_bits(model(x), judge) for model in (loaded, twin, net)) and states_equal(loaded, net)
+    assert all(same_bits(model(x), judge) for model in (loaded, twin, net)) and same_values(loaded, net.state_dict())
 
 
 def test_several_at_one_place_act_in_their_order() -> None:

