@@ -53,6 +53,30 @@ class Broken(Small):
         nn.init.constant_(self.fc.bias, float("nan"))
 
 
+class Flow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 3, stride=8)
+
+    def forward(self, first, second):
+        return self.conv(torch.cat([first, second]))
+
+
+class Clip(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv3d(3, 2, 1)
+        self.fc = nn.Linear(2, 4)
+        nn.init.uniform_(self.fc.weight)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).relu().mean((2, 3, 4)))
+
+
+Flow.__module__ = "torchvision.models.optical_flow.flow"
+Clip.__module__ = "torchvision.models.video.clip"
+
+
 class Interrupted(Small):
     def forward(self, x):
         raise KeyboardInterrupt

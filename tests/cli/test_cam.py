@@ -145,9 +145,9 @@ def test_a_map_that_is_all_zero_is_drawn_with_a_note(run: Run, here: Path) -> No
 
 
 def test_a_still_is_repeated_as_a_clip_with_a_map_for_each_frame(run: Run) -> None:
-    status, out, errors = run("cat.jpg", "--weights", "none", "--raw", "x.npy", model="mc3_18")
+    status, out, errors = run("cat.jpg", "--type", "Conv3d", "--raw", "x.npy", model="nets.py:Clip")
     [row], values = rows(out), np.load("x.npy")
-    assert (status, row["shape"], list(values.shape)) == (0, [16, 2, 2], [16, 2, 2])
+    assert (status, row["shape"], list(values.shape)) == (0, [16, 32, 32], [16, 32, 32])
     assert row["max"] == pytest.approx(float(values.mean(0).max()))
     assert "repeated 16 times" in errors
 

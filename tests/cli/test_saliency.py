@@ -98,7 +98,9 @@ def test_relus_that_are_not_guided_have_a_note(run: Run) -> None:
     assert (status, errors) == (0, "Note: cat.jpg: 1 functional ReLU call not guided: hooks do not see functions\n")
 
 
-@pytest.mark.parametrize(("model", "shape"), [("mc3_18", [3, 16, 32, 32]), ("lraspp_mobilenet_v3_large", [3, 32, 32])])
+@pytest.mark.parametrize(
+    ("model", "shape"), [("nets.py:Clip", [3, 16, 32, 32]), ("lraspp_mobilenet_v3_large", [3, 32, 32])]
+)
 def test_a_clip_and_a_segmentation_model(run: Run, model: str, shape: list[int]) -> None:
     status, out, _ = run("cat.jpg", "--weights", "none", model=model)
     assert (status, rows(out)[0]["shape"]) == (0, shape)

@@ -16,27 +16,6 @@ import hookscope
 from hookscope.drawing.png import read_provenance
 from tests.cli.helpers import POSIX, ROOT, Run, files, one_error, rows
 
-NETS = """
-
-class Flow(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 3, stride=8)
-
-    def forward(self, first, second):
-        return self.conv(torch.cat([first, second]))
-
-class Clip(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv3d(3, 2, 1)
-
-    def forward(self, x):
-        return self.conv(x)
-
-Flow.__module__ = "torchvision.models.optical_flow.flow"
-Clip.__module__ = "torchvision.models.video.clip"
-"""
 PICTURES = {"cat.jpg": (60, 40), "dog.png": (40, 60)}
 
 
