@@ -61,9 +61,8 @@ def y(): ...
 def not_registered(): ...
 """
     package = tmp_path / "torchvision"
-    write_package(
-        package, {"__init__.py": "", "models/a.py": source, "models/sub/b.py": "@register_model()\ndef b(): ..."}
-    )
+    files = {"__init__.py": "", "models/a.py": source, "models/sub/b.py": "@register_model()\ndef b(): ..."}
+    write_package(package, files)
     monkeypatch.setattr(registry, "_package_folder", {"torchvision": str(package)}.get)
     assert registry.torchvision_names() == ("b", "plain", "quantized_x", "y2")
 
@@ -72,9 +71,9 @@ def test_class_names_are_those_of_torchvisions_weights() -> None:
     compared = 0
     for name in registry.torchvision_names():
         known = [entry.meta["categories"] for entry in models.get_model_weights(name) if entry.meta.get("categories")]
-        found = registry.torchvision_class_names(name)
-        if found:
-            assert all(list(found) == list(names) for names in known), name
+        names = registry.torchvision_class_names(name)
+        if names:
+            assert all(list(names) == list(categories) for categories in known), name
             compared += len(known)
         else:
             assert models.get_model_builder(name).__module__.split(".")[2] in ("detection", "optical_flow"), name
@@ -82,11 +81,10 @@ def test_class_names_are_those_of_torchvisions_weights() -> None:
     assert registry.torchvision_class_names("no_such_model") == ()
 
 
-def test_class_names_where_torchvision_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_names_without_torchvisions_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_package_folder", lambda package: str(tmp_path))
     assert registry.torchvision_class_names("resnet18") == ()
-    source = "@register_model()\ndef resnet18(): ..."
-    write_package(tmp_path, {"__init__.py": "", "models/a.py": source})
+    write_package(tmp_path, {"__init__.py": "", "models/a.py": "@register_model()\ndef resnet18(): ..."})
     registry._scan.cache_clear()
     assert registry.torchvision_class_names("resnet18") == ()
     for meta in ("_OTHER = ['a']", "_IMAGENET_CATEGORIES = [", "_IMAGENET_CATEGORIES = read()"):

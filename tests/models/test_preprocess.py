@@ -116,8 +116,9 @@ def test_optical_flow_sizes(high: int, wide: int, expected: tuple[int, int]) -> 
 
 
 def test_optical_flow_with_a_size(photograph: Image.Image) -> None:
-    assert Preprocess("optical_flow", size=(128, 256))(photograph).shape == (3, 128, 256)
-    assert Preprocess("optical_flow", size=(128, 256)).describe() == "OpticalFlow 128x256"
+    prepare = Preprocess("optical_flow", size=(128, 256))
+    assert prepare(photograph).shape == (3, 128, 256)
+    assert prepare.describe() == "OpticalFlow 128x256"
 
 
 @pytest.mark.parametrize("family", ["classification", "segmentation", "detection", "video", "optical_flow"])
