@@ -162,7 +162,7 @@ def test_a_model_without_classes_has_layers(run: Run) -> None:
     status, out, errors = run(*ZERO, "--format", "json", model="nets.py:Flow")
     report = json.loads(out)
     assert (status, report["classes"], [row["name"] for row in report["layers"]]) == (0, [], ["conv1", "conv2"])
-    assert errors == "Note: nets.py:Flow gives 1x4x6x6 values, no score for each class: layers alone\n"
+    assert errors == "Note: nets.py:Flow gives 1x4x6x6 values, no score for each class: only layers are shown\n"
     one_error(run(*ZERO, "--target", "1", model="nets.py:Flow"), 1, "no score for each class")
 
 

@@ -95,7 +95,7 @@ def test_shares_that_do_not_make_up_the_score_have_a_note(run: Run, steps: int) 
 
 def test_relus_that_are_not_guided_have_a_note(run: Run) -> None:
     status, _, errors = run("cat.jpg", "--method", "guided-backprop")
-    assert (status, errors) == (0, "Note: cat.jpg: 1 functional ReLU call not guided: hooks do not see functions\n")
+    assert (status, errors) == (0, "Note: cat.jpg: 1 functional ReLU call not guided: hooks act on modules only\n")
 
 
 @pytest.mark.parametrize(

@@ -111,18 +111,18 @@ def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
         _write_sheet(explanation, options, options.sheet, maps)
     for group in groups:
         page, provenance = explain.draw_overlay(explanation.source, group, options.cmap, options.fuse)
-        layers = "+".join(each.call.key for each in group).replace(" + ", "+")
+        layers = "+".join(result.call.key for result in group).replace(" + ", "+")
         what = options.method + ("-fused" if options.fuse else "") + (f"-{layers}" if options.layers else "")
         path = explanation.write(page, provenance, what, group[0].prediction.index, len(groups) == 1)
-        for each in group:
-            yield _row(explanation, each, path, options.fuse)
+        for result in group:
+            yield _row(explanation, result, path, options.fuse)
 
 
 def _groups(maps: Sequence[explain.ClassActivationMap], fuse: bool) -> list[list[explain.ClassActivationMap]]:
     """The maps of each class, which share a page; ``fuse`` joins the maps of a class."""
     by_class: dict[int, list[explain.ClassActivationMap]] = {}
-    for each in maps:
-        by_class.setdefault(each.prediction.index, []).append(each)
+    for result in maps:
+        by_class.setdefault(result.prediction.index, []).append(result)
     groups = list(by_class.values())
     if fuse and len(groups[0]) == 1:
         exists = f"the selection has one: {maps[0].call.key}"

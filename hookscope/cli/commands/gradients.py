@@ -146,7 +146,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
             detect_anomaly=options.detect_anomaly,
         )
     if options.detect_anomaly and anomaly is None:
-        output.note("Note: no NaN in the forward pass and none in the backward pass")
+        output.note("Note: no NaN in the forward pass or in the backward pass")
     lines = totals(report, loss.name, changes.describe())
     shown = gradients.select_parameters(report, net.model, options.layers or "all")
     if options.plot is not None:

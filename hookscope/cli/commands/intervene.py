@@ -1,4 +1,4 @@
-"""``hookscope intervene``: change activations or weights in one pass, and see what that does to the output."""
+"""``hookscope intervene``: change activations or weights in one pass, and see the effect on the output."""
 
 from __future__ import annotations
 
@@ -159,11 +159,11 @@ def _ablate(
     if ablation.channels and all(channel.worth == 0 for channel in ablation.channels):
         also = ", after what --at does" if changes else ""
         output.note(f"Note: the score is the same without any of these channels{also}")
-    shown, asked = ablation.channels[: options.top], ablation.prediction
-    name, count = f"{asked.index} {asked.label or ''}".strip(), counted(len(ablation.channels), "channel")
+    shown, prediction = ablation.channels[: options.top], ablation.prediction
+    name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
     totals = [
-        f"{len(shown)} of {count}, by what each is worth to the score of {name}",
-        f"with all of them: {asked.score:.4g}",
+        f"{len(shown)} of {count}, ranked by the score of {name} that is lost without each",
+        f"score with all channels: {prediction.score:.4g}",
     ]
     return Report([channel_section(shown, categories, net.weights)], totals=totals)
 
@@ -226,9 +226,9 @@ def _classes(
     subject: ModelAndImages, effect: interventions.Effect, options: Options
 ) -> list[interventions.ClassChange]:
     """The classes of both passes; a model without scores is an error only if an option is about classes."""
-    net, asked = subject.net, shared.was_given("target") or options.classes
-    if not asked and (why := scores.without_scores(effect.before, net.family, net.name)):
-        output.note(f"Note: {why}: layers alone")
+    net, needs_classes = subject.net, shared.was_given("target") or options.classes
+    if not needs_classes and (why := scores.without_scores(effect.before, net.family, net.name)):
+        output.note(f"Note: {why}: only layers are shown")
         return []
     categories = categories_of(net, options.categories)
     return interventions.class_changes(effect.before, effect.after, options.target, categories, net.name)

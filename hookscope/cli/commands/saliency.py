@@ -125,4 +125,4 @@ def _note_limits(explanation: Explanation, result: explain.Saliency, total: floa
         )
     if result.unguided:
         calls = counted(result.unguided, "functional ReLU call")
-        explanation.note(f"{calls} not guided: hooks do not see functions")
+        explanation.note(f"{calls} not guided: hooks act on modules only")

@@ -125,11 +125,11 @@ def _merged(paths: Sequence[str], save: str | None) -> statistics.SavedStatistic
     for option in click.get_current_context().command.params:
         if isinstance(option, click.Option) and option.name in measuring and shared.was_given(option.name):
             raise UsageError(f"--merge measures nothing, and {option.opts[0]} says what to measure", do="leave one out")
-    known: set[str] = set()
+    names: set[str] = set()
     for path in paths:
-        if os.path.realpath(path) in known:
+        if os.path.realpath(path) in names:
             raise UsageError(f"'{path}' is named twice", "its images would count twice", "name each file once")
-        known.add(os.path.realpath(path))
+        names.add(os.path.realpath(path))
     merged = statistics.merge_statistics(paths)
     if save is not None:
         statistics.save_statistics(save, merged)

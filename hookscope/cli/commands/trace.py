@@ -123,20 +123,21 @@ def _check(paths: Sequence[str], options: Options) -> None:
 def _totals(
     subject: ModelAndImages, record: tracing.PassRecord, categories: Sequence[str] | None, options: Options
 ) -> Iterator[str]:
-    """The lines under a table: the small tensors, then what was run."""
+    """The lines under a table: the small tensors, then the model and the passes."""
     if options.values:
         yield from value_lines(record, options.events)
         yield ""
     calls = f"{subject.net.name}, weights {subject.net.weights}: {counted(len(record.calls), 'call')}"
     yield calls + (f", {counted(len(record.events), 'event')}" if options.events else "")
     if record.value is not None:
-        of = [f"{each.index} {scores.class_label(each.index, categories) or ''}".strip() for each in record.targets]
-        what = f"score of class {', '.join(of)}" if of else "mean square of the output"
+        labels = [scores.class_label(target.index, categories) or "" for target in record.targets]
+        names = [f"{target.index} {label}".strip() for target, label in zip(record.targets, labels, strict=True)]
+        what = f"score of class {', '.join(names)}" if names else "mean square of the output"
         yield f"backward from {what}: {record.value:.4g}"
 
 
 def _note_the_rest(record: tracing.PassRecord, options: Options) -> None:
-    """Report what has no row."""
+    """Report layers, gradients and tensors that have no row."""
     if idle := record.did_not_run:
         output.note(f"Note: {counted(len(idle), 'chosen layer')} did not run: {listed(idle, 3)}")
     if options.events and record.without_backward:

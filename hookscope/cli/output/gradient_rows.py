@@ -70,12 +70,12 @@ def _parameter_row(
 ) -> Row:
     after = parameter.after
     # without a finite value the norm is 0, as if no gradient were left
-    known = after is not None and after.nan + after.inf != after.count
+    is_known = after is not None and after.nan + after.inf != after.count
     return row_of(
         PARAMETER_FIELDS,
         parameter,
         parameter.gradient,
-        norm_after=after.norm if after is not None and known else None,
+        norm_after=after.norm if after is not None and is_known else None,
         findings=gradients.parameter_finding_names(parameter, thresholds),
         weights=weights,
     )

@@ -55,9 +55,9 @@ def _event_row(event: tracing.Event) -> dict[str, Any]:
 
 def _columns(facts: tracing.Facts, prefix: str) -> dict[str, Any]:
     """The facts of a tensor; for several tensors each column maps parts to facts."""
-    row: dict[str, Any] = {f"{prefix}nonfinite": sum(each.nonfinite for each in facts.values()) if facts else None}
+    row: dict[str, Any] = {f"{prefix}nonfinite": sum(tensor.nonfinite for tensor in facts.values()) if facts else None}
     for name in ("shape", "dtype", "min", "max", "values"):
-        parts = {part: getattr(each, name) for part, each in facts.items()}
+        parts = {part: getattr(tensor, name) for part, tensor in facts.items()}
         row[prefix + name] = parts[""] if "" in parts else parts or None
     return row
 
@@ -65,7 +65,7 @@ def _columns(facts: tracing.Facts, prefix: str) -> dict[str, Any]:
 def tensors_left_out(record: tracing.PassRecord, backward: bool) -> int:
     """The number of tensors that are too large to be shown whole."""
     kinds = [[call.input, call.output, call.gradient if backward else {}] for call in record.calls]
-    return sum(each.values is None for facts in kinds for parts in facts for each in parts.values())
+    return sum(tensor.values is None for facts in kinds for parts in facts for tensor in parts.values())
 
 
 def _for_table(row: Row) -> Row:
@@ -77,14 +77,14 @@ def _together(what: str, value: Any) -> Any:
     """One cell for several tensors: the first shape, all types, the widest range."""
     if not isinstance(value, Mapping):
         return value
-    known = [each for each in value.values() if each is not None]
+    facts = [fact for fact in value.values() if fact is not None]
     if what == "shape":
         part, shape = next(iter(value.items()))
         more = f" +{len(value) - 1} more" if len(value) > 1 else ""
         return f"{part}:{_size(shape)}{more}"
     if what == "dtype":
-        return " ".join(dict.fromkeys(known))
-    return (min if what == "min" else max)(known, default=None)
+        return " ".join(dict.fromkeys(facts))
+    return (min if what == "min" else max)(facts, default=None)
 
 
 def _size(shape: Sequence[int]) -> str:
@@ -106,10 +106,10 @@ def _titles(record: tracing.PassRecord, events: bool) -> Iterator[tuple[str, tra
         for event in record.events:
             yield f"{event.number} {event.event} {event.call.key or '(model)'} {event.call.type}", event.tensors
         return
-    for each in record.calls:
-        name = f"{each.call.key or '(model)'} {each.call.type}"
-        yield f"{name} input", each.input
-        yield f"{name} output", each.output
+    for call in record.calls:
+        name = f"{call.call.key or '(model)'} {call.call.type}"
+        yield f"{name} input", call.input
+        yield f"{name} output", call.output
 
 
 def _array(tensor: tracing.TensorSummary, columns: int) -> list[str]:
