@@ -26,7 +26,7 @@ def test_the_levels_are_those_of_the_colour_map(cmap: str) -> None:
         assert table[level].tolist() == [int(part) for part in expected]
 
 
-def test_what_is_no_value_has_a_colour_of_its_own() -> None:
+def test_nan_inf_and_text_have_colours_that_no_value_has() -> None:
     fixed = {tuple(colour) for colour in palette("viridis")[LEVELS:].tolist()}
     assert len(fixed) == 256 - LEVELS
     assert not fixed & {tuple(colour) for colour in palette("viridis")[:LEVELS].tolist()}

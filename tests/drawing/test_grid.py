@@ -104,7 +104,7 @@ def test_four_digits_are_readable_however_small_the_maps(size: int, cell: int | 
         assert has(label_of(grid, at), str(at), at in bold), at
 
 
-def test_labels_tell_constant_and_broken_maps() -> None:
+def test_labels_mark_constant_maps_nan_and_inf() -> None:
     values = torch.manual_seed(0) and torch.randn(12, 14, 14)
     values[1], values[2], values[3], values[4, 0, 0], values[5] = 0, 7, -1.2345e-5, math.nan, math.inf
     grid = drawn(values)
@@ -181,7 +181,7 @@ def test_channels_and_names_of_channel_grid() -> None:
         ((3, 4, 4), {"channels": [3]}, LayerError, "there are 3: 0 to 2"),
     ],
 )
-def test_what_channel_grid_refuses(
+def test_channel_grid_refuses_wrong_arguments(
     shape: tuple[int, ...], options: dict, error: type[HookscopeError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -193,16 +193,16 @@ def test_grids_to_compare_have_one_layout_and_one_measure_of_bars() -> None:
     values[:, 0, 0] = torch.arange(12.0)
     broken = values / 2
     broken[3, 0, 0] = math.nan  # its mark takes room
-    one, other = draw_alike([reduce_maps(values), reduce_maps(broken)], [5], cell=8)
-    assert one.layout == other.layout
-    assert one.pixels.shape == other.pixels.shape
-    assert has(label_of(other, 3), "3 !")
-    assert has(label_of(one, 5), "5", bold=True)
-    assert has(label_of(one, 11), "11")
+    whole, nan = draw_alike([reduce_maps(values), reduce_maps(broken)], [5], cell=8)
+    assert whole.layout == nan.layout
+    assert whole.pixels.shape == nan.pixels.shape
+    assert has(label_of(nan, 3), "3 !")
+    assert has(label_of(whole, 5), "5", bold=True)
+    assert has(label_of(whole, 11), "11")
 
     def bar(grid: grids.Grid) -> int:
         row, column = divmod(11, grid.layout.columns)
         y = row * grid.layout.step_y + grid.layout.label + grid.layout.map_height + 1
         return int((grid.pixels[y, column * grid.layout.step_x :][: grid.layout.map_width] == colours.BAR).sum())
 
-    assert (bar(one), bar(other)) == (8, 4)
+    assert (bar(whole), bar(nan)) == (8, 4)

@@ -88,17 +88,17 @@ def test_one_value_is_one_colour_and_above_the_top_nothing_changes() -> None:
 @pytest.mark.parametrize("top", [0.0, 1.0])
 def test_a_map_without_anything_above_zero_leaves_the_photograph_pale(values: Any, top: float) -> None:
     photograph = noise(330, 200)
-    found = panel_pixels(photograph, Heat(values.astype(np.float32), (0, 0, 330, 200), top))
-    assert np.abs(found - paled(photograph)).max() <= 1.5
-    assert np.abs(found - np.asarray(photograph, float)).max() > 50
+    panel = panel_pixels(photograph, Heat(values.astype(np.float32), (0, 0, 330, 200), top))
+    assert np.abs(panel - paled(photograph)).max() <= 1.5
+    assert np.abs(panel - np.asarray(photograph, float)).max() > 50
 
 
 def test_a_vivid_photograph_is_nearly_grey_under_heat() -> None:
     # yellow and red, which inferno has too, are nearly grey; grey is as light as before
     vivid = Image.fromarray(np.array([[[255, 210, 0]] * 200 + [[220, 30, 30]] * 200], np.uint8).repeat(20, 0))
-    found = panel_pixels(vivid, Heat(np.zeros((1, 1), np.float32), (0, 0, 400, 20), 1.0)).astype(int)
-    assert np.ptp(found, -1).max() < 0.31 * 255 < np.ptp(np.asarray(vivid).astype(int), -1).min()
-    lightness = np.asarray(Image.fromarray(found.astype(np.uint8)).convert("L"), int)
+    panel = panel_pixels(vivid, Heat(np.zeros((1, 1), np.float32), (0, 0, 400, 20), 1.0)).astype(int)
+    assert np.ptp(panel, -1).max() < 0.31 * 255 < np.ptp(np.asarray(vivid).astype(int), -1).min()
+    lightness = np.asarray(Image.fromarray(panel.astype(np.uint8)).convert("L"), int)
     assert np.abs(lightness - np.asarray(vivid.convert("L"), int)).max() <= 1
 
 
@@ -110,9 +110,9 @@ def test_a_photograph_without_heat_does_not_change() -> None:
 def test_faded_is_grey_and_dark_under_the_heat() -> None:
     photograph = Image.new("RGB", (330, 20), (255, 0, 0))
     heat = Heat(np.array([[0, 1]], np.float32), (0, 0, 330, 20), 1.0)
-    found = panel_pixels(photograph, heat, faded=True)
-    assert found[0, 0].tolist() == [30, 30, 30]  # 0.4 of the grey of red, 76
-    assert found[0, 329] == pytest.approx(mixed((30, 30, 30), 1.0, strongest=0.95), abs=1)
+    panel = panel_pixels(photograph, heat, faded=True)
+    assert panel[0, 0].tolist() == [30, 30, 30]  # 0.4 of the grey of red, 76
+    assert panel[0, 329] == pytest.approx(mixed((30, 30, 30), 1.0, strongest=0.95), abs=1)
 
 
 @pytest.mark.parametrize(("factor", "size"), [(1.0, (400, 300)), (4.0, (100, 75))])
@@ -122,13 +122,13 @@ def test_the_mark_is_where_the_peak_is(factor: float, size: tuple[int, int]) -> 
     values = np.zeros((1, 1), np.float32)
     peak = (0.7 * size[0], 0.2 * size[1])
     box = (0.0, 0.0, float(size[0]), float(size[1]))
-    found = panel_pixels(photograph, Heat(values, box, 0.0, peak), size=shown)
-    changed = np.argwhere((found != 128).any(-1))
+    panel = panel_pixels(photograph, Heat(values, box, 0.0, peak), size=shown)
+    changed = np.argwhere((panel != 128).any(-1))
     middle = (changed.min(0) + changed.max(0)) / 2
     assert middle == pytest.approx((peak[1] * factor, peak[0] * factor), abs=1)
-    colours_used = {tuple(found[y, x]) for y, x in changed}
+    colours_used = {tuple(panel[y, x]) for y, x in changed}
     assert {(0, 0, 0), (255, 255, 255)} <= colours_used
-    assert tuple(found[round(peak[1] * factor), round(peak[0] * factor)]) == GREY  # what is there is seen
+    assert tuple(panel[round(peak[1] * factor), round(peak[0] * factor)]) == GREY  # what is there is seen
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> Texts:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [(320, 30), (20, 60), (1000, 100)])
-def test_words_fit_their_panel_whatever_they_are(texts: Texts, name: str, size: tuple[int, int]) -> None:
+def test_words_fit_their_panel(texts: Texts, name: str, size: tuple[int, int]) -> None:
     heat = Heat(np.ones((2, 2), np.float32), (0, 0, *size), 0.000123)
     panel = Panel(heat, [name, name], f"alarm {name}", "value of the map")
     page = draw_page(Image.new("RGB", size), [name, name], [[panel, panel], [panel]])

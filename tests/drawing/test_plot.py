@@ -72,40 +72,40 @@ def test_text_is_text() -> None:
     text = write(page(), 0, 0, "$x$\x1b[2J\n")
     assert (text.get_text(), text.get_parse_math()) == ("$x$\\x1b[2J\\n", False)
     names = ["$\\frac$", "a\nb", "c" * 300, "", "wide 漢字"]
-    made = page_of_rows(names, {"$": 2.6}, "$_", [("$^", "red")], marked={1: "$"})
-    assert "…" in made.axes[0].texts[3].get_text()
-    with Image.open(io.BytesIO(figure_bytes(made, ".svg") and figure_bytes(made, ".png"))) as image:
+    figure = page_of_rows(names, {"$": 2.6}, "$_", [("$^", "red")], marked={1: "$"})
+    assert "…" in figure.axes[0].texts[3].get_text()
+    with Image.open(io.BytesIO(figure_bytes(figure, ".svg") and figure_bytes(figure, ".png"))) as image:
         assert image.width < 1500
 
 
-def labels(made: object) -> list[str]:
-    return [text.get_text() for text in made.axes[0].texts[1:]]
+def labels(figure: object) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts[1:]]
 
 
 def test_a_page_is_as_high_as_its_rows() -> None:
     small, large = (page_of_rows([f"layer{n}" for n in range(count)], {"a": 2.6}, "b") for count in (10, 300))
-    heights = [made.get_size_inches()[1] for made in (small, large)]
-    rows = [made.axes[0].bbox.height / made.dpi for made in (small, large)]
+    heights = [figure.get_size_inches()[1] for figure in (small, large)]
+    rows = [figure.axes[0].bbox.height / figure.dpi for figure in (small, large)]
     assert heights[1] - heights[0] == pytest.approx(rows[1] - rows[0]) == pytest.approx(29 * rows[0])
     assert len(labels(large)) == 300
 
 
 def test_very_many_rows_are_labelled_where_they_can_be_read() -> None:
-    made = page_of_rows([f"layer{n}" for n in range(1500)], {"a": 2.6}, "b", marked={1001: "look", 1002: "here"})
-    assert made.get_size_inches()[1] < 80
-    shown = labels(made)
+    figure = page_of_rows([f"layer{n}" for n in range(1500)], {"a": 2.6}, "b", marked={1001: "look", 1002: "here"})
+    assert figure.get_size_inches()[1] < 80
+    shown = labels(figure)
     assert {"layer1001", "layer1002", "layer0"} <= set(shown)
     assert 300 < len(shown) < 1200
 
 
 def test_rows_run_from_top_to_bottom_and_marked_ones_have_a_ground() -> None:
-    made = page_of_rows(["a", "b", "c"], {"one": 2.6, "two": 2.6}, "head", marked={1: "broken"})
-    for axes in made.axes:
+    figure = page_of_rows(["a", "b", "c"], {"one": 2.6, "two": 2.6}, "head", marked={1: "broken"})
+    for axes in figure.axes:
         assert axes.get_ylim() == (2.5, -0.5)
-    pixels = np.asarray(Image.open(io.BytesIO(figure_bytes(made, ".png"))).convert("RGB")).astype(int)
+    pixels = np.asarray(Image.open(io.BytesIO(figure_bytes(figure, ".png"))).convert("RGB")).astype(int)
     tinted = ((pixels[..., 0] > 245) & (pixels[..., 2] < 235) & (pixels[..., 1] > 220)).any(axis=1)
     assert tinted.any()
-    assert made.axes[-1].texts[-1].get_text() == "broken"
+    assert figure.axes[-1].texts[-1].get_text() == "broken"
 
 
 def test_a_page_without_rows() -> None:

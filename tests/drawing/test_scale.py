@@ -125,9 +125,9 @@ def test_a_new_scale_is_read_back_by_its_own_formula(tmp_path: Path, monkeypatch
     path = tmp_path / "log.png"
     sheet = draw_sheet(reduce_output(values, scale=Scale.parse("log")), Call("a", "Conv2d", 0, 0), ORIGIN)
     write_png(sheet.image, path, sheet.provenance)
-    _, found = read_sheet(path)[""]
+    _, read = read_sheet(path)[""]
     step = 10 ** (7 / (LEVELS - 1))
-    assert (abs(np.log(found / values[0].numpy())) <= np.log(step) / 2 * 1.001).all()
+    assert (abs(np.log(read / values[0].numpy())) <= np.log(step) / 2 * 1.001).all()
     monkeypatch.undo()
     with pytest.raises(ImageError, match="drawn on an unknown scale: no scale 'log'; there are channel, layer"):
         read_sheet(path)

@@ -142,7 +142,7 @@ def test_optical_flow_names_its_second_picture(words: list[str]) -> None:
     assert "second" not in sheet_of(random(1, 2, 8, 8)).provenance
 
 
-def test_channels_beyond_the_limit_are_left_out_and_said(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_beyond_the_limit_are_left_out_and_counted(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sheets, "MOST_PIXELS", 30_000)
     sheet = sheet_of({"a": random(1, 40, 20, 20), "b": random(1, 3, 2, 2)}, cell=40)
     assert sheet.left_out > 0

@@ -88,7 +88,7 @@ def test_a_shared_scale_counts_channels_that_are_not_drawn() -> None:
     assert (tiles.high.tolist(), tiles.levels.tolist()) == ([10.0], [[[0, round(TOP / 10)]]])
 
 
-def test_percentiles_that_coincide_still_tell_what_lies_above() -> None:
+def test_equal_percentiles_still_separate_higher_values() -> None:
     values = torch.zeros(1, 10, 10)
     values[0, 0, 0], values[0, 0, 1] = 5, -5
     levels = reduce_maps(values, scale=Scale.parse("percentile:2,98")).levels
@@ -103,7 +103,7 @@ def test_constant_maps_are_marked_and_keep_their_value() -> None:
     assert tiles.low.tolist() == [0, 7, 0]
     assert tiles.strength.tolist() == [0, 0, 3]
     shared = reduce_maps(values, scale=LayerScale())
-    assert [set(one.ravel()) for one in shared.levels[:2]] == [{0}, {TOP}]
+    assert [set(levels.ravel()) for levels in shared.levels[:2]] == [{0}, {TOP}]
     assert shared.constant.tolist() == [True, True, False]
 
 

@@ -208,7 +208,7 @@ def test_attention_takes_one_tensor_as_three_inputs() -> None:
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_nothing_changes_whatever_surrounds_the_call(around: Any) -> None:
+def test_the_model_does_not_change(around: Any) -> None:
     net, _ = pair()
     net.train()
     net.bn.eval()
