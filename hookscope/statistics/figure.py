@@ -31,7 +31,7 @@ _SIZE_WORDS = (
     " line to the largest value, dashed the limits of half precision"
 )
 
-Draw = Callable[["Axes", Sequence["LayerStatistics"], float], None]
+Draw = Callable[[Axes, Sequence[LayerStatistics], float], None]
 
 
 def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Finding], about: str) -> Figure:

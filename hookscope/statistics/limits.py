@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from xml.etree import ElementTree
 
 from hookscope.errors import printable
@@ -27,14 +27,9 @@ class Limits:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the limits that are set, as the options are called."""
-        values = {
-            "max-dead": self.max_dead,
-            "max-saturated": self.max_saturated,
-            "no-nan": self.no_nan or None,
-            "max-abs": self.max_abs,
-            "min-rank": self.min_rank if self.min_rank is not None else self.min_rank_share,
-        }
-        return tuple(name for name, value in values.items() if value is not None)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        names = [name for name, value in values.items() if value is not None and value is not False]
+        return tuple(dict.fromkeys(name.removesuffix("_share").replace("_", "-") for name in names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ Counts = NDArray[np.int64]
 _AT_ONCE = 1 << 18  # values that stay in the processor's cache through all sums
 _CANCELLED = 1e-5  # a variance below this share of the mean square has lost too many digits
 
-Visit = Callable[[slice, "Tensor", "Tensor"], None]
+Visit = Callable[[slice, Tensor, Tensor], None]
 
 
 @dataclass(slots=True)

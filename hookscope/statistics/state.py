@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from copy import deepcopy
 from typing import Any, Self
-
-import numpy as np
 
 
 class Accumulator:
@@ -14,17 +12,12 @@ class Accumulator:
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of all fields, which later updates do not change."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        values = vars(self).items()
         return {
-            name: value.state_dict() if isinstance(value, Accumulator) else _copy(value)
-            for name, value in values.items()
+            name: value.state_dict() if isinstance(value, Accumulator) else deepcopy(value) for name, value in values
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Restore what `state_dict` returned."""
-        return cls(**{name: _copy(value) for name, value in state.items()})
-
-
-def _copy(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
+        return cls(**deepcopy(dict(state)))
