@@ -86,10 +86,10 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     modules = {".".join(("hookscope", *path.relative_to(HOUSE).with_suffix("").parts)): path for path in FILES}
     graph = {
         module: {
-            found
+            imported
             for name in imports(ast.walk(tree(path)))
-            for found in (name, name.rpartition(".")[0])
-            if found in modules and found != module
+            for imported in (name, name.rpartition(".")[0])
+            if imported in modules and imported != module
         }
         for module, path in modules.items()
     }

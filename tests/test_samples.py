@@ -70,7 +70,7 @@ def test_the_file_is_small_and_says_what_was_measured():
 
 def test_the_pointing_game_on_a_small_draw(scripts):
     _, measure = scripts
-    numbers = range(1000, 1020)  # none of those that the README's figures are made from
+    numbers = range(1000, 1020)  # not the pictures behind the figures of the README
     trained, untrained = measure.measure("default", numbers), measure.measure("none", numbers)
     assert trained.accuracy >= 0.95
     assert trained.pointing >= 0.85
@@ -91,5 +91,5 @@ def test_the_map_measured_is_the_last_as_the_readme_says():
 
     net = hookscope.load_model("shapes", device="cpu")
     picture = hookscope.open_image(str(FOLDER / "star.png"))
-    [found] = hookscope.class_activation_maps(net.model, net.inputs(net.preprocess(picture)))
-    assert found.call.name == "classifier.2"
+    [map] = hookscope.class_activation_maps(net.model, net.inputs(net.preprocess(picture)))
+    assert map.call.name == "classifier.2"

@@ -55,7 +55,7 @@ def test_models_do_as_plain_hooks_and_other_weights_make_them(name: str) -> None
 
 
 class Subject:
-    """A model with random weights, its inputs, and layers to change, found by hooks of its own."""
+    """A model with random weights, its inputs, and layers to change, which hooks of its own choose."""
 
     def __init__(self, name: str, side: int) -> None:
         self.net: LoadedModel = load_model(name, weights="none", device="cpu")
@@ -197,9 +197,9 @@ def dropped_with_a_seed(subject: Subject) -> None:
 
 
 def events_in_order(subject: Subject) -> None:
-    found = trace_events(subject.model, subject.inputs)
-    assert [record.call.name for record in found.calls] == subject.leaves()
-    assert [event.event for event in found.events] == ["pre-hook", "forward"] * len(found.calls)
+    trace = trace_events(subject.model, subject.inputs)
+    assert [record.call.name for record in trace.calls] == subject.leaves()
+    assert [event.event for event in trace.events] == ["pre-hook", "forward"] * len(trace.calls)
 
 
 def gradients_of_the_score(subject: Subject) -> None:
@@ -223,11 +223,11 @@ def gradients_of_the_score(subject: Subject) -> None:
     with hooked(subject.model, dict(subject.model.named_modules()), watch):
         leaf = subject.inputs[0].clone().requires_grad_()
         scores = subject.model(leaf.clone())
-        wanted = [leaf, *(weight for weight in subject.model.parameters() if weight.requires_grad)]
-        torch.autograd.grad(scores[0, scores[0].argmax()], wanted, allow_unused=True)
-    found = trace_events(subject.model, subject.inputs, backward=True)
-    records = [record for record in found.calls if len(record.output) == 1]
-    assert found.loss == "score" and len(records) == len(gradients)
+        leaves_of_graph = [leaf, *(weight for weight in subject.model.parameters() if weight.requires_grad)]
+        torch.autograd.grad(scores[0, scores[0].argmax()], leaves_of_graph, allow_unused=True)
+    trace = trace_events(subject.model, subject.inputs, backward=True)
+    records = [record for record in trace.calls if len(record.output) == 1]
+    assert trace.loss == "score" and len(records) == len(gradients)
     assert [range_of(record) for record in records] == [
         None if gradient is None else (gradient.min().item(), gradient.max().item()) for gradient in gradients
     ]
@@ -250,18 +250,18 @@ def channels_without_weights(subject: Subject) -> None:
     if not narrow:
         return  # ViT: each of 768 channels of its first layer is a whole pass
     layer = narrow[len(narrow) * 3 // 4]
-    found = ablate_each(subject.model, subject.inputs, layer)
-    assert len(found.channels) == width(layer)
+    ranking = ablate_each(subject.model, subject.inputs, layer)
+    assert len(ranking.channels) == width(layer)
     names = [f"{layer}.{own}" for own, _ in subject.model.get_submodule(layer).named_parameters()]
     scores = subject.output[0]
-    assert found.prediction.index == int(scores.argmax())
+    assert ranking.prediction.index == int(scores.argmax())
     rounding = 1e-5 * float(scores.abs().max())
-    assert max(abs(one.worth) for one in found.channels) > 10 * rounding
+    assert max(abs(row.worth) for row in ranking.channels) > 10 * rounding
     for channel in range(3):
-        [worth] = [one for one in found.channels if one.channel == channel]
+        [worth] = [row for row in ranking.channels if row.channel == channel]
         silenced = subject.run_with_weights(partial(without, channel), *names)
-        wanted = float(silenced[0, found.prediction.index])
-        assert worth.score_after == pytest.approx(wanted, abs=rounding)
+        expected = float(silenced[0, ranking.prediction.index])
+        assert worth.score_after == pytest.approx(expected, abs=rounding)
 
 
 CHECKS = (

@@ -43,8 +43,8 @@ def files(folder: Path) -> list[str]:
 
 def one_error(outcome: tuple[int, str, str], status: int, message: str) -> None:
     """Check that a command failed with one line, in which the parts of ``message`` (``...`` between them) stand."""
-    found, out, errors = outcome
-    assert (found, out, errors.count("\n")) == (status, "", 1), errors
+    ended, out, errors = outcome
+    assert (ended, out, errors.count("\n")) == (status, "", 1), errors
     assert errors.startswith("Error: ") and all(part in errors for part in message.split("..."))
 
 

@@ -115,8 +115,8 @@ def test_a_direction_is_added(run: Run, net: hookscope.LoadedModel, here: Path, 
 
 def test_seeds_repeat_and_differ(run: Run) -> None:
     words = ["--at", "conv1", "dropblock:p=0.3,block_size=3"]
-    one, same, other = (as_json(run, *words, "--seed", seed)["classes"] for seed in ("1", "1", "2"))
-    assert one == same and one != other
+    first, again, other = (as_json(run, *words, "--seed", seed)["classes"] for seed in ("1", "1", "2"))
+    assert first == again != other
 
 
 @pytest.mark.parametrize(

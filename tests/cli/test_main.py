@@ -104,15 +104,15 @@ def around() -> list[Any]:
 
 
 def test_what_a_command_returns_runs_when_all_is_put_back(run: Any) -> None:
-    seen: list[list[Any]] = []
+    states: list[list[Any]] = []
 
     def command() -> Callable[[], None]:
-        seen.append(around())
-        return lambda: seen.append(around())
+        states.append(around())
+        return lambda: states.append(around())
 
     before = around()
     assert run(command) == (0, "", "")
-    assert len(seen) == 2 and seen[0] != before and seen[1] == before
+    assert len(states) == 2 and states[0] != before and states[1] == before
 
 
 def test_what_is_run_afterwards_has_errors_of_its_own(run: Any) -> None:
@@ -225,12 +225,12 @@ def test_help_shows_each_command_in_one_whole_line(run: Any, option: str) -> Non
 
 
 def test_version_names_the_three_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"hookscope": "1.2", "torch": "2.15.0", "torchvision": "missing"}
-    monkeypatch.setattr(main_module, "package_versions", lambda: found)
+    versions = {"hookscope": "1.2", "torch": "2.15.0", "torchvision": "missing"}
+    monkeypatch.setattr(main_module, "package_versions", lambda: versions)
     assert run(nothing, "--version") == (0, "hookscope 1.2 (torch 2.15.0, torchvision missing)\n", "")
 
 
-def test_warnings_are_one_line_each_and_said_once(run: Any) -> None:
+def test_warnings_are_one_line_each_and_printed_once(run: Any) -> None:
     def warn() -> None:
         warnings.simplefilter("always")
         for text in ("take\n care\x1b[0m", "take\n care\x1b[0m", "other"):
@@ -277,14 +277,14 @@ def process(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         env |= {"PYTHONPATH": str(ROOT), **more}
         pipe = subprocess.PIPE
-        one = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=env)
-        started.append(one)
-        return one
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=env)
+        started.append(child)
+        return child
 
     yield start
-    for one in started:
-        one.kill()
-        one.communicate()
+    for child in started:
+        child.kill()
+        child.communicate()
 
 
 NO_SPACE = "Error: cannot write standard output: No space left on device\n"
@@ -313,11 +313,10 @@ def test_streams_that_fail(process: Any, words: list[str], shell: str, status: i
     if "/dev/full" in shell and not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
     command = words if words[0].startswith("-") else ["fake", *words]
-    one = process(*command, shell=shell)
-    found = one.communicate(timeout=60)
-    assert one.returncode == status
-    assert found[0] == output
-    assert found[1] == errors if not errors.startswith("unexpected") else errors in found[1]
+    child = process(*command, shell=shell)
+    printed, notes = child.communicate(timeout=60)
+    assert (child.returncode, printed) == (status, output)
+    assert notes == errors if not errors.startswith("unexpected") else errors in notes
 
 
 @POSIX
@@ -325,15 +324,15 @@ def test_streams_that_fail(process: Any, words: list[str], shell: str, status: i
 def test_signals_run_the_finally_blocks(process: Any, number: int, status: int) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("ignored where these tests run, as by nohup, and so by what they start")
-    one = process("fake", "sleep")
-    assert one.stdout.readline() == "ready\n"
-    one.send_signal(number)
-    assert one.communicate(timeout=60) == ("", "finally\n")
-    assert one.returncode == status
+    child = process("fake", "sleep")
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(number)
+    assert child.communicate(timeout=60) == ("", "finally\n")
+    assert child.returncode == status
 
 
 def test_the_shell_is_answered_in_silence_when_a_command_is_broken(process: Any, tmp_path: Path) -> None:
     (tmp_path / "fake_command.py").write_text("raise RuntimeError('broken')")
-    one = process(_HOOKSCOPE_COMPLETE="bash_complete", COMP_WORDS="hookscope fake ", COMP_CWORD="2")
-    assert one.communicate(timeout=60) == ("", "")
-    assert one.returncode == 1
+    child = process(_HOOKSCOPE_COMPLETE="bash_complete", COMP_WORDS="hookscope fake ", COMP_CWORD="2")
+    assert child.communicate(timeout=60) == ("", "")
+    assert child.returncode == 1

@@ -70,21 +70,21 @@ def command_line(*words: str, model: str = "nets.py:Faulty", format: str = "ndjs
     return ["stats", model, *measured, "--format", format, *words]
 
 
-def same(one: Any, other: Any) -> bool:
+def same(result: Any, other: Any) -> bool:
     """Whether two results agree: counts exactly, sums of float64 to their last digits, float32 extremes nearly."""
-    if isinstance(one, dict):
-        near = {name for name in one if re.fullmatch(r"p\d+", name) and one[name] is not None}
-        return list(one) == list(other) and all(
-            one[name] == pytest.approx(other[name], rel=2**-7, abs=1e-7)  # a bin of the histogram
+    if isinstance(result, dict):
+        near = {name for name in result if re.fullmatch(r"p\d+", name) and result[name] is not None}
+        return list(result) == list(other) and all(
+            result[name] == pytest.approx(other[name], rel=2**-7, abs=1e-7)  # a bin of the histogram
             if name in near
-            else same(one[name], other[name])
-            for name in one
+            else same(result[name], other[name])
+            for name in result
         )
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == pytest.approx(other, rel=1e-5, abs=1e-7)
-    return bool(one == other)
+    if isinstance(result, list):
+        return len(result) == len(other) and all(map(same, result, other))
+    if isinstance(result, float) and isinstance(other, float):
+        return result == pytest.approx(other, rel=1e-5, abs=1e-7)
+    return bool(result == other)
 
 
 def images_in(out: str) -> int:

@@ -24,8 +24,8 @@ _THUMBNAIL = 32
 def renew(name: str, pictures: Path) -> str:
     """The text of a page, written anew. The pictures that it shows and its examples draw are copied to `pictures`."""
     text = PAGES[name].read_text()
-    found = [example for _, example in examples(text)]
-    recipes = follow(found) if any(example.mark == "recipe run" for example in found) else {}
+    page_examples = [example for _, example in examples(text)]
+    recipes = follow(page_examples) if any(example.mark == "recipe run" for example in page_examples) else {}
     with newcomer() as folder:
         text = with_generated(text, generate)
         pieces, end, printed = [], 0, ""

@@ -62,8 +62,7 @@ def run_line(line: str, terminal: bool = False) -> str:
         for number, stage in enumerate(stages):
             status, data = _run_stage(stage.strip(), data, terminal and number == len(stages) - 1)
         printed += data.decode(errors="replace")
-        wanted = int(expected[1]) if expected else 0
-        assert status == wanted, f"{line!r} ended with {status}:\n{printed}"
+        assert status == (int(expected[1]) if expected else 0), f"{line!r} ended with {status}:\n{printed}"
     return printed
 
 

@@ -59,18 +59,17 @@ def test_a_table_without_findings_says_so() -> None:
 def test_columns_hold_rows_alone(format: str, between: str) -> None:
     lines = written(format, [DEAD]).split("\n", 2)
     assert lines[:2] == [between.join(FIELDS), between.join(["conv1", "1", "0.5"])]
-    found = list(csv.reader(io.StringIO(written("csv", [DEAD]))))
-    assert found[2] == ["a\tb\n", "0", "nan"]
-    assert len(found) == 3
+    rows = list(csv.reader(io.StringIO(written("csv", [DEAD]))))
+    assert rows[2:] == [["a\tb\n", "0", "nan"]]
 
 
 def test_json_is_one_object_of_plain_ascii() -> None:
     text = written("json", [DEAD, FEW])
     assert text.isascii()
-    told = json.loads(text, parse_constant=pytest.fail)
-    assert list(told) == ["layers", "findings"]
-    assert told["layers"] == [{**ROWS[0]}, {**ROWS[1], "mean": None}]
-    assert told["findings"][0] == {
+    report = json.loads(text, parse_constant=pytest.fail)
+    assert list(report) == ["layers", "findings"]
+    assert report["layers"] == [{**ROWS[0]}, {**ROWS[1], "mean": None}]
+    assert report["findings"][0] == {
         "finding": "dead-channels",
         "layer": "conv1",
         "channels": [3],
@@ -78,7 +77,7 @@ def test_json_is_one_object_of_plain_ascii() -> None:
         "meaning": DEAD.meaning,
         "numbers": {},
     }
-    assert told["findings"][1]["numbers"] == {"images": 2, "share": None}
+    assert report["findings"][1]["numbers"] == {"images": 2, "share": None}
 
 
 def test_json_of_nothing() -> None:
@@ -88,8 +87,8 @@ def test_json_of_nothing() -> None:
 
 
 def test_json_of_other_kinds_and_what_they_are_made_from() -> None:
-    told = json.loads(written("json", [], kind="channel", about={"layers": [{"name": "conv1"}]}))
-    assert list(told) == ["layers", "channels", "findings"]
+    report = json.loads(written("json", [], kind="channel", about={"layers": [{"name": "conv1"}]}))
+    assert list(report) == ["layers", "channels", "findings"]
 
 
 def test_every_line_of_ndjson_says_what_it_is() -> None:
@@ -131,15 +130,15 @@ def test_control_characters_in_words_are_escapes() -> None:
 def test_sections_of_several_kinds() -> None:
     classes = Section([{"index": 1}], ["index"], "class", totals=["one class"], in_flat=False)
     layers = Section([{"name": "conv1"}], ["name"], "layer", needs_rows=True)
-    told = {}
+    texts = {}
     for format in ("table", "tsv", "json", "ndjson"):
         stream = io.StringIO()
         write_report(Report([classes, layers], about={"seed": 0}, totals=["done"]), format, stream)
-        told[format] = stream.getvalue()
-    assert told["table"] == "index\n    1\n\none class\n\nname\nconv1\n\ndone\n"
-    assert told["tsv"] == "name\nconv1\n"
-    assert json.loads(told["json"]) == {"seed": 0, "classes": [{"index": 1}], "layers": [{"name": "conv1"}]}
-    assert told["ndjson"].splitlines() == ['{"row": "class", "index": 1}', '{"row": "layer", "name": "conv1"}']
+        texts[format] = stream.getvalue()
+    assert texts["table"] == "index\n    1\n\none class\n\nname\nconv1\n\ndone\n"
+    assert texts["tsv"] == "name\nconv1\n"
+    assert json.loads(texts["json"]) == {"seed": 0, "classes": [{"index": 1}], "layers": [{"name": "conv1"}]}
+    assert texts["ndjson"].splitlines() == ['{"row": "class", "index": 1}', '{"row": "layer", "name": "conv1"}']
 
 
 def test_a_table_may_do_without_an_empty_section() -> None:
@@ -149,6 +148,6 @@ def test_a_table_may_do_without_an_empty_section() -> None:
 
 
 def test_a_note_says_what_flat_formats_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
-    for format, told in (("tsv", "Note: not here\n"), ("json", "")):
+    for format, line in (("tsv", "Note: not here\n"), ("json", "")):
         written(format, [DEAD], flat_note="Note: not here")
-        assert capsys.readouterr().err == told
+        assert capsys.readouterr().err == line

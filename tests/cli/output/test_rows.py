@@ -148,7 +148,7 @@ def test_names_that_are_no_utf8_are_escaped_for_people() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_missing_field_is_none_and_an_unknown_one_an_error(format: str) -> None:
+def test_a_missing_field_is_empty_and_an_unknown_field_is_an_error(format: str) -> None:
     assert written([{"index": 1}], format)
     with pytest.raises(ValueError, match="unknown fields \\['mena'\\]; there are index, layer"):
         written([{"index": 1, "mena": 2.0}], format)
@@ -164,20 +164,20 @@ def test_an_unknown_type_and_format_are_errors() -> None:
 class Watched(io.StringIO):
     """A stream that knows what had been flushed."""
 
-    seen = ""
+    flushed = ""
 
     def flush(self) -> None:
-        self.seen = self.getvalue()
+        self.flushed = self.getvalue()
 
 
 @pytest.mark.parametrize("format", ["tsv", "csv", "ndjson"])
-def test_rows_are_seen_as_they_come(format: str) -> None:
+def test_rows_are_flushed_as_they_come(format: str) -> None:
     stream = Watched()
     counts = []
 
     def rows() -> Iterator[Mapping[str, Any]]:
         for index in range(3):
-            counts.append(stream.seen.count("\n"))
+            counts.append(stream.flushed.count("\n"))
             yield {"index": index}
 
     write_report(Report.of_rows(rows(), ("index",)), format, stream)
@@ -264,14 +264,14 @@ def columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, columns: 
 
 
 @pytest.mark.parametrize(
-    ("width", "kept"),
+    ("width", "header"),
     [(80, ["name", "shape", "mean", "note"]), (40, ["name", "shape", "mean"]), (25, ["name"]), (3, ["name"])],
 )
 def test_the_least_needed_columns_go_first_and_only_where_they_must(
-    monkeypatch: pytest.MonkeyPatch, width: int, kept: list[str]
+    monkeypatch: pytest.MonkeyPatch, width: int, header: list[str]
 ) -> None:
     columns = Columns(WIDE_FIELDS, least_needed=[["note"], ["shape", "mean"]])
-    assert columns_on_a_terminal(monkeypatch, width, columns) == kept
+    assert columns_on_a_terminal(monkeypatch, width, columns) == header
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:

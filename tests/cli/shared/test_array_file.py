@@ -24,8 +24,8 @@ def test_one_array(name: str) -> None:
     values = np.random.default_rng(0).random((3, 4)).astype(np.float32)
     file.keep("a/b/1", values)
     file.write()
-    found = np.load(name)
-    assert found.dtype == np.float32 and np.array_equal(found, values)
+    written = np.load(name)
+    assert written.dtype == np.float32 and np.array_equal(written, values)
 
 
 def test_any_number_by_name() -> None:
@@ -34,9 +34,9 @@ def test_any_number_by_name() -> None:
     for at, key in enumerate(keys):
         file.keep(key, np.full((2, 2), at))
     file.write()
-    with np.load("x.npz") as found:
-        assert sorted(found) == sorted(keys)
-        assert [int(found[key][0, 0]) for key in keys] == list(range(4))
+    with np.load("x.npz") as arrays:
+        assert sorted(arrays) == sorted(keys)
+        assert [int(arrays[key][0, 0]) for key in keys] == list(range(4))
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", None])

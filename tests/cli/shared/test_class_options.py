@@ -38,7 +38,7 @@ def invoked(*words: str) -> Any:
     return json.loads(result.output)
 
 
-def test_several_options_are_one_wish() -> None:
+def test_several_targets_are_joined() -> None:
     assert invoked("--target", "star,circle")[0] == "star,circle"
     assert invoked("--target", "star", "--target", "7,top:2")[0] == "star,7,top:2"
     target = Target(invoked("--target", "star", "--target", "circle", "--target", "star")[0])

@@ -1,4 +1,4 @@
-"""Names from the command line or from a list, and what is said of images that are lost."""
+"""Names from the command line or from a list, and the notes on images that are lost."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_list_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(ImageError, [], "-") == "'-' is too long for a list of names; the limit is 10 bytes"
 
 
-def test_lost_images_are_said_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_images_are_named_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     losses = Losses()
     losses.lost(0, "a\n", ImageError("no picture 'a\n'"))
     losses.lost(4, "b", ImageError("'b' is empty", "0 bytes"))

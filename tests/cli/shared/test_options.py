@@ -34,7 +34,7 @@ def test_sizes(text: str, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "224x", "x224", "0x5", "5x0", "-3", "2.5", "1x2x3", "16385", "1e3", "9x9px"])
-def test_sizes_that_are_none(text: str) -> None:
+def test_texts_that_are_no_size(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a size; write height x width in pixels, such as 224x320"):
         InputSize().convert(text, None, None)
 

@@ -18,8 +18,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cat.jpg").write_bytes(b"cat")
     (tmp_path / "old.png").write_bytes(b"old")
     (tmp_path / "plain").write_bytes(b"file without a suffix")
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made.png").mkdir()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.png").mkdir()
     return tmp_path
 
 
@@ -30,11 +30,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("-", "stdout"),
         ("new.png", "file"),
         ("NEW.PNG", "file"),
-        ("made/new.png", "file"),
+        ("folder/new.png", "file"),
         ("old.png", "file"),
         ("/dev/null", "file"),
-        ("made", "folder"),
-        ("made.png", "folder"),
+        ("folder", "folder"),
+        ("folder.png", "folder"),
         ("out", "folder"),
         ("out/", "folder"),
         ("a/b/c", "folder"),
