@@ -54,8 +54,8 @@ def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings
     for begin in range(0, settings.steps, settings.batch_size):
         some = slice(begin, begin + settings.batch_size)
         place = [-1] + [1] * (picture.dim() - 1)
-        found = gradient((picture * at[some].view(place)).to(picture.dtype))
-        total += (found * weight[some].view(place)).sum(0, keepdim=True)
+        slopes = gradient((picture * at[some].view(place)).to(picture.dtype))
+        total += (slopes * weight[some].view(place)).sum(0, keepdim=True)
     return picture * total
 
 

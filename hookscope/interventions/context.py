@@ -181,19 +181,19 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
     ) -> dict[str, nn.Parameter]:
         """The parameters with these names, or, for a `ParameterIntervention`, those in the layers."""
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        wanted: list[str] = []
+        chosen: list[str] = []
         if not layers:
-            wanted = [name for name in parameters if name == str(where) or where.calls_by_name([name])]
-            if wanted and str(where) not in wanted:  # another term may be misspelt
-                self._check_names(where, wanted)
+            chosen = [name for name in parameters if name == str(where) or where.calls_by_name([name])]
+            if chosen and str(where) not in chosen:  # another term may be misspelt
+                self._check_names(where, chosen)
         elif isinstance(change, ParameterIntervention):
             if str(where) not in layers:
                 self._check_names(where, layers)
             within = [name for layer, module in layers.items() for name, _ in module.named_parameters(layer)]
-            wanted = [name for name in within if change.takes(parameters[name])]
+            chosen = [name for name in within if change.takes(parameters[name])]
         # a parameter under two names is changed once
-        first = {id(parameters[name]): name for name in reversed(wanted)}
-        return {name: parameters[name] for name in wanted if first[id(parameters[name])] == name}
+        first = {id(parameters[name]): name for name in reversed(chosen)}
+        return {name: parameters[name] for name in chosen if first[id(parameters[name])] == name}
 
     def _check_names(self, where: Selection, named: Iterable[str]) -> None:
         try:

@@ -121,9 +121,9 @@ class DropBlock(_Dropping):
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         if part.dim() not in self._dimensions or site.axis == 0:
-            wanted = " or ".join("(N, C, H, W)" if axes == 4 else "(N, C, T, H, W)" for axes in self._dimensions)
+            shapes = " or ".join("(N, C, H, W)" if axes == 4 else "(N, C, T, H, W)" for axes in self._dimensions)
             shape = "x".join(map(str, part.shape))
-            raise UsageError(f"{type(self).__name__} at '{site.call.key}' needs a tensor {wanted}", f"got {shape}")
+            raise UsageError(f"{type(self).__name__} at '{site.call.key}' needs a tensor {shapes}", f"got {shape}")
         if not part.numel():
             return part
         maps = part.movedim(site.axis, 1)

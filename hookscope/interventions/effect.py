@@ -206,22 +206,22 @@ class _Comparison:
         if self._has_begun:
             self.moved.append(moved)
 
-    def missing(self, wanted: Callable[[Call], bool]) -> tuple[str, ...]:
-        """The calls that only one of the passes made; ``wanted`` decides on calls of the second."""
+    def missing(self, is_chosen: Callable[[Call], bool]) -> tuple[str, ...]:
+        """The calls that only one of the passes made; ``is_chosen`` decides on calls of the second."""
         ran = {layer.call.key for layer in self.moved}
         first = self._order.index(self.moved[0].call.key) if self.moved else len(self._order)
-        new = (call.key for call in self._new if wanted(call))
+        new = (call.key for call in self._new if is_chosen(call))
         return (*(key for key in self._order[first:] if key not in ran), *new)
 
 
-def _moved(call: Call, before: Any, after: Any, changed: bool, kept: bool) -> MovedLayer:
+def _moved(call: Call, before: Any, after: Any, changed: bool, is_drawn: bool) -> MovedLayer:
     old, new = list(tensors_in(before).values()), list(tensors_in(after).values())
     relative, cosine = None, None
     if [tensor.shape for tensor in old] == [tensor.shape for tensor in new]:
         relative, cosine = _distance([as_float(tensor) for tensor in old], [as_float(tensor) for tensor in new])
     nonfinite = sum(int((~as_float(tensor).isfinite()).sum()) for tensor in new)
-    copied = map_tensors(after, torch.clone) if kept else None
-    return MovedLayer(call, shape_of(after), changed, relative, cosine, nonfinite, before if kept else None, copied)
+    copied = map_tensors(after, torch.clone) if is_drawn else None
+    return MovedLayer(call, shape_of(after), changed, relative, cosine, nonfinite, before if is_drawn else None, copied)
 
 
 def _distance(before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[float | None, float | None]:

@@ -319,7 +319,7 @@ def test_the_steps_of_a_recurrent_layer_are_no_map() -> None:
         class_activation_maps(seeded(Recurs), picture(), "lstm")
 
 
-def test_ablation_of_a_layer_that_returns_what_it_was_given_spares_the_others_who_hold_it() -> None:
+def test_ablation_of_a_layer_that_returns_its_input_leaves_other_users_of_it() -> None:
     class Skips(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -497,7 +497,7 @@ def test_the_peak_is_where_the_only_object_is() -> None:
         assert only(seeded(Bright), x, target=1, method=method).peak == (0.25, 0.775), method
 
 
-def test_fused_is_the_mean_of_what_each_layer_finds() -> None:
+def test_fused_is_the_mean_of_the_scaled_maps() -> None:
     coarse, fine, nothing = cam_of([[10]], "a"), cam_of([[0, 4], [-8, 2]], "b"), cam_of([[0, 0], [0, 0]], "c")
     both = fused([coarse, fine])
     assert both.values.tolist() == [[0.5, 1], [0.5, 0.75]] and both.call.name == "a + b" and both.channels == 6
@@ -610,7 +610,7 @@ GRADIENT = [name for name, method in CAM_METHODS.items() if method.gradient]
         (ROOT_OF_0, picture(), {"layers": "conv"}, InputError, "the map of conv is not finite; its gradient holds NaN"),
     ],
 )
-def test_what_has_no_map_is_refused(
+def test_layers_models_and_inputs_without_a_map_are_refused(
     net: nn.Module, x: Any, options: dict[str, Any], error: type[HookscopeError], text: str
 ) -> None:
     with pytest.raises(error) as caught:

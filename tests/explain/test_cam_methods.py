@@ -96,7 +96,7 @@ def test_scorecam_of_a_constant_channel_masks_everything_out() -> None:
     assert by("scorecam", net) == [pytest.approx(row) for row in (share[0] * X[0, 0] + share[1] * 5).tolist()]
 
 
-def test_every_method_says_its_paper() -> None:
+def test_every_method_cites_its_paper() -> None:
     for name, method in CAM_METHODS.items():
         text = method.weigh.__doc__ or ""
         assert "arXiv" in text and "``" in text, name

@@ -70,7 +70,7 @@ def only(drawn: dict[str, Any]) -> Panel:
     return panel
 
 
-def test_the_overlay_says_class_score_origin_and_layer(drawn: dict[str, Any]) -> None:
+def test_the_overlay_names_class_score_origin_and_layer(drawn: dict[str, Any]) -> None:
     draw_overlay(source(), [cam()], "magma")
     assert drawn["heading"] == [
         "tabby (281)",
@@ -101,7 +101,7 @@ def test_the_overlay_says_class_score_origin_and_layer(drawn: dict[str, Any]) ->
         (np.ones((2, 2)), False, ""),
     ],
 )
-def test_a_map_that_is_all_zero_is_said(drawn: dict[str, Any], values: Any, unreached: bool, says: str) -> None:
+def test_a_map_that_is_all_zero_has_a_line(drawn: dict[str, Any], values: Any, unreached: bool, says: str) -> None:
     found = cam(values=values, unreached=unreached)
     draw_overlay(source(), [found])
     assert only(drawn).alarm == why_empty(found) == says
@@ -143,7 +143,7 @@ def test_maps_stand_side_by_side_and_many_in_rows(drawn: dict[str, Any], count: 
     assert [panel.words[0] for row in drawn["rows"] for panel in row] == [f"layer{at}" for at in range(count)]
 
 
-def test_several_maps_of_a_large_photograph_are_drawn_smaller_and_the_page_says_so(
+def test_several_maps_of_a_large_photograph_are_drawn_smaller_with_a_line(
     drawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert pages._LARGEST == 60_000_000
@@ -232,7 +232,7 @@ def saliency(values: Any = None, method: str = "gradient", answer: Prediction = 
     return Saliency(answer, method, torch.as_tensor(values, dtype=torch.float32))
 
 
-def test_the_page_says_class_origin_and_where_colours_end(drawn: dict[str, Any]) -> None:
+def test_the_page_names_class_origin_and_the_end_of_the_colours(drawn: dict[str, Any]) -> None:
     found = saliency()
     draw_saliency(source(), found)
     assert drawn["heading"] == ["tabby (281)", "score 12.25  probability 87.5 %", *source().lines("gradient")]
@@ -254,7 +254,7 @@ def test_every_method_has_its_words(drawn: dict[str, Any], method: str) -> None:
     assert "colours" in only(drawn).words[0]
 
 
-def test_all_zero_is_said(drawn: dict[str, Any]) -> None:
+def test_a_saliency_map_that_is_all_zero_has_a_line(drawn: dict[str, Any]) -> None:
     draw_saliency(source(), saliency(np.zeros((3, 4, 4))))
     panel = only(drawn)
     assert panel.alarm == "all zero: the score does not depend on any pixel"
@@ -290,7 +290,7 @@ def test_the_file_of_a_saliency_map_remembers_where_it_comes_from(tmp_path: Path
     assert 0 < told["top"] < told["high"] == pytest.approx(float(found.map.max()))
 
 
-def test_outside_of_what_was_seen_it_is_darker() -> None:
+def test_the_photograph_is_darker_outside_the_seen_part() -> None:
     page, _ = draw_saliency(source(), saliency(np.eye(3)[:, :, None].repeat(3, 2)))
     pixels = np.asarray(page)
     grey = pixels[200, 14 + 20]

@@ -1,4 +1,4 @@
-"""What each channel is worth: beside zeroed filters, passes by hand, and one pass for each channel."""
+"""The worth of channels, compared with zeroed filters, passes by hand, and one pass for each channel."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ MIXING: dict[str, Callable[[], list[nn.Module]]] = {
 @pytest.mark.filterwarnings("ignore")  # torch's quantisation is to move
 @pytest.mark.parametrize("kind", MIXING)
 @pytest.mark.parametrize("batch_size", [None, 2, 5])
-def test_what_mixes_the_pictures_of_a_batch_is_calculated_of_each_picture(kind: str, batch_size: int | None) -> None:
+def test_layers_that_mix_the_pictures_of_a_batch_get_single_pictures(kind: str, batch_size: int | None) -> None:
     net = small_net(*MIXING[kind]())
     judge, state, picture = copy.deepcopy(net), ModelSnapshot(net), PICTURE.clone()
     ablation = ablate_each(net, picture, "conv", 3, batch_size=batch_size)
@@ -303,7 +303,7 @@ def test_the_second_call_alone() -> None:
     assert after(first)["conv", 1] == pytest.approx(expected, abs=1e-6)
 
 
-def test_several_calls_are_ranked_together_and_what_has_no_channels_is_skipped() -> None:
+def test_several_calls_are_ranked_together_and_calls_without_channels_are_skipped() -> None:
     ablation = ablate_each(Twice(), PICTURE, ["conv", "re:^(pool|count)"], 0)
     worths = [row.worth for row in ablation.channels]
     assert {row.call.key for row in ablation.channels} == {"conv", "conv#1", "pool", "pool.0", "pool.1"}

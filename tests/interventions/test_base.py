@@ -1,4 +1,4 @@
-"""Which part of a tensor is changed, wherever the channels are; what is passed over and what is refused."""
+"""Which part of a tensor is changed, wherever the channels are; which tensors pass unchanged or are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("shape", "module", "channels", "positions", "where"), PLACES)
 @pytest.mark.parametrize("change", [Zero(), Scale(-3.0), Clamp(0, 0.1), Noise(0.5, relative=True), Quantize(2)])
-def test_outside_of_the_part_no_bit_changes_inside_it_is_the_thing_done_to_the_part(
+def test_a_part_is_changed_like_a_tensor_of_its_own_and_no_bit_outside_changes(
     shape: tuple[int, ...], module: nn.Module | None, channels: Any, positions: str | None, where: Any, change: Any
 ) -> None:
     tensor = torch.randn(shape)
@@ -84,7 +84,7 @@ def test_the_memory_format_is_kept(change: Intervention, part: dict[str, Any]) -
         assert dataclasses.replace(change, **part)(CALL, tensor).stride() == tensor.stride()
 
 
-def test_gradients_reach_what_is_outside_of_the_part() -> None:
+def test_gradients_reach_the_values_outside_the_part() -> None:
     tensor = torch.randn(1, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: Scale(3.0, channels="0,2", positions="1-2x0")(CALL, x), tensor)
 
@@ -113,7 +113,7 @@ def test_no_channels_is_no_change() -> None:
         ),
     ],
 )
-def test_a_part_that_is_not_there(change: Intervention, shape: tuple[int, ...], says: str) -> None:
+def test_a_part_that_the_tensor_lacks_is_refused(change: Intervention, shape: tuple[int, ...], says: str) -> None:
     with pytest.raises(LayerError) as caught:
         change(CALL, torch.ones(shape))
     assert str(caught.value).startswith(says)
@@ -130,7 +130,7 @@ def test_a_quantized_activation_stays_one() -> None:
     assert torch.equal(found.int_repr()[:, [0, 3, 4, 5]], tensor.int_repr()[:, [0, 3, 4, 5]])
 
 
-def test_what_a_function_may_return() -> None:
+def test_the_result_of_a_function_is_copied_and_none_keeps_the_tensor() -> None:
     given = torch.ones(2, 3)
     assert checked(None, given, "layer") is given
     own = torch.zeros(2, 3)
@@ -149,7 +149,7 @@ def test_what_a_function_may_return() -> None:
         (torch.ones(2, 3).numpy(), "the intervention at 'fc#1' returns a ndarray; it got a tensor"),
     ],
 )
-def test_what_a_function_may_not_return(returned: Any, says: str) -> None:
+def test_a_result_of_another_type_or_shape_is_refused(returned: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         checked(returned, torch.ones(2, 3), "fc#1")
     assert str(caught.value).startswith(says)
@@ -174,7 +174,7 @@ def test_an_intervention_of_ones_own() -> None:
 
 @pytest.mark.parametrize("strides", [torch.channels_last, torch.contiguous_format])
 @pytest.mark.parametrize("other", [torch.channels_last, torch.contiguous_format])
-def test_other_values_take_the_layout_of_what_they_replace(strides: Any, other: Any) -> None:
+def test_new_values_take_the_memory_layout_of_the_old(strides: Any, other: Any) -> None:
     part = torch.randn(2, 6, 5, 5).contiguous(memory_format=strides).requires_grad_()
     values = torch.randn(2, 6, 5, 5).contiguous(memory_format=other)
     found = replaced(part, values)
@@ -201,7 +201,7 @@ def test_a_side_that_is_not_there() -> None:
         (Clamp(0, math.inf), "Clamp(min=0, max=inf)"),
     ],
 )
-def test_what_it_says_of_itself(change: Intervention, text: str) -> None:
+def test_str_spells_the_parameters_that_differ_from_their_default(change: Intervention, text: str) -> None:
     assert str(change) == text
 
 

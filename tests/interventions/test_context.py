@@ -1,4 +1,4 @@
-"""The block around passes and training loops: torchvision's layers, other nets and the bits of the output judge."""
+"""The block around passes and training loops: torchvision's layers, other nets and equal bits."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def small_swin() -> nn.Module:
 @pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_what_changes_nothing_changes_no_bit(name: str, layout: torch.memory_format) -> None:
+def test_neutral_interventions_change_no_bit(name: str, layout: torch.memory_format) -> None:
     torch.manual_seed(0)
     options = {"init_weights": False} if name == "googlenet" else {}
     model = torchvision.models.get_model(name, weights=None, **options).eval().to(memory_format=layout)
@@ -249,7 +249,7 @@ def test_tokens_and_maps_with_their_channels_last() -> None:
             assert torch.equal(seen[where], judge) and not torch.equal(before, judge)
 
 
-def test_what_goes_into_the_first_layers_of_swin_has_its_channels_first() -> None:
+def test_inputs_of_the_first_layers_of_swin_have_their_channels_first() -> None:
     swin, picture = small_swin(), torch.randn(1, 3, 64, 64)
     judge = picture.clone()
     judge[:, 1] = 0
@@ -283,7 +283,7 @@ class Odd(nn.Module):
         return [x, x, torch.arange(3), x > 0, "word", None]
 
 
-def test_what_has_no_fractions_is_passed_over_and_one_tensor_stays_one() -> None:
+def test_integers_pass_unchanged_and_a_tensor_that_appears_twice_stays_one() -> None:
     net, calls = Odd(), []
     plain = net(X)
     with intervene(net, {"re:^$": lambda call, x: calls.append(call.key) or x * 2}):
@@ -296,7 +296,7 @@ def test_what_has_no_fractions_is_passed_over_and_one_tensor_stays_one() -> None
     assert block.changed == {}
 
 
-def test_a_function_keeps_what_it_was_given_and_what_it_returned() -> None:
+def test_a_function_may_keep_its_argument_and_its_result() -> None:
     net = Net().train()
     kept: list[Tensor] = []
 
@@ -310,7 +310,7 @@ def test_a_function_keeps_what_it_was_given_and_what_it_returned() -> None:
     assert bool((kept[0] < 0).any()) and bool((kept[2] < 0).any())  # the in-place ReLU wrote into neither
 
 
-def test_a_function_may_write_into_what_it_is_given() -> None:
+def test_a_function_may_write_into_its_argument() -> None:
     net = Net().eval()
 
     def write(call: Any, tensor: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ def test_a_function_may_write_into_what_it_is_given() -> None:
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("at", ["function", "pass", "block"])
-def test_hooks_are_gone_whatever_is_raised(kind: type[BaseException], at: str) -> None:
+def test_hooks_are_removed_after_any_exception(kind: type[BaseException], at: str) -> None:
     net = Net().eval()
     state = ModelSnapshot(net)
 
@@ -348,7 +348,7 @@ def test_hooks_are_gone_whatever_is_raised(kind: type[BaseException], at: str) -
     assert state.changes() == []
 
 
-def test_nothing_is_left_of_an_entry_that_failed_half_way() -> None:
+def test_an_entry_that_fails_half_way_leaves_nothing() -> None:
     net = Net()
     state = ModelSnapshot(net)
     for changes in ({"a": Zero(), "b.weight": Zero(), "nothing": Zero()}, {"a": Zero(), "b.weight": Zero(channels=9)}):
@@ -384,7 +384,7 @@ def test_nothing_is_left_of_an_entry_that_failed_half_way() -> None:
         ("b", [Zero(), None], UsageError, "an intervention cannot be a NoneType"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(where: str, change: Any, error: type[Exception], says: str) -> None:
+def test_an_impossible_change_is_refused(where: str, change: Any, error: type[Exception], says: str) -> None:
     net = Net().eval()
     state = ModelSnapshot(net)
     with pytest.raises(error) as caught, intervene(net, {where: change}):
@@ -393,7 +393,7 @@ def test_what_cannot_be_done_is_said_in_one_line(where: str, change: Any, error:
 
 
 @pytest.mark.parametrize("changes", [Zero(), 5, [Zero()], [("b", Zero(), 1)], None])
-def test_changes_that_are_none(changes: Any) -> None:
+def test_changes_must_be_a_mapping_or_pairs(changes: Any) -> None:
     with pytest.raises(UsageError, match=r"^(an intervention cannot be|changes must be a mapping or pairs, not) an? "):
         intervene(Net(), changes)
 
@@ -457,7 +457,7 @@ class Repeats(nn.Module):
     ("where", "calls"), [("conv", [0, 1, 2]), ("conv#1", [1]), ("1:", [1, 2]), ("conv#0,2", [0, 2])]
 )
 @pytest.mark.parametrize("on", ["output", "input"])
-def test_only_the_calls_that_are_meant(where: str, calls: list[int], on: str) -> None:
+def test_only_the_chosen_calls_are_changed(where: str, calls: list[int], on: str) -> None:
     net, x = Repeats(), torch.ones(1, 1, 1, 1)
     with torch.no_grad():
         judge = x
@@ -494,7 +494,7 @@ class Skips(nn.Module):
 
 @pytest.mark.parametrize("where", ["b", "a,b", "only_in_training"])
 @pytest.mark.parametrize("change", [Zero(), Zero(on="input"), lambda call, x: x])
-def test_a_layer_that_complete_passes_skip_is_told_when_the_block_is_left(where: str, change: Any) -> None:
+def test_a_layer_that_complete_passes_skip_is_an_error_at_the_end_of_the_block(where: str, change: Any) -> None:
     net, x = Skips().eval(), torch.ones(1, 2)
     state = ModelSnapshot(net)
 
@@ -550,14 +550,14 @@ def test_steps_are_counted_where_only_parameters_are_changed() -> None:
         (lambda: None, "the function for 'b' takes (); it is called with (call, tensor)"),
     ],
 )
-def test_a_function_that_takes_other_arguments(function: Any, says: str) -> None:
+def test_a_function_with_other_arguments_is_refused(function: Any, says: str) -> None:
     for where in ("b", "b.weight"):
         with pytest.raises(UsageError) as caught:
             intervene(Net(), {where: function})
         assert str(caught.value).startswith(says.replace("'b'", f"'{where}'"))
 
 
-def test_whatever_can_be_called_with_a_call_and_a_tensor_will_do() -> None:
+def test_any_callable_that_takes_a_call_and_a_tensor_is_an_intervention() -> None:
     class Mine:
         def __call__(self, call: Any, tensor: Tensor, factor: float = 2.0) -> Tensor:
             return tensor * factor
@@ -590,7 +590,7 @@ def test_an_index_that_is_the_name_of_a_layer() -> None:
         net(X)
 
 
-def test_a_block_and_its_schedules_tell_what_they_are() -> None:
+def test_repr_names_the_interventions_and_their_schedules() -> None:
     block = intervene(
         Net(), {"a": DropBlock2d(LinearSchedule(0, 0.1, steps=100)), 1: [Zero(channels="0-2"), Scale(2.0)]}
     )
@@ -611,7 +611,7 @@ def test_a_block_and_its_schedules_tell_what_they_are() -> None:
         ("rellu", Freeze(), "no parameter to freeze at 'rellu'; nearest: relu"),
     ],
 )
-def test_layers_without_parameters(where: str, change: Any, says: str) -> None:
+def test_layers_without_such_parameters_are_refused(where: str, change: Any, says: str) -> None:
     with pytest.raises(LayerError) as caught:
         intervene(Net(), {where: change}).__enter__()
     assert str(caught.value).startswith(says)

@@ -1,4 +1,4 @@
-"""What is dropped at random: torchvision and torch are the judges."""
+"""DropBlock and dropout, compared with torchvision and torch."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_part_is_dropped_as_the_part_alone() -> None:
         (DropBlock3d, (1, 2, 4, 4), "needs a tensor (N, C, T, H, W); got 1x2x4x4"),
     ],
 )
-def test_what_has_no_blocks_is_refused(kind: Any, shape: tuple[int, ...], wanted: str) -> None:
+def test_tensors_that_are_no_maps_are_refused(kind: Any, shape: tuple[int, ...], wanted: str) -> None:
     with pytest.raises(UsageError) as caught:
         done(kind(), torch.ones(shape), module=nn.Conv2d(1, 1, 1))
     assert str(caught.value) == f"{kind.__name__} at 'layer' {wanted}"
@@ -174,7 +174,7 @@ def test_a_linear_rate() -> None:
         (lambda: DropBlock2d(p=lambda: 0.1), "the schedule of DropBlock2d takes (); it is called with (step)"),
     ],
 )
-def test_bad_values(make: Any, says: str) -> None:
+def test_bad_values_are_refused(make: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         make()
     assert str(caught.value).startswith(says)

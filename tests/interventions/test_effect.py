@@ -1,4 +1,4 @@
-"""A pass without and with interventions: who moved, how far, and that nothing of the model is changed."""
+"""A pass without and with interventions: which layers moved, how far; and a model left as it was."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_distances_are_those_of_a_forward_pass_written_by_hand(net: Net, picture
     np.testing.assert_allclose(found.after.double().numpy().ravel(), after["fc"], rtol=1e-6)
 
 
-def test_only_what_runs_later_is_told(net: Net, picture: torch.Tensor) -> None:
+def test_only_later_calls_are_compared(net: Net, picture: torch.Tensor) -> None:
     found = intervention_effect(net, (picture,), {"second": Zero(channels=1)})
     assert [layer.call.key for layer in found.layers] == ["second", "aside", "fc"]
     assert (found.layers[1].relative_l2, found.layers[1].cosine) == (0.0, 1.0)
@@ -97,7 +97,7 @@ def test_a_parameter_counts_from_its_layer_on(net: Net, picture: torch.Tensor) -
     assert [(layer.call.key, layer.changed) for layer in found.layers] == [("second", False), ("fc", False)]
 
 
-def test_nothing_done_moves_nothing(net: Net, picture: torch.Tensor) -> None:
+def test_neutral_interventions_move_nothing(net: Net, picture: torch.Tensor) -> None:
     found = intervention_effect(net, (picture,), {"first": Scale(1.0), "second": Noise(0.0), "fc": Dropout(0.5)})
     assert (found.layers, found.changed) == ((), {}) and torch.equal(found.before, found.after)
 
@@ -111,16 +111,14 @@ def test_both_passes_draw_the_same_numbers(net: Net, picture: torch.Tensor) -> N
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.net(x) + torch.rand(3)
 
-    state = torch.get_rng_state()
     found = intervention_effect(Noisy(), (picture,), {"net.fc": Zero()}, seed=5)
     torch.manual_seed(5)
     assert torch.allclose(found.after, torch.rand(3)) and not torch.allclose(found.before, found.after)
     again = intervention_effect(Noisy(), (picture,), {"net.fc": Zero()}, seed=5)
     assert torch.equal(again.before, found.before)
-    torch.set_rng_state(state)
 
 
-def test_what_was_0_and_what_becomes_0(net: Net, picture: torch.Tensor) -> None:
+def test_outputs_that_were_0_and_that_become_0(net: Net, picture: torch.Tensor) -> None:
     with torch.no_grad():
         net.second.weight.zero_(), net.second.bias.zero_()
     dead = intervention_effect(net, (picture,), {"second": lambda call, tensor: tensor + 1}).layers[0]
@@ -144,7 +142,7 @@ def test_kept_activations_are_those_of_both_passes(net: Net, picture: torch.Tens
     assert torch.equal(kept["first"][0], expected) and torch.equal(kept["first"][1], -expected)
 
 
-def test_nothing_of_the_model_is_changed_whatever_is_raised(net: Net, picture: torch.Tensor) -> None:
+def test_the_model_stays_as_it_was_after_any_exception(net: Net, picture: torch.Tensor) -> None:
     net.train()
     net.fc.eval()
     state = ModelSnapshot(net)

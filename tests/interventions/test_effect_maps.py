@@ -1,4 +1,4 @@
-"""What moved: which channels, how far, on what scale; with NumPy as the judge."""
+"""The channels that moved, how far and on which scale, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_channels_come_in_the_order_of_how_far_they_moved() -> None:
     assert [len(one.channels) for one in moved(before, after, most_channels=3)] == [3]
 
 
-def test_what_did_not_move_is_not_drawn_and_ties_keep_their_order() -> None:
+def test_unmoved_channels_are_not_drawn_and_ties_keep_their_order() -> None:
     before = random(1, 9, 3, 3)
     after = before.clone()
     after[0, 4, 0, 0] += 100
@@ -149,6 +149,6 @@ def test_a_vector_is_a_map_of_one_position_for_each_channel() -> None:
         (None, None, "no tensor"),
     ],
 )
-def test_what_cannot_be_compared_is_told(before: Any, after: Any, words: str) -> None:
+def test_outputs_that_cannot_be_compared_are_refused(before: Any, after: Any, words: str) -> None:
     with pytest.raises(NoMapError, match=words):
         moved(before, after)

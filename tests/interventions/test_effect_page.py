@@ -133,7 +133,7 @@ def test_nan_and_inf_have_colours_of_their_own_and_are_counted(words: list[str])
     json.dumps(told, allow_nan=False)
 
 
-def test_the_page_says_all(words: list[str]) -> None:
+def test_the_page_names_interventions_origin_layer_distances_and_channels(words: list[str]) -> None:
     before = random(1, 30, 4, 4)
     after = before.clone()
     after[0, [8, 3]] += torch.tensor([2.0, 1.0])[:, None, None]
@@ -158,7 +158,7 @@ def test_more_channels_than_are_drawn_and_a_difference_that_is_hardly_seen(words
     assert not any("hardly" in line for line in words)
 
 
-def test_where_nothing_moved_it_is_said(words: list[str]) -> None:
+def test_a_layer_that_did_not_move_has_a_line_and_no_grid(words: list[str]) -> None:
     before = random(1, 30, 4, 4)
     image, told = drawn(layer(before, before.clone(), relative_l2=0.0, cosine=1.0))
     assert "nothing moved: each of 30 channels is as before" in words
@@ -170,7 +170,7 @@ def test_where_nothing_moved_it_is_said(words: list[str]) -> None:
     assert (np.asarray(image) >= colours.LEVELS).all()
 
 
-def test_what_cannot_be_drawn_is_told_beside_what_can(words: list[str]) -> None:
+def test_a_layer_that_cannot_be_drawn_has_a_line_with_the_reason(words: list[str]) -> None:
     other = layer(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 3, 4), "head", relative_l2=None, cosine=None)
     _, told = drawn(layer(random(1, 2, 3, 3), random(1, 2, 3, 3, seed=1)), other)
     assert "not drawn: the shapes differ: 1x2x3x3 before, 1x2x3x4 after" in words
@@ -226,7 +226,7 @@ def test_the_provenance_names_everything(tmp_path: Path) -> None:
         assert part["ranges"][name] == torch.stack(chosen.aminmax(dim=1), 1).tolist()
 
 
-def test_it_draws_what_interventions_did(tmp_path: Path) -> None:
+def test_the_page_of_an_effect_holds_its_differences(tmp_path: Path) -> None:
     first, last = nn.Conv2d(1, 3, 1, bias=False), nn.Conv2d(3, 2, 1, bias=False)
     with torch.no_grad():
         first.weight[:, 0, 0, 0] = torch.tensor([1.0, 2.0, 3.0])

@@ -1,4 +1,4 @@
-"""What becomes of each value: arithmetic, torch and its observers are the judges."""
+"""Zero, scale, clamp, noise, quantize and permute, compared with arithmetic, torch and its observers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_scaling_keeps_the_type(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("change", [Scale(1), Scale(1.0, channels=0), Noise(0), Noise(0.0, relative=True)])
-def test_what_changes_nothing_gives_the_tensor_itself(change: Intervention) -> None:
+def test_neutral_values_return_the_tensor_itself(change: Intervention) -> None:
     tensor = torch.tensor([[-0.0, 1.0]])
     before = torch.get_rng_state()
     assert change(CALL, tensor) is tensor and torch.equal(torch.get_rng_state(), before)
@@ -63,7 +63,7 @@ def test_noise_is_gaussian_of_the_deviation_asked_for() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_relative_noise_goes_by_what_is_changed(dtype: torch.dtype) -> None:
+def test_relative_noise_has_the_spread_of_the_changed_values(dtype: torch.dtype) -> None:
     tensor = (torch.randn(2, 4, 100, 100) * torch.tensor([1.0, 20.0, 1.0, 1.0]).reshape(1, 4, 1, 1)).to(dtype)
     added = (done(Noise(0.1, relative=True, channels=1), tensor) - tensor).float()
     assert float(added[:, 1].std()) == pytest.approx(2, rel=0.05)
@@ -134,7 +134,7 @@ def test_the_value_at_the_end_of_the_levels_passes_its_gradient_too() -> None:
     assert tensor.grad.tolist() == [[1, 1, 1]]
 
 
-def test_quantizing_what_has_no_levels() -> None:
+def test_quantizing_zeros_nothing_and_values_that_are_not_finite() -> None:
     assert done(Quantize(), torch.zeros(1, 4)).tolist() == [[0, 0, 0, 0]]
     assert done(Quantize(), torch.ones(0, 4)).shape == (0, 4)
     assert done(Quantize(channels=[]), torch.ones(1, 4)).tolist() == [[1, 1, 1, 1]]
@@ -203,7 +203,7 @@ def test_channels_and_images_in_another_order() -> None:
         (lambda: Quantize(2.5), "bits=2.5; give 1 to 16"),
     ],
 )
-def test_bad_values(make: Any, says: str) -> None:
+def test_bad_values_are_refused(make: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         make()
     assert str(caught.value).startswith(says)

@@ -1,4 +1,4 @@
-"""Interventions on parameters: torch's own pruning is the judge, and nothing but training stays afterwards."""
+"""Interventions on parameters: pruning as torch does it, and only training stays afterwards."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_pruned_training_is_that_of_torchs_pruning() -> None:
         assert torch.equal(net(X), twin(X)) and torch.equal(net[0].weight, twin[0].weight)
 
 
-def test_what_training_adds_to_a_changed_weight_is_added_to_the_old_one() -> None:
+def test_steps_of_training_on_a_changed_weight_are_added_to_the_old_one() -> None:
     net = nn.Linear(2, 1, bias=False)
     net.weight.data = torch.tensor([[1.0, 4.0]])
     with intervene(net, {"weight": Scale(2.0)}):
@@ -304,7 +304,7 @@ def test_an_exception_puts_everything_back(kind: type[BaseException]) -> None:
         ("3.weight", Dropout(LinearSchedule(0, 1, 5)), UsageError, "Dropout has a schedule; call `.at(step)` first"),
     ],
 )
-def test_what_cannot_be_done(where: str, change: Any, error: type[Exception], says: str) -> None:
+def test_an_impossible_change_is_refused(where: str, change: Any, error: type[Exception], says: str) -> None:
     net = a_net()
     state = ModelSnapshot(net)
     with pytest.raises(error) as caught, intervene(net, {where: change}):
@@ -313,19 +313,15 @@ def test_what_cannot_be_done(where: str, change: Any, error: type[Exception], sa
 
 
 def test_parameters_without_values_or_fractions() -> None:
-    for net, says in (
-        (nn.LazyLinear(3), "'weight' has no values yet; run the model once"),
-        (nn.Linear(2, 2, device="meta"), "'weight' has no values yet"),
+    table = nn.Module()
+    table.register_parameter("weight", nn.Parameter(torch.arange(3), requires_grad=False))
+    for net, error, says in (
+        (nn.LazyLinear(3), ModelError, "'weight' has no values yet; run the model once"),
+        (nn.Linear(2, 2, device="meta"), ModelError, "'weight' has no values yet"),
+        (table, UsageError, "'weight' is int64; choose a floating-point one"),
     ):
-        with pytest.raises(ModelError, match=says), intervene(net, {"weight": Zero()}):
-            pass
-    net = nn.Module()
-    net.register_parameter("table", nn.Parameter(torch.arange(3), requires_grad=False))
-    with (
-        pytest.raises(UsageError, match="'table' is int64; choose a floating-point one"),
-        intervene(net, {"table": Zero()}),
-    ):
-        pass
+        with pytest.raises(error, match=says):
+            intervene(net, {"weight": Zero()}).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -341,7 +337,7 @@ def test_parameters_without_values_or_fractions() -> None:
         ({"amount": 1.5}, "amount=1.5 is not a share; give a number from 0 to 1"),
     ],
 )
-def test_shares_and_norms_that_are_none(values: dict[str, Any], says: str) -> None:
+def test_bad_shares_and_norms_are_refused(values: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError) as caught:
         Prune(**values)
     assert str(caught.value).startswith(says)

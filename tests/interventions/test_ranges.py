@@ -33,7 +33,7 @@ from hookscope.interventions.ranges import Ranges, parse_channels, parse_positio
         (Ranges([2, 1]), (1, 2)),
     ],
 )
-def test_numbers(value: Any, numbers: tuple[int, ...] | None) -> None:
+def test_channels(value: Any, numbers: tuple[int, ...] | None) -> None:
     assert parse_channels(value) == numbers
 
 
@@ -54,14 +54,14 @@ def test_numbers(value: Any, numbers: tuple[int, ...] | None) -> None:
         ("0-999999999", "channels '0-999999999' are too many for a tensor"),
     ],
 )
-def test_no_numbers(value: Any, says: str) -> None:
+def test_bad_channels_are_refused(value: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_channels(value)
     assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize("numbers", [(), (0,), (0, 1, 2), (0, 2, 3, 9), tuple(range(1, 40, 2))])
-def test_what_is_shown_is_read_as_the_same(numbers: tuple[int, ...]) -> None:
+def test_the_text_of_ranges_is_read_as_the_same(numbers: tuple[int, ...]) -> None:
     shown = str(Ranges(numbers))
     assert (parse_channels(shown) if shown else ()) == numbers
 
@@ -84,7 +84,7 @@ def test_positions(value: Any, spans: tuple[tuple[int, int], ...] | None) -> Non
 @pytest.mark.parametrize(
     "value", ["", "0-9x", "9-0", "-1", 5, (0, 9), [(0,)], [(0, 1, 2)], [(3, 1)], [(-1, 2)], [("0", 1)]]
 )
-def test_no_positions(value: Any) -> None:
+def test_bad_positions_are_refused(value: Any) -> None:
     with pytest.raises(UsageError, match=r"^(bad positions|positions cannot be an? )") as caught:
         parse_positions(value)
     assert "0-9x5-14" in str(caught.value) and "\n" not in str(caught.value)

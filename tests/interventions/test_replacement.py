@@ -1,4 +1,4 @@
-"""Other values in the place of an activation: hand-written passes are the judges."""
+"""Patch, mean and steer, compared with passes by hand."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ def test_no_gradient_goes_back_through_a_patch_and_all_of_it_beside() -> None:
         (torch.ones(3), (3, 3), "the patch for 'layer' is 3; its activation is 3x3"),
     ],
 )
-def test_a_patch_of_another_shape(source: Tensor, shape: tuple[int, ...], says: str) -> None:
+def test_a_patch_of_another_shape_is_refused(source: Tensor, shape: tuple[int, ...], says: str) -> None:
     with pytest.raises(UsageError) as caught:
         Patch(source)(CALL, torch.ones(shape))
     assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize("source", ["a.jpg", {"layer": None}, None])
-def test_a_patch_without_a_tensor(source: Any) -> None:
+def test_a_patch_without_a_tensor_is_refused(source: Any) -> None:
     with pytest.raises(LayerError, match="no part '' of 'layer' to patch with; there is no tensor"):
         Patch(source)(CALL, torch.ones(1, 2))
 
@@ -157,7 +157,7 @@ def test_the_mean_of_each_map(shape: tuple[int, ...], module: nn.Module | None, 
     assert torch.allclose(Mean(over="positions")(CALL, tensor, module), tensor.mean(axes, keepdim=True).expand(shape))
 
 
-def test_a_mean_that_is_none() -> None:
+def test_a_mean_without_images_or_of_another_shape_is_refused() -> None:
     with pytest.raises(UsageError, match="no images to average at 'layer'; its tensor has no batch axis"):
         Mean()(CALL, torch.ones(3, 4, 5), nn.Conv2d(1, 1, 1))
     with pytest.raises(UsageError, match="the mean for 'layer' is 1x3x2x2; its activation is 2x3x4x4"):
@@ -198,7 +198,7 @@ def test_steering_by_a_whole_activation_and_by_none() -> None:
         (lambda: Steer(torch.ones(1), float("nan")), "scale=nan; give a finite number"),
     ],
 )
-def test_bad_values(make: Any, says: str) -> None:
+def test_bad_values_are_refused(make: Any, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         make()
     assert str(caught.value) == says

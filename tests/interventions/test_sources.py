@@ -1,4 +1,4 @@
-"""Directions from files, and what is said of files that hold none."""
+"""Directions from files, and refusals of files without one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_direction_in_each_kind_of_file(tmp_path: Path) -> None:
         ("a.npy", None, "cannot read a.npy: No such file or directory; name a file that exists"),
     ],
 )
-def test_what_is_no_direction(
+def test_files_without_a_direction_are_refused(
     name: str, content: bytes | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -91,7 +91,7 @@ def test_each_parameter_arrives_as_its_class_takes_it(name: str) -> None:
             assert value == float(SAMPLE[field])
 
 
-def test_what_a_built_one_says_of_itself_is_read_again() -> None:
+def test_str_of_an_intervention_is_parsed_to_the_same() -> None:
     for text, made in EXAMPLES.values():
         if isinstance(made, interventions.Intervention):
             shown = str(InterventionSpec.parse(text).build())
@@ -127,14 +127,14 @@ def test_what_a_built_one_says_of_itself_is_read_again() -> None:
         ("freeze:p=1", "no parameter 'p' of freeze; freeze has none"),
     ],
 )
-def test_what_cannot_be_read_says_what_there_is(text: str, says: str) -> None:
+def test_bad_text_is_refused_with_the_possible_values(text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         InterventionSpec.parse(text)
     assert str(caught.value).startswith(says) and str(caught.value).count("nearest") == says.count("nearest")
 
 
 @pytest.mark.parametrize("name", list(WORDS))
-def test_the_value_that_is_told_for_a_parameter_is_one(name: str) -> None:
+def test_the_example_in_an_error_is_a_valid_value(name: str) -> None:
     for field in dataclasses.fields(WORDS[name]):
         if field.name in ("source", "direction"):
             continue
@@ -160,7 +160,7 @@ def test_defaults_of_the_caller_give_way_and_go_where_they_fit() -> None:
 
 
 @pytest.mark.parametrize("text", ["mean", "permute:axis=images"])
-def test_what_does_nothing_to_one_image_is_refused_for_one(text: str) -> None:
+def test_interventions_without_effect_on_one_image_are_refused(text: str) -> None:
     assert InterventionSpec.parse(text).build()
     with pytest.raises(UsageError, match="one image"):
         InterventionSpec.parse(text, one_image=True)
