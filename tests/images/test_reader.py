@@ -505,7 +505,7 @@ def test_frames_count_together(monkeypatch):
     assert "it is 6x4, 3 frames are 72 pixels; the limit is 60" in line
 
 
-def test_pages_and_icons_are_checked_by_what_they_hold():
+def test_the_pictures_in_pages_and_icons_are_checked():
     pages = encoded(Image.new("RGB", (6, 4)), "TIFF", save_all=True, append_images=[Image.new("RGB", (1, 300))])
     assert "1x300" in refusal(pages, frames=2)
     inner = encoded(Image.new("L", (300, 1)), "PNG")
@@ -692,7 +692,7 @@ def test_open_image_warns_of_each_note_at_the_caller():
     assert image.getpixel((0, 0)) == WHITE
 
 
-def test_what_pillow_warns_of_becomes_a_note(monkeypatch):
+def test_a_warning_of_pillow_becomes_a_note(monkeypatch):
     real = TiffImagePlugin.TiffImageFile.load
 
     def load(self):

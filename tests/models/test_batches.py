@@ -93,7 +93,7 @@ def stacked(batches: list[Batch]) -> Tensor:
 
 @WORKERS
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
-def test_batches_hold_what_one_picture_after_the_other_gives(tmp_path: Path, workers: int, batch_size: int) -> None:
+def test_batches_equal_the_pictures_prepared_one_by_one(tmp_path: Path, workers: int, batch_size: int) -> None:
     loaded, paths = small_imagenet(), photographs(tmp_path, 7)
     state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     batches = list(load_batches(loaded, paths, batch_size, workers))

@@ -39,7 +39,7 @@ def test_the_package_comes_before_the_checkout(places: tuple[Path, Path]) -> Non
     assert weights_path(SHAPES) == str(installed)
 
 
-def test_nowhere_is_one_line_that_says_what_to_do(places: tuple[Path, Path]) -> None:
+def test_a_missing_file_is_an_error_with_a_cure(places: tuple[Path, Path]) -> None:
     installed, checkout = places
     installed.mkdir()  # no file
     with pytest.raises(WeightsError) as caught:

@@ -137,7 +137,7 @@ SECOND = SimpleNamespace(name="SECOND", meta={"num_params": 5, "_metrics": METRI
     ],
     ids=["no facts", "the first finite number", "no weights"],
 )
-def test_facts_that_are_not_stated_are_none(weights: Any, expected: ModelInfo) -> None:
+def test_missing_facts_are_none(weights: Any, expected: ModelInfo) -> None:
     def members(name: str) -> Any:
         if weights is None:
             raise ValueError("The method is missing the 'weights' argument.")
@@ -225,7 +225,7 @@ def test_patterns(pattern: str | None, expected: list[str]) -> None:
         ("@@@", "there are 5 models"),
     ],
 )
-def test_no_match_says_what_is_near(pattern: str, exists: str) -> None:
+def test_no_match_lists_the_nearest_names(pattern: str, exists: str) -> None:
     with pytest.raises(ModelError) as caught:
         find_models(pattern)
     assert caught.value.asked == f"no model matches '{pattern}'"

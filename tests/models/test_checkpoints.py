@@ -114,9 +114,9 @@ DESCRIPTION = {
 def described(squeezenet: State, tmp_path: Path) -> Callable[..., str]:
     """Ten classes in half precision, in a safetensors file with this description."""
 
-    def write(said: Any) -> str:
+    def write(description: Any) -> str:
         state = {key: value.half() for key, value in (squeezenet | HEAD).items()}
-        save_file(state, tmp_path / "own.safetensors", {"hookscope": json.dumps(said)})
+        save_file(state, tmp_path / "own.safetensors", {"hookscope": json.dumps(description)})
         return str(tmp_path / "own.safetensors")
 
     return write

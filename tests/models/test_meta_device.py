@@ -38,7 +38,7 @@ def test_building_dry_leaves_torch_as_it_was() -> None:
     assert torch.empty(1).device.type == "cpu"
 
 
-def test_a_dry_pass_touches_nothing() -> None:
+def test_a_dry_pass_leaves_the_model_unchanged() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).train()
     before = ModelSnapshot(net)
     ids = [id(parameter) for parameter in net.parameters()]
@@ -64,7 +64,7 @@ def test_tied_weights_stay_tied() -> None:
     assert net[1].weight is net[0].weight and not net[0].weight.is_meta
 
 
-def test_what_needs_values_raises_and_touches_nothing() -> None:
+def test_a_model_that_needs_values_raises_and_stays_unchanged() -> None:
     class Values(nn.Module):
         def __init__(self) -> None:
             super().__init__()

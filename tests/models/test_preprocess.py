@@ -60,7 +60,7 @@ def test_stretch_is_resize_and_division(photograph: Image.Image) -> None:
     assert sized(photograph).shape == (3, 33, 57)
 
 
-def test_none_keeps_the_size(photograph: Image.Image) -> None:
+def test_mode_none_keeps_the_size(photograph: Image.Image) -> None:
     prepare = Preprocess("classification", imagenet_transforms(), "none", size=(9, 9))
     expected = torch.from_numpy(np.asarray(photograph, dtype=np.float32) / 255).permute(2, 0, 1)
     assert torch.equal(prepare(photograph), expected)
@@ -69,7 +69,7 @@ def test_none_keeps_the_size(photograph: Image.Image) -> None:
 
 @pytest.mark.parametrize("size", [(33, 57), (300, 64), (1, 1)])
 @pytest.mark.parametrize("family", ["classification", "segmentation", "detection"])
-def test_input_size_is_what_comes_out(photograph: Image.Image, family: str, size: tuple[int, int]) -> None:
+def test_the_output_has_the_input_size(photograph: Image.Image, family: str, size: tuple[int, int]) -> None:
     transforms = usual_transforms(family)
     before = dict(vars(transforms))
     prepare = Preprocess(family, transforms, size=size)
@@ -123,7 +123,7 @@ def test_optical_flow_with_a_size(photograph: Image.Image) -> None:
 
 @pytest.mark.parametrize("family", ["classification", "segmentation", "detection", "video", "optical_flow"])
 @pytest.mark.parametrize("mode", ["weights", "stretch"])
-def test_seen_undoes_the_normalisation(photograph: Image.Image, family: str, mode: str) -> None:
+def test_denormalise_undoes_the_normalisation(photograph: Image.Image, family: str, mode: str) -> None:
     options = {"size": (128, 136), "frames": 16 if family == "video" else 1}
     normalised = Preprocess(family, usual_transforms(family), mode, **options)
     picture = np.asarray(normalised.denormalise(normalised(photograph)), dtype=int)

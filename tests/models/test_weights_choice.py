@@ -22,7 +22,7 @@ def test_words_names_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert WeightsChoice.parse(file) == WeightsChoice(WeightsKind.FILE, file)
 
 
-def test_what_python_users_give() -> None:
+def test_values_of_python_callers() -> None:
     assert WeightsChoice.parse(None).kind is WeightsKind.NONE
     assert WeightsChoice.parse(ResNet18_Weights.DEFAULT) == WeightsChoice(WeightsKind.NAME, "IMAGENET1K_V1")
     assert WeightsChoice.parse(Path("runs/epoch-3")) == WeightsChoice(WeightsKind.FILE, "runs/epoch-3")

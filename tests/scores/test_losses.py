@@ -72,7 +72,7 @@ def test_the_mean_square_is_of_every_number_and_asks_for_no_class() -> None:
         (Loss("score"), torch.zeros(2, 3), UsageError, "expected one picture, got 2"),
     ],
 )
-def test_what_cannot_be_differentiated(loss: Loss, output: object, error: type[Exception], message: str) -> None:
+def test_outputs_without_a_loss_are_refused(loss: Loss, output: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         loss.of(output)
 

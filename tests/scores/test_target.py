@@ -101,7 +101,7 @@ def test_a_whole_name_goes_before_a_part_of_others() -> None:
     assert Target("fox").indices([0, 0, 0], ["red fox", "Fox", "fox terrier"]) == (1,)
 
 
-def test_the_default_is_the_highest_score_and_nan_is_none() -> None:
+def test_the_default_is_the_highest_score_and_nan_is_the_lowest() -> None:
     assert Target().indices(SCORES, None) == (6,)
     Target().check(None)
     assert Target("top:4").indices([math.nan, 1.0, math.inf, -math.inf], None) == (2, 1, 0, 3)
@@ -135,7 +135,7 @@ def test_no_such_class(text: str, expected: str) -> None:
         Target(text).check(NAMES)
 
 
-def test_a_name_where_none_are_known() -> None:
+def test_a_name_without_class_names() -> None:
     assert (
         error_of("cat", None)
         == "no class 'cat'; the class names are unknown; give an index, or the names of the classes (categories)"

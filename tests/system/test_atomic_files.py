@@ -216,7 +216,7 @@ def test_standard_output_by_name_is_appended_to(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_written(
+def test_unwritable_paths_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Any, name: str, text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -230,7 +230,7 @@ def test_what_cannot_be_written(
 
 @pytest.mark.parametrize("call", ["check_writable(sys.argv[1])", "write_atomically(sys.argv[1], b'new')"])
 @pytest.mark.parametrize("protected", ["file", "folder", "nothing"])
-def test_what_is_protected_stays(tmp_path: Path, call: str, protected: str) -> None:
+def test_a_protected_file_or_folder_is_unchanged(tmp_path: Path, call: str, protected: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path = folder / "a.png"

@@ -57,7 +57,7 @@ def test_another_kind_or_key_is_another_value(kind: str, key: dict[str, Any]) ->
     assert cache.load(kind, key) is None
 
 
-def test_the_file_says_what_it_is_and_its_name_stays_short(place: Path) -> None:
+def test_the_file_holds_its_key_and_its_name_is_short(place: Path) -> None:
     key = {**KEY, "x": "y" * 5000}
     cache.store("a kind/../x", key, [1])
     path = only_file(place)
