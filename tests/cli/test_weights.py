@@ -72,8 +72,9 @@ def test_json_holds_rows_and_findings(run: Run, broken: str) -> None:
     assert {row["weights"] for row in rows.values()} == {"broken.pth"}
 
 
-def test_a_sound_model_has_no_findings(run: Run) -> None:
-    status, out, errors = run("--format", "ndjson")
+@pytest.mark.parametrize("words", [[], ["--layer", "all"]])
+def test_a_sound_model_has_no_findings(run: Run, words: list[str]) -> None:
+    status, out, errors = run("--format", "ndjson", *words)
     assert (status, errors) == (0, "")
     assert [(row["row"], row["name"]) for row in rows(out)] == [("parameter", name) for name in NAMES]
 

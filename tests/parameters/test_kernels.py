@@ -210,3 +210,7 @@ def test_a_palette_picture_where_nothing_is_in_colour() -> None:
 def test_models_without_a_chosen_convolution_are_refused(model: nn.Module, layers: str | None, words: str) -> None:
     with pytest.raises(LayerError, match=words):
         draw(model, layers)
+
+
+def test_filters_beyond_the_last_are_listed_as_left_out() -> None:
+    assert draw(nn.Sequential(nn.Conv2d(3, 4, 3)), channels="2-9").left_out == ("filters 2-9 of 0: they do not exist",)
