@@ -47,7 +47,7 @@ def note_dark(high: int, notes: list[str]) -> None:
     """Add a note if 16-bit samples end far below white."""
     if 0 < high < 4096:
         bits = 12 if high > 255 else 8
-        notes.append(f"dark: its values end near {high} of 65535, like {bits}-bit data in a 16-bit file")
+        notes.append(f"dark: the values end near {high} of 65535, like {bits}-bit data in a 16-bit file")
 
 
 def _float_range(values: NDArray[Any], name: str, notes: list[str]) -> tuple[float, float]:

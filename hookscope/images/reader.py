@@ -270,7 +270,7 @@ def _upright_rgb(image: ImageFile.ImageFile, name: str, notes: list[str]) -> Ima
     try:
         orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # Pillow's parser raises any kind of exception
-        notes.append("its EXIF data cannot be read: not turned")
+        notes.append("EXIF data cannot be read: the picture is not rotated")
         return rgb
     # The orientation alone: `exif_transpose` writes all EXIF data anew, which fails on damaged data.
     rgb.getexif()[ExifTags.Base.Orientation] = orientation

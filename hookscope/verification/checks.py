@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, LayerError, ModelError, is_out_of_memory
+from hookscope.findings import counted
 from hookscope.hooks import (
     Activations,
     Call,
@@ -246,7 +247,7 @@ def _inputs(edges: Edges | None, activations: Activations, signatures: Mapping[s
         named = dict(enumerate(args)) | kwargs
         comparison.compare(edge.target, named.get(edge.argument), activations[edge.source])
     if edges.overwritten:
-        comparison.notes.append(f"{edges.overwritten} inputs were overwritten on the way, and are not compared")
+        comparison.notes.append(f"{counted(edges.overwritten, 'input')} overwritten in place, not compared")
     return comparison.check("no wanted call feeds another")
 
 

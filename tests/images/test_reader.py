@@ -207,7 +207,9 @@ def test_a_picture_with_damaged_exif_is_read_without_a_warning(exif):
 
 def test_exif_that_cannot_be_parsed_is_a_note():
     text = chunk(b"tEXt", b"Raw profile type exif\0\nexif\n4\nno hexadecimal")
-    assert read_picture(png(1, 1, 8, 0, b"\0\7", text)).notes == ("its EXIF data cannot be read: not turned",)
+    assert read_picture(png(1, 1, 8, 0, b"\0\7", text)).notes == (
+        "EXIF data cannot be read: the picture is not rotated",
+    )
 
 
 def scaled(values, low, high):
@@ -271,7 +273,7 @@ def test_shallow_data_in_a_16_bit_file_is_dark_and_noted(top, bits):
     values = np.zeros((4, 4), np.uint16)
     values[0, 0] = top
     picture = read_picture(encoded(values, "PNG"))
-    dark = (f"dark: its values end near {top} of 65535, like {bits}-bit data in a 16-bit file",) if bits else ()
+    dark = (f"dark: the values end near {top} of 65535, like {bits}-bit data in a 16-bit file",) if bits else ()
     assert picture.notes == ("16-bit grey scaled from 0..65535", *dark)
     assert np.abs(np.asarray(picture.image) - scaled(values, 0, 65535)).max() <= 0.51
 
@@ -282,7 +284,7 @@ def test_16_bit_colour():
     assert np.array_equal(np.asarray(picture.image), values >> 8)
     assert picture.notes == ()
     dark = read_picture(png(2, 1, 16, 2, b"\0" + (values >> 4).astype(">u2").tobytes()))
-    assert dark.notes == ("dark: its values end near 3855 of 65535, like 12-bit data in a 16-bit file",)
+    assert dark.notes == ("dark: the values end near 3855 of 65535, like 12-bit data in a 16-bit file",)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])

@@ -166,7 +166,7 @@ def test_containers_and_the_model_itself() -> None:
 def test_a_value_overwritten_on_the_way_is_not_compared() -> None:
     check = checks(WritesToItsInput())["inputs"]
     assert (check.holds, check.compared) == (True, 1)
-    assert check.note == "1 inputs were overwritten on the way, and are not compared"
+    assert check.note == "1 input overwritten in place, not compared"
 
 
 def test_a_model_that_fx_cannot_trace_is_no_failure() -> None:
