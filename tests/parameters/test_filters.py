@@ -1,4 +1,4 @@
-"""The filters of convolutions: where they lie, which are dead, which are the same; NumPy is the judge."""
+"""The filters of convolutions: their axes, dead filters, duplicates; NumPy is the judge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hookscope.parameters.filters import (
     filter_norms,
     filters_of,
     is_convolution,
-    layer_tensor,
 )
 
 
@@ -79,9 +78,9 @@ def test_pairs_equal_those_of_the_whole_product(monkeypatch: pytest.MonkeyPatch,
     layer.weight[[7, 20, 39]] = 3 * layer.weight[5]
     layer.weight[11] = -layer.weight[5]
     rows = layer.weight.flatten(1).double()
-    found = module._duplicate_pairs(rows, rows.norm(dim=1), cosine)
-    assert len(found) == len(set(found))
-    assert set(found) == pairs_of_whole_product(layer.weight.numpy(), cosine)
+    pairs = module._duplicate_pairs(rows, rows.norm(dim=1), cosine)
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == pairs_of_whole_product(layer.weight.numpy(), cosine)
 
 
 def test_duplicates_are_joined_to_groups() -> None:
@@ -124,13 +123,3 @@ def test_all_filters_alike_are_one_group() -> None:
     layer = nn.Conv2d(3, 300, 3).requires_grad_(False)
     layer.weight.fill_(0.5)
     assert duplicates(layer) == (tuple(range(300)),)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
-def test_a_quantised_layer_unpacks_its_weight() -> None:
-    layer = torch.ao.nn.quantized.Conv2d(3, 4, 3)
-    layer.set_weight_bias(torch.quantize_per_tensor(torch.ones(4, 3, 3, 3), 0.1, 0, torch.qint8), None)
-    weight = layer_tensor(layer)
-    assert weight is not None and is_convolution(layer)
-    assert float(filters_of(layer, weight).sum()) == pytest.approx(108)
-    assert layer_tensor(nn.ReLU()) is None

@@ -35,8 +35,8 @@ def test_each_fault_has_its_finding() -> None:
     model[2].weight[0, 0, 0, 1] = torch.nan
     model[2].bias[3:5] = torch.inf
     model[1].running_var[[4, 6]] = 0
-    found = findings(model)
-    assert [(f.finding, f.layer) for f in found] == [
+    all_findings = findings(model)
+    assert [(f.finding, f.layer) for f in all_findings] == [
         ("non-finite", "2.weight"),
         ("non-finite", "2.bias"),
         ("dead-filters", "0.weight"),
@@ -44,7 +44,7 @@ def test_each_fault_has_its_finding() -> None:
         ("collapsed-variance", "1.running_var"),
         ("never-updated", "3"),
     ]
-    assert [f.evidence for f in found] == [
+    assert [f.evidence for f in all_findings] == [
         "1 NaN among 576 values, the first at [0, 0, 0, 1]",
         "2 Inf among 8 values, the first at [3]",
         "1 of 8 filters has a norm of 0, or below 1e-06 of the layer's median: 2",
@@ -52,9 +52,9 @@ def test_each_fault_has_its_finding() -> None:
         "2 of 8 channels have a running variance below 1e-07 (0.01 of eps): 4, 6",
         "its running statistics still have their first values, 0 and 1; 1 of 2 BatchNorms are like this",
     ]
-    assert [f.channels for f in found] == [None, None, (2,), (1, 7), (4, 6), None]
-    assert found[3].groups == ((1, 7),)
-    assert all(f.meaning and json.dumps(f.as_row(), allow_nan=False) for f in found)
+    assert [f.channels for f in all_findings] == [None, None, (2,), (1, 7), (4, 6), None]
+    assert all_findings[3].groups == ((1, 7),)
+    assert all(f.meaning and json.dumps(f.as_row(), allow_nan=False) for f in all_findings)
     names = {row.name: finding_names(row) for row in parameter_statistics(model)}
     assert names["0.weight"] == ("dead-filters", "duplicate-filters")
     assert names["3.running_mean"] == names["3.running_var"] == ("never-updated",)
@@ -62,9 +62,9 @@ def test_each_fault_has_its_finding() -> None:
 
 
 def test_batch_norms_that_are_all_new_are_one_finding() -> None:
-    (found,) = findings(nn.Sequential(*[nn.BatchNorm2d(2) for _ in range(5)]))
-    assert (found.finding, found.layer, found.numbers["never"]) == ("never-updated", "", 5)
-    assert found.evidence.startswith("the running statistics of all 5 BatchNorms still have")
+    (finding,) = findings(nn.Sequential(*[nn.BatchNorm2d(2) for _ in range(5)]))
+    assert (finding.finding, finding.layer, finding.numbers["never"]) == ("never-updated", "", 5)
+    assert finding.evidence.startswith("the running statistics of all 5 BatchNorms still have")
 
 
 def test_thresholds_are_in_the_words() -> None:
@@ -74,5 +74,5 @@ def test_thresholds_are_in_the_words() -> None:
         layer.weight[0] *= 0.01
     assert findings(layer) == []
     thresholds = ParameterThresholds(dead_norm=0.1)
-    (found,) = parameter_findings(parameter_statistics(layer, thresholds), thresholds)
-    assert found.evidence == "1 of 3 filters has a norm of 0, or below 0.1 of the layer's median: 0"
+    (finding,) = parameter_findings(parameter_statistics(layer, thresholds), thresholds)
+    assert finding.evidence == "1 of 3 filters has a norm of 0, or below 0.1 of the layer's median: 0"

@@ -1,4 +1,4 @@
-"""Parameters in numbers: which there are, what is said of them."""
+"""Statistics of parameters against NumPy, their selection, and refusals."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_only_weights_of_convolutions_have_filters() -> None:
     norms = np.linalg.norm(model[0].weight.detach().numpy().astype(np.float64).reshape(6, -1), axis=1)
     row = rows["0.weight"]
     assert (row.filters, row.dead_filters, row.duplicate_filters) == (6, (), ())
-    found = (row.filter_norm_min, row.filter_norm_mean, row.filter_norm_max)
-    assert found == pytest.approx((norms.min(), norms.mean(), norms.max()), rel=1e-12)
+    measured = (row.filter_norm_min, row.filter_norm_mean, row.filter_norm_max)
+    assert measured == pytest.approx((norms.min(), norms.mean(), norms.max()), rel=1e-12)
 
 
 def test_planted_faults_are_found_and_nothing_else() -> None:

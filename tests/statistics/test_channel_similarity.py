@@ -182,10 +182,10 @@ def covariance_of(values: Tensor, *sizes: int) -> ChannelCovariance:
 def test_covariance_and_rank_against_numpy(scale: float, sizes: tuple[int, ...]) -> None:
     mixed = torch.einsum("ncp,cd->ndp", random(6, 3, 80), random(3, 10, seed=6)) + 0.1 * random(6, 10, 80, seed=8)
     values = (mixed + 4) * scale
-    found = covariance_of(values, *sizes).covariance
+    covariance = covariance_of(values, *sizes).covariance
     by_numpy = np.cov(values.double().movedim(1, 0).flatten(1).numpy(), bias=True)
-    np.testing.assert_allclose(found, by_numpy, atol=1e-5 * np.abs(by_numpy).max(), rtol=0)
-    assert effective_rank(found) == pytest.approx(rank_by_numpy(values), rel=1e-5)
+    np.testing.assert_allclose(covariance, by_numpy, atol=1e-5 * np.abs(by_numpy).max(), rtol=0)
+    assert effective_rank(covariance) == pytest.approx(rank_by_numpy(values), rel=1e-5)
 
 
 def test_doubles_are_exact_and_beyond_their_range_unknown() -> None:

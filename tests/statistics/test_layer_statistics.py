@@ -78,10 +78,10 @@ def test_every_number_whatever_the_batches(values: Tensor) -> None:
 
 def test_doubles_of_any_size() -> None:
     huge = torch.tensor([[[1e300, -1e300, 3.0]], [[1e200, 1.0, 1.0]]], dtype=torch.float64)
-    found = measured(huge, 1, 1)
-    assert (found.mean, found.min, found.max) == (pytest.approx(1e200 / 6), -1e300, 1e300)
-    assert found.std == found.rms == math.inf  # as NumPy has it: their squares are
-    assert found.quantiles[0.5] == pytest.approx(2.0, rel=2.0**-7) and found.quantiles[0.99] <= 1e300
+    layer = measured(huge, 1, 1)
+    assert (layer.mean, layer.min, layer.max) == (pytest.approx(1e200 / 6), -1e300, 1e300)
+    assert layer.std == layer.rms == math.inf  # as NumPy has it: their squares are
+    assert layer.quantiles[0.5] == pytest.approx(2.0, rel=2.0**-7) and layer.quantiles[0.99] <= 1e300
     level = measured(torch.full((2, 1, 4), 1e300, dtype=torch.float64), 1, 1)
     assert (level.mean, level.std, level.quantiles[0.5], level.dead_channels) == (1e300, 0, 1e300, (0,))
     tiny = measured(torch.tensor([[[5e-324, 0.0]]], dtype=torch.float64))
@@ -92,9 +92,9 @@ def test_doubles_of_any_size() -> None:
     "values", [torch.zeros(0, 3, 4, 4), torch.zeros(2, 3, 0, 4), torch.zeros(2, 0), torch.zeros(0, 0)]
 )
 def test_no_values(values: Tensor) -> None:
-    found = measured(values)
-    assert (found.items, found.values, found.mean, found.low_at, found.between_images) == (0, 0, None, None, None)
-    assert (found.zeros, found.dead_channels, found.duplicate_channels, found.quantiles) == (0, (), (), {})
+    layer = measured(values)
+    assert (layer.items, layer.values, layer.mean, layer.low_at, layer.between_images) == (0, 0, None, None, None)
+    assert (layer.zeros, layer.dead_channels, layer.duplicate_channels, layer.quantiles) == (0, (), (), {})
 
 
 def test_the_shape_has_none_where_items_differ() -> None:
@@ -122,9 +122,9 @@ def test_dead_channels_need_more_than_one_value() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_saturated_shares_by_hand(dtype: torch.dtype) -> None:
     sigmoid = torch.tensor([[[0.0, 0.009, 0.011, 0.5], [0.989, 0.991, 1.0, 0.5]]], dtype=dtype)
-    found = measured(sigmoid.expand(4, 2, 4), 1, 3, bounds=(0.0, 1.0))
-    assert found.saturated == 0.5 and found.saturated_by_channel is not None
-    assert found.saturated_by_channel.tolist() == [0.5, 0.5]
+    layer = measured(sigmoid.expand(4, 2, 4), 1, 3, bounds=(0.0, 1.0))
+    assert layer.saturated == 0.5 and layer.saturated_by_channel is not None
+    assert layer.saturated_by_channel.tolist() == [0.5, 0.5]
     relu6 = torch.tensor([[[0.0, 0.0, 5.93, 5.95]]], dtype=dtype)
     assert measured(relu6, bounds=(None, 6.0)).saturated == 0.25
     tanh = torch.tensor([[[-0.99, -0.97, 0.97, torch.nan]]], dtype=dtype)

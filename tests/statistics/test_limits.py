@@ -39,8 +39,8 @@ def broken(layers: list[LayerStatistics], **limits: Any) -> list[tuple[str, str,
 def test_dead(layers: list[LayerStatistics]) -> None:
     assert layers[1].dead_channels == (0, 1, 2, 3)
     assert broken(layers, max_dead=0.2) == []
-    (found,) = broken_limits(layers, Limits(max_dead=math.nextafter(0.2, 0)))
-    assert found == BrokenLimit(
+    (failure,) = broken_limits(layers, Limits(max_dead=math.nextafter(0.2, 0)))
+    assert failure == BrokenLimit(
         "max-dead", "1", None, 0.2, math.nextafter(0.2, 0), "4 of 20 channels are dead: 0, 1, 2, 3", (0, 1, 2, 3)
     )
     assert broken(layers, max_dead=0.0) == [("max-dead", "1", None)]
@@ -50,15 +50,15 @@ def test_saturated(layers: list[LayerStatistics]) -> None:
     share = layers[1].saturated
     assert share == 3 / 20
     assert broken(layers, max_saturated=share) == []
-    (found,) = broken_limits(layers, Limits(max_saturated=math.nextafter(share, 0)))
-    assert (found.layer, found.evidence) == ("1", "15 % of values are within 1 % of a bound")
+    (failure,) = broken_limits(layers, Limits(max_saturated=math.nextafter(share, 0)))
+    assert (failure.layer, failure.evidence) == ("1", "15 % of values are within 1 % of a bound")
 
 
 def test_size(layers: list[LayerStatistics]) -> None:
     assert broken(layers, max_abs=100.0) == []
-    (found,) = broken_limits(layers, Limits(max_abs=math.nextafter(100.0, 0)))
-    assert (found.layer, found.index, found.value) == ("0", 0, 100.0)
-    assert found.evidence == f"from {layers[0].min:.6g} to 100"
+    (failure,) = broken_limits(layers, Limits(max_abs=math.nextafter(100.0, 0)))
+    assert (failure.layer, failure.index, failure.value) == ("0", 0, 100.0)
+    assert failure.evidence == f"from {layers[0].min:.6g} to 100"
     low = measured(nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Tanh()), -5 * torch.ones(1, 1, 3, 3), layers="0")
     assert broken(low, max_abs=abs(low[0].min or 0)) == []
     assert len(broken(low, max_abs=abs(low[0].min or 0) * 0.999)) == 1
@@ -71,8 +71,8 @@ def test_rank(layers: list[LayerStatistics]) -> None:
         assert broken([layer], min_rank=layer.rank) == []
         assert len(broken([layer], min_rank=math.nextafter(layer.rank, 99))) == 1
         assert broken([layer], min_rank_share=layer.rank / 20 - 1e-9) == []
-        (found,) = broken_limits([layer], Limits(min_rank_share=layer.rank / 20 + 1e-9))
-        assert found.evidence == f"effective rank {layer.rank:.4g} of at most 20 in 20 channels"
+        (failure,) = broken_limits([layer], Limits(min_rank_share=layer.rank / 20 + 1e-9))
+        assert failure.evidence == f"effective rank {layer.rank:.4g} of at most 20 in 20 channels"
 
 
 def test_a_share_of_the_rank_is_of_what_it_can_be() -> None:
@@ -88,9 +88,9 @@ def test_nan_and_inf() -> None:
     net[0].weight.data.fill_(1.0)
     inputs = torch.tensor([1.0, 2.0, math.nan, math.inf, -math.inf, 3.0]).view(1, 1, 2, 3)
     convolution, function = measured(net, inputs)
-    found = broken_limits([convolution, function], Limits(no_nan=True))
-    assert [(one.layer, one.value, one.allowed) for one in found] == [("0", 3, 0), ("1", 2, 0)]
-    assert found[1].evidence == "1 NaN and 1 Inf of 6 values"
+    failures = broken_limits([convolution, function], Limits(no_nan=True))
+    assert [(failure.layer, failure.value, failure.allowed) for failure in failures] == [("0", 3, 0), ("1", 2, 0)]
+    assert failures[1].evidence == "1 NaN and 1 Inf of 6 values"
     # an Inf is beyond any limit, though the extremes are those of the finite values
     (one, two) = broken_limits([convolution, function], Limits(max_abs=1e30))
     assert (one.value, two.evidence) == (math.inf, "1 Inf, else from 0 to 3")

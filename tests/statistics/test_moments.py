@@ -69,9 +69,9 @@ def test_a_batch_of_several_parts_and_one_channel_with_a_large_mean() -> None:
 
 @pytest.mark.parametrize("value", [0.1, 1e5 + 0.1, -3e38, 1e-40])
 def test_a_constant_has_no_spread_at_all(value: float) -> None:
-    found = moments_of(torch.full((5, 2, 33), value), 2, 3)
-    assert found.low.tolist() == found.high.tolist() == [float(torch.tensor(value))] * 2
-    np.testing.assert_allclose(found.variance**0.5, 0, atol=1e-15 * abs(value))
+    moments = moments_of(torch.full((5, 2, 33), value), 2, 3)
+    assert moments.low.tolist() == moments.high.tolist() == [float(torch.tensor(value))] * 2
+    np.testing.assert_allclose(moments.variance**0.5, 0, atol=1e-15 * abs(value))
 
 
 BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
@@ -101,11 +101,11 @@ def test_merged_shards_equal_the_whole(cuts: tuple[int, ...]) -> None:
 def test_means_of_maps_leave_out_maps_with_nothing_finite() -> None:
     values = normal(5, 2, 9)
     values[1, 0], values[2, 1, :4] = torch.nan, torch.inf
-    found = ChannelMoments.of_map_means(sums_of_maps(values))
+    moments = ChannelMoments.of_map_means(sums_of_maps(values))
     stored = np.where(np.isfinite(values.numpy()), values.double().numpy(), np.nan)
     for channel in range(2):
         means = [np.nanmean(one) for one in stored[:, channel] if np.isfinite(one).any()]
-        assert found.count[channel] == len(means)
-        np.testing.assert_allclose(found.mean[channel], np.mean(means), rtol=1e-12)
-        np.testing.assert_allclose(found.variance[channel], np.var(means), rtol=1e-9)
-        assert (found.low[channel], found.high[channel]) == pytest.approx((min(means), max(means)))
+        assert moments.count[channel] == len(means)
+        np.testing.assert_allclose(moments.mean[channel], np.mean(means), rtol=1e-12)
+        np.testing.assert_allclose(moments.variance[channel], np.var(means), rtol=1e-9)
+        assert (moments.low[channel], moments.high[channel]) == pytest.approx((min(means), max(means)))

@@ -17,16 +17,16 @@ SMALLEST = 2.0**-133  # how wide a bin is where float32 has no more exponents
 
 
 def histogram_of(*batches: Tensor) -> ValueHistogram:
-    found = ValueHistogram()
+    histogram = ValueHistogram()
     for batch in batches:
-        found.update(batch)
-    return found
+        histogram.update(batch)
+    return histogram
 
 
-def check(found: ValueHistogram, values: Tensor) -> None:
+def check(histogram: ValueHistogram, values: Tensor) -> None:
     stored = np.sort(values.double().numpy(), axis=None)
     stored = stored[np.isfinite(stored)]
-    for share, quantile in zip(SHARES, found.quantiles(SHARES), strict=True):
+    for share, quantile in zip(SHARES, histogram.quantiles(SHARES), strict=True):
         rank = share * (stored.size - 1)
         largest = max(abs(stored[math.floor(rank)]), abs(stored[math.ceil(rank)]))
         assert abs(quantile - np.quantile(stored, share)) <= 2.0**-7 * largest + SMALLEST, share
@@ -56,8 +56,8 @@ def test_against_numpy(values: Tensor) -> None:
 
 def test_where_values_lie_close_the_error_is_far_smaller() -> None:
     values = random(100_000)
-    found = histogram_of(values).quantiles(SHARES[1:-1])
-    np.testing.assert_allclose(found, np.quantile(values.double(), SHARES[1:-1]), atol=2e-3)
+    histogram = histogram_of(values).quantiles(SHARES[1:-1])
+    np.testing.assert_allclose(histogram, np.quantile(values.double(), SHARES[1:-1]), atol=2e-3)
 
 
 def test_bins_hold_each_value_between_their_ends() -> None:
@@ -71,9 +71,13 @@ def test_bins_hold_each_value_between_their_ends() -> None:
 
 
 def test_nothing_finite() -> None:
-    for found in (ValueHistogram(), histogram_of(torch.tensor([torch.nan, torch.inf])), histogram_of(torch.zeros(0))):
-        assert all(math.isnan(value) for value in found.quantiles(SHARES))
-        assert found.bins()[2].size == 0
+    for histogram in (
+        ValueHistogram(),
+        histogram_of(torch.tensor([torch.nan, torch.inf])),
+        histogram_of(torch.zeros(0)),
+    ):
+        assert all(math.isnan(value) for value in histogram.quantiles(SHARES))
+        assert histogram.bins()[2].size == 0
 
 
 def test_halves_merged_are_the_whole_to_the_last_count() -> None:

@@ -55,27 +55,27 @@ def test_events_are_the_statistics(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", "") and threading.active_count() == threads
     assert len(os.listdir(folder)) == 1
     events = read(folder)
-    found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    points = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
     expected = {}
     for layer in layers:
         expected |= {f"{layer.key}/{name}": getattr(layer, name) for name in SCALARS}
         expected[f"{layer.key}/dead"] = len(layer.dead_channels)
-    assert set(found) == {tag for tag, value in expected.items() if value is not None}
-    assert {"1/saturated", "3/saturated", "1/dead", "1/rank"} & set(found) == {"3/saturated", "1/dead", "1/rank"}
-    for tag, ((point),) in found.items():
+    assert set(points) == {tag for tag, value in expected.items() if value is not None}
+    assert {"1/saturated", "3/saturated", "1/dead", "1/rank"} & set(points) == {"3/saturated", "1/dead", "1/rank"}
+    for tag, ((point),) in points.items():
         assert (point.step, point.value) == (7, pytest.approx(expected[tag], rel=1e-6))
-    assert found["1/dead"][0].value == 1
+    assert points["1/dead"][0].value == 1
     assert events.Tags()["histograms"] == [f"{layer.key}/values" for layer in layers]
     for layer in layers:
         (point,) = events.Histograms(f"{layer.key}/values")
-        found, count = point.histogram_value, layer.values
-        assert (point.step, found.num, found.min, found.max) == (7, count, layer.min, layer.max)
-        assert found.sum == pytest.approx(layer.mean * count)
-        assert found.sum_squares == pytest.approx(layer.rms**2 * count)
-        assert sum(found.bucket) == count
-        assert len(found.bucket) == len(found.bucket_limit) <= 100
-        assert list(found.bucket_limit) == sorted(set(found.bucket_limit))
-        assert found.bucket_limit[-1] == layer.max
+        histogram, count = point.histogram_value, layer.values
+        assert (point.step, histogram.num, histogram.min, histogram.max) == (7, count, layer.min, layer.max)
+        assert histogram.sum == pytest.approx(layer.mean * count)
+        assert histogram.sum_squares == pytest.approx(layer.rms**2 * count)
+        assert sum(histogram.bucket) == count
+        assert len(histogram.bucket) == len(histogram.bucket_limit) <= 100
+        assert list(histogram.bucket_limit) == sorted(set(histogram.bucket_limit))
+        assert histogram.bucket_limit[-1] == layer.max
     (point,) = events.Tensors("about/text_summary")
     text = point.tensor_proto.string_val[0].decode()
     assert text == "    model: __init__:make\n    weights: random\\n# (seed 0)", "verbatim in Markdown"
@@ -126,8 +126,8 @@ def test_an_outlier_leaves_the_other_values_their_buckets() -> None:
 def test_tags_keep_names_and_escape_what_cannot_be_shown(tmp_path: Path) -> None:
     names = ["layer1.0.conv1", "a b/c#$", "漢字", "x\n\x1b[2J", "\udcff", ""]
     write_events(tmp_path, [layer_of([0.0, 1.0], name) for name in names])
-    found = [tag.removesuffix("/mean") for tag in read(tmp_path).Tags()["scalars"] if tag.endswith("/mean")]
-    assert found == ["layer1.0.conv1", "a b/c#$", "漢字", "x\\n\\x1b[2J", "\\udcff", "(model)"]
+    tags = [tag.removesuffix("/mean") for tag in read(tmp_path).Tags()["scalars"] if tag.endswith("/mean")]
+    assert tags == ["layer1.0.conv1", "a b/c#$", "漢字", "x\\n\\x1b[2J", "\\udcff", "(model)"]
 
 
 def test_nan_inf_and_layers_without_values(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_nan_inf_and_layers_without_values(tmp_path: Path) -> None:
     assert events.Tags()["histograms"] == ["a/values"]
     assert {"b/nan", "b/inf", "b/zeros", "b/dead"} == {tag for tag in events.Tags()["scalars"] if tag.startswith("b/")}
     assert [events.Scalars(tag)[0].value for tag in ("a/nan", "a/inf", "b/nan", "a/mean")] == [1, 1, 1, 2]
-    found = events.Histograms("a/values")[0].histogram_value
-    assert (found.num, sum(found.bucket)) == (2, 2)
-    assert (found.sum, found.sum_squares) == pytest.approx((4, 10))
+    histogram = events.Histograms("a/values")[0].histogram_value
+    assert (histogram.num, sum(histogram.bucket)) == (2, 2)
+    assert (histogram.sum, histogram.sum_squares) == pytest.approx((4, 10))
 
 
 def test_runs_in_one_folder_add_up(tmp_path: Path) -> None:

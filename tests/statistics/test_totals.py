@@ -42,8 +42,8 @@ def test_a_layer_that_ran_in_one_half_keeps_its_place(first: list[str], second: 
     values = random(2, 3, 4, 4)
     joined = counted(values, *first)
     joined.merge(counted(values, *second))
-    assert [found.key for found in joined.statistics()] == both
-    assert [found.items for found in joined.statistics()] == [2 * ((k in first) + (k in second)) for k in both]
+    assert [layer.key for layer in joined.statistics()] == both
+    assert [layer.items for layer in joined.statistics()] == [2 * ((k in first) + (k in second)) for k in both]
 
 
 def test_merging_shares_nothing_that_changes() -> None:
@@ -64,4 +64,4 @@ def test_other_layers_are_refused_before_anything_is_added() -> None:
         totals.merge(wider)
     with pytest.raises(InputError, match="bn has 3 channels and 5; merge statistics of one model"):
         totals.merge(norms)
-    assert totals.images == 2 and [found.items for found in totals.statistics()] == [2, 2]
+    assert totals.images == 2 and [layer.items for layer in totals.statistics()] == [2, 2]
