@@ -82,21 +82,16 @@ def test_a_prefix_that_some_keys_lack_is_a_name(save: Callable[..., str]) -> Non
     assert list(read_state_dict(save(state))) == ["module.a", "b"]
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_whole_checkpoint_gives_its_values(squeezenet: State, save: Callable[..., str], zipped: bool) -> None:
-    path = save(squeezenet, _use_new_zipfile_serialization=zipped)
+@pytest.mark.parametrize("form", ["zip", "old format", "safetensors", "safetensors called own.pth"])
+def test_a_whole_checkpoint_gives_its_values(squeezenet: State, tmp_path: Path, form: str) -> None:
+    path = tmp_path / ("own.safetensors" if form == "safetensors" else "own.pth")
+    content = serialized(squeezenet) if "safetensors" in form else saved(squeezenet, zipped=form == "zip")
+    path.write_bytes(content)
     net = load_model("squeezenet1_1", weights=path)
-    assert (net.weights, net.notes) == ("own.pth", ())
+    assert (net.weights, net.notes) == (path.name, ())
     assert not net.model.training
     assert net.categories is not None and len(net.categories) == 1000
     assert same_values(net.model, squeezenet)
-
-
-def test_safetensors_by_content(squeezenet: State, tmp_path: Path) -> None:
-    for name in ("own.safetensors", "own.pth"):
-        save_file(squeezenet, tmp_path / name)
-        net = load_model("squeezenet1_1", weights=str(tmp_path / name))
-        assert torch.equal(net.model.features[0].weight, squeezenet["features.0.weight"])
 
 
 HEAD = {"classifier.1.weight": torch.ones(10, 512, 1, 1), "classifier.1.bias": torch.ones(10)}
@@ -235,12 +230,13 @@ def test_a_model_instead_of_weights_is_refused(save: Callable[..., str], tmp_pat
     assert "would run code (TorchScript); refused" in refused(tmp_path / "own.pt")
 
 
-def saved(zipped: bool) -> bytes:
+def saved(content: Any, zipped: bool = True) -> bytes:
     file = io.BytesIO()
-    torch.save({"a": torch.rand(1000)}, file, _use_new_zipfile_serialization=zipped)
+    torch.save(content, file, _use_new_zipfile_serialization=zipped)
     return file.getvalue()
 
 
+STATE = {"a": torch.arange(1000.0)}
 HEADER = json.dumps({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 9]}}).encode()
 DAMAGED = "damaged, cut short or not a checkpoint"
 FILES = {
@@ -248,34 +244,28 @@ FILES = {
     "text": (b"not a checkpoint, whatever its name says\n", DAMAGED),
     "zeros": (bytes(100), DAMAGED),
     "pickle": (pickle.dumps({"a": 3}), "loading it could run code"),
-    "zip, cut early": (saved(True)[:40], DAMAGED),
-    "zip, cut late": (saved(True)[:-40], DAMAGED),
-    "old format, cut early": (saved(False)[:40], DAMAGED),
-    "old format, cut late": (saved(False)[:-40], DAMAGED),
-    "safetensors, cut": (serialized({"a": torch.rand(1000)})[:2000], "damaged or cut short"),
+    "zip, cut early": (saved(STATE)[:40], DAMAGED),
+    "zip, cut late": (saved(STATE)[:-40], DAMAGED),
+    "old format, cut early": (saved(STATE, zipped=False)[:40], DAMAGED),
+    "old format, cut late": (saved(STATE, zipped=False)[:-40], DAMAGED),
+    "safetensors, cut": (serialized(STATE)[:2000], "damaged or cut short"),
     "safetensors, inconsistent": (struct.pack("<Q", len(HEADER)) + HEADER + b"x" * 9, "damaged or cut short"),
+    "list": (saved([torch.zeros(2)]), "no state dict in {path}; it holds a list; save model.state_dict()"),
+    "tensor": (saved(torch.zeros(2)), "no state dict in {path}; it holds a Tensor; save model.state_dict()"),
+    "nothing": (saved({}), "no state dict in {path}; it holds nothing; save model.state_dict()"),
+    "numbers": (
+        saved({"epoch": 3, "loss": 0.1}),
+        "no state dict in {path}; it holds epoch, loss; save model.state_dict()",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_or_one_of_another_kind_is_refused(tmp_path: Path, name: str) -> None:
     content, words = FILES[name]
-    (tmp_path / "own.pth").write_bytes(content)
-    assert words in refused(tmp_path / "own.pth")
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ([torch.zeros(2)], "it holds a list"),
-        (torch.zeros(2), "it holds a Tensor"),
-        ({}, "it holds nothing"),
-        ({"epoch": 3, "loss": 0.1}, "it holds epoch, loss"),
-    ],
-)
-def test_files_without_a_state_dict(save: Callable[..., str], content: Any, words: str) -> None:
-    text = refused(save(content))
-    assert text.startswith("no state dict in") and words in text
+    path = tmp_path / "own.pth"
+    path.write_bytes(content)
+    assert words.format(path=path) in refused(path)
 
 
 @pytest.mark.parametrize(
