@@ -106,16 +106,6 @@ def test_a_compiled_script(folder: Path) -> None:
     assert b"'__name__': '__main__'" in both(folder, "train.pyc")[1]
 
 
-def test_the_encoding_of_the_source(folder: Path) -> None:
-    source = "# -*- coding: latin-1 -*-\nprint(ascii('é'))\n".encode("latin-1")
-    assert both(folder, written(folder, source)) == (0, b"'\\xe9'\n", b"")
-
-
-def test_nothing_is_imported_from_the_future(folder: Path) -> None:
-    source = "def f(x: int): pass\nprint(f.__annotations__, 1/2)"
-    assert b"<class 'int'>" in both(folder, written(folder, source))[1]
-
-
 def test_a_script_from_a_pipe_is_read_once(folder: Path) -> None:
     if not os.path.exists("/dev/stdin"):
         pytest.skip("no /dev/stdin")
@@ -149,6 +139,8 @@ ENDS = {
         "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\nprint('main')\n1/0",
         1,
     ),
+    "encoding": ("# -*- coding: latin-1 -*-\nprint(ascii('é'))".encode("latin-1"), 0),
+    "nothing from the future": ("def f(x: int): pass\nprint(f.__annotations__, 1/2)", 0),
     "warning": ("import warnings\nwarnings.warn('look')\nwarnings.warn('old', DeprecationWarning)", 0),
 }
 

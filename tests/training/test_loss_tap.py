@@ -62,18 +62,6 @@ def add_one(value: int) -> int:
     return value + 1
 
 
-def test_a_patch_puts_the_original_back() -> None:
-    owner = SimpleNamespace(f=add_one)
-    patch = Patch(owner, "f", double)
-    patch.on()
-    first = owner.f
-    patch.on()
-    assert owner.f is first and owner.f(1) == 4 and owner.f.__name__ == "add_one"
-    patch.off()
-    patch.off()
-    assert owner.f == add_one and first(1) == 2
-
-
 def test_two_patches_that_end_in_the_wrong_order() -> None:
     owner = SimpleNamespace(f=add_one)
     inner, outer = Patch(owner, "f", double), Patch(owner, "f", double)

@@ -113,13 +113,6 @@ def test_a_bias_far_below_0_kills_the_relu_and_what_comes_before_gets_no_gradien
     assert cut_off.layers == ("0", "2")
 
 
-def test_a_layer_that_begins_with_zeros() -> None:
-    model = net(norm=False)
-    nn.init.zeros_(model[2].weight)
-    nn.init.zeros_(model[2].bias)
-    assert named(findings_over_time(train(model, sgd(model))))[:2] == [("dead-layer", "2"), ("no-gradient", "2")]
-
-
 def test_a_zeroed_scale_that_learns_is_sound() -> None:
     model = net()
     nn.init.zeros_(model[4].weight)
