@@ -28,6 +28,19 @@ def named(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
+class Net(nn.Module):
+    """Layers by name, called by ``forward(net, ...)``."""
+
+    def __init__(self, forward: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.call = forward
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return self.call(self, *inputs, **options)
+
+
 class Twice(nn.Module):
     """``3 * (3 * x)`` by one layer, called twice, that has two names."""
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from hookscope.errors import LayerError, ModelError, NonFiniteError, UsageError, WriteError
 from hookscope.training import Monitor
 from hookscope.training.log.file import RunLog, read_runs
-from tests.nets import named
+from tests.nets import Net, named
 
 Row = dict[str, Any]
 
@@ -46,19 +46,6 @@ class Small(nn.Module):
         x = self.relu(self.bn(self.conv(x)))
         x = self.relu(self.fc1(self.drop(x.flatten(1))))
         return self.fc2(x)
-
-
-class Net(nn.Module):
-    """Layers by name, called by ``forward(net, ...)``."""
-
-    def __init__(self, forward: Callable[..., Any], **layers: nn.Module) -> None:
-        super().__init__()
-        self.call = forward
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        return self.call(self, *inputs, **options)
 
 
 def small(seed: int = 0) -> Small:
@@ -255,13 +242,13 @@ def test_module_hooks_are_on_only_for_a_step_that_is_sampled() -> None:
 class TestPasses:
     def test_accumulated_passes_are_one_batch(self) -> None:
         def rows(chunks: int) -> list[Row]:
-            fc = nn.Linear(1, 2, bias=False)
-            fc.weight.data.copy_(torch.tensor([[1.0], [-1.0]]))
+            fc = nn.Linear(1, 3, bias=False)
+            fc.weight.data.copy_(torch.tensor([[1.0], [-1.0], [0.0]]))
             forward = lambda net, x: net.relu(net.fc(x)).square() + 0 * net.bn(x)  # noqa: E731
             net = Net(forward, fc=fc, relu=nn.ReLU(), bn=nn.BatchNorm1d(1))
             optimizer = sgd(net)
             with Monitor(every=1) as monitor:
-                for part in torch.tensor([[1.0], [2.0], [-1.0], [-4.0]]).chunk(chunks):  # a half has a dead channel
+                for part in torch.tensor([[1.0], [2.0], [-1.0], [-4.0]]).chunk(chunks):  # two dead channels a half
                     (net(part).mean() / chunks).backward()
                 optimizer.step()
             return monitor.rows
@@ -451,43 +438,40 @@ class TestOptimizers:
         assert monitor.steps == 3 and [(r["step"], r["optimizer"]) for r in monitor.rows] == [(0, 0), (2, 0)]
         assert monitor.rows[0]["update_to_weight"] > 0
 
-    @pytest.mark.parametrize(("fused", "steps"), [(False, 3), (True, 4)])
-    def test_a_step_that_a_grad_scaler_leaves_out_is_not_sampled(self, fused: bool, steps: int) -> None:
-        net = nn.Linear(2, 2)
+    def scaled(
+        self, scaler: torch.amp.GradScaler, fused: bool, unscaled: bool = False, spoilt: Iterable[int] = ()
+    ) -> Monitor:
+        """Five steps with a scaler; those that are spoilt have a gradient of Inf."""
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
         optimizer = sgd(net, fused=fused)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         with Monitor(every=2, stop_on="non-finite") as monitor:
-            for is_spoilt in (True, False, True, False, False):
+            for step in range(5):
                 optimizer.zero_grad()
-                scaler.scale(net(torch.ones(1, 2)).sum()).backward()
-                if is_spoilt:
+                scaler.scale(net(torch.full((4, 3), 1.0 + step)).square().mean()).backward()
+                if step in spoilt:
                     net.weight.grad[0, 0] = float("inf")
+                if unscaled:
+                    scaler.unscale_(optimizer)
                 scaler.step(optimizer)
                 scaler.update()
+        assert monitor.trouble is None and [row["gradient_non_finite"] for row in monitor.rows] == [0] * len(
+            monitor.rows
+        )
+        return monitor
+
+    @pytest.mark.parametrize(("fused", "steps"), [(False, 3), (True, 4)])
+    def test_a_step_that_a_grad_scaler_leaves_out_is_not_sampled(self, fused: bool, steps: int) -> None:
         # a fused optimizer leaves a step out itself: the first is passed over, the third counts, as it is not sampled
+        monitor = self.scaled(torch.amp.GradScaler("cpu", init_scale=4.0), fused, spoilt=(0, 2))
         assert [row["step"] for row in monitor.rows] == [0, 2] and monitor.steps == steps
-        assert [row["gradient_non_finite"] for row in monitor.rows] == [0, 0] and monitor.trouble is None
 
-    @pytest.mark.parametrize("kind", ["plain", "fused", "unscaled by hand"])
-    def test_metrics_under_a_grad_scaler_are_those_without(self, kind: str) -> None:
-        def run(scaler: torch.amp.GradScaler, fused: bool) -> list[Row]:
-            torch.manual_seed(0)
-            net = nn.Linear(3, 2)
-            optimizer = sgd(net, fused=fused)
-            with Monitor(every=2) as monitor:
-                for step in range(5):
-                    optimizer.zero_grad()
-                    scaler.scale(net(torch.full((4, 3), 1.0 + step)).square().mean()).backward()
-                    if kind == "unscaled by hand":
-                        scaler.unscale_(optimizer)
-                    scaler.step(optimizer)
-                    scaler.update()
-            return monitor.rows
-
-        plain = run(torch.amp.GradScaler("cpu", enabled=False), False)
-        scaled = run(torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=2), kind == "fused")
-        assert [row["step"] for row in plain] == [row["step"] for row in scaled] == [0, 2, 4]
-        for ours, theirs in zip(scaled, plain, strict=True):
+    @pytest.mark.parametrize(("fused", "unscaled"), [(False, False), (True, False), (False, True)])
+    def test_metrics_under_a_grad_scaler_are_those_without(self, fused: bool, unscaled: bool) -> None:
+        plain = self.scaled(torch.amp.GradScaler("cpu", enabled=False), False)
+        scaled = self.scaled(torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=2), fused, unscaled)
+        assert [row["step"] for row in plain.rows] == [row["step"] for row in scaled.rows] == [0, 2, 4]
+        for ours, theirs in zip(scaled.rows, plain.rows, strict=True):
             for name in ("loss", "gradient_norm", "weight_norm", "update_to_weight"):
                 assert close(ours[name], theirs[name]), name
 

@@ -15,6 +15,7 @@ from hookscope.training import Monitor
 from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.summary import TimedFinding
+from tests.nets import Net
 
 
 def train(
@@ -120,21 +121,12 @@ def test_a_zeroed_scale_that_learns_is_sound() -> None:
     assert "update-too-large" not in dict(named(findings_over_time(train(model, sgd(model), every=1))))
 
 
-class Root(nn.Module):
-    """A root whose slope at its lowest value is infinite, once it is switched on."""
-
-    on = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - x.amin()).sqrt() if self.on else x.relu()
-
-
 def test_a_root_of_0_spoils_the_gradient_before_it_and_then_everything() -> None:
     model = net()
-    model[5] = Root()
+    model[5] = Net(lambda root, x: (x - x.amin()).sqrt() if root.is_on else x.relu())
 
     def switch(step: int) -> None:
-        model[5].on = step >= 20
+        model[5].is_on = step >= 20
 
     [finding] = findings_over_time(train(model, sgd(model), before=switch))
     assert (finding.finding, finding.layer, finding.step, finding.lasts) == ("non-finite", "4", 20, True)
@@ -152,28 +144,24 @@ def test_twenty_sigmoids_vanish() -> None:
     assert "worst in '0'" in findings[0].evidence
 
 
-class Branches(nn.Module):
+def branches(is_detached: bool) -> Net:
     """Two branches, of which the right one can be detached."""
 
-    def __init__(self, detached: bool) -> None:
-        super().__init__()
-        self.detached = detached
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.left, self.right = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)
-            self.fc = nn.Linear(16, 4)
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        left, right = net.left(x).relu().mean((2, 3)), net.right(x).relu().mean((2, 3))
+        return net.fc(torch.cat([left, right.detach() if is_detached else right], 1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        left, right = self.left(x).relu().mean((2, 3)), self.right(x).relu().mean((2, 3))
-        return self.fc(torch.cat([left, right.detach() if self.detached else right], 1))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Net(forward, left=nn.Conv2d(3, 8, 3), right=nn.Conv2d(3, 8, 3), fc=nn.Linear(16, 4))
 
 
 def test_a_branch_that_does_not_learn() -> None:
-    model = Branches(detached=True)
+    model = branches(is_detached=True)
     [detached] = findings_over_time(train(model, sgd(model)))
     assert (detached.finding, detached.layer) == ("no-gradient", "right")
     assert detached.evidence.endswith("to the end: no gradient arrives")
-    model = Branches(detached=False)
+    model = branches(is_detached=False)
     left_out = torch.optim.SGD([*model.left.parameters(), *model.fc.parameters()], 0.05)
     assert named(findings_over_time(train(model, left_out))) == [("no-update", "right")]
     model.right.requires_grad_(False)
