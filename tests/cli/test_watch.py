@@ -27,7 +27,6 @@ from hookscope.errors import NonFiniteError
 from hookscope.training.log.file import read_runs
 
 ROOT = Path(hookscope.__file__).parents[1]
-NEEDS_POSIX = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "PYTHONSAFEPATH")
 } | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
@@ -175,7 +174,6 @@ if __name__ == "__main__":
 """
 
 
-@NEEDS_POSIX
 def test_a_watched_script_finds_nothing_changed_and_its_exception_is_shown_as_python_shows_it(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     options = ("--every", "1", "--")  # with all hooks on
@@ -202,7 +200,6 @@ WITHOUT_TORCH = {
 }
 
 
-@NEEDS_POSIX
 @pytest.mark.parametrize("name", WITHOUT_TORCH)
 def test_a_script_ends_as_it_does_unwatched(tmp_path: Path, name: str) -> None:
     notes = both(tmp_path, script(tmp_path, WITHOUT_TORCH[name]))[-1]
@@ -264,7 +261,6 @@ def test_a_script_that_catches_everything_ends_with_the_status_of_a_stop(
     assert read_runs(tmp_path / "log")[0].end["reason"] == "stopped"
 
 
-@NEEDS_POSIX
 def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net, pipe, lines = nn.Linear(1, 1), tmp_path / "pipe", []
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -283,7 +279,6 @@ def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == f"Note: 3 of 3 steps sampled, in {pipe}\n"  # nobody can show it from there
 
 
-@NEEDS_POSIX
 def test_a_run_that_is_killed_leaves_what_was_sampled(tmp_path: Path) -> None:
     processes = {}
     for number in (signal.SIGKILL, signal.SIGINT):
@@ -306,7 +301,6 @@ def test_a_run_that_is_killed_leaves_what_was_sampled(tmp_path: Path) -> None:
         assert (b"KeyboardInterrupt" in errors) == (number == signal.SIGINT) and b"hookscope/" not in errors
 
 
-@NEEDS_POSIX
 def test_a_script_that_closes_the_log_goes_on_with_one_note(tmp_path: Path, trained: tuple[int, str, str]) -> None:
     statement = "import os; os.closerange(3, 256); files = [open(f'mine{n}', 'w') for n in range(20)]"
     *same, notes = watched(tmp_path, "--every", "1", "--", script(tmp_path, TRAIN), "12", statement, *WORDS)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch.nn.modules import module as modules
 
 from hookscope.hooks.registration import HookHandles
 from hookscope.training import Monitor
-from hookscope.training.loss_tap import LossTap, Patch, scalar_of
+from hookscope.training.loss_tap import LossTap, scalar_of
 
 
 class Halving(torch.amp.GradScaler):
@@ -52,26 +51,6 @@ def tapped() -> Iterator[list[float]]:
 
 def loss(value: float) -> torch.Tensor:
     return torch.tensor([value], requires_grad=True).sum()
-
-
-def double(original: Callable[[int], int], value: int) -> int:
-    return 2 * original(value)
-
-
-def add_one(value: int) -> int:
-    return value + 1
-
-
-def test_two_patches_that_end_in_the_wrong_order() -> None:
-    owner = SimpleNamespace(f=add_one)
-    inner, outer = Patch(owner, "f", double), Patch(owner, "f", double)
-    inner.on()
-    outer.on()
-    assert owner.f(1) == 8
-    inner.off()
-    assert owner.f(1) == 4  # the outer patch stays
-    outer.off()
-    assert owner.f(1) == 2
 
 
 def test_losses_are_passed_on_and_gradients_stay_the_same() -> None:
