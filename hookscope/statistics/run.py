@@ -62,21 +62,11 @@ def measure_images(
     With ``save`` the file is written about every ten seconds and whenever the run ends, also by an exception or a
     signal. A later run with ``resume`` measures only the images that are missing in the file.
 
-    Args:
-        loaded: The model, see `load_model`.
-        paths: Image files in a fixed order, see `find_pictures`.
-        layers: A selection, as `capture` takes it; None for every convolution and every activation function.
-        types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
-        rank: Whether to measure the effective rank of the channels.
-        batch_size: Largest number of images in a forward pass.
-        workers: Processes that read images; 0 reads them in this process.
-        save: File of the statistics; None keeps them in memory.
-        resume: Whether to continue the run that wrote ``save``, if that file exists.
-        on_start: Called once before the first image with the number of images already done.
-        on_progress: Called with the number of images after each batch and each lost image.
-        on_lost: Called with position, name and error of an image that cannot be used; raises the error by default.
-        on_note: Called with the name of an image and a note on it; warns by default.
-        on_interrupt: Called with the number of images in ``save`` when an exception ends the run.
+    ``paths`` keep their order between runs; ``layers`` and ``types`` are those of the collector. ``workers`` processes
+    read the images, 0 reads them in this process. ``on_start`` gets the number of images already done, ``on_progress``
+    the number in each batch and 1 for each lost image. ``on_lost`` gets position, name and error of a lost image, and
+    raises by default; ``on_note`` gets the name of an image and a note on it, and warns by default. ``on_interrupt``
+    gets the number of images in ``save`` when an exception ends the run.
 
     Raises:
         InputError: No image could be used, or ``save`` holds statistics of another model or of other images, or was

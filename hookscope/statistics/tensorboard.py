@@ -50,11 +50,8 @@ def write_events(
     ``saturated`` (shares from 0 to 1), ``dead``, ``nan`` and ``inf`` (counts), ``rank`` if it was measured, and the
     histogram ``KEY/values``. KEY is `LayerStatistics.key` with control characters escaped.
 
-    Args:
-        folder: The folder for ``tensorboard --logdir``, or a folder inside it.
-        layers: Statistics in order of execution.
-        step: Position on TensorBoard's axis, such as the step of a training run.
-        about: The source of the numbers, by name; shown as a text in TensorBoard.
+    ``step`` is the position on TensorBoard's axis, such as the step of a training run. ``about`` is the source of the
+    numbers by name; TensorBoard shows it as a text.
 
     Raises:
         InstallationError: TensorBoard is not installed.
