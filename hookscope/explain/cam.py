@@ -103,7 +103,7 @@ def class_activation_maps(
     """Compute the class activation maps of one image: class by class, the layers in order of execution.
 
     The model runs in eval mode, with gradients even under ``no_grad``. Its modes, flags, ``.grad``, hooks and the
-    random state stay as they are. The activation is the returned one, also where the next layer works in place.
+    random state stay as they are. The activation is what the layer returned, also where the next layer works in place.
 
     Args:
         model: Any eager module with a score for each class.
@@ -118,7 +118,7 @@ def class_activation_maps(
         on_progress: Called by these methods with channels done and in all.
         on_skip: Called with calls without a map that a pattern, a range or ``all`` selects; without it they are errors.
 
-    A model serves one thread at a time: it has hooks and is in eval mode meanwhile.
+    Use a model in one thread at a time: meanwhile it has hooks and is in eval mode.
 
     Raises:
         TargetError: for an unknown class.

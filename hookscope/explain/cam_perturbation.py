@@ -66,7 +66,7 @@ class Rerun:
 
     def _masked(self, channels: Tensor) -> Tensor:
         if len(self.inputs) != 1 or not isinstance(self.inputs[0], torch.Tensor) or self.inputs[0].dim() != 4:
-            raise UsageError("masks need one picture (1, C, H, W)", do="use a method that masks no picture")
+            raise UsageError("masks need one picture (1, C, H, W)", do="use a method without masks")
         picture = self.inputs[0].detach()
         scores = []
         for part in channels.split(self.batch_size):

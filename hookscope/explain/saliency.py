@@ -66,7 +66,7 @@ def saliency_maps(
     settings: Settings | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Saliency]:
-    """Compute a saliency map for each wanted class.
+    """Compute a saliency map for each chosen class.
 
     The model runs in eval mode, with gradients even under ``no_grad``, and stays as it is.
 
@@ -76,7 +76,7 @@ def saliency_maps(
 
     Args:
         model: Any eager module with a score for each class.
-        inputs: The image ``(1, C, H, W)``, or a clip ``(1, C, T, H, W)``; a tuple of one tensor will do too.
+        inputs: The image ``(1, C, H, W)``, or a clip ``(1, C, T, H, W)``; or a tuple of one of them.
         target: A class index, a class name or ``top:K``.
         method: One of `SALIENCY_METHODS`.
         categories: Names of the classes.

@@ -71,8 +71,8 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         model: Any eager module.
         changes: Maps a layer selection (``"layer3"``, ``"features.*"``, ``"head.conv#1"``, an index) or a parameter's
             name (``"conv1.weight"``, ``"layer4*.weight"``) to an intervention, several, or a function
-            ``(call, tensor) -> tensor`` (None for no change), which gets a tensor of its own. Pairs of these will do
-            too. For `Prune` and `Freeze` a layer's name selects all its parameters; numbers are names, not indices.
+            ``(call, tensor) -> tensor`` (None for no change), which gets a tensor of its own; or pairs of these. For
+            `Prune` and `Freeze` a layer's name selects all its parameters; numbers are names, not indices.
         types: Class names that indices count.
 
     Attributes:

@@ -216,7 +216,7 @@ def _notes(maps: MovedMaps, high: float) -> list[str]:
     step = 2 * high / (colours.LEVELS - 1)
     notes = []
     if maps.largest or math.isfinite(maps.distances[0]):
-        hardly = f", hardly to be seen: a step of colour is {step:.3g}" if maps.largest < 2 * step else ""
+        hardly = f", hardly visible: a step of colour is {step:.3g}" if maps.largest < 2 * step else ""
         notes.append(f"largest |difference| {maps.largest:.4g}, {percent(maps.largest / high)} of the scale{hardly}")
     if any(maps.nonfinite):
         counts = ", ".join(f"{count:,} {name}" for name, count in zip(NAMES, maps.nonfinite, strict=True))

@@ -152,7 +152,7 @@ def test_more_channels_than_are_drawn_and_a_difference_that_is_hardly_seen(words
     before = random(1, 300, 4, 4)
     drawn(layer(before, before + 1e-4), most_channels=5)
     assert any(line.startswith("300 of 300 channels moved, 5 drawn; most") for line in words)
-    assert any("hardly to be seen: a step of colour is " in line for line in words)
+    assert any("hardly visible: a step of colour is " in line for line in words)
     words.clear()
     drawn(layer(before, before * 2))
     assert not any("hardly" in line for line in words)
