@@ -28,9 +28,15 @@ _LEAST_NEEDED = (
 def section(record: tracing.PassRecord, weights: str, events: bool, values: bool, totals: Iterable[str]) -> Section:
     """The calls of a pass, or its ``events``, with or without the fields of ``values``."""
     fields = [name for name in (EVENT_FIELDS if events else FIELDS) if values or not name.endswith("values")]
-    rows = [_event_row(event) for event in record.events] if events else [_call_row(call) for call in record.calls]
+    if events:
+        rows = [
+            row_of(fields, event.call, event, **_columns(event.tensors, ""), weights=weights) for event in record.events
+        ]
+    else:
+        both = [(call, _columns(call.input, "input_") | _columns(call.output, "output_")) for call in record.calls]
+        rows = [row_of(fields, call.call, **columns, weights=weights) for call, columns in both]
     return Section(
-        [row_of(fields, **row, weights=weights) for row in rows],
+        rows,
         fields,
         columns=Columns(
             [name for name in fields if name not in _NOT_IN_A_TABLE],
@@ -42,15 +48,6 @@ def section(record: tracing.PassRecord, weights: str, events: bool, values: bool
         for_table=_for_table,
         as_json=[name for name in fields if name.endswith("values")],
     )
-
-
-def _call_row(record: tracing.CallRecord) -> dict[str, Any]:
-    return {**record.call.as_row(), **_columns(record.input, "input_"), **_columns(record.output, "output_")}
-
-
-def _event_row(event: tracing.Event) -> dict[str, Any]:
-    row = {"number": event.number, "event": event.event, "depth": event.depth}
-    return {**row, **event.call.as_row(), **_columns(event.tensors, "")}
 
 
 def _columns(facts: tracing.Facts, prefix: str) -> dict[str, Any]:

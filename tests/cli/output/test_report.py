@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from hookscope.cli.output.report import Report, Section
+from hookscope.cli.output.report import Report, Section, row_of
 from hookscope.cli.output.rows import write_report
 from hookscope.findings.finding import Finding
+from hookscope.hooks import Call
 
 DEAD = Finding("dead-channels", "conv1", "1 of 8 channels never leaves 0: 3", "It is wasted.", channels=(3,))
 MORE = Finding("dead-channels", "conv2", "2 of 8 channels never leave 0: 3, 4", "It is wasted.", channels=(3, 4))
@@ -151,3 +152,10 @@ def test_a_note_says_what_flat_formats_leave_out(capsys: pytest.CaptureFixture[s
     for format, line in (("tsv", "Note: not here\n"), ("json", "")):
         written(format, [DEAD], flat_note="Note: not here")
         assert capsys.readouterr().err == line
+
+
+def test_a_row_is_laid_out_from_values_and_then_from_sources() -> None:
+    call = Call("conv1", "Conv2d", 0, 3)
+    row = row_of(["index", "call", "finding", "layer", "mean"], call, DEAD, layer="own", mean=0.5)
+    assert list(row.items()) == [("index", 3), ("call", 0), ("finding", DEAD.finding), ("layer", "own"), ("mean", 0.5)]
+    assert row_of(["index", "absent"], None, call) == {"index": 3, "absent": None}
