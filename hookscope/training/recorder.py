@@ -220,7 +220,7 @@ class MetricsRecorder:
         return record if record is not None and record.segment >= optimizer.since else None
 
     def _calls(self, model: TrackedModel, optimizer: TrackedOptimizer) -> list[CallMetrics]:
-        """The wanted calls in order of execution; only now is their number known."""
+        """The chosen calls in order of execution; their number is known only now."""
         record = self._since(model, optimizer) or SegmentRecord(self.segment)
         return [call for call in record.calls.values() if call.layer.wants(call.call, call.index, record.total)]
 

@@ -39,7 +39,7 @@ class Layer:
 
     Attributes:
         module: Returns the module, None once the script has dropped it.
-        names: Dotted paths without the words of wrappers; the first is the one that is logged.
+        names: Dotted paths without the words of wrappers; the first is logged.
         model: The model it is part of.
         is_loss: Whether it is a loss of torch, which has no metrics.
     """

@@ -238,7 +238,7 @@ class TrainingWatcher:
             for model in self._models.models:
                 if len(model.layers) > 1:
                     model.check()
-        except LayerError as error:  # without its advice: no command lists the layers of a model made in a script
+        except LayerError as error:  # without its advice: no command lists the layers of a model that a script builds
             note, why = "no-layer", f"{error.asked}; {error.exists}"
         self._output.announce(note, self.last_step, f"nothing is logged: {why}")
 

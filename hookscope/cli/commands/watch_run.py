@@ -58,7 +58,7 @@ class WatchRun:
             check_installed()
             check_folder(tensorboard)
         self._is_new = not os.path.lexists(log)
-        self._opened = RunLog(log)  # and kept open: the reader of a pipe leaves when it is closed
+        self._opened = RunLog(log)  # and stays open: the reader of a pipe leaves when it is closed
 
     def run(self) -> None:
         """Run the script; its exceptions propagate."""
@@ -82,7 +82,7 @@ class WatchRun:
             self._last_note = self._close()
             raise
         except BaseException as error:
-            # of an exit only the status is kept: its frames would keep objects of the script alive
+            # only the status of an exit: its frames would keep objects of the script alive
             self._error = SystemExit(error.code) if isinstance(error, SystemExit) else error
             raise
 

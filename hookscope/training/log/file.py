@@ -158,7 +158,7 @@ class RunLog:
         raise OSError(errno.EBADF, "somebody closed it")
 
     def _lock(self) -> None:
-        """Lock out other processes: mixed lines of two runs could not be told apart."""
+        """Lock out other processes: mixed lines of two runs could not be separated."""
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -23,7 +23,7 @@ METRICS = (
 )  # fmt: skip
 """The fields of a layer's line that are numbers or booleans, as the log names them."""
 
-_BEHIND = 1_000_000  # index of a layer that was never seen to run
+_BEHIND = 1_000_000  # index of a layer without a recorded call
 _MOST = 2**53
 _CONVERGED = 0.05  # of the first loss
 
