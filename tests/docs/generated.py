@@ -43,6 +43,7 @@ _QUESTIONS = {
     "training": "a training run: `watch --show`",
 }
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples):$")
+_QUOTES = re.compile(r"(: |-> )(['\"])(.*?)\2")  # around annotations
 
 
 def generate(words: str) -> str:
@@ -148,49 +149,27 @@ def _member(owner: type, name: str) -> str:
     value = inspect.getattr_static(owner, name)
     text = inspect.getdoc(value) or inspect.getdoc(getattr(owner, name)) or ""
     summary = " ".join(text.split("\n\n")[0].split())
-    title = name if isinstance(value, property) else f"{name}({', '.join(_parameter_names(getattr(owner, name)))})"
-    return f"- `.{title}`: {summary}"
-
-
-def _parameter_names(function: Callable[..., Any]) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name != "self"]
-
-
-class _Plain(str):
-    def __repr__(self) -> str:
-        return str(self)
+    if not isinstance(value, property):
+        parameters = inspect.signature(getattr(owner, name)).parameters
+        name += f"({', '.join(parameter for parameter in parameters if parameter != 'self')})"
+    return f"- `.{name}`: {summary}"
 
 
 def _signature(name: str, thing: Callable[..., Any]) -> str:
     signature = inspect.signature(thing)
-    parameters = [
-        value.replace(annotation=_Plain(value.annotation)) if isinstance(value.annotation, str) else value
-        for value in signature.parameters.values()
-        if value.name != "self"
-    ]
-    returns = signature.return_annotation
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
+    signature = signature.replace(parameters=parameters)
     if inspect.isclass(thing):
-        returns = inspect.Signature.empty
-    if isinstance(returns, str):
-        returns = _Plain(returns)
-    text = str(signature.replace(parameters=parameters, return_annotation=returns))
-    if len(name + text) <= 100:
-        return _short_names(name + text)
-    lines = [f"    {parameter}," for parameter in _with_markers(parameters)]
-    end = "" if returns is inspect.Signature.empty else f" -> {inspect.formatannotation(returns)}"
-    return _short_names("\n".join([f"{name}(", *lines, f"){end}"]))
-
-
-def _with_markers(parameters: list[inspect.Parameter]) -> list[str]:
-    words, keyword_only = [], False
-    for parameter in parameters:
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not keyword_only:
-            words.append("*")
-            keyword_only = True
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            keyword_only = True
-        words.append(str(parameter))
-    return words
+        signature = signature.replace(return_annotation=inspect.Signature.empty)
+    text = _QUOTES.sub(r"\1\3", f"{name}{signature}")
+    if len(text) <= 100:
+        return _short_names(text)
+    lines = [str(parameter) for parameter in parameters]
+    kinds = [parameter.kind for parameter in parameters]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        lines.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    end = str(signature.replace(parameters=[])).removeprefix("()")
+    return _short_names(_QUOTES.sub(r"\1\3", "\n".join([f"{name}(", *(f"    {line}," for line in lines), f"){end}"])))
 
 
 def _short_names(text: str) -> str:
