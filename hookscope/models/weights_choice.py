@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from enum import Enum
 
-from hookscope.errors import UsageError, WeightsError
+from hookscope.errors import UsageError
 
 _SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".safetensors")
 
@@ -53,7 +53,7 @@ class WeightsChoice:
         return cls(WeightsKind.FILE if is_file else WeightsKind.NAME, text)
 
     def refuse_names(self, model: str) -> None:
-        """Raise a `WeightsError` for ``default`` and for a weights name, which the source of ``model`` lacks."""
+        """Raise a `UsageError` for ``default`` and for a weights name, which the source of ``model`` lacks."""
         if self.kind in (WeightsKind.DEFAULT, WeightsKind.NAME):
             do = "use auto, none or a checkpoint file"
-            raise WeightsError(f"{model} has no torchvision weights '{self.text}'", do=do)
+            raise UsageError(f"{model} has no torchvision weights '{self.text}'", do=do)

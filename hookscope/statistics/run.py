@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hookscope.errors import HookscopeError, InputError
+from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.hooks import Layers, Selection
 from hookscope.models import (
     Batch,
@@ -69,8 +69,8 @@ def measure_images(
     gets the number of images in ``save`` when an exception ends the run.
 
     Raises:
-        InputError: No image could be used, or ``save`` holds statistics of another model or of other images, or was
-            merged from several runs.
+        InputError: No image could be used, or ``save`` holds statistics of another model or of other images.
+        UsageError: ``save`` was merged from several runs.
         LayerError: ``layers`` or ``types`` name a layer that the model does not have.
     """
     chosen = "every convolution and activation function" if layers is None else _words(layers)
@@ -128,7 +128,7 @@ class _Run:
         check_same_source(saved.source, self.source, str(name), "this run")
         progress = saved.progress
         if progress is None:
-            raise InputError(f"'{name}' was merged from several runs", do="measure the rest and merge again")
+            raise UsageError(f"'{name}' was merged from several runs", do="measure the rest and merge again")
         if Progress.after(self.paths, progress.done, progress.lost) != progress:
             raise InputError(
                 f"'{name}' was measured on other images",

@@ -164,7 +164,7 @@ def test_names_come_from_a_list(run: Run, here: Path) -> None:
         (["--files0-from", "missing"], 1, "the names in 'missing' cannot be read"),
         (["pics", "--save", "pics"], 1, "Is a directory"),
         (["pics", "--save", ""], 1, "cannot write to an empty name"),
-        (["pics", "--save", "pics/0.png"], 1, "would replace a file that holds no statistics"),
+        (["pics", "--save", "pics/0.png"], 2, "would replace a file that holds no statistics"),
         (["pics", "--save", "x.png", "--plot", "./x.png"], 2, "--plot and --save name the same file"),
         (["pics", "--tensorboard", "nets.py"], 1, "cannot write nets.py"),
         (["pics", "--low-rank", "5%"], 2, "--low-rank"),
@@ -260,7 +260,7 @@ def test_shards_joined_are_the_whole(run: Run) -> None:
     assert (status, errors) == (0, "")
     assert same(rows(out), whole)
     assert run("--merge", model="c.json")[1] == out
-    one_error(run("pics", "--save", "c.json", "--resume", "--rank"), 1, "'c.json' was merged from several runs")
+    one_error(run("pics", "--save", "c.json", "--resume", "--rank"), 2, "'c.json' was merged from several runs")
 
 
 def test_runs_that_do_not_add_up_are_not_merged(run: Run, here: Path) -> None:

@@ -318,7 +318,7 @@ REFUSED = {
     "an empty log": (["--show", "empty.ndjson"], 1, "'empty.ndjson' holds no run yet"),
     "ranks": (["--show", "many.ndjson"], 1, "there is many.rank0.ndjson, many.rank1.ndjson"),
     "a strange plot": (["--show", "run.ndjson", "--plot", "run.txt"], 2, "plots are PNG, SVG or PDF files"),
-    "a plot over a log": (["--show", "run.png", "--plot", "run.png"], 1, "it is the log run.png itself"),
+    "a plot over a log": (["--show", "run.png", "--plot", "run.png"], 2, "it is the log run.png itself"),
 }
 
 

@@ -119,7 +119,7 @@ def test_options_reach_the_kernels_beside_a_plot(run: Run, here: Path) -> None:
         (["--plot", "w"], 2, "plots are PNG, SVG or PDF files"),
         (["--kernels", "k.svg"], 2, "kernels are drawn as PNG files"),
         (["--plot", "a.png", "--kernels", "./a.png"], 2, "--plot and --kernels are both a.png"),
-        (["--plot", "same.png", "--weights", "same.png"], 1, "it is the input same.png itself"),
+        (["--plot", "same.png", "--weights", "same.png"], 2, "it is the input same.png itself"),
         (["--dead-norm", "-1"], 2, "'-1' is not a number of at least 0"),
         (["--duplicate-cosine", "1.5"], 2, "'1.5' is not a number of 0 to 1"),
         (["--kernels", "k.png", "--channels", "x"], 2, "bad channels 'x'"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torchvision.models import ResNet18_Weights
 
-from hookscope.errors import UsageError, WeightsError
+from hookscope.errors import UsageError
 from hookscope.models.weights_choice import WEIGHTS_WORDS, WeightsChoice, WeightsKind
 
 
@@ -34,6 +34,6 @@ def test_values_of_python_callers() -> None:
 
 @pytest.mark.parametrize("text", ["default", "IMAGENET1K_V1"])
 def test_sources_without_weights_names_refuse_them(text: str) -> None:
-    with pytest.raises(WeightsError, match=f"net.py:make has no torchvision weights '{text}'; use auto, none or a"):
+    with pytest.raises(UsageError, match=f"net.py:make has no torchvision weights '{text}'; use auto, none or a"):
         WeightsChoice.parse(text).refuse_names("net.py:make")
     WeightsChoice.parse("none").refuse_names("net.py:make")

@@ -20,7 +20,7 @@ from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_opti
 from hookscope.cli.shared.model import ModelOptions
 from hookscope.cli.shared.output_paths import check_plot, is_same_file, write_plot
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
-from hookscope.errors import UsageError, WriteError
+from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted, listed
 from hookscope.statistics import StatisticsThresholds  # its file registers the findings whose options help shows
 
@@ -117,7 +117,7 @@ def _refuse_foreign(save: str) -> None:
     with open(save, "rb") as stream:
         beginning = stream.read(len(_BEGINNING))
     if beginning != _BEGINNING:
-        raise WriteError(f"--save {save} would replace a file that holds no statistics", do="name another file")
+        raise UsageError(f"--save {save} would replace a file that holds no statistics", do="name another file")
 
 
 def _merged(paths: Sequence[str], save: str | None) -> statistics.SavedStatistics:

@@ -96,7 +96,8 @@ def refuse_input(output: str, inputs: Iterable[str], kind: str = "image") -> Non
     """Refuse to write over an input of the run, such as a sheet of an earlier run that ``*.png`` matches."""
     for path in inputs:
         if os.path.isfile(path) and is_same_file(output, path):
-            raise WriteError(f"cannot write {output}: it is the {kind} {path} itself", do="choose another name")
+            error = WriteError if kind == "image" else UsageError
+            raise error(f"cannot write {output}: it is the {kind} {path} itself", do="choose another name")
 
 
 def check_plot(path: str | None, inputs: Iterable[str], kind: str = "image") -> None:
