@@ -42,6 +42,10 @@ class Call:
         """``name`` or ``name#call``, the key of its activation."""
         return call_key(self.name, self.call)
 
+    def as_row(self) -> dict[str, Any]:
+        """The fields of a row that say which call it is."""
+        return {"index": self.index, "name": self.name, "type": self.type, "call": self.call}
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
