@@ -35,14 +35,13 @@ class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
         return size
 
 
-class Seed(click.IntRange):
-    """A seed that torch takes; help does not show the range."""
+class Seed(click.ParamType):
+    """A seed that torch takes; errors show the range, but help does not."""
 
-    def __init__(self) -> None:
-        super().__init__(0, 2**63 - 1)
+    name = "integer"
 
-    def _describe_range(self) -> str:
-        return ""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return click.IntRange(0, 2**63 - 1).convert(value, param, ctx)
 
 
 def apply_options(options: Iterable[Callable[[Any], Any]], command: Command) -> Command:

@@ -11,7 +11,7 @@ import pytest
 from hookscope.cli.commands.list_layers import command as list_layers
 from hookscope.cli.commands.visualize import command as visualize
 from hookscope.cli.shared import options
-from hookscope.cli.shared.options import InputSize
+from hookscope.cli.shared.options import InputSize, Seed
 from hookscope.models.load import load_model
 from hookscope.models.preprocess import MODES
 from hookscope.system import cache
@@ -37,6 +37,13 @@ def test_sizes(text: str, size: tuple[int, int]) -> None:
 def test_texts_that_are_no_size(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a size; write height x width in pixels, such as 224x320"):
         InputSize().convert(text, None, None)
+
+
+def test_the_error_of_a_seed_names_the_range() -> None:
+    assert Seed().convert("9223372036854775807", None, None) == 2**63 - 1
+    for text in ("-1", "9223372036854775808"):
+        with pytest.raises(click.BadParameter, match=f"{text} is not in the range 0<=x<=9223372036854775807"):
+            Seed().convert(text, None, None)
 
 
 def offered(complete: Any, incomplete: str, **params: Any) -> list[str]:
