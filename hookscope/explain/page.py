@@ -87,9 +87,9 @@ def why_empty(cam: ClassActivationMap) -> str:
     if cam.still.max() > 0:
         return ""
     if cam.unreached:
-        return "all zero: the score does not depend on any place of this map"
-    zero = "nothing is above 0" if cam.values.any() else "all zero"
-    return f"{zero}: no place of this layer speaks for this class"
+        return "all zero: the score does not depend on any position of this map"
+    zero = "no value is above 0" if cam.values.any() else "all zero"
+    return f"{zero}: no position of this layer raises the score of this class"
 
 
 def draw_overlay(

@@ -109,7 +109,8 @@ _kind(
 _kind(
     "constant-output",
     "The output does not depend on the input.",
-    "Look for zeroed or equal weights, a dead layer or a wrong input range before it, or identical images.",
+    "Look for zeroed or equal weights, for a dead layer or a wrong input range before this layer, or for identical"
+    " images.",
     Threshold("flat", 1e-06, "spread over root mean square of one batch; ten times the epsilon of single precision"),
     Threshold(
         "same", 1e-05, "spread between images over spread of the layer; images differ by less through rounding alone"
@@ -117,8 +118,8 @@ _kind(
 )
 _kind(
     "saturated",
-    "At its bounds an activation function passes almost no gradient.",
-    "Normalise its input, scale down the weights before it, or use an unbounded function.",
+    "An activation function passes almost no gradient at its bounds.",
+    "Normalise the input of the function, scale down the weights before it, or use an unbounded function.",
     Threshold(
         "saturated",
         0.5,
@@ -133,13 +134,13 @@ _kind(
 )
 _kind(
     "dead-channels",
-    "Dead channels are the same for every input, and behind a ReLU no gradient revives them.",
-    "Prune them, or train with a lower learning rate, a warm-up, normalisation or a leaky ReLU; also check the bias"
-    " before them.",
+    "A dead channel has the same value for every input, and behind a ReLU no gradient revives it.",
+    "Prune dead channels, or train with a lower learning rate, a warm-up, normalisation or a leaky ReLU. Also check the"
+    " bias before the layer.",
     Threshold(
         "dead",
         0.0,
-        "over many images a sound channel leaves its constant at least once",
+        "over many images a healthy channel changes at least once",
         "--dead-share",
         "Dead channels are a finding above this share of the channels.",
         share=True,
@@ -147,16 +148,16 @@ _kind(
     Threshold(
         "dead_in_batch",
         0.2,
-        "share in one training batch: none in sound nets with BatchNorm (resnet18, nets of 3 layers); 25 % to 75 %"
+        "share in one training batch: none in healthy nets with BatchNorm (resnet18, nets of 3 layers); 25 % to 75 %"
         " without BatchNorm at a learning rate too large for some channels",
     ),
     Threshold("few_values", 256, "chosen: with fewer values a channel may be 0 by chance"),
-    Threshold("dead_of_few", 0.5, "share that replaces 0.2 then: small sound nets reach 40 %"),
+    Threshold("dead_of_few", 0.5, "share that replaces 0.2 then: small healthy nets reach 40 %"),
 )
 _kind(
     "dead-layer",
     "A dead layer passes nothing on, and behind a ReLU no gradient revives it.",
-    "Check the bias and the weights before it, lower the learning rate, or use a leaky ReLU.",
+    "Check the bias and the weights before the layer, lower the learning rate, or use a leaky ReLU.",
     Threshold("dead_layer", 0.9999, "all channels are 0, whatever the rounding of the share"),
 )
 _kind(
@@ -168,7 +169,7 @@ _kind(
         0.9999,
         "all but 1.4 % of one channel's spread follows from the other: sqrt(1 - 0.9999^2)",
         "--duplicate-correlation",
-        "Pearson correlation from which channels are duplicates.",
+        "Pearson correlation at or above which channels are duplicates.",
         "R",
         most=1.0,
     ),
@@ -176,7 +177,7 @@ _kind(
 _kind(
     "low-rank",
     "The channels vary in few directions.",
-    "Make the layer narrower, or lower the learning rate or the weight decay if its features collapsed.",
+    "Make the layer narrower. If the features collapsed, lower the learning rate or the weight decay.",
     Threshold(
         "rank",
         0.01,
@@ -214,7 +215,7 @@ _kind(
 )
 _kind(
     "few-images",
-    "A channel that is dead or off on few images may be fine on others.",
+    "A layer that looks dead, constant or drifting on few images may be fine on others.",
     "Measure a few dozen images of every kind.",
     Threshold(
         "images",
@@ -230,7 +231,7 @@ _NONFINITE_STEP = "One step with NaN or Inf in the gradient makes the weights Na
 _EDGE = "Keep the operation away from the edge of its domain, such as sqrt, log or division at 0."
 _kind(
     "exploding-gradient",
-    "A step along this gradient overturns the weights.",
+    "One step along this gradient overwrites the weights.",
     "Clip the gradient norm, lower the learning rate, normalise before this layer or scale the initialisation down.",
     Threshold(
         "exploding",
@@ -243,14 +244,14 @@ _kind(
         endless=True,
     ),
     cases={
-        "non-finite": (_NONFINITE_STEP, f"Find the operation (gradients --detect-anomaly names it). {_EDGE}"),
+        "non-finite": (_NONFINITE_STEP, f"Find the operation with gradients --detect-anomaly. {_EDGE}"),
         "anomaly": (_NONFINITE_STEP, _EDGE),
     },
 )
 _kind(
     "vanishing-gradient",
     "A step hardly changes these weights.",
-    "Normalisation, residual connections, another initialisation or another activation function keep gradients larger.",
+    "Try normalisation, residual connections, another initialisation or another activation function.",
     Threshold(
         "vanishing",
         1e-07,
@@ -264,46 +265,48 @@ _kind(
     cases={
         "zero": (
             "No step changes these weights.",
-            "Look for a ReLU after them whose output is always 0, an input that is 0, or a loss that is 0.",
+            "Look for a later ReLU whose output is always 0, an input that is 0, or a loss that is 0.",
         )
     },
 )
 _FROZEN = (
     "A frozen parameter does not learn.",
-    "This is right when only other layers are fine-tuned; otherwise set requires_grad before creating the optimizer.",
+    "Freezing is right when only other layers are fine-tuned; otherwise set requires_grad before creating the"
+    " optimizer.",
 )
 _kind(
     "no-gradient",
     "The layer does not learn.",
-    "Look for a detach, a no_grad or a non-differentiable operation after it, an output that the loss does not use,"
-    " or a dead layer after it.",
+    "Look for a detach, a no_grad or a non-differentiable operation after the layer, an output that the loss does not"
+    " use, or a dead layer further on.",
     cases={
         "frozen": _FROZEN,
         "frozen and cut off": (
-            "A frozen parameter does not learn, and here requires_grad alone would not change that.",
-            "This is right when only other layers are fine-tuned; otherwise also let gradients through the layers"
-            " after it (no detach, no no_grad).",
+            "A frozen parameter does not learn; here requires_grad alone would not help, because no gradient arrives.",
+            "Freezing is right when only other layers are fine-tuned; otherwise also remove detach and no_grad from"
+            " the layers after the parameter.",
         ),
         "detached": (
             "Nothing before the detach learns from this loss.",
-            "Remove the detach unless it is intended (a target, a teacher).",
+            "Remove the detach unless it is intended, as for a target or a teacher.",
         ),
         "no graph": (
             "Nothing before this point learns from this loss.",
-            "Run it outside no_grad, or use a differentiable operation instead (a soft choice for a hard one, a"
-            " straight-through estimator).",
+            "Run this operation outside no_grad, or replace it by a differentiable one, such as a soft choice or a"
+            " straight-through estimator.",
         ),
         "unused": (
             "An optimizer never changes unused parameters, and distributed training stops at them.",
-            "Use them in forward or remove them; auxiliary heads that only run in training are unused in eval mode.",
+            "Use these parameters in forward, or remove them. Auxiliary heads that run only in training are unused in"
+            " eval mode.",
         ),
     },
 )
 _kind("frozen", *_FROZEN)
 _kind(
     "dead-filters",
-    "Channels of dead filters hold nothing but the bias.",
-    "Prune them, or train with a lower learning rate, less weight decay or another initialisation.",
+    "The channel of a dead filter holds only the bias.",
+    "Prune dead filters, or train with a lower learning rate, less weight decay or another initialisation.",
     Threshold(
         "dead_norm",
         1e-06,
@@ -322,7 +325,8 @@ _kind(
         0.9999,
         "an angle of less than 0.81 degrees",
         "--duplicate-cosine",
-        "Filters on the same inputs are duplicates from this cosine; filters of fewer than 9 weights only when equal.",
+        "Cosine at or above which filters on the same inputs are duplicates. Filters of fewer than 9 weights are"
+        " duplicates only if equal.",
         "COSINE",
         most=1.0,
     ),
@@ -330,7 +334,7 @@ _kind(
 _kind(
     "collapsed-variance",
     "The channel had the same value for every training image: its filter is dead, or nothing reaches it.",
-    "Prune it, or look for dead ReLUs before it.",
+    "Prune the channel, or look for dead ReLUs before it.",
     Threshold(
         "collapsed", 0.01, "running variance over eps: below it less than a tenth of the channel's spread is left"
     ),
@@ -361,7 +365,7 @@ _kind(
 _kind(
     "no-update",
     "The layer has a gradient but does not learn.",
-    "Pass its parameters to the optimizer, and check the learning rate of its parameter group.",
+    "Pass the parameters of the layer to the optimizer, and check the learning rate of their parameter group.",
 )
 _kind(
     "update-too-large",
@@ -370,7 +374,7 @@ _kind(
     Threshold(
         "too_large",
         0.3,
-        "update norm over weight norm: three steps of 0.3 replace the weight; the first steps of sound runs reach"
+        "update norm over weight norm: three steps of 0.3 replace the weight; the first steps of healthy runs reach"
         " 0.2 (resnet18, momentum 0.9)",
     ),
 )

@@ -25,7 +25,7 @@ class ChannelWorth:
         channel: Number of the channel.
         score: The logit of the class with all channels.
         score_after: The logit with this channel set to 0 at this call.
-        worth: ``score - score_after``: above 0 where the channel speaks for the class.
+        worth: ``score - score_after``: above 0 where the channel raises the score.
         probability_after: The softmax probability of the class without the channel, 0 to 1.
         top_after: The class with the highest score without the channel.
     """

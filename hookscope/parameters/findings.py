@@ -106,14 +106,11 @@ def _never_updated(measured: Measured) -> Iterator[Finding]:
     if not never:
         return
     every, single = len(never) == len(updated), len(never) == 1
-    still = "still have their first values, 0 and 1"
+    whose = f"{len(never)} of {len(updated)} BatchNorms"
     if every:
         whose = "the only BatchNorm" if single else f"all {len(never)} BatchNorms"
-        evidence = f"the running statistics of {whose} {still}"
-    elif single:
-        evidence = f"its running statistics {still}; 1 of {len(updated)} BatchNorms are like this"
-    else:
-        evidence = f"the running statistics of {len(never)} of {len(updated)} BatchNorms {still}: {listed(never)}"
+    evidence = f"the running statistics of {whose} still have their first values, 0 and 1"
+    evidence += "" if every or single else f": {listed(never)}"
     numbers = {"never": len(never), "batch_norms": len(updated)}
     layer, case = never[0] if single else "", "all" if every else ""
     yield CATALOGUE["never-updated"].finding(layer, evidence, case, numbers=numbers)

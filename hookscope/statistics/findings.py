@@ -161,7 +161,7 @@ def _non_finite(measured: Measured) -> Iterator[Finding]:
     first = layers[0]
     text = f"{nonfinite_words(first.nan, first.inf)} of {first.values:,} values{_where(first.nonfinite_at)}"
     if len(layers) > 1:
-        text += f"; {len(layers) - 1} later {'call has' if len(layers) == 2 else 'calls have'} some too"
+        text += f"; {len(layers) - 1} later {'call has' if len(layers) == 2 else 'calls have'} NaN or Inf too"
     numbers = {"nan": first.nan, "inf": first.inf, "values": first.values, "layers": len(layers)}
     yield CATALOGUE["non-finite"].finding(first.key, text, numbers=numbers)
 
@@ -198,7 +198,7 @@ def _constant(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Findi
         value = f"the value {layer.min:.4g}" if layer.min == layer.max else "one value each"
         text = f"all {layer.channels} channels have {value} throughout"
     elif layer.between_images is not None and layer.std and layer.between_images < _SAME * layer.std:
-        text = f"the same for all {layer.items} images"
+        text = f"the output is the same for all {layer.items} images"
     else:
         return None
     numbers = {"min": layer.min, "max": layer.max}
@@ -211,7 +211,7 @@ def _saturated(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Find
         return None
     stuck = len(_stuck(layer))
     text = f"{percent(layer.saturated)} of values within 1 % of a bound"
-    text += f"; {stuck} of {layer.channels} channels never {'leaves' if stuck == 1 else 'leave'} one" if stuck else ""
+    text += f"; {stuck} of {layer.channels} channels never {'leaves' if stuck == 1 else 'leave'} a bound" if stuck else ""
     numbers = {"saturated": layer.saturated, "stuck": stuck}
     return CATALOGUE["saturated"].finding(layer.key, text, numbers=numbers)
 
@@ -248,7 +248,7 @@ def _dead(layer: LayerStatistics, before: LayerStatistics | None, thresholds: St
     if inherited:
         text += f" ({inherited} more {'was' if inherited == 1 else 'were'} constant before it)"
     elif before is not None and dead_before.issuperset(dead):  # as in a depthwise convolution
-        text += f" (constant in {before.key} before it too)"
+        text += f" (also constant before it, in {before.key})"
     numbers = {"dead": len(dead), "channels": layer.channels, "images": layer.items}
     return CATALOGUE["dead-channels"].finding(layer.key, text, channels=dead, numbers=numbers)
 
@@ -307,7 +307,7 @@ def _few_images(measured: Measured) -> Iterator[Finding]:
     claims = sum(finding.finding in uncertain for finding in measured.findings)
     if not claims or measured.images >= measured.thresholds.images:
         return
-    rest = "rests" if claims == 1 else "rest"
-    text = f"{counted(claims, 'finding')} of dead, constant or drifting layers {rest} on"
+    depend = "depends" if claims == 1 else "depend"
+    text = f"{counted(claims, 'finding')} of dead, constant or drifting layers {depend} on"
     numbers = {"images": measured.images}
     yield CATALOGUE["few-images"].finding("", f"{text} {counted(measured.images, 'image')}", numbers=numbers)

@@ -75,7 +75,8 @@ def test_all_is_well(run: Run) -> None:
     assert run(*words, "--format", "ndjson")[:2] == (0, "")
     _, out, _ = run(*words, "--format", "table")
     assert out.endswith(
-        "\n\nnets.py:net on 4 images: all 5 calls are within (max-dead, max-saturated, no-nan, max-abs, min-rank)\n"
+        "\n\nnets.py:net on 4 images: all 5 calls are within the limits"
+        " (max-dead, max-saturated, no-nan, max-abs, min-rank)\n"
     )
 
 

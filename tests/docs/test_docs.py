@@ -23,6 +23,11 @@ def test_a_page_shows_what_the_program_prints_and_draws(name, tmp_path):
         assert not drawn.exists() or same_picture(stored, drawn), f"run: python -m tests.docs {name}"
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_every_fence_is_an_example(name):
+    assert len(list(examples(TEXTS[name]))) == len(re.findall(r"^```\w+$", TEXTS[name], re.MULTILINE))
+
+
 def test_every_picture_is_drawn_by_an_example_of_a_page_that_shows_it():
     drawn = {path.name for path in ROOT.glob("docs/images/*")}
     code = "".join(example.code for text in TEXTS.values() for _, example in examples(text))

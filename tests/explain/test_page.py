@@ -95,9 +95,9 @@ def test_the_overlay_names_class_score_origin_and_layer(drawn: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("values", "unreached", "says"),
     [
-        (np.zeros((2, 2)), False, "all zero: no place of this layer speaks for this class"),
-        (np.zeros((2, 2)), True, "all zero: the score does not depend on any place of this map"),
-        (np.full((2, 2), -1), False, "nothing is above 0: no place of this layer speaks for this class"),
+        (np.zeros((2, 2)), False, "all zero: no position of this layer raises the score of this class"),
+        (np.zeros((2, 2)), True, "all zero: the score does not depend on any position of this map"),
+        (np.full((2, 2), -1), False, "no value is above 0: no position of this layer raises the score of this class"),
         (np.ones((2, 2)), False, ""),
     ],
 )

@@ -50,7 +50,7 @@ def test_each_fault_has_its_finding() -> None:
         "1 of 8 filters has a norm of 0, or below 1e-06 of the layer's median: 2",
         "1 of 8 filters is a duplicate (cosine 0.9999 or more): 1=7",
         "2 of 8 channels have a running variance below 1e-07 (0.01 of eps): 4, 6",
-        "its running statistics still have their first values, 0 and 1; 1 of 2 BatchNorms are like this",
+        "the running statistics of 1 of 2 BatchNorms still have their first values, 0 and 1",
     ]
     assert [f.channels for f in all_findings] == [None, None, (2,), (1, 7), (4, 6), None]
     assert all_findings[3].groups == ((1, 7),)

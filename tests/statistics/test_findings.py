@@ -166,7 +166,7 @@ def test_two_faults_are_two_findings_and_the_first_nan_has_its_position() -> Non
     assert findings[0].numbers == {"nan": first.nan, "inf": 0, "values": COUNT * 128 * 4 * 4, "layers": len(layers)}
     where = "channel 5 at row {}, column {} of {}".format(*place.position, place.image)
     text = (
-        f"{first.nan} NaN of {first.values:,} values, the first in {where}; {len(layers) - 1} later calls have some too"
+        f"{first.nan} NaN of {first.values:,} values, the first in {where}; {len(layers) - 1} later calls have NaN or Inf too"
     )
     assert findings[0].evidence == text
 
@@ -257,7 +257,7 @@ def test_dead_channels_behind_a_depthwise_convolution_name_the_layer_before() ->
         ("dead-channels", "5", (4,)),
     ]
     assert first.evidence == "2 of 6 channels never leave 0: 1, 4"
-    assert second.evidence.endswith(": 1, 4 (constant in 1 before it too)")
+    assert second.evidence.endswith(": 1, 4 (also constant before it, in 1)")
     assert third.evidence == "1 of 6 channels never leaves 0: 4"
 
 
@@ -282,7 +282,7 @@ def test_channels_that_stay_at_a_bound_are_saturated_and_not_dead() -> None:
     totals = measured(net, inputs)
     (finding,) = diagnose(totals, StatisticsThresholds(saturated=0.4))
     assert (finding.finding, finding.numbers["stuck"]) == ("saturated", 1)
-    assert finding.evidence.endswith("of values within 1 % of a bound; 1 of 4 channels never leaves one")
+    assert finding.evidence.endswith("of values within 1 % of a bound; 1 of 4 channels never leaves a bound")
     assert rows(diagnose(totals, StatisticsThresholds(saturated=0.9))) == [("dead-channels", "0", (1,))]
 
 
@@ -375,7 +375,7 @@ def test_dead_channels_on_few_images_are_uncertain(images: int, words: str) -> N
     findings = diagnose(measured(one_layer(5), some(images, 3, 9, 9)))
     assert [finding.finding for finding in findings] == ["dead-channels"] + ["few-images"] * bool(words)
     if words:
-        assert findings[1].evidence == f"1 finding of dead, constant or drifting layers rests on {words}"
+        assert findings[1].evidence == f"1 finding of dead, constant or drifting layers depends on {words}"
         assert findings[1].layer == ""
 
 

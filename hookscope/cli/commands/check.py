@@ -93,8 +93,9 @@ def _report(
 ) -> None:
     rows = [row_of((*FIELDS, "channels"), limit, weights=saved.source.weights) for limit in broken]
     count = len({limit.layer for limit in broken})
-    verdict = f"{count} of {len(layers)} calls break a limit" if count else f"all {len(layers)} calls are within"
-    verdict = verdict if layers else "there is no call to check"
+    verdict = f"all {len(layers)} calls are within the limits" if layers else "there is no call to check"
+    if count:
+        verdict = f"{count} of {len(layers)} calls {'breaks' if count == 1 else 'break'} a limit"
     total = f"{saved.source.model} on {counted(saved.totals.images, 'image')}: {verdict} ({', '.join(limits.names)})"
     with process.reader_may_leave():  # the exit status is the result, even when nobody reads the rows
         output.write_report(Report.of_rows(rows, FIELDS, [total], more_fields=["channels"]), format)

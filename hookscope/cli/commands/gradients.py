@@ -106,12 +106,12 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       exploding-gradient  NaN, Inf, or the ratio of a weight is above --exploding
       no-gradient         no gradient arrives, and why: frozen, unused, detached, no graph
 
-    Findings do not change the exit status, which is 0. A table shows layers and parameters, in the columns that fit;
-    json has both whole; tsv and csv have the layers, or with --parameters the parameters; in ndjson, the field "row"
-    names the kind of a line.
+    Findings do not change the exit status, which is 0. A table shows layers and parameters, in the columns that fit.
+    json has all fields of both. tsv and csv have the layers, or with --parameters the parameters. In ndjson, the field
+    "row" names the kind of a line.
 
-    --freeze, --scale, --clamp-sign, --clip-value and --clip-norm change the gradients in this order. norm_after is what
-    an optimizer would get, beside the norm before. Frozen layers let gradients through.
+    --freeze, --scale, --clamp-sign, --clip-value and --clip-norm change the gradients in this order. norm is the norm
+    before these changes; norm_after is the norm that an optimizer would get. Frozen layers let gradients through.
 
     \b
     Examples:

@@ -71,8 +71,8 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
 
     IMAGE is a file, or - for standard input; optical flow takes two. The command runs the model without and with the
     interventions of --at. It prints the five best classes of both passes with their scores, and how far the activation
-    of each later layer moved: relative_l2 is the norm of the difference divided by the norm before, cosine the cosine
-    of the angle between both activations. index counts as in list-layers. Nothing is changed on disk.
+    of each later layer moved. relative_l2 is the norm of the difference divided by the norm before. cosine is the
+    cosine of the angle between both activations. index counts as in list-layers. Nothing is changed on disk.
 
     An intervention is WORD or WORD:PARAMETER=VALUE,...; SEL is a layer selection or the name of a parameter. These are
     the words, with their own parameters and defaults:
@@ -80,14 +80,14 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     \b
       {table}
 
-    freeze and prune act on parameters: SEL names a parameter, or a layer for all its parameters. The others act on
-    activations, or on the values of a parameter that SEL names. They also take channels=0-31,40 (filters of a
-    parameter), positions=0-9x5-14 (rows, columns) and on=output or input. dropout and dropblock are active although the
-    model is in eval mode: their parameter when is always, not train. Interventions are applied in the given order.
-    --seed seeds random weights and the random numbers of interventions.
+    freeze and prune act on parameters: SEL names a parameter, or a layer for all its parameters. The other
+    interventions act on activations, or on the values of a parameter that SEL names. The other interventions also take
+    channels=0-31,40 (filters of a parameter), positions=0-9x5-14 (rows, columns) and on=output or input. dropout and
+    dropblock act although the model is in eval mode: here the default of their parameter `when` is always.
+    Interventions are applied in the given order. --seed seeds random weights and the random numbers of interventions.
 
-    A table shows classes and layers, or with --classes only classes; json has both. tsv and csv hold the layers, or
-    with --classes the classes; in ndjson, the field "row" names the kind of a line. --ablate-each prints channels:
+    A table shows classes and layers, or with --classes only classes. json has both. tsv and csv hold the layers, or
+    with --classes the classes. In ndjson, the field "row" names the kind of a line. --ablate-each prints channels:
     worth is the score before minus the score without the channel.
 
     \b

@@ -53,10 +53,10 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
 
     IMAGE is one file, or - for standard input; optical flow takes two. The command runs one forward pass with real
     hooks, in eval mode. It prints a row for each call of the chosen layers, in order of execution. A row has the shape,
-    type and range of the input before the layer ran, and of the output as the layer returned it, even if another layer
-    overwrites it in place later. Ranges are those of the finite values; output_nonfinite counts the others. Ranges of
-    quantized tensors are those of the numbers they represent. Where there are several tensors, a field holds one value
-    for each of them.
+    type and range of the input before the layer ran, and of the output as the layer returned it. Later layers may
+    overwrite the output in place, but do not change the row. Ranges cover only finite values; output_nonfinite counts
+    NaN and Inf. Ranges of quantized tensors are those of the numbers they represent. A field of several tensors holds
+    one value for each tensor.
 
     With --events there is a row for each event, numbered from 0, and a backward pass follows:
 
@@ -69,11 +69,11 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     score of the class --target, or in models without classes at the mean square of all outputs. Calls without a
     gradient have no backward event; a note says how many.
 
-    With --values small tensors are shown whole: below a table as arrays, in json and ndjson in the fields input_values
-    and output_values (values with --events) as nested numbers, null for larger tensors; in tsv and csv these fields
-    hold JSON.
+    With --values small tensors are shown whole. A table is followed by the tensors as arrays. json and ndjson have the
+    fields input_values and output_values, or values with --events: nested numbers, null for larger tensors. In tsv and
+    csv these fields hold JSON.
 
-    A table leaves out columns that are empty, that are constant, or that do not fit the terminal; other formats have
+    A table leaves out columns that are empty, that are constant, or that do not fit the terminal. Other formats have
     all columns.
 
     \b

@@ -58,8 +58,8 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     type=click.IntRange(min=1),
     default=50,
     show_default=True,
-    help="Sample every N-th step of each optimizer: 0, N, 2N... A sampled step of a tiny model takes several times as"
-    " long as another. A compiled model is compiled twice.",
+    help="Sample every N-th step of each optimizer: 0, N, 2N... In a tiny model, a sampled step takes several times as"
+    " long as other steps. A compiled model is compiled twice.",
 )
 @click.option(
     "-o",
@@ -68,8 +68,8 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     type=click.Path(),
     default="hookscope.ndjson",
     show_default=True,
-    help="Log file; lines are appended. Each of several processes has its own, with .rank0, .rank1... in the name."
-    " Under torchrun, write -o: torchrun takes --log for an option of its own.",
+    help="Log file; lines are appended. Each of several processes writes its own file, with .rank0, .rank1... in the"
+    " name. Under torchrun, write -o: torchrun takes --log for an option of its own.",
 )
 @click.option(
     "--tensorboard",
@@ -90,14 +90,14 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
 def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None:
     """Run the training script SCRIPT as Python would, and log what its layers do while it trains.
 
-    SCRIPT is a file, a folder or zip file with a __main__.py, or -m MODULE. All words after it are its own arguments.
-    It runs unedited in this process. Its output, exit status, exceptions and random numbers do not change. Notes of
-    hookscope go to standard error and begin with Note.
+    SCRIPT is a file, a folder or zip file with a __main__.py, or -m MODULE. All words after SCRIPT are the script's own
+    arguments. The script runs unedited in this process. The script's output, exit status, exceptions and random numbers
+    do not change. Notes of hookscope go to standard error and begin with Note.
 
     The log has a line for each chosen layer call of each sampled step, in JSON:
 
     \b
-      step, time            step of its optimizer, from 0; seconds since the run began
+      step, time            step of the layer's optimizer, from 0; seconds since the run began
       loss, learning_rate   where known; the loss without the scale of a GradScaler
       layer, call, type     also index, in order of execution
       activation_mean, activation_std, zero_share, dead_channels, non_finite
@@ -113,8 +113,8 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     --show prints the findings of a run in order of time; the run may still go on. The format json also has the run and
     the last metrics of each layer. The exit status is 0, with or without findings.
 
-    Under torchrun, put hookscope inside; there is one log for each rank. Processes that the script itself starts are
-    not watched.
+    torchrun starts hookscope, as in the example below; each rank writes its own log. Processes that the script itself
+    starts are not watched.
 
     \b
     Examples:

@@ -64,9 +64,9 @@ def command(
     The command prints a row for each parameter and each running statistic of a BatchNorm: shape, mean, standard
     deviation, lowest and highest value, L2 norm, share of zeros, and numbers of NaN and Inf. Rows of convolutions have
     the norms of the filters and the numbers of dead and duplicate filters. Rows of BatchNorms have the number of
-    collapsed variances (below a hundredth of the layer's eps, which leaves less than a tenth of the channel's spread),
-    and whether the statistics were ever updated. Findings follow a table; json and ndjson have them with the numbers of
-    the filters and channels. Findings do not change the exit status, which is 0.
+    collapsed variances, and say whether the statistics were ever updated. A variance is collapsed below a hundredth of
+    the layer's eps: less than a tenth of the channel's spread is left. Findings follow a table. In json and ndjson the
+    findings also have the numbers of filters and channels. Findings do not change the exit status, which is 0.
 
     --plot draws the weights, norms of filters, zeros and running variances of every layer, beside the findings.
     --kernels draws the filters of the first convolution in colour, and for other convolutions the four strongest input
