@@ -14,7 +14,7 @@ from typing import NoReturn
 import click
 
 from hookscope.cli import process
-from hookscope.cli.output.rows import note
+from hookscope.cli.output.formats import note
 from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses
 from hookscope.models import broken_pair, missing_package, package_versions, unreadable_settings
 

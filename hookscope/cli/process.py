@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-from hookscope.cli.output.rows import note
+from hookscope.cli.output.formats import note
 from hookscope.errors import WriteError
 
 # Limits the spin-waiting of OpenMP threads: a pass takes the same wall time and less processor time.

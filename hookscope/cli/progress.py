@@ -10,7 +10,7 @@ from typing import Any, TextIO, cast
 
 import click
 
-from hookscope.cli.output.rows import terminal_columns
+from hookscope.cli.output.formats import terminal_columns
 
 _ERASE = "\r\x1b[2K"
 _SHOW_CURSOR = "\x1b[?25h"

@@ -25,7 +25,7 @@ FAKE = '''
 import sys, time, warnings
 import click
 from hookscope.cli.output.report import Report
-from hookscope.cli.output.rows import write_report
+from hookscope.cli.output.formats import write_report
 from hookscope.errors import LayerError
 
 @click.command("fake")

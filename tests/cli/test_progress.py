@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.progress import _bar_width, download_progress, image_progress, pass_progress
 from tests.cli.helpers import Terminal
 

@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = {path.relative_to(ROOT).as_posix(): path for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]}
 
 _GENERATED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
-_FENCE = re.compile(r"^(?:<!-- (?P<mark>[^\n]+?) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(
+    r"^(?:<!-- (?P<mark>[^\n]+?) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
+)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 

@@ -165,9 +165,7 @@ def test_two_faults_are_two_findings_and_the_first_nan_has_its_position() -> Non
     assert place is not None and place.channel == 5
     assert findings[0].numbers == {"nan": first.nan, "inf": 0, "values": COUNT * 128 * 4 * 4, "layers": len(layers)}
     where = "channel 5 at row {}, column {} of {}".format(*place.position, place.image)
-    text = (
-        f"{first.nan} NaN of {first.values:,} values, the first in {where}; {len(layers) - 1} later calls have NaN or Inf too"
-    )
+    text = f"{first.nan} NaN of {first.values:,} values, the first in {where}; {len(layers) - 1} later calls have NaN or Inf too"
     assert findings[0].evidence == text
 
 

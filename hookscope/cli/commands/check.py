@@ -9,7 +9,7 @@ import click
 
 from hookscope import hooks, statistics, system
 from hookscope.cli import process
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.image_options import images_argument

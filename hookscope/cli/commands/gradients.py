@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hookscope import gradients, hooks, models, scores
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.output.gradient_rows import sections, totals
 from hookscope.cli.output.report import Report
 from hookscope.cli.shared import options as shared

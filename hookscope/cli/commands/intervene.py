@@ -11,7 +11,7 @@ import click
 
 from hookscope import drawing, hooks, interventions, scores
 from hookscope.cli import process
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.output.effect_rows import channel_section, class_section, layer_section
 from hookscope.cli.output.report import Report
 from hookscope.cli.progress import pass_progress

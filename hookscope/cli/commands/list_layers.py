@@ -8,8 +8,8 @@ import click
 
 from hookscope import hooks, models, tracing
 from hookscope.cli import process
+from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, row_of
-from hookscope.cli.output.rows import write_report
 from hookscope.cli.shared.options import format_option, model_argument, size_option, type_option
 from hookscope.findings import counted
 

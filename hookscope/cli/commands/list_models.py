@@ -7,8 +7,8 @@ import dataclasses
 import click
 
 from hookscope import models
+from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report
-from hookscope.cli.output.rows import write_report
 from hookscope.cli.shared.options import format_option
 from hookscope.findings import counted
 

@@ -8,8 +8,8 @@ import click
 
 from hookscope import images, scores
 from hookscope.cli import process
+from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, Row, row_of
-from hookscope.cli.output.rows import write_report
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.images import ImageFiles

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from hookscope import statistics, system
+from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report
-from hookscope.cli.output.rows import write_report
 from hookscope.cli.output.stats_rows import channel_section, layer_section
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.image_options import images_argument

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hookscope import hooks, scores, tracing
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report
 from hookscope.cli.output.trace_rows import section, tensors_left_out, value_lines
 from hookscope.cli.shared import options as shared

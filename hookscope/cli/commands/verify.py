@@ -8,7 +8,7 @@ import click
 
 from hookscope import hooks, verification
 from hookscope.cli import process
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Row, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_types, model_options

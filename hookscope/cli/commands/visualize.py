@@ -10,7 +10,7 @@ import click
 
 from hookscope import drawing, hooks, images
 from hookscope.cli import process
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Row, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelOptions, counted_types, model_options

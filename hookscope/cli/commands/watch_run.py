@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.errors import NonFiniteError
 from hookscope.findings import counted
 from hookscope.system import Script, after_import, check_folder

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Columns, Report, Section
 from hookscope.cli.shared.output_paths import check_plot, write_plot
 from hookscope.errors import InputError, near_misses

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hookscope import drawing, hooks, models, parameters, system
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Row, Section, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelOptions

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hookscope import hooks, tracing
+from hookscope.cli.output.formats import terminal_columns
 from hookscope.cli.output.report import Columns, Row, Section, row_of
-from hookscope.cli.output.rows import terminal_columns
 
 FIELDS = (
     "index", "name", "type", "call", "input_shape", "input_dtype", "input_min", "input_max", "output_shape",

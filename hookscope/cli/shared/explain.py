@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookscope import explain, images, models, scores
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Row, row_of
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from hookscope import images
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.shared.images import with_one_stdin
 from hookscope.cli.shared.options import count_option, file_option
 from hookscope.errors import HookscopeError, ImageError, UsageError

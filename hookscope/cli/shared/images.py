@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 
 from hookscope import images as image_reader, models
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Row
 from hookscope.cli.shared.output_paths import image_words
 from hookscope.errors import ImageError, InputError, LayerError, NoMapError, UsageError

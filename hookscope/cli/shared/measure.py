@@ -10,7 +10,7 @@ from typing import Any
 
 from hookscope import hooks, statistics
 from hookscope.cli import process
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.progress import image_progress
 from hookscope.cli.shared import image_options
 from hookscope.cli.shared.model import ModelOptions, check_types, model_options

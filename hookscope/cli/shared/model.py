@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookscope import hooks, models
 from hookscope.cli import process
-from hookscope.cli.output import rows as output
+from hookscope.cli.output import formats as output
 from hookscope.cli.progress import download_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.images import ImageFiles

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hookscope import drawing, hooks, models, tracing
-from hookscope.cli.output.rows import FORMATS, default_format
+from hookscope.cli.output.formats import FORMATS, default_format
 from hookscope.cli.shared.registries import RegistryChoice, Rows
 
 Command = TypeVar("Command", bound=Callable[..., Any])

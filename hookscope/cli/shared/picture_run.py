@@ -12,7 +12,7 @@ import click
 
 from hookscope import drawing, images, models, system
 from hookscope.cli import process
-from hookscope.cli.output import rows
+from hookscope.cli.output import formats
 from hookscope.cli.output.report import Report, Row
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions
@@ -64,7 +64,7 @@ class PictureRun:
                 deque(drawn, maxlen=0)
                 return
             try:
-                rows.write_report(Report.of_rows(drawn, fields), format)
+                formats.write_report(Report.of_rows(drawn, fields), format)
             except BrokenPipeError:
                 deque(drawn, maxlen=0)
                 raise

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, Section, row_of
-from hookscope.cli.output.rows import write_report
 from hookscope.findings.finding import Finding
 from hookscope.hooks import Call
 

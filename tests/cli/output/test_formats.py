@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hookscope.cli.output.formats import FORMATS, default_format, note, terminal_columns, write_report
 from hookscope.cli.output.report import Columns, Report, Section
-from hookscope.cli.output.rows import FORMATS, default_format, note, terminal_columns, write_report
 
 FIELDS = ("index", "layer", "shape", "mean")
 ROWS: list[dict[str, Any]] = [
