@@ -211,9 +211,8 @@ def _saturated(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Find
         return None
     stuck = len(_stuck(layer))
     text = f"{percent(layer.saturated)} of values within 1 % of a bound"
-    text += (
-        f"; {stuck} of {layer.channels} channels never {'leaves' if stuck == 1 else 'leave'} a bound" if stuck else ""
-    )
+    if stuck:
+        text += f"; {stuck} of {layer.channels} channels never {'leaves' if stuck == 1 else 'leave'} a bound"
     numbers = {"saturated": layer.saturated, "stuck": stuck}
     return CATALOGUE["saturated"].finding(layer.key, text, numbers=numbers)
 

@@ -165,8 +165,8 @@ def test_two_faults_are_two_findings_and_the_first_nan_has_its_position() -> Non
     assert place is not None and place.channel == 5
     assert findings[0].numbers == {"nan": first.nan, "inf": 0, "values": COUNT * 128 * 4 * 4, "layers": len(layers)}
     where = "channel 5 at row {}, column {} of {}".format(*place.position, place.image)
-    text = f"{first.nan} NaN of {first.values:,} values, the first in {where}; {len(layers) - 1} later calls have NaN or Inf too"
-    assert findings[0].evidence == text
+    first_text = f"{first.nan} NaN of {first.values:,} values, the first in {where}"
+    assert findings[0].evidence == f"{first_text}; {len(layers) - 1} later calls have NaN or Inf too"
 
 
 def plain(*modules: nn.Module) -> nn.Sequential:
@@ -222,7 +222,9 @@ def test_equal_images_are_one_finding_and_one_image_is_none() -> None:
     layers = ["features.0.0", "features.1.*.block.0"]
     (finding,) = diagnose(measured(net, pictures()[:1].expand(20, -1, -1, -1), layers=layers))
     assert (finding.finding, finding.layer, finding.numbers["layers"]) == ("constant-output", "features.0.0", 4)
-    assert finding.evidence == "the same for all 20 images; 3 calls after it too, up to features.1.2.block.0"
+    assert (
+        finding.evidence == "the output is the same for all 20 images; 3 calls after it too, up to features.1.2.block.0"
+    )
     assert diagnose(measured(net, pictures()[:1], layers=layers)) == []
 
 
