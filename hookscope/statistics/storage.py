@@ -155,6 +155,8 @@ def check_same_source(first: Source, second: Source, first_name: str, second_nam
     """
     for name, value in asdict(first).items():
         other = getattr(second, name)
+        if name == "layers" and value.replace(", ", ",") == other.replace(", ", ","):
+            continue  # version 0.1.0 wrote several selections with a space
         if value != other and name == "fingerprint":
             raise InputError(f"'{first_name}' and '{second_name}' were measured on different weights of {first.model}")
         if value != other:

@@ -270,7 +270,14 @@ def test_a_full_disk_for_a_picture_is_one_line(run: Run, command: str) -> None:
 @FULL
 @pytest.mark.parametrize(
     ("command", "option"),
-    [("stats", "--plot"), ("check", "--junit"), ("cam", "--raw")],
+    [
+        ("stats", "--plot"),
+        ("check", "--junit"),
+        ("cam", "--raw"),
+        ("gradients", "--plot"),
+        ("weights", "--plot"),
+        ("weights", "--kernels"),
+    ],
 )
 def test_a_full_disk_for_another_file_costs_no_row(run: Run, command: str, option: str) -> None:
     expected = run(command)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hookscope.cli.commands import cam, intervene, saliency
 from hookscope.cli.main import main
 from tests.cli.helpers import ROOT
 
@@ -34,7 +35,13 @@ printed = [run(words.split()) for words in listings]
 offered = {line: complete(line) for line in lines}
 json.dump([heavy, printed, offered, sorted({"torch", "torchvision"} & set(sys.modules))], sys.stdout)
 """
-LISTINGS = ["list-layers squeezenet1_1 --type all", "list-models --format json"]
+LISTINGS = [
+    "list-layers squeezenet1_1 --type all",
+    "list-models --format json",
+    "cam --help",
+    "saliency --help",
+    "intervene --help",
+]
 OFFERED = {
     "hookscope list-": ["list-layers", "list-models"],
     "hookscope list-layers squeezenet": ["squeezenet1_0", "squeezenet1_1"],
@@ -45,6 +52,8 @@ OFFERED = {
     "hookscope list-layers squeezenet1_1 --type Fi": ["Fire"],
     "hookscope list-layers squeezenet1_1 --format j": ["json"],
     "hookscope predict resnet34 cat.jpg --target tabb": ["tabby"],
+    "hookscope cam resnet34 --m": ["--method"],
+    "hookscope saliency resnet34 --method guided": ["guided-backprop"],
 }
 
 
@@ -58,6 +67,10 @@ def test_help_completion_and_repeated_listings_do_not_import_torch(
         with pytest.raises(SystemExit, match="0"):
             main(words.split())
         first.append(capsys.readouterr().out)
+    with monkeypatch.context() as patches:  # as in a process without torch, which keeps the tables of help
+        patches.delitem(sys.modules, "torch")
+        for rows in (cam._methods, saliency._methods, intervene._words):
+            assert rows()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps([LISTINGS, [*OFFERED]]),

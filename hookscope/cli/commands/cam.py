@@ -15,7 +15,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
 from hookscope.cli.shared.model import ModelOptions, counted_types, running
 from hookscope.cli.shared.output_paths import OutputPath, is_same_file
-from hookscope.cli.shared.registries import CommandWithTable
+from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
@@ -38,8 +38,11 @@ class Options(ExplainOptions):
     batch_size: int
 
 
-def _methods() -> Iterator[tuple[str, str]]:
+def _read_methods() -> Iterator[tuple[str, str]]:
     return ((name, method.summary) for name, method in explain.CAM_METHODS.items())
+
+
+_methods = kept_rows("cam", "explain", _read_methods)
 
 
 @click.command("cam", cls=CommandWithTable, table=_methods)

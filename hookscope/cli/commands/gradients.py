@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,9 +150,6 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
         output.note("Note: no NaN in the forward pass or in the backward pass")
     lines = totals(report, loss.name, changes.describe())
     shown = gradients.select_parameters(report, net.model, options.layers or "all")
-    if options.plot is not None:
-        figure = gradients.gradient_figure(shown, findings, f"{net.name}   weights: {net.weights}", lines, thresholds)
-        write_plot(options.plot, figure, _provenance(subject, report, findings, options))
     about = {
         "model": net.name,
         "weights": net.weights,
@@ -161,7 +159,12 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
         "total_norm_after": report.total_after,
     }
     rows = sections(shown, thresholds, net.weights, options.parameters)
-    output.write_report(Report(rows, findings, about, lines), options.format)
+    with ExitStack() as stack:  # a full disk is no reason to lose the rows
+        stack.callback(output.write_report, Report(rows, findings, about, lines), options.format)
+        if options.plot is not None:
+            heading = f"{net.name}   weights: {net.weights}"
+            figure = gradients.gradient_figure(shown, findings, heading, lines, thresholds)
+            write_plot(options.plot, figure, _provenance(subject, report, findings, options))
 
 
 def _check(paths: Sequence[str], options: Options) -> None:

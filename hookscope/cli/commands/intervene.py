@@ -20,7 +20,7 @@ from hookscope.cli.shared.class_options import categories_of, categories_option,
 from hookscope.cli.shared.intervention_options import Change, at_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, counted_types, model_options
 from hookscope.cli.shared.output_paths import OutputPath
-from hookscope.cli.shared.registries import CommandWithTable
+from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
@@ -42,7 +42,10 @@ class Options:
     format: str
 
 
-@click.command("intervene", cls=CommandWithTable, table=lambda: interventions.help_rows())
+_words = kept_rows("interventions", "interventions", lambda: interventions.help_rows())
+
+
+@click.command("intervene", cls=CommandWithTable, table=_words)
 @shared.model_argument()
 @shared.images_argument("IMAGE")
 @at_option

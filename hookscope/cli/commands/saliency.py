@@ -14,7 +14,7 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
 from hookscope.cli.shared.model import ModelOptions, running
-from hookscope.cli.shared.registries import CommandWithTable
+from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.findings import counted
 
 FIELDS = (
@@ -37,8 +37,11 @@ class Options(ExplainOptions):
     batch_size: int
 
 
-def _methods() -> Iterator[tuple[str, str]]:
+def _read_methods() -> Iterator[tuple[str, str]]:
     return ((name, method.summary) for name, method in explain.SALIENCY_METHODS.items())
+
+
+_methods = kept_rows("saliency", "explain", _read_methods)
 
 
 @click.command("saliency", cls=CommandWithTable, table=_methods)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -89,18 +90,19 @@ def command(
     rows = parameters.parameter_statistics(net.model, thresholds, layers)
     findings = parameters.parameter_findings(rows, thresholds)
     totals = _totals(rows)
-    if plot is not None:
-        figure = parameters.weights_figure(rows, findings, f"{net.name}   weights: {net.weights}", totals)
-        write_plot(plot, figure, _provenance(net, findings))
-    if kernels is not None:
-        style = drawing.Style(columns, cell, cmap or "RdBu_r")
-        sheet = parameters.draw_kernels(net.model, layers, channels, style, net.name, net.weights)
-        for text in sheet.left_out:
-            output.note(f"Note: {kernels} leaves out {text}")
-        drawing.write_png(sheet.image, kernels, sheet.provenance)
     section = Section([_as_row(row, thresholds, net.weights) for row in rows], FIELDS, "parameter", _NESTED_FIELDS)
     about = {"model": net.name, "weights": net.weights}
-    output.write_report(Report([section], findings, about, totals), format)
+    style = drawing.Style(columns, cell, cmap or "RdBu_r")
+    sheet = kernels and parameters.draw_kernels(net.model, layers, channels, style, net.name, net.weights)
+    with ExitStack() as stack:  # a full disk is no reason to lose the rows
+        stack.callback(output.write_report, Report([section], findings, about, totals), format)
+        if plot is not None:
+            figure = parameters.weights_figure(rows, findings, f"{net.name}   weights: {net.weights}", totals)
+            write_plot(plot, figure, _provenance(net, findings))
+        if kernels and sheet:
+            for text in sheet.left_out:
+                output.note(f"Note: {kernels} leaves out {text}")
+            drawing.write_png(sheet.image, kernels, sheet.provenance)
 
 
 def _check_outputs(plot: str | None, kernels: str | None, inputs: Sequence[str]) -> None:
