@@ -15,11 +15,11 @@ from .modify import (
     ClampGradientSign as ClampGradientSign,
     ClipGradientNorm as ClipGradientNorm,
     ClipGradientValue as ClipGradientValue,
-    GradientChanges as GradientChanges,
     ScaleGradient as ScaleGradient,
     ZeroGradient as ZeroGradient,
     change_gradients as change_gradients,
 )
+from .parameter_changes import GradientChanges as GradientChanges
 from .report import (
     GradientReport as GradientReport,
     LayerGradient as LayerGradient,

@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from hookscope.errors import HookscopeError, InputError, ModelError
 from hookscope.gradients.autograd_flow import in_graph, refuse_reentrant_checkpoints
 from hookscope.gradients.cut_points import gradient_stops
-from hookscope.gradients.modify import Change
+from hookscope.gradients.parameter_changes import Change
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import (
     Call,

@@ -160,7 +160,7 @@ def check_same_source(first: Source, second: Source, first_name: str, second_nam
         if value != other and name == "fingerprint":
             raise InputError(f"'{first_name}' and '{second_name}' were measured on different weights of {first.model}")
         if value != other:
-            raise InputError(f"'{first_name}' and '{second_name}' do not add up", f"{name} {value} and {other}")
+            raise InputError(f"'{first_name}' and '{second_name}' do not match", f"{name} {value} and {other}")
 
 
 def _digest(content: Any) -> str:

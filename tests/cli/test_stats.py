@@ -174,7 +174,7 @@ def test_names_come_from_a_list(run: Run, here: Path) -> None:
         (["pics", "--input-size", "5x5", "--preprocess", "stretch"], 1, "refuses a picture of 2x3x5x5"),
     ],
 )
-def test_what_is_refused_is_one_error_and_leaves_nothing(
+def test_a_refused_run_prints_one_error_and_writes_nothing(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], status: int, message: str
 ) -> None:
     monkeypatch.setattr("hookscope.statistics.check_installed", lambda: None)
@@ -221,7 +221,7 @@ def test_a_strict_run_keeps_what_came_before_and_is_resumed(run: Run, here: Path
         (["pics/b"], "'s.json' was measured on other images; its first 7 are not those of this run"),
         (["pics", "--rank"], "rank False and True"),
         (["pics", "--weights", "w.pth"], "weights from factory (seed 0) and w.pth"),
-        (["pics", "--input-size", "40", "--preprocess", "stretch"], "do not add up; preprocess"),
+        (["pics", "--input-size", "40", "--preprocess", "stretch"], "do not match; preprocess"),
     ],
 )
 def test_another_run_is_not_resumed(run: Run, here: Path, words: list[str], message: str) -> None:
@@ -252,7 +252,7 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(run: Run, here: Path) -> No
         assert (here / "bad.json").read_bytes() == damaged
 
 
-def test_shards_joined_are_the_whole(run: Run) -> None:
+def test_merged_shards_equal_the_whole_run(run: Run) -> None:
     whole = rows(run("pics", "--rank")[1])
     run(*NAMES[:3], "--save", "a.json", "--rank")
     run(*NAMES[3:], "--save", "b.json", "--rank")
@@ -263,11 +263,11 @@ def test_shards_joined_are_the_whole(run: Run) -> None:
     one_error(run("pics", "--save", "c.json", "--resume", "--rank"), 2, "'c.json' was merged from several runs")
 
 
-def test_runs_that_do_not_add_up_are_not_merged(run: Run, here: Path) -> None:
+def test_runs_of_different_models_are_not_merged(run: Run, here: Path) -> None:
     run("pics", "--save", "a.json")
     run("pics", "--save", "b.json", model="nets.py:other")
     for name, message in {
-        "b.json": "'a.json' and 'b.json' do not add up; model nets.py:Faulty and nets.py:other",
+        "b.json": "'a.json' and 'b.json' do not match; model nets.py:Faulty and nets.py:other",
         "missing.json": "no saved statistics 'missing.json': No such file or directory",
         "./a.json": "'./a.json' is named twice",
     }.items():
@@ -278,18 +278,21 @@ def test_runs_that_do_not_add_up_are_not_merged(run: Run, here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--layer", "conv1"], "--merge measures nothing, and --layer says what to measure"),
-        (["--limit", "3"], "and --limit says"),
-        (["--resume"], "and --resume says"),
-        (["--files0-from", "-"], "and --files0-from says"),
+        (
+            ["--layer", "conv1"],
+            "--layer cannot be used with --merge; --merge measures nothing; leave one of the two out",
+        ),
+        (["--limit", "3"], "--limit cannot be used with --merge"),
+        (["--resume"], "--resume cannot be used with --merge"),
+        (["--files0-from", "-"], "--files0-from cannot be used with --merge"),
     ],
 )
-def test_merging_takes_files_alone(run: Run, words: list[str], message: str) -> None:
+def test_merging_takes_no_option_of_a_measurement(run: Run, words: list[str], message: str) -> None:
     run("pics", "--save", "a.json")
     one_error(run("--merge", *words, model="a.json"), 2, message)
 
 
-def test_a_log_and_a_plot_of_a_merged_run(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_logged_and_a_merged_run_is_plotted(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[Any] = []
     monkeypatch.setattr("hookscope.statistics.check_installed", lambda: check_folder("."))
     monkeypatch.setattr("hookscope.statistics.write_events", lambda *rest, **more: logged.append((rest, more)))

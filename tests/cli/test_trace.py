@@ -84,7 +84,7 @@ def rows(run: Run, *words: str) -> list[dict[str, Any]]:
 CONVOLVED = [[[[3, 3], [0, 0]]]]
 
 
-def test_the_numbers_are_those_one_gets_on_paper(run: Run) -> None:
+def test_numbers_equal_those_computed_by_hand(run: Run) -> None:
     printed = rows(run, *ONES, "--values")
     red, green, none = [[1, 1, 1], [0] * 3, [0] * 3], [[0, 1, 0], [0] * 3, [0] * 3], [[0] * 3] * 3
     assert printed[0]["input_values"] == [[red, green, none]]

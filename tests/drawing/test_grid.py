@@ -59,7 +59,7 @@ def test_nothing_overlaps(count: int, size: tuple[int, int], columns: int | None
 
 
 @pytest.mark.parametrize(("count", "size"), [(64, 112), (512, 7), (64, 28), (1152, 1), (24, 14)])
-def test_the_whole_is_about_three_to_two(count: int, size: int) -> None:
+def test_a_grid_is_about_three_to_two(count: int, size: int) -> None:
     layout = lay_out(count, size, size, label_width=30)
     assert 1.2 < layout.width / layout.height < 1.9
 
@@ -138,7 +138,7 @@ def test_the_strongest_are_those_with_the_widest_ranges() -> None:
     assert strongest(reduce_maps(torch.ones(3, 2, 2))) == []
 
 
-def test_frames_of_a_clip_are_set_apart() -> None:
+def test_a_gap_separates_the_frames_of_a_clip() -> None:
     values = torch.manual_seed(0) and torch.randn(3, 4, 15)
     grid = drawn(values, frames=3, cell=8)
     layout = grid.layout
@@ -148,7 +148,7 @@ def test_frames_of_a_clip_are_set_apart() -> None:
     assert np.delete(row, [10, 11, 22, 23])[::2].tolist() == grid.tiles.levels[0, 0].tolist()
 
 
-def test_too_many_pixels_are_cut_off() -> None:
+def test_channels_beyond_the_limit_of_pixels_are_left_out() -> None:
     values = torch.manual_seed(0) and torch.randn(100, 10, 10)
     grid = drawn(values, cell=10, most=5000, columns=3)
     assert 0 < grid.left_out < 100
@@ -157,7 +157,7 @@ def test_too_many_pixels_are_cut_off() -> None:
     assert drawn(values[:1], cell=100, most=5000).left_out == 0
 
 
-def test_channels_and_names_of_channel_grid() -> None:
+def test_channel_grid_takes_channels_shapes_scales_and_colour_maps() -> None:
     values = torch.manual_seed(0) and torch.randn(1, 6, 4, 4)
     same = [hookscope.channel_grid(values, channels=c).tobytes() for c in ("1,3", [1, 3], (1, 3), np.array([1, 3]))]
     assert len(set(same)) == 1

@@ -45,7 +45,7 @@ STAR = str(ROOT / "samples/shapes/star.png")
         ("-1e-3:.5", RangeScale(-0.001, 0.5)),
     ],
 )
-def test_scales(text: str, expected: Scale) -> None:
+def test_a_text_is_parsed_to_its_scale(text: str, expected: Scale) -> None:
     assert Scale.parse(text) == expected
     assert Scale.parse(str(expected)) == expected
 
@@ -57,7 +57,7 @@ NO_SCALES = (
 
 
 @pytest.mark.parametrize("text", NO_SCALES.split("|"))
-def test_texts_that_are_no_scale(text: str) -> None:
+def test_texts_that_are_not_a_scale_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"no scale '.*'; there are channel, layer, symmetric, percentile:LO,HI and"):
         Scale.parse(text)
 

@@ -79,9 +79,9 @@ DEFAULTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, tuple[i
 @pytest.mark.parametrize("family", DEFAULTS)
 def test_the_default_is_the_last_layer_with_a_map_that_the_score_depends_on(family: str) -> None:
     build, size, name, shape = DEFAULTS[family]
-    found = only(build(), picture(*size))
-    assert (found.call.name, found.values.shape, found.seen, found.unreached) == (name, shape, size, False)
-    assert np.isfinite(found.values).all()
+    cam = only(build(), picture(*size))
+    assert (cam.call.name, cam.values.shape, cam.seen, cam.unreached) == (name, shape, size, False)
+    assert np.isfinite(cam.values).all()
 
 
 class Attends(nn.Module):
@@ -101,9 +101,9 @@ class Attends(nn.Module):
 
 
 @pytest.mark.parametrize("size", [(16, 16), (32, 32), (32, 48)])
-def test_the_inside_of_attention_is_passed_by(size: tuple[int, int]) -> None:
-    found = only(seeded(Attends), picture(*size))
-    assert (found.call.name, found.values.shape) == ("norm", (size[0] // 4, size[1] // 4))
+def test_layers_inside_attention_are_skipped(size: tuple[int, int]) -> None:
+    cam = only(seeded(Attends), picture(*size))
+    assert (cam.call.name, cam.values.shape) == ("norm", (size[0] // 4, size[1] // 4))
 
 
 def test_long_pictures_through_convolutions_without_padding_have_a_map() -> None:
@@ -111,8 +111,8 @@ def test_long_pictures_through_convolutions_without_padding_have_a_map() -> None
         lambda: chain(a=nn.Conv2d(3, 4, 4), b=nn.Conv2d(4, 4, 3), mean=nn.AdaptiveAvgPool2d(1), f=nn.Flatten())
     )
     for size, shape in (((8, 64), (3, 59)), ((64, 8), (59, 3))):
-        found = only(net, picture(*size))
-        assert (found.call.name, found.values.shape) == ("b", shape)
+        cam = only(net, picture(*size))
+        assert (cam.call.name, cam.values.shape) == ("b", shape)
 
 
 class Aside(nn.Module):
@@ -133,7 +133,7 @@ class Aside(nn.Module):
         return score if self.scored else score.detach()
 
 
-def test_branches_that_the_score_does_not_depend_on_are_passed_by() -> None:
+def test_branches_that_the_score_does_not_depend_on_are_skipped() -> None:
     net = seeded(Aside)
     assert only(net, picture()).call.name == "trunk" and landmark_layers(net, picture()) == ["trunk"]
     for method in ("eigencam", "scorecam", "ablationcam"):  # these need no gradient
@@ -199,10 +199,10 @@ def test_every_classification_model_has_a_map(name: str) -> None:
     side = 224 if name.startswith("vit_") else SIZES.get(name, 64)
     if name.startswith("vit_"):
         nn.init.normal_(net.heads.head.weight, std=0.02)
-    found = only(net, picture(side, side))
+    cam = only(net, picture(side, side))
     last = next(layer for family, layer in LAST.items() if name.startswith(family))
-    assert found.call.name == last and np.isfinite(found.values).all() and not found.unreached
-    assert min(found.values.shape) >= 2 and found.prediction.index in range(1000)
+    assert cam.call.name == last and np.isfinite(cam.values).all() and not cam.unreached
+    assert min(cam.values.shape) >= 2 and cam.prediction.index in range(1000)
 
 
 CLIPS = {
@@ -217,11 +217,11 @@ CLIPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLIPS)
-def test_clips_have_a_map_a_frame(name: str) -> None:
+def test_video_models_have_one_map_per_frame(name: str) -> None:
     size, layer, shape = CLIPS[name]
-    found = only(torchvisions(name, num_classes=10)(), picture(*size))
-    assert (found.call.name, found.values.shape, found.unreached) == (layer, shape, False)
-    assert np.isfinite(found.values).all()
+    cam = only(torchvisions(name, num_classes=10)(), picture(*size))
+    assert (cam.call.name, cam.values.shape, cam.unreached) == (layer, shape, False)
+    assert np.isfinite(cam.values).all()
 
 
 @pytest.mark.slow
@@ -229,20 +229,20 @@ def test_clips_have_a_map_a_frame(name: str) -> None:
 def test_every_segmentation_model_has_a_map(name: str) -> None:
     net = torchvisions(name, weights_backbone=None)()
     side = 4 if name == "deeplabv3_mobilenet_v3_large" else 8
-    found = only(net, picture(64, 64))
-    assert found.call.name == "classifier" and found.values.shape == (side, side)
+    cam = only(net, picture(64, 64))
+    assert cam.call.name == "classifier" and cam.values.shape == (side, side)
     inner = only(net, picture(64, 64), "backbone")
     assert min(inner.values.shape) >= 4 and inner.channels > 21
 
 
 def evidence(net: nn.Module, layer: str, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
     """Activation and gradient by a plain hook, for layers that nothing works in place on."""
-    kept: list[Tensor] = []
-    handle = net.get_submodule(layer).register_forward_hook(lambda module, args, output: kept.append(output))
+    outputs: list[Tensor] = []
+    handle = net.get_submodule(layer).register_forward_hook(lambda module, args, output: outputs.append(output))
     score = net(x)[0, index]
     handle.remove()
-    [gradient] = torch.autograd.grad(score, kept[0])
-    return kept[0].detach(), gradient
+    [gradient] = torch.autograd.grad(score, outputs[0])
+    return outputs[0].detach(), gradient
 
 
 def test_tokens_fold_row_by_row_and_the_class_token_is_left_out() -> None:
@@ -297,15 +297,15 @@ def test_ablation_zeroes_channels_of_tokens_and_of_channels_last(build: Any, lay
     close(ours, summed.reshape(ours.values.shape))
 
 
-def test_ablation_where_the_class_token_alone_is_read_finds_no_place() -> None:
+def test_ablation_gives_a_map_of_zeros_if_only_the_class_token_is_read() -> None:
     net, x = vit(), picture(32, 32)
     for index in range(3):
-        found = only(net, x, "encoder.ln", index, "ablationcam")
-        assert found.values.shape == (4, 4) and not found.values.any()
+        cam = only(net, x, "encoder.ln", index, "ablationcam")
+        assert cam.values.shape == (4, 4) and not cam.values.any()
         assert only(net, x, "encoder.layers.encoder_layer_0", index, "ablationcam").values.shape == (4, 4)
 
 
-def test_the_steps_of_a_recurrent_layer_are_no_map() -> None:
+def test_the_steps_of_a_recurrent_layer_are_not_a_map() -> None:
     class Recurs(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -331,10 +331,10 @@ def test_ablation_of_a_layer_that_returns_its_input_leaves_other_users_of_it() -
 
     net, x = seeded(Skips), picture()
     with torch.no_grad():
-        kept = net.conv(x)
+        activation = net.conv(x)
         score = net(x)[0, 1]
-        lost = 3 * kept.mean((2, 3))[0] * net.head.weight[1]  # of the score, without one channel of the branch
-        expected = torch.einsum("c,chw->hw", lost / abs(score), kept[0]).relu()
+        lost = 3 * activation.mean((2, 3))[0] * net.head.weight[1]  # of the score, without one channel of the branch
+        expected = torch.einsum("c,chw->hw", lost / abs(score), activation[0]).relu()
     close(only(net, x, "same", 1, "ablationcam"), expected, atol=1e-5)
 
 
@@ -369,7 +369,7 @@ def test_clips_have_a_map_of_each_frame() -> None:
         class_activation_maps(net, x, method="scorecam")
 
 
-def test_the_value_is_the_one_before_the_relu_in_place() -> None:
+def test_a_map_uses_the_values_before_an_in_place_relu() -> None:
     net, x = small(), picture()
     with torch.no_grad():
         second = net.second(net.pool(net.relu(net.norm(net.first(x)))))
@@ -379,7 +379,7 @@ def test_the_value_is_the_one_before_the_relu_in_place() -> None:
     close(only(net, x, "second", 3, "hirescam"), (gradient * second)[0].sum(0))
 
 
-def test_for_each_class_the_layers_in_order_of_execution() -> None:
+def test_maps_are_in_order_of_class_then_of_execution() -> None:
     net, x, names = small(), picture(), "abcde"
     maps = class_activation_maps(net, x, "again,first,second", "top:2", categories=names)
     with torch.no_grad():
@@ -415,11 +415,11 @@ def test_a_layer_that_runs_twice_has_a_map_for_each_call() -> None:
         second = net.shared(first.relu())
     maps = {cam.call.key: cam for cam in class_activation_maps(net, x, "shared,shared#1", 1, "hirescam")}
     assert list(maps) == ["shared", "shared#1"]
-    for key, kept in (("shared", first), ("shared#1", second)):
-        reached = kept.clone().requires_grad_()
+    for key, activation in (("shared", first), ("shared#1", second)):
+        reached = activation.clone().requires_grad_()
         after = net.shared(reached.relu()) if key == "shared" else reached
         [gradient] = torch.autograd.grad(net.head(after.mean((2, 3)))[0, 1], reached)
-        close(maps[key], (gradient * kept)[0].sum(0))
+        close(maps[key], (gradient * activation)[0].sum(0))
     # and only that call is ablated
     with torch.no_grad():
         score, summed = net(x)[0, 1], torch.zeros(16, 16)
@@ -462,7 +462,7 @@ class Container(nn.Module):
     ],
 )
 @pytest.mark.parametrize("method", CAM_METHODS)
-def test_of_a_container_the_part_that_the_score_depends_on(method: str, wrap: Any, take: Any) -> None:
+def test_the_map_of_a_container_is_of_the_part_that_the_score_depends_on(method: str, wrap: Any, take: Any) -> None:
     net, x = seeded(lambda: Container(wrap, take)), picture()
     whole, inner = only(net, x, "parts", 2, method), only(net, x, "parts.conv", 2, method)
     assert np.allclose(whole.values, inner.values, atol=1e-6) and whole.call.name == "parts"
@@ -511,8 +511,8 @@ def test_fused_is_the_mean_of_the_scaled_maps() -> None:
         with pytest.raises(HookscopeError, match="cannot be fused"):
             fused(wrong)
     net, x = small(), picture()
-    found = class_activation_maps(net, x, "first,second", 0, "layercam")
-    assert fused(found).values.shape == (16, 16) and 0 <= fused(found).values.min() <= fused(found).values.max() <= 1
+    cams = class_activation_maps(net, x, "first,second", 0, "layercam")
+    assert fused(cams).values.shape == (16, 16) and 0 <= fused(cams).values.min() <= fused(cams).values.max() <= 1
 
 
 def test_resized_samples_between_the_middles_of_cells() -> None:
@@ -523,7 +523,7 @@ def test_resized_samples_between_the_middles_of_cells() -> None:
 
 @pytest.mark.parametrize("method", CAM_METHODS)
 @pytest.mark.parametrize(
-    ("layers", "kept", "skipped"),
+    ("layers", "drawn", "skipped"),
     [
         ("all", ["first", "norm", "relu", "drop", "pool", "second", "again"], ["mean", "flat", "head", ""]),
         ("5:9", ["second", "again"], ["mean", "flat"]),
@@ -533,18 +533,18 @@ def test_resized_samples_between_the_middles_of_cells() -> None:
     ],
 )
 def test_a_layer_without_a_map_is_skipped_where_a_pattern_chose_it(
-    layers: Any, kept: list[str], skipped: list[str], method: str
+    layers: Any, drawn: list[str], skipped: list[str], method: str
 ) -> None:
-    found: list[str] = []
+    skipped_calls: list[str] = []
 
     def skip(call: Call, error: NoMapError) -> None:
         assert isinstance(error, NoMapError) and call.name in str(error)
-        found.append(call.name)
+        skipped_calls.append(call.name)
 
     net = small()
     maps = class_activation_maps(net, picture(), layers, 1, method, types=("*",), on_skip=skip)
-    assert [one.call.name for one in maps] == kept
-    assert [name for name in found if name] == [name for name in skipped if name]
+    assert [cam.call.name for cam in maps] == drawn
+    assert [name for name in skipped_calls if name] == [name for name in skipped if name]
     with pytest.raises(NoMapError):  # unless nobody wants to hear of it
         class_activation_maps(net, picture(), layers, 1, method, types=("*",))
 
@@ -563,7 +563,7 @@ def test_a_layer_without_a_map_is_skipped_where_a_pattern_chose_it(
         "re:^(mean|flat|head)$",
     ],
 )
-def test_a_layer_without_a_map_is_an_error_if_it_is_named_outright_or_none_is_left(layers: Any) -> None:
+def test_a_layer_without_a_map_is_an_error_if_it_is_named_exactly_or_is_the_only_one(layers: Any) -> None:
     with pytest.raises(NoMapError, match=r"^the (output of head is not a feature map|maps of mean have one position)"):
         class_activation_maps(small(), picture(), layers, 1, types=("*",), on_skip=lambda call, error: None)
 
@@ -673,8 +673,8 @@ def test_detection_and_flow_are_refused(name: str) -> None:
 @pytest.mark.slow
 def test_the_float_models_of_quantized_builders_have_a_map() -> None:
     for name in ("quantized_mobilenet_v2", "quantized_resnet18", "quantized_shufflenet_v2_x0_5"):
-        found = only(torchvisions(name)(), picture(64, 64))
-        assert found.values.shape == (2, 2) and not found.unreached, name
+        cam = only(torchvisions(name)(), picture(64, 64))
+        assert cam.values.shape == (2, 2) and not cam.unreached, name
 
 
 @pytest.mark.slow

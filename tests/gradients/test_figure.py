@@ -13,7 +13,7 @@ from hookscope.findings.finding import Finding
 from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.figure import gradient_figure
 from hookscope.gradients.findings import GradientThresholds, diagnose_gradients
-from hookscope.gradients.modify import GradientChanges
+from hookscope.gradients.parameter_changes import GradientChanges
 from hookscope.gradients.report import GradientReport
 from hookscope.scores.losses import Loss
 
@@ -164,6 +164,6 @@ def test_ticks_do_not_crowd_over_thirty_decades() -> None:
         assert_no_dot_touches_the_frame(axes)
 
 
-def test_a_page_without_any_gradient() -> None:
+def test_a_page_without_any_gradient_can_be_drawn() -> None:
     bare = nn.Sequential(nn.Conv2d(3, 2, 4), nn.Flatten()).requires_grad_(False)
     assert figure_bytes(gradient_figure(report_of(bare), [], "a $net$"), ".png")

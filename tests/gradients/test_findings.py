@@ -95,7 +95,7 @@ def test_a_dead_relu_stops_all_before_it() -> None:
     assert (found.finding, found.layer) == ("vanishing-gradient", "6")
     zero = "the gradient of '6.weight' is 0 everywhere, because the input is 0"
     assert found.evidence == f"{zero}; so are those of all 3 weights nearer the input"
-    assert found.meaning.startswith("No step changes these weights. Look for a ReLU")
+    assert found.meaning.startswith("No step changes these weights. Look for a later ReLU")
 
 
 def test_weights_scaled_up_explode_in_one_chain() -> None:
@@ -232,7 +232,7 @@ def test_frozen_layers_without_a_graph_have_both_findings() -> None:
         "2 layers from 'one' to 'two' are frozen (requires_grad is False): 4 parameters; besides, no gradient reaches"
         " them"
     )
-    assert "requires_grad alone would not change that" in frozen.meaning and frozen.numbers["cut_off"] == 2
+    assert "requires_grad alone would not help" in frozen.meaning and frozen.numbers["cut_off"] == 2
     # also where the layers asked for do not show it, and where nobody looked for stops
     report = layer_gradients(backbone(), picture(), "mse", "head")
     assert anything_unreached(report)

@@ -93,7 +93,7 @@ def test_duplicates_are_joined_to_groups() -> None:
     assert duplicates(layer) == duplicates(layer, 1.0) == ((1, 3, 9), (4, 12))
 
 
-def test_filters_on_other_inputs_are_no_duplicates() -> None:
+def test_filters_on_different_inputs_are_not_duplicates() -> None:
     depthwise = random(nn.Conv2d(8, 8, 3, groups=8))
     depthwise.weight[3] = depthwise.weight[1]
     assert duplicates(depthwise) == ()
@@ -119,7 +119,7 @@ def test_filters_of_few_weights_must_be_equal() -> None:
     assert duplicates(random(nn.Conv2d(2, 512, 1))) == ()
 
 
-def test_all_filters_alike_are_one_group() -> None:
+def test_equal_filters_are_one_group() -> None:
     layer = nn.Conv2d(3, 300, 3).requires_grad_(False)
     layer.weight.fill_(0.5)
     assert duplicates(layer) == (tuple(range(300)),)

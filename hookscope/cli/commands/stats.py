@@ -124,7 +124,8 @@ def _merged(paths: Sequence[str], save: str | None) -> statistics.SavedStatistic
     measuring = {field.name for kind in (MeasureOptions, ModelOptions) for field in fields(kind)} | {"rank", "resume"}
     for option in click.get_current_context().command.params:
         if isinstance(option, click.Option) and option.name in measuring and shared.was_given(option.name):
-            raise UsageError(f"--merge measures nothing, and {option.opts[0]} says what to measure", do="leave one out")
+            asked = f"{option.opts[0]} cannot be used with --merge"
+            raise UsageError(asked, "--merge measures nothing", "leave one of the two out")
     names: set[str] = set()
     for path in paths:
         if os.path.realpath(path) in names:

@@ -1,22 +1,16 @@
-"""Options of commands that take many images, and reports on images that cannot be used."""
+"""Options of commands that take many images, and the list of these images."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 
 import click
 
 from hookscope import images
-from hookscope.cli.output import formats as output
 from hookscope.cli.shared.images import with_one_stdin
 from hookscope.cli.shared.options import count_option, file_option
-from hookscope.errors import HookscopeError, ImageError, UsageError
-from hookscope.findings import counted
-
-_NOTES_SHOWN = 3
-_KINDS_SHOWN = 3
+from hookscope.errors import ImageError, UsageError
 
 images_argument = click.argument("paths", metavar="[IMAGE]...", nargs=-1, type=click.Path())
 files0_option = file_option(
@@ -66,36 +60,3 @@ def _list_content(source: str) -> bytes:
     if len(content) > images.MAX_BYTES:
         raise ImageError(f"'{source}' is too long for a list of names", f"the limit is {images.MAX_BYTES:,} bytes")
     return content
-
-
-class Losses:
-    """Reports lost images and the notes on others."""
-
-    def __init__(self, strict: bool = False) -> None:
-        self._strict = strict
-        self._noted = 0
-        self._rest: Counter[str] = Counter()
-
-    def lost(self, position: int, name: str, error: HookscopeError) -> None:
-        """Report a lost image; with ``strict`` its error ends the run."""
-        if self._strict:
-            raise error
-        output.note(f"Error: {error}")
-
-    def note(self, name: str, text: str) -> None:
-        """Print the first three notes; a folder may hold thousands of images with the same note."""
-        self._noted += 1
-        if self._noted <= _NOTES_SHOWN:
-            output.note(f"Note: {name}: {text}")
-        else:
-            self._rest[text] += 1
-
-    def finish(self) -> None:
-        """Sum up in one line the notes that were not shown."""
-        if not self._rest:
-            return
-        total, shown = self._rest.total(), self._rest.most_common(_KINDS_SHOWN)
-        kinds = [f"{text} ({count})" for text, count in shown]
-        others = total - sum(count for _, count in shown)
-        kinds += [f"others ({others})"] if others else []
-        output.note(f"Note: {counted(total, 'more note')}: {', '.join(kinds)}")

@@ -13,6 +13,7 @@ from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.progress import image_progress
 from hookscope.cli.shared import image_options
+from hookscope.cli.shared.lost_images import LostImages
 from hookscope.cli.shared.model import ModelOptions, check_types, model_options
 from hookscope.cli.shared.options import apply_options, layer_option, type_option
 from hookscope.findings import counted
@@ -74,7 +75,7 @@ def measure(
     check_types(net, job.types)
     if allow is not None:
         allow.check_names([name for name, _ in net.model.named_modules()], net.name)
-    losses = image_options.Losses(job.strict or len(images) == 1)  # the error of a single image is the error of the run
+    lost_images = LostImages(job.strict or len(images) == 1)  # the error of a single image ends the run
     total = counted(len(images), "image")
     advance: Any = None
     with contextlib.ExitStack() as stack:
@@ -98,11 +99,11 @@ def measure(
             resume=resume,
             on_start=start,
             on_progress=lambda count: advance(count),
-            on_lost=losses.lost,
-            on_note=losses.note,
+            on_lost=lost_images.lost,
+            on_note=lost_images.note,
             on_interrupt=lambda count: output.note(f"Note: {save} holds {count} of {total}; add --resume to go on"),
         )
-        losses.finish()
+        lost_images.finish()
     lost = saved.progress.lost if saved.progress is not None else 0
     if lost:
         output.note(f"Note: {lost} of {total} skipped")

@@ -34,7 +34,7 @@ def written(
     return stream.getvalue()
 
 
-def test_table() -> None:
+def test_a_table_has_rows_totals_and_findings_with_each_meaning_once() -> None:
     assert written("table", [DEAD, MORE, FEW]) == (
         "name    dead  mean\n"
         "conv1      1   0.5\n"
@@ -57,7 +57,7 @@ def test_a_table_without_findings_says_so() -> None:
 
 
 @pytest.mark.parametrize(("format", "between"), [("tsv", "\t"), ("csv", ",")])
-def test_columns_hold_rows_alone(format: str, between: str) -> None:
+def test_tsv_and_csv_hold_only_rows(format: str, between: str) -> None:
     lines = written(format, [DEAD]).split("\n", 2)
     assert lines[:2] == [between.join(FIELDS), between.join(["conv1", "1", "0.5"])]
     rows = list(csv.reader(io.StringIO(written("csv", [DEAD]))))
@@ -81,13 +81,13 @@ def test_json_is_one_object_of_plain_ascii() -> None:
     assert report["findings"][1]["numbers"] == {"images": 2, "share": None}
 
 
-def test_json_of_nothing() -> None:
+def test_json_without_rows_has_empty_lists() -> None:
     stream = io.StringIO()
     write_report(Report([Section([], FIELDS, "layer")], []), "json", stream)
     assert json.loads(stream.getvalue()) == {"layers": [], "findings": []}
 
 
-def test_json_of_other_kinds_and_what_they_are_made_from() -> None:
+def test_json_has_further_members_before_its_rows() -> None:
     report = json.loads(written("json", [], kind="channel", about={"layers": [{"name": "conv1"}]}))
     assert list(report) == ["layers", "channels", "findings"]
 
@@ -128,7 +128,7 @@ def test_control_characters_in_words_are_escapes() -> None:
     assert "a\\x1b]0;x\\n: e\\x07" in written("table", [evil])
 
 
-def test_sections_of_several_kinds() -> None:
+def test_every_format_writes_its_sections() -> None:
     classes = Section([{"index": 1}], ["index"], "class", totals=["one class"], in_flat=False)
     layers = Section([{"name": "conv1"}], ["name"], "layer", needs_rows=True)
     texts = {}

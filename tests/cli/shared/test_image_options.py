@@ -1,4 +1,4 @@
-"""Names from the command line or from a list, and the notes on images that are lost."""
+"""Names of images from the command line or from a list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hookscope.cli.shared.image_options import Losses, image_list
+from hookscope.cli.shared.image_options import image_list
 from hookscope.errors import HookscopeError, ImageError, UsageError
 
 
@@ -83,42 +83,3 @@ def test_a_list_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.images.MAX_BYTES", 10)
     piped(monkeypatch, b"a\0" * 100)
     assert refusal(ImageError, [], "-") == "'-' is too long for a list of names; the limit is 10 bytes"
-
-
-def test_lost_images_are_named_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    losses = Losses()
-    losses.lost(0, "a\n", ImageError("no picture 'a\n'"))
-    losses.lost(4, "b", ImageError("'b' is empty", "0 bytes"))
-    losses.finish()
-    assert capsys.readouterr() == ("", "Error: no picture 'a\\n'\nError: 'b' is empty; 0 bytes\n")
-
-
-def test_strict_raises_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    error = ImageError("no picture 'a'")
-    with pytest.raises(ImageError) as caught:
-        Losses(strict=True).lost(0, "a", error)
-    assert caught.value is error
-    assert capsys.readouterr() == ("", "")
-
-
-def test_three_notes_are_shown_and_the_rest_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
-    losses = Losses()
-    for number in range(3):
-        losses.note(f"{number}.gif", "frame 1 of 3")
-    losses.finish()
-    shown = "".join(f"Note: {number}.gif: frame 1 of 3\n" for number in range(3))
-    assert capsys.readouterr().err == shown
-    for text, count in {"frame 1 of 3": 4, "dark": 2, "white": 3, "x": 1, "y": 1}.items():
-        for _ in range(count):
-            losses.note("more", text)
-    assert capsys.readouterr().err == ""
-    losses.finish()
-    assert capsys.readouterr().err == "Note: 11 more notes: frame 1 of 3 (4), white (3), dark (2), others (2)\n"
-
-
-def test_one_more_note(capsys: pytest.CaptureFixture[str]) -> None:
-    losses = Losses()
-    for _ in range(4):
-        losses.note("a.gif", "frame 1 of 3")
-    losses.finish()
-    assert capsys.readouterr().err.splitlines()[-1] == "Note: 1 more note: frame 1 of 3 (1)"
