@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -104,8 +105,9 @@ def _read_content(path: str) -> Any:
 
 def _read_arrays(path: str) -> dict[str, Tensor]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        with open(path, "rb") as file:  # numpy does not close a damaged .npz file that it opened itself
+            loaded = np.load(file, allow_pickle=False)
+            arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
         return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-    except (ValueError, TypeError, EOFError) as error:
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise WeightsError(f"{path} is not a NumPy file of numbers", do="save one with numpy.save") from error
