@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import _presets as presets, functional as F
 
-from hookscope.errors import InputError
+from hookscope.errors import InputError, is_out_of_memory
 
 MODES = ("weights", "stretch", "none")
 
@@ -60,7 +60,8 @@ class Preprocess:
             else:
                 tensor = self._still(frames[0])
         except (RuntimeError, ValueError, MemoryError) as error:
-            raise InputError(f"cannot prepare a picture of {frames[0].size}: {error}") from error
+            why = "it does not fit into memory" if is_out_of_memory(error) else error
+            raise InputError(f"cannot prepare a picture of {frames[0].size}: {why}") from error
         tensor = tensor.mean(0, keepdim=True) if self.channels == 1 else tensor
         return tensor.to(self.device, self.dtype)
 

@@ -155,6 +155,14 @@ def test_a_picture_of_four_channels_is_an_input_error() -> None:
         Preprocess("classification", imagenet_transforms())(Image.new("RGBA", (20, 30)))
 
 
+def test_a_picture_beyond_the_memory_is_an_input_error() -> None:
+    def full(image: Image.Image) -> None:
+        raise MemoryError
+
+    with pytest.raises(InputError, match=r"cannot prepare a picture of \(20, 30\): it does not fit into memory"):
+        Preprocess("classification", full)(Image.new("RGB", (20, 30)))
+
+
 def coordinates(width, height):
     """Red rises from 0 to 255 from left to right, green from top to bottom."""
     x, y = (np.arange(width) + 0.5) / width, (np.arange(height) + 0.5) / height
