@@ -252,6 +252,12 @@ def test_a_model_without_classes_has_other_commands(
     assert files(here) == []
 
 
+def test_predict_refuses_a_model_without_classes_before_it_counts_images(run: Run, here: Path) -> None:
+    paths = ["dog.png", "dog.png", "dog.png"]
+    status, out, errors = run("predict", *paths, "--weights", "none", model="raft_small")
+    assert (status, out, "raft_small gives the flow of pixels" in errors) == (1, "", True)
+
+
 @drawing_command
 def test_an_input_is_not_written_over(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setitem(WORDS, command, "dog.png")

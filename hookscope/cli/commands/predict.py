@@ -64,6 +64,7 @@ def command(
     files = ImageFiles(paths)
     files.read_first()
     net = model.load()
+    scores.check_family(net.family, net.name)
     names = categories_of(net, categories)
 
     def rows(pictures: Sequence[images.InputImage]) -> Iterator[Row]:
