@@ -20,7 +20,17 @@ _BEST = Target("top:5")
 
 @dataclass(frozen=True, slots=True)
 class ClassChange:
-    """A class in the passes without and with interventions: its logit, softmax probability, and rank from 1."""
+    """A class in the passes without and with interventions.
+
+    Attributes:
+        index: Index of the class.
+        label: Its name, None without names.
+        target: Whether `class_changes` was asked about the class.
+        score: The logit without interventions; ``score_after`` is the logit with them.
+        change: ``score_after - score``.
+        probability: Softmax probability without interventions, 0 to 1; ``probability_after`` is the one with them.
+        rank: Place by score without interventions, from 1; ``rank_after`` is the place with them.
+    """
 
     index: int
     label: str | None

@@ -44,7 +44,12 @@ _CAPTIONS = ("before", "after", "difference: after - before")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The text of each intervention in their order, such as ``layer3 dropblock:p=0.1``, and the seed of both passes."""
+    """What the heading of a page says of the cause of an effect.
+
+    Attributes:
+        interventions: Text of each intervention in their order, such as ``layer3 dropblock:p=0.1``.
+        seed: Seed of the random numbers of both passes, None if none was set.
+    """
 
     interventions: Sequence[str]
     seed: int | None = None

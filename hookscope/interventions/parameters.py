@@ -40,9 +40,10 @@ class Prune(ParameterIntervention):
 
     Example:
         >>> import torch
+        >>> from hookscope import intervene
         >>> net = torch.nn.Linear(4, 1, bias=False)
         >>> with torch.no_grad(): _ = net.weight.copy_(torch.tensor([[1.0, -2.0, 3.0, -4.0]]))
-        >>> with parameter_changed("weight", net.weight, Prune(0.5)):
+        >>> with intervene(net, {"weight": Prune(0.5)}):
         ...     net.weight.tolist()
         [[0.0, -0.0, 3.0, -4.0]]
         >>> net.weight.tolist()
@@ -101,8 +102,9 @@ class Freeze(ParameterIntervention):
 
     Example:
         >>> import torch
+        >>> from hookscope import intervene
         >>> net = torch.nn.Linear(2, 2)
-        >>> with parameter_changed("bias", net.bias, Freeze()):
+        >>> with intervene(net, {"bias": Freeze()}):
         ...     net.bias.requires_grad
         False
     """
@@ -126,7 +128,8 @@ def parameter_changed(name: str, parameter: nn.Parameter, change: Change | Param
     """Run the block with ``parameter`` changed; its own values, in its own memory, come back afterwards.
 
     What a training loop inside the block adds to the changed values is added to the old ones. Pruned values come back
-    as they were. ``channels`` of an intervention count the first axis."""
+    as they were. Here the channels of an intervention are positions on the first axis of the parameter.
+    """
     if isinstance(change, ParameterIntervention):
         context = change.applied(name, parameter)
     else:

@@ -49,7 +49,12 @@ class Loss:
             raise UsageError(f"no loss '{self.name}'", f"there are {', '.join(LOSSES)}")
 
     def of(self, output: Any, what: str = "the model") -> tuple[Tensor, tuple[Prediction, ...]]:
-        """The value of the loss, in the graph of ``output``, and the classes that it is computed from."""
+        """The value of the loss, in the graph of ``output``, and the classes that it is computed from.
+
+        Raises:
+            ModelError: the output has no scores of classes, or for ``mse`` no numbers.
+            TargetError: no such class.
+        """
         if self.name == "mse":
             return _mean_square(output, what), ()
         scores = class_scores(output, what)
