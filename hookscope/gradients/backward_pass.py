@@ -239,10 +239,12 @@ def _of_parameters(
     model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor] | None
 ) -> tuple[ParameterGradient, ...]:
     types = {name: type(module).__name__ for name, module in model.named_modules()}
-    return tuple(
-        ParameterGradient(
+    gradients = []
+    for name, parameter in model.named_parameters():
+        layer = name.rpartition(".")[0]
+        gradient = ParameterGradient(
             name,
-            layer := name.rpartition(".")[0],
+            layer,
             types[layer],
             tuple(parameter.shape),
             size_of([before[name]]) if name in before else None,
@@ -250,5 +252,5 @@ def _of_parameters(
             not parameter.requires_grad,
             size_of([after[name]]) if after is not None and name in after else None,
         )
-        for name, parameter in model.named_parameters()
-    )
+        gradients.append(gradient)
+    return tuple(gradients)

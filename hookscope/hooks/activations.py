@@ -117,7 +117,7 @@ class Activations(CallMapping):
             by_call._forget()
 
 
-class capture:  # lower case, as functions that open a `with` block have it
+class capture:  # lower case: it reads like a function in a `with` statement
     """Keep the activations of the wanted calls of ``model`` while the ``with`` block runs.
 
     A kept activation is the value that the layer returned: no later layer writes to it. Under autograd it stays in the

@@ -147,10 +147,8 @@ def _write_errors(path: StrPath) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        asked, folder = (
-            f"cannot write {os.fspath(path)}: its folder does not exist",
-            os.path.dirname(os.path.realpath(path)),
-        )
+        folder = os.path.dirname(os.path.realpath(path))
+        asked = f"cannot write {os.fspath(path)}: its folder does not exist"
         raise WriteError(asked, f"there is {_nearest_existing(folder)}", f"mkdir -p {shlex.quote(folder)}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL, or a character outside the file system's encoding
         reason, number = getattr(error, "strerror", None) or error, getattr(error, "errno", None)
