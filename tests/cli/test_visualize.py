@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -82,6 +83,12 @@ def test_what_is_refused_leaves_nothing(run: Run, here: Path, words: list[str], 
 def test_channels_beyond_the_last_are_left_out_with_a_note(run: Run) -> None:
     status, _, errors = run("cat.jpg", "--layer", "0", "--channels", "4-12")
     assert (status, errors) == (0, "Note: --channels names channels that do not exist in conv1\n")
+
+
+def test_channels_that_do_not_fit_a_sheet_are_noted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookscope.drawing.sheet.MOST_PIXELS", 20_000)
+    status, _, errors = run("cat.jpg", "--layer", "0", "-o", "x.png")
+    assert status == 0 and re.search(r"Note: conv1: \d+ channels left out of x.png; choose with --channels\n", errors)
 
 
 @pytest.mark.parametrize("words", [["--scale", "-1:1"], ["--scale=-1:1"]])

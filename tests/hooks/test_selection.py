@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hookscope.errors import LayerError, SelectionError
-from hookscope.hooks.selection import Call, Selection, call_key, matches_type, select_types
+from hookscope.hooks.selection import Call, Selection, call_key, matches_type, select_types, usual_types
 
 # ten calls as a pass would show them: (name, call, index)
 CALLS = [
@@ -82,6 +82,15 @@ CONVS = ["conv1", "layer1.0.conv1", "layer1.0.conv2", "layer10.conv1", "head.con
 )
 def test_what_a_selection_selects(layers: Any, wanted: list[str]) -> None:
     assert chosen(layers) == wanted
+
+
+def test_a_name_of_digits_and_signs_is_no_range() -> None:
+    assert Selection("1-2").wants("1-2", 0, None)
+
+
+def test_a_model_of_clips_counts_convolutions_of_three_axes() -> None:
+    assert usual_types([["Conv3DSimple", "Conv3d", "_ConvNd"], ["ReLU"]]) == ("Conv3d",)
+    assert usual_types([["Conv3d"], ["Conv2d"]]) == usual_types([["ReLU"]]) == ("Conv2d",)
 
 
 @pytest.mark.parametrize("layers", ["all", "3", "0:2", "5:", "0:7:3", "1::3", "conv1", "head.conv#1", "layer1.*"])

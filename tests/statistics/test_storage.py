@@ -83,6 +83,11 @@ def test_merged_shards_equal_the_whole(tmp_path: Path, cuts: tuple[int, ...]) ->
     assert merge_statistics(paths[:1]).progress == Progress.after(NAMES, cuts[1])
 
 
+def test_an_empty_file_without_progress_adds_nothing(tmp_path: Path) -> None:
+    save_statistics(tmp_path / "empty.json", SavedStatistics(SOURCE, RunningStatistics()))
+    check_same(merge_statistics([tmp_path / "empty.json", saved(tmp_path / "a.json")]).totals, measured(0, 9))
+
+
 def test_progress_identifies_images_by_name() -> None:
     paths = ["a.jpg", "b\n.jpg", "caf\udce9.jpg", "d.jpg"]
     assert Progress.after(paths, 3, lost=1) == Progress.after([*paths[:3], "other.jpg"], 3, lost=1)
