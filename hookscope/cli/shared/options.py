@@ -35,7 +35,7 @@ class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
         return size
 
 
-class Seed(click.ParamType):
+class Seed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A seed that torch takes; errors show the range, but help does not."""
 
     name = "integer"
