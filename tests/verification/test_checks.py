@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -352,6 +353,11 @@ def test_refused_inputs_and_unknown_layers_are_errors() -> None:
         checks(nn.Conv2d(4, 4, 1).requires_grad_(False))
     with pytest.raises(LayerError, match="no layer 'conv9'"):
         checks(Reused(), layers="conv9")
+
+
+def test_a_model_that_ends_the_program_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"a net ends the program in its forward pass, by sys.exit\(5\)"):
+        checks(Function(lambda x: sys.exit(5)))
 
 
 def test_an_abandoned_iterator_leaves_everything_as_before() -> None:
