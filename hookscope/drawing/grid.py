@@ -171,19 +171,18 @@ def _drawn(tiles: Tiles, layout: Layout, count: int, plain: bool, bold: Sequence
 
 
 def _place_maps(pixels: Pixels, layout: Layout, levels: Pixels) -> None:
-    full, over = divmod(levels.shape[0], layout.columns)
-    z = layout.zoom
-    ys, wide = slice(layout.label, layout.label + layout.map_height), layout.frame_width
-    for first, last, many in ((0, full, layout.columns), (full, full + bool(over), over)):
+    full_rows, rest = divmod(levels.shape[0], layout.columns)
+    ys, width = slice(layout.label, layout.label + layout.map_height), layout.frame_width
+    for first, last, maps in ((0, full_rows, layout.columns), (full_rows, full_rows + bool(rest), rest)):
         if first == last:
             continue
         start = first * layout.columns
-        block = levels[start : start + (last - first) * many]
-        block = block.reshape(last - first, many, *levels.shape[1:]).transpose(0, 2, 1, 3)
-        if z > 1:
-            block = np.repeat(np.repeat(block, z, axis=3), z, axis=1)
-        for at, xs in enumerate(layout.frame_places):
-            pixels[first:last, ys, :many, xs] = block[..., at * wide : (at + 1) * wide]
+        block = levels[start : start + (last - first) * maps]
+        block = block.reshape(last - first, maps, *levels.shape[1:]).transpose(0, 2, 1, 3)
+        if layout.zoom > 1:
+            block = np.repeat(np.repeat(block, layout.zoom, axis=3), layout.zoom, axis=1)
+        for frame, xs in enumerate(layout.frame_places):
+            pixels[first:last, ys, :maps, xs] = block[..., frame * width : (frame + 1) * width]
 
 
 def strongest(tiles: Tiles, most: int = 8) -> list[int]:

@@ -48,14 +48,14 @@ def integrated_gradients(gradient: Gradient, picture: Tensor, settings: Settings
     0 is the mean colour of the training pictures where the preprocessing subtracts it.
     """
     points, shares = np.polynomial.legendre.leggauss(settings.steps)
-    at = torch.as_tensor((points + 1) / 2, dtype=wide(picture), device=picture.device)
-    weight = torch.as_tensor(shares / 2, dtype=wide(picture), device=picture.device)
+    one_axis = [-1] + [1] * (picture.dim() - 1)
+    factors = torch.as_tensor((points + 1) / 2, dtype=wide(picture), device=picture.device).view(one_axis)
+    weights = torch.as_tensor(shares / 2, dtype=wide(picture), device=picture.device).view(one_axis)
     total = torch.zeros_like(picture, dtype=wide(picture))
     for begin in range(0, settings.steps, settings.batch_size):
-        some = slice(begin, begin + settings.batch_size)
-        place = [-1] + [1] * (picture.dim() - 1)
-        slopes = gradient((picture * at[some].view(place)).to(picture.dtype))
-        total += (slopes * weight[some].view(place)).sum(0, keepdim=True)
+        batch = slice(begin, begin + settings.batch_size)
+        slopes = gradient((picture * factors[batch]).to(picture.dtype))
+        total += (slopes * weights[batch]).sum(0, keepdim=True)
     return picture * total
 
 

@@ -72,7 +72,7 @@ def feature_maps(output: Any, module: nn.Module | None = None, shown: InputSize 
     ]
     if not maps:
         shapes = ["x".join(map(str, tensor.shape)) or "a single number" for tensor in tensors.values()]
-        raise NoMapError(f"the output is {' and '.join(shapes[:3]) or 'no tensor'}: no feature map")
+        raise NoMapError(f"the output is {' and '.join(shapes[:3]) or 'no tensor'}, not a feature map")
     return maps
 
 

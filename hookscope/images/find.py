@@ -39,9 +39,9 @@ def read_names(data: bytes, source: str) -> list[str]:
     The last NUL is optional. ``os.fsencode`` turns names that are not UTF-8 back into the same bytes.
     """
     if not data:
-        raise ImageError(f"no names in '{source}': it is empty", do="check what writes it")
+        raise ImageError(f"no names in '{source}': the list is empty", do="check what writes it")
     if b"\0" not in data and b"\n" in data:
-        raise ImageError(f"'{source}' holds lines", "names end in NUL", "write it with `find -print0`")
+        raise ImageError(f"'{source}' holds lines", "names must end in NUL", "write it with `find -print0`")
     names = data.removesuffix(b"\0").split(b"\0")
     if b"" in names:
         position = f"name {names.index(b'') + 1} of {len(names)} in '{source}' is empty"
@@ -141,7 +141,7 @@ def _head(path: str) -> bytes:
 
 def _without_pictures(folder: str, others: Counter[str], first_file: str) -> ImageError:
     if not others:
-        return ImageError(f"no pictures in '{folder}': it is empty", do="name a folder with pictures in it")
+        return ImageError(f"no pictures in '{folder}': the folder is empty", do="name a folder with pictures")
     counts = ", ".join(counted(count, kind) for kind, count in others.items())
     kind = foreign_kind(_head(first_file)) if first_file else ""
     example = f", such as {kind} in '{os.path.basename(first_file)}'" if kind else ""

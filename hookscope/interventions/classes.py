@@ -70,16 +70,16 @@ def class_changes(
     shown = dict.fromkeys([*_BEST.indices(scores[0], None), *_BEST.indices(scores[1], None), *targets])
     return [
         ClassChange(
-            index,
-            class_label(index, categories),
-            index in targets,
-            scores[0][index],
-            scores[1][index],
-            scores[1][index] - scores[0][index],
-            shares[0][index],
-            shares[1][index],
-            ranks[0][index],
-            ranks[1][index],
+            index=index,
+            label=class_label(index, categories),
+            target=index in targets,
+            score=scores[0][index],
+            score_after=scores[1][index],
+            change=scores[1][index] - scores[0][index],
+            probability=shares[0][index],
+            probability_after=shares[1][index],
+            rank=ranks[0][index],
+            rank_after=ranks[1][index],
         )
         for index in shown
     ]

@@ -117,7 +117,7 @@ class DropBlock(_Dropping):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.block_size, int) or self.block_size < 1 or self.block_size % 2 == 0:
-            raise UsageError(f"block_size={self.block_size}", do="give an odd number: a block has a middle")
+            raise UsageError(f"block_size={self.block_size}", do="give an odd number, such as 7")
 
     def change(self, site: Site, part: Tensor) -> Tensor:
         if part.dim() not in self._dimensions or site.axis == 0:

@@ -160,6 +160,6 @@ def _fitted(tensor: Tensor, site: Site, what: str) -> Tensor:
         if site.axis == 0 or tensor.shape[1:] != site.shape[1:] or len(tensor) != 1:
             shapes = ["x".join(map(str, shape)) or "a single number" for shape in (tensor.shape, site.shape)]
             asked, exists = f"{what} for '{site.call.key}' is {shapes[0]}", f"its activation is {shapes[1]}"
-            raise UsageError(asked, exists, "use one of the same layer and input size")
+            raise UsageError(asked, exists, f"take {what} from the same layer and input size")
         tensor = tensor.expand(site.shape)
     return tensor if site.where is None else tensor[site.where]

@@ -40,7 +40,7 @@ def model_errors_as_input_errors(model: str, inputs: Any) -> Iterator[None]:
         size = "x".join(map(str, shapes[0])) if shapes else "no size"
         text = " ".join(str(error).split())[:200] or type(error).__name__
         if cause := next((cause for sign, cause in _NO_GRADIENT.items() if sign in text), None):
-            raise ModelError(f"no gradient passes {model}", *cause) from error
+            raise ModelError(f"no gradient can flow through {model}", *cause) from error
         about_size = re.search(r"size|small|shape|divisible|dimension", text) and "type" not in text
         raise InputError(
             f"{model} refuses a picture of {size}: {text}", do="try another --input-size" if about_size else ""

@@ -65,7 +65,9 @@ def parameter_statistics(
             kind = type(module).__name__
             rows.append(ParameterStatistics(full, layer, kind, tuple(tensor.shape), buffer, **numbers))
     if not rows and layers is not None:
-        raise LayerError("the chosen layers have no parameters", do="see which have some: weights without --layer")
+        raise LayerError(
+            "the chosen layers have no parameters", do="weights without --layer lists layers with parameters"
+        )
     return rows
 
 

@@ -70,7 +70,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace
     a model that needs one of them to take the input is refused. ``dry=False`` goes straight to the real pass.
 
     Raises:
-        InputError: when the model refuses the input, or wants values and is on the meta device.
+        InputError: when the model refuses the input, or needs values and is on the meta device.
         ModelError: for scripted and compiled models, and lazy ones that never ran.
     """
     check_hookable(model)
@@ -203,7 +203,7 @@ class _Recorder:
         self.calls.append(TracedCall(opened.layer, opened.input_shape, shape, macs, None))
 
     def _look_for_writes(self) -> None:
-        """Blame the layer that is running now for every output written to since the last look."""
+        """Record the layer that runs now as the writer of every output that changed since the last call."""
         running = self._names[self._open[-1].layer] if self._open else ""
         unchanged = []
         for output in self._watched:

@@ -88,7 +88,10 @@ class StopRule:
         for name, layer, parameter in _from_the_loss_on(tracked, models, order):
             if parameter.grad is not None and not is_finite(parameter.grad):
                 where = f"{_nan_or_inf([parameter.grad])} in the gradient of {name}"
-                why, do = "the loss and all outputs are finite", "torch.autograd.set_detect_anomaly(True) names it"
+                why, do = (
+                    "the loss and all outputs are finite",
+                    "torch.autograd.set_detect_anomaly(True) names the operation",
+                )
                 self._stop(where, "backward", why, do, name.rpartition(".")[0] if layer is None else layer.name)
 
     def _stop(self, where: str, operation: str, why: str, do: str, layer: str = "", call: int = 0) -> NoReturn:

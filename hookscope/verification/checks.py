@@ -180,7 +180,7 @@ def _feature_extractor(passes: PairedPasses, tolerance: float) -> tuple[Check, E
     missed = len(passes.calls) - comparison.compared
     if comparison.compared and missed:
         comparison.notes.append(f"{missed} of {len(passes.calls)} calls are not nodes of the graph")
-    return comparison.check("no wanted call is a node of the graph"), edges
+    return comparison.check("no chosen call is a node of the graph"), edges
 
 
 def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
@@ -209,7 +209,7 @@ def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
                     comparison.notes.append(f"'{key}' is random: two re-computations differ too")
     if uncopied:
         comparison.notes.append(f"{uncopied} of {len(passes.calls)} calls are of layers that cannot be copied")
-    return comparison.check("nothing can be computed again" if uncopied else "no wanted layer ran")
+    return comparison.check("nothing can be computed again" if uncopied else "no chosen layer ran")
 
 
 def _copied(layer: nn.Module) -> nn.Module | None:
@@ -233,7 +233,7 @@ def _model_output(plain: Any, hooked: Any, run_again: Callable[[], Any]) -> Chec
             comparison.notes.append(f"part '{part}' of the output")
     if comparison.offences and not same_bits(plain, run_again()):
         comparison.notes.append("two passes without hooks differ too: the model is random or keeps a state")
-    return comparison.check("the model puts out no tensor")
+    return comparison.check("the model returns no tensor")
 
 
 def _inputs(edges: Edges | None, activations: Activations, signatures: Mapping[str, CallSignature]) -> Check:
@@ -248,7 +248,7 @@ def _inputs(edges: Edges | None, activations: Activations, signatures: Mapping[s
         comparison.compare(edge.target, named.get(edge.argument), activations[edge.source])
     if edges.overwritten:
         comparison.notes.append(f"{counted(edges.overwritten, 'input')} overwritten in place, not compared")
-    return comparison.check("no wanted call feeds another")
+    return comparison.check("no chosen call feeds another")
 
 
 def _untouched(passes: PairedPasses) -> Check:
@@ -267,7 +267,7 @@ def _untouched(passes: PairedPasses) -> Check:
 def _about(change: StateChange, passes: PairedPasses) -> str:
     own = any((other.layer, other.what) == (change.layer, change.what) for other in passes.own_changes)
     when = "" if passes.changes else " by a pass left half-way"
-    return f"{change.what} changed{when}" + (", without hooks too: the layer does it" if own else "")
+    return f"{change.what} changed{when}" + (", without hooks too: the layer itself changes it" if own else "")
 
 
 def _first_random_leaf(passes: PairedPasses) -> str:
@@ -290,7 +290,7 @@ def _shapes(passes: PairedPasses) -> Check:
         traced = trace(passes.model, inputs_of(passes.net, passes.pictures))
     except HookscopeError as error:
         return Check(comparison.name, None, 0, None, note=str(error)[:160])
-    comparison.notes += ["traced by a real pass: the model wants values"] if traced.real else []
+    comparison.notes += ["traced by a real pass: the model needs values"] if traced.real else []
     traced_calls, indices = _calls_of(traced), _indices(traced, passes.types)
     for call in passes.calls:
         row = traced_calls.get((call.name, call.call))
@@ -303,7 +303,7 @@ def _shapes(passes: PairedPasses) -> Check:
         ran = {(call.name, call.call) for call in passes.calls}
         lost = next((call_key(*call) for call in indices if call not in ran), "")
         comparison.add(comparison.offences[0] if comparison.offences else lost, None, False)
-    return comparison.check("no wanted layer ran")
+    return comparison.check("no chosen layer ran")
 
 
 def _calls_of(traced: Trace) -> dict[tuple[str, int], TracedCall]:

@@ -186,7 +186,7 @@ def test_channels_are_ablated_on_top_of_interventions(run: Run) -> None:
     words = ["--ablate-each", "conv2", "--at", "conv2", "zero:channels=0-3"]
     rows = as_json(run, *words)
     assert len(rows) == 4 and all(row["worth"] == 0 for row in rows)
-    assert run(*words)[2] == "Note: the score is the same without any of these channels, after what --at does\n"
+    assert run(*words)[2] == "Note: the score is the same without any of these channels, with the changes of --at\n"
     words = ["--ablate-each", "conv2", "--at", "relu", "dropout", "--seed", "3"]
     assert as_json(run, *words) == as_json(run, *words)
 

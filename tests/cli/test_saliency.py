@@ -89,7 +89,7 @@ def test_shares_that_do_not_make_up_the_score_have_a_note(run: Run, steps: int) 
     off = abs(row["sum"] - row["expected"]) / abs(row["expected"])
     assert (status, off > 0.05) == (0, steps == 1)
     shares = f"the shares of class {row['class']} add up to {row['sum']:.4g}"
-    note = f"Note: cat.jpg: {shares}, but the score minus that of zeros is {row['expected']:.4g}; raise --steps\n"
+    note = f"Note: cat.jpg: {shares}, but the score minus the score of zeros is {row['expected']:.4g}; raise --steps\n"
     assert errors == (note if steps == 1 else "")
 
 

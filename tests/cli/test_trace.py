@@ -165,7 +165,7 @@ def test_calls_without_a_gradient_are_in_a_note(run: Run) -> None:
     events = [(row["event"], row["name"]) for row in map(json.loads, out.splitlines())]
     assert (status, events[-2:]) == (0, [("backward", ""), ("backward", "main")])
     assert ("forward", "side") in events and ("backward", "side") not in events
-    assert errors == "Note: 1 call without a gradient and backward event: side\n"
+    assert errors == "Note: 1 call has no gradient and no backward event: side\n"
     _, out, errors = run("nets.py:Blind", "cat.png", "--type", "Linear", "--events", "--format", "tsv")
     assert [line.split("\t")[1] for line in out.splitlines()[1:]] == ["pre-hook", "forward"]
     assert errors == "Note: no backward pass: the output of Blind has no gradient\n"

@@ -45,7 +45,7 @@ def test_all_holds(run: Run, words: list[str]) -> None:
 def test_a_type_and_a_layer_narrow_what_is_compared(run: Run) -> None:
     printed = rows(run("--type", "Conv2d", "--layer", "-1", "--format", "ndjson")[1])
     assert [row["compared"] for row in printed][:2] == [1, 1]
-    assert (printed[3]["holds"], printed[3]["note"]) == (None, "no wanted call feeds another")
+    assert (printed[3]["holds"], printed[3]["note"]) == (None, "no chosen call feeds another")
 
 
 def test_the_first_difference_ends_it_with_status_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,8 +102,8 @@ def test_a_vector_beside_maps_is_listed_and_alone_is_an_error(small: LoadedModel
     result = run_and_reduce(small, [PICTURE], ["0", "fc"])
     assert [call.key for call, _ in result.summaries] == ["conv1"]
     ((call, error),) = result.without_map
-    assert (call.key, error.asked) == ("fc", "the output is 1x2: no feature map")
-    words = r"nothing to draw in fc \(Linear\): the output is 1x2: no feature map; layers with feature maps are conv"
+    assert (call.key, error.asked) == ("fc", "the output is 1x2, not a feature map")
+    words = r"nothing to draw in fc \(Linear\): the output is 1x2, not a feature map; layers with feature maps are conv"
     with pytest.raises(NoMapError, match=words):
         run_and_reduce(small, [PICTURE], "fc")
     assert hooks_on(small.model) == 0

@@ -120,13 +120,13 @@ def test_parts_are_named() -> None:
 @pytest.mark.parametrize(
     ("output", "words"),
     [
-        (numbered(1, 1000), "the output is 1x1000: no feature map"),
-        (torch.tensor(1.0), "the output is a single number: no feature map"),
-        (None, "the output is no tensor: no feature map"),
-        (([], {}), "the output is no tensor: no feature map"),
-        ({"boxes": numbered(7, 4), "labels": numbered(7)}, "the output is 7x4 and 7: no feature map"),
-        (torch.zeros(0, 256, 14, 14), "the output is 0x256x14x14: no feature map"),
-        (numbered(1, 7, 8), "the output is 1x7x8: no feature map"),
+        (numbered(1, 1000), "the output is 1x1000, not a feature map"),
+        (torch.tensor(1.0), "the output is a single number, not a feature map"),
+        (None, "the output is no tensor, not a feature map"),
+        (([], {}), "the output is no tensor, not a feature map"),
+        ({"boxes": numbered(7, 4), "labels": numbered(7)}, "the output is 7x4 and 7, not a feature map"),
+        (torch.zeros(0, 256, 14, 14), "the output is 0x256x14x14, not a feature map"),
+        (numbered(1, 7, 8), "the output is 1x7x8, not a feature map"),
     ],
 )
 def test_the_error_for_an_output_without_maps_has_its_shapes(output: Any, words: str) -> None:

@@ -128,7 +128,7 @@ def test_no_path_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no picture was given; name files or folders, or - for standard input"):
         find_pictures([])
     (tmp_path / "nested").mkdir()
-    assert refusal(tmp_path) == f"no pictures in '{tmp_path}': it is empty; name a folder with pictures in it"
+    assert refusal(tmp_path) == f"no pictures in '{tmp_path}': the folder is empty; name a folder with pictures"
 
 
 def test_a_folder_without_pictures_lists_its_content(tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_names_in_a_list_are_read_byte_by_byte() -> None:
 @pytest.mark.parametrize(
     ("data", "line"),
     [
-        (b"", "no names in 'list': it is empty; check what writes it"),
-        (b"a.png\nb.png\n", "'list' holds lines; names end in NUL; write it with `find -print0`"),
+        (b"", "no names in 'list': the list is empty; check what writes it"),
+        (b"a.png\nb.png\n", "'list' holds lines; names must end in NUL; write it with `find -print0`"),
         (b"\0", "name 1 of 1 in 'list' is empty; names end in one NUL each; write it with `find -print0`"),
         (b"a\0b\0\0c\0", "name 3 of 4 in 'list' is empty; names end in one NUL each; write it with `find -print0`"),
     ],

@@ -166,7 +166,7 @@ def test_a_linear_rate() -> None:
         (lambda: Dropout(float("nan")), "p=nan is not a share"),
         (lambda: Dropout("0.1"), "p='0.1' is not a number"),
         (lambda: Dropout(LinearSchedule(0, 2, 1)).at(1), "p=2.0 is not a share"),
-        (lambda: DropBlock(0.1, 4), "block_size=4; give an odd number: a block has a middle"),
+        (lambda: DropBlock(0.1, 4), "block_size=4; give an odd number, such as 7"),
         (lambda: DropBlock(0.1, 0), "block_size=0"),
         (lambda: DropBlock(0.1, -3), "block_size=-3"),
         (lambda: DropBlock(0.1, 3.0), "block_size=3.0"),

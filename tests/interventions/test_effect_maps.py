@@ -145,7 +145,7 @@ def test_a_vector_is_a_map_of_one_position_for_each_channel() -> None:
     ("before", "after", "words"),
     [
         (torch.zeros(1, 3, 4, 4), torch.zeros(1, 3, 5, 4), "the shapes differ: 1x3x4x4 before, 1x3x5x4 after"),
-        (torch.zeros(4), torch.ones(4), "no feature map"),
+        (torch.zeros(4), torch.ones(4), "not a feature map"),
         (None, None, "no tensor"),
     ],
 )

@@ -117,7 +117,7 @@ def test_no_gradient_goes_back_through_a_patch_and_all_of_it_beside() -> None:
 @pytest.mark.parametrize(
     ("source", "shape", "says"),
     [
-        (torch.ones(1, 3, 2, 2), (1, 3, 4, 4), "the patch for 'layer' is 1x3x2x2; its activation is 1x3x4x4; use one"),
+        (torch.ones(1, 3, 2, 2), (1, 3, 4, 4), "the patch for 'layer' is 1x3x2x2; its activation is 1x3x4x4; take"),
         (torch.ones(2, 3), (3, 3), "the patch for 'layer' is 2x3; its activation is 3x3"),
         (torch.ones(()), (3, 3), "the patch for 'layer' is a single number; its activation is 3x3"),
         (torch.ones(3), (3, 3), "the patch for 'layer' is 3; its activation is 3x3"),

@@ -145,7 +145,7 @@ def test_the_numbers_of_comparisons() -> None:
 def test_a_selection_limits_what_is_compared() -> None:
     results = checks(Reused(), layers=["relu#1", "-1"], types=("Conv2d",))
     assert [results[name].compared for name in ("feature-extractor", "re-computation", "shapes")] == [2, 2, 2]
-    assert (results["inputs"].holds, results["inputs"].note) == (None, "no wanted call feeds another")
+    assert (results["inputs"].holds, results["inputs"].note) == (None, "no chosen call feeds another")
     assert not failing(results)
 
 
@@ -253,7 +253,7 @@ def test_a_layer_that_changes_its_buffer_is_found(shows: bool) -> None:
     failures = failing(results)
     assert ("untouched", "1") in failures
     assert results["untouched"].largest_difference == 1.0
-    assert "buffer 'count' changed, without hooks too: the layer does it" in results["untouched"].note
+    assert "buffer 'count' changed, without hooks too: the layer itself changes it" in results["untouched"].note
     assert (("re-computation", "1") in failures) == shows
 
 

@@ -150,14 +150,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
         output.note("Note: no NaN in the forward pass or in the backward pass")
     lines = totals(report, loss.name, changes.describe())
     shown = gradients.select_parameters(report, net.model, options.layers or "all")
-    about = {
-        "model": net.name,
-        "weights": net.weights,
-        "loss": {"name": options.loss, "value": report.value},
-        "targets": [dataclasses.asdict(prediction) for prediction in report.targets],
-        "total_norm": report.total_norm,
-        "total_norm_after": report.total_after,
-    }
+    about = _about(net, report, options)
     rows = sections(shown, thresholds, net.weights, options.parameters)
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(output.write_report, Report(rows, findings, about, lines), options.format)
@@ -173,6 +166,18 @@ def _check(paths: Sequence[str], options: Options) -> None:
         raise UsageError("--loss mse takes no --target", "it compares the outputs with zeros", "leave --target out")
     ModelAndImages.check_count(paths)
     check_plot(options.plot, paths)
+
+
+def _about(net: models.LoadedModel, report: gradients.GradientReport, options: Options) -> dict[str, Any]:
+    """The members of json beside layers, parameters and findings."""
+    return {
+        "model": net.name,
+        "weights": net.weights,
+        "loss": {"name": options.loss, "value": report.value},
+        "targets": [dataclasses.asdict(prediction) for prediction in report.targets],
+        "total_norm": report.total_norm,
+        "total_norm_after": report.total_after,
+    }
 
 
 def _provenance(

@@ -160,7 +160,7 @@ def _ablate(
         skipped = counted(len(ablation.skipped), "call")
         output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
     if ablation.channels and all(channel.worth == 0 for channel in ablation.channels):
-        also = ", after what --at does" if changes else ""
+        also = ", with the changes of --at" if changes else ""
         output.note(f"Note: the score is the same without any of these channels{also}")
     shown, prediction = ablation.channels[: options.top], ablation.prediction
     name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")

@@ -123,8 +123,8 @@ def _note_limits(explanation: Explanation, result: explain.Saliency, total: floa
     index, score, expected = result.prediction.index, result.prediction.score, result.expected
     if expected is not None and abs(total - expected) > _GAP * abs(expected) + _ROUNDING * abs(score):
         explanation.note(
-            f"the shares of class {index} add up to {total:.4g}, but the score minus that of zeros is {expected:.4g};"
-            " raise --steps"
+            f"the shares of class {index} add up to {total:.4g}, but the score minus the score of zeros is"
+            f" {expected:.4g}; raise --steps"
         )
     if result.unguided:
         calls = counted(result.unguided, "functional ReLU call")

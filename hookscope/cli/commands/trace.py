@@ -144,7 +144,8 @@ def _note_the_rest(record: tracing.PassRecord, options: Options) -> None:
         output.note(f"Note: no backward pass: {record.without_backward}")
     elif options.events and record.unreached:
         keys = [call.key or "(model)" for call in record.unreached]
-        output.note(f"Note: {counted(len(keys), 'call')} without a gradient and backward event: {listed(keys, 3)}")
+        have = "has" if len(keys) == 1 else "have"
+        output.note(f"Note: {counted(len(keys), 'call')} {have} no gradient and no backward event: {listed(keys, 3)}")
     if options.values and (larger := tensors_left_out(record, options.events)):
         what = f"{counted(larger, 'tensor')} of more than {options.most} values left out"
         output.note(f"Note: {what}; --most shows larger tensors")

@@ -147,7 +147,7 @@ def _check_together(words: Sequence[str], options: Mapping[str, Any]) -> None:
     of_show = [option for name, option in _SHOW_OPTIONS.items() if was_given(name)]
     if options["show"] is None and not words:
         exists = f"{of_show[0]} needs --show LOG" if of_show else ""
-        do = "hookscope watch -- train.py, or hookscope watch --show run.ndjson"
+        do = "write hookscope watch -- train.py, or hookscope watch --show run.ndjson"
         raise UsageError("there is no script to watch", exists, do)
     if options["show"] is None and of_show:
         raise UsageError(

@@ -84,7 +84,7 @@ def command(
     if kernels is None and (channels, columns, cell, cmap) != (None, None, None, None):
         raise UsageError("--channels, --columns, --cell and --cmap need --kernels", do="add --kernels FILE.png")
     if layers is not None and layers.counts and str(layers) != "all":
-        raise UsageError("--layer of weights takes names", "indices count calls of a pass", "name layers: conv1")
+        raise UsageError("--layer takes names in weights", "indices count calls of a pass", "name layers: conv1")
     _check_outputs(plot, kernels, [weights, model.partition(":")[0]])
     net = ModelOptions(model, weights, seed).load()
     rows = parameters.parameter_statistics(net.model, thresholds, layers)

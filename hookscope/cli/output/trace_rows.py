@@ -66,22 +66,22 @@ def tensors_left_out(record: tracing.PassRecord, backward: bool) -> int:
 
 
 def _for_table(row: Row) -> Row:
-    cells = {name: _together(name.rpartition("_")[2], value) for name, value in row.items()}
+    cells = {name: _merged_cell(name.rpartition("_")[2], value) for name, value in row.items()}
     return {**cells, "name": "  " * row.get("depth", 0) + (hooks.call_key(row["name"], row["call"]) or "(model)")}
 
 
-def _together(what: str, value: Any) -> Any:
+def _merged_cell(fact: str, value: Any) -> Any:
     """One cell for several tensors: the first shape, all types, the widest range."""
     if not isinstance(value, Mapping):
         return value
-    facts = [fact for fact in value.values() if fact is not None]
-    if what == "shape":
+    facts = [part for part in value.values() if part is not None]
+    if fact == "shape":
         part, shape = next(iter(value.items()))
         more = f" +{len(value) - 1} more" if len(value) > 1 else ""
         return f"{part}:{_size(shape)}{more}"
-    if what == "dtype":
+    if fact == "dtype":
         return " ".join(dict.fromkeys(facts))
-    return (min if what == "min" else max)(facts, default=None)
+    return (min if fact == "min" else max)(facts, default=None)
 
 
 def _size(shape: Sequence[int]) -> str:

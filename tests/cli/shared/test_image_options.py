@@ -74,7 +74,7 @@ def test_lists_that_cannot_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert "cannot be read: Is a directory" in refusal(ImageError, [], str(folder))
     assert "cannot be read: embedded null" in refusal(ImageError, [], "a\0b")
     piped(monkeypatch, b"")
-    assert refusal(ImageError, [], "-") == "no names in '-': it is empty; check what writes it"
+    assert refusal(ImageError, [], "-") == "no names in '-': the list is empty; check what writes it"
     monkeypatch.setattr(sys, "stdin", None)
     assert refusal(ImageError, [], "-").startswith("no names on standard input: it is closed")
 
