@@ -106,7 +106,7 @@ class ZeroGradient:
 
 def check_positive(name: str, value: float) -> None:
     if not value > 0:
-        raise UsageError(f"{name} {value:g} sets every gradient to 0", do="give a number above 0")
+        raise UsageError(f"{name} {value:g} is not a number above 0")
 
 
 def clip_total_norm(gradients: Iterable[Tensor], limit: float) -> list[Tensor]:

@@ -105,7 +105,7 @@ class Intervention(Spelled):
         for field in dataclasses.fields(self):
             value, choices = getattr(self, field.name), field.metadata.get("choices")
             if choices and value not in choices:
-                raise UsageError(f"no {field.name} '{value}'", f"choices: {', '.join(choices)}")
+                raise UsageError(f"no value '{value}' of {field.name}", f"choices: {', '.join(choices)}")
             if field.metadata.get("finite"):
                 check_finite(field.name, value)
 

@@ -127,7 +127,7 @@ def test_findings_without_a_row_are_in_a_note_of_flat_formats(
     run: Run, words: list[str], model: str, findings: str
 ) -> None:
     _, _, errors = run("pics", *words, model=f"nets.py:{model}", format="tsv")
-    assert errors == f"Note: not in TSV: {findings}; see --format table or json\n"
+    assert errors == f"Note: not in TSV or CSV: {findings}; see --format table or json\n"
 
 
 def test_channels_have_rows_of_their_own(run: Run) -> None:

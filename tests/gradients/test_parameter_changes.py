@@ -19,7 +19,7 @@ from tests.nets import named
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: GradientChanges(clip_norm=0.0), "clip norm 0 sets every gradient to 0; give a number above 0"),
+        (lambda: GradientChanges(clip_norm=0.0), "clip norm 0 is not a number above 0"),
         (lambda: GradientChanges(clip_value=-1.0), "clip value -1"),
         (lambda: GradientChanges(clip_norm=math.nan), "clip norm nan"),
         (lambda: GradientChanges(scale=math.inf), "scale inf is not finite"),

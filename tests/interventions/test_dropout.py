@@ -170,7 +170,7 @@ def test_a_linear_rate() -> None:
         (lambda: DropBlock(0.1, 0), "block_size=0"),
         (lambda: DropBlock(0.1, -3), "block_size=-3"),
         (lambda: DropBlock(0.1, 3.0), "block_size=3.0"),
-        (lambda: Dropout(when="eval"), "no when 'eval'; choices: train, always"),
+        (lambda: Dropout(when="eval"), "no value 'eval' of when; choices: train, always"),
         (lambda: DropBlock2d(p=lambda: 0.1), "the schedule of DropBlock2d takes (); it is called with (step)"),
     ],
 )

@@ -195,7 +195,7 @@ def test_channels_and_images_are_permuted_as_wholes() -> None:
         (lambda: Quantize(0), "bits=0; give 1 to 16"),
         (lambda: Quantize(17), "bits=17"),
         (lambda: Quantize(1, symmetric=True), "bits=1; give 2 to 16"),
-        (lambda: Permute("rows"), "no axis 'rows'; choices: positions, channels, images"),
+        (lambda: Permute("rows"), "no value 'rows' of axis; choices: positions, channels, images"),
         (lambda: Scale("2"), "factor='2' is not a number"),
         (lambda: Scale(1e39), "factor=1e+39 exceeds single precision"),
         (lambda: Clamp(max=[1]), r"max=[1] is not a number"),

@@ -193,7 +193,7 @@ def test_steering_by_a_whole_activation_and_by_none() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Mean(over="time"), "no over 'time'; choices: images, positions"),
+        (lambda: Mean(over="time"), "no value 'time' of over; choices: images, positions"),
         (lambda: Mean(torch.ones(1), over="positions"), "a mean over positions takes no source; leave the source out"),
         (lambda: Steer(torch.ones(1), float("nan")), "scale=nan; give a finite number"),
     ],

@@ -154,7 +154,7 @@ def _report(
     # findings that no row names, such as those of a BatchNorm
     keys = set() if per_channel else {layer.key for layer in layers}
     rest = [f"{finding.finding} {finding.layer}".strip() for finding in findings if finding.layer not in keys]
-    flat_note = f"Note: not in TSV: {listed(rest, 4)}; see --format table or json" if rest else ""
+    flat_note = f"Note: not in TSV or CSV: {listed(rest, 4)}; see --format table or json" if rest else ""
     about = {"layers": section.rows} if per_channel else {}
     shown = channel_section(layers, weights) if per_channel else section
     write_report(Report([shown], findings, about, totals, flat_note), format)
