@@ -6,7 +6,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
@@ -69,21 +68,20 @@ class WatchedPass(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._names = {module: name for name, module in model.named_modules()}
-        self._stack = ExitStack()
+        self._handles = HookHandles()
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            handles = stack.enter_context(HookHandles())
+        with HookHandles() as handles:
             for module in self._names:
                 handles.forward_pre(module, self._before)
                 handles.forward(module, self._after)
             super().__enter__()  # type: ignore[no-untyped-call]
-            self._stack = stack.pop_all()
+            self._handles = handles.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._stack.close()
+        self._handles.close()
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         raise NotImplementedError

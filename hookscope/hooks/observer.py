@@ -135,7 +135,7 @@ class Observer:
                 self._handles.forward(module, self._after)
             self._handles.forward(self.model, self._end)
         except BaseException:
-            self._handles.__exit__(None, None, None)
+            self._handles.close()
             raise
         return self
 

@@ -82,7 +82,7 @@ class TrainingWatcher:
 
     def off(self) -> None:
         self.is_off, self._open = True, None
-        self._step_hooks.__exit__(None, None, None)
+        self._step_hooks.close()
         self._remove_module_hooks()
 
     def _on_model(self, model: TrackedModel) -> None:
@@ -226,7 +226,7 @@ class TrainingWatcher:
         (self._loss_tap.on if needed else self._loss_tap.off)()
 
     def _remove_module_hooks(self) -> None:
-        self._module_hooks.__exit__(None, None, None)
+        self._module_hooks.close()
         self._hooks_are_on = False
         self._hidden.off()
         self._loss_tap.off()
