@@ -38,7 +38,7 @@ class Origin:
             **package_versions(),
             "model": self.model,
             "weights": self.weights,
-            "image": os.path.basename(self.image) or self.image,
+            "image": os.path.basename(self.image),
             "sha256": self.sha256,
             "preprocess": self.preprocess,
             **({"second": second} if second else {}),
