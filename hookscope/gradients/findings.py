@@ -76,7 +76,7 @@ def diagnose_gradients(
 
     Example:
         >>> import torch
-        >>> from hookscope.gradients import layer_gradients
+        >>> from hookscope import layer_gradients
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.ReLU(), torch.nn.Flatten())
         >>> _ = net[0].bias.data.fill_(-9), net[0].weight.data.fill_(1)
         >>> [finding] = diagnose_gradients(layer_gradients(net, torch.ones(1, 1, 1, 1)))

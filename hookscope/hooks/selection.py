@@ -325,7 +325,7 @@ class Selection:
         return self.wants_every_index or any(term.certain(index) for term in self._indices)
 
     def wants(self, name: str, call: int, index: int | None, total: int | None = None) -> bool:
-        """Whether this call is wanted in a pass with ``total`` calls of the chosen types; None while it still runs."""
+        """Whether this call is wanted in a pass with ``total`` calls of the chosen types, None while the pass runs."""
         if any(term.wants(name, call) for term in self._names):
             return True
         if index is None:

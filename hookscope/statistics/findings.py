@@ -88,7 +88,7 @@ def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | N
 
     Example:
         >>> import torch
-        >>> from hookscope.statistics import StatisticsCollector
+        >>> from hookscope import StatisticsCollector
         >>> _ = torch.manual_seed(1)
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.ReLU())
         >>> net[0].bias.data[2] = -9.0

@@ -118,7 +118,7 @@ def verify(
 
     Args:
         net: What `load_model` returned.
-        pictures: Prepared pictures, as `noise_pictures` or ``net.preprocess`` make them: one, or two for optical flow.
+        pictures: Prepared pictures ``(3, H, W)``, as ``net.prepare`` makes them: one, or two for optical flow.
         layers: A selection, see `Selection`.
         types: Class names that indices count; every leaf by default.
 
@@ -127,10 +127,10 @@ def verify(
         InputError: when the model refuses the pictures.
 
     Example:
-        >>> from hookscope.models import load_model
-        >>> from hookscope.verification import noise_pictures
-        >>> net = load_model("squeezenet1_1", weights="none", input_size=(32, 32))
-        >>> [(check.name, check.holds) for check in verify(net, noise_pictures(net))][:2]
+        >>> import torch
+        >>> from hookscope import load_model
+        >>> net = load_model("squeezenet1_1", weights="none", device="cpu", input_size=(32, 32))
+        >>> [(check.name, check.holds) for check in verify(net, [torch.rand(3, 32, 32)])][:2]
         [('feature-extractor', True), ('re-computation', True)]
     """
     net_tolerance = 0.0 if net.device == "cpu" else TOLERANCE
@@ -335,4 +335,4 @@ def _largest_shape_difference(shapes: Shapes, others: Shapes) -> float:
     if [len(shape) for shape in shapes] != [len(shape) for shape in others]:
         return math.inf
     pairs = zip(shapes, others, strict=True)
-    return float(max((abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True)), default=0))
+    return float(max((abs(a - b) for pair in pairs for a, b in zip(*pair, strict=True)), default=0))
