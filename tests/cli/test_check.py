@@ -34,6 +34,11 @@ def sick():
     broken.head.weight.data[3, 2] = float("nan")
     return broken
 
+def endless():
+    broken = net()
+    broken.head.bias.data[3] = float("inf")
+    return broken
+
 class Odd(nn.Module):
     def __init__(self):
         super().__init__()
@@ -93,9 +98,10 @@ def test_a_row_says_what_was_measured(run: Run) -> None:
 def test_nan(run: Run) -> None:
     status, out, errors = run("--no-nan", "--format", "json", model="nets.py:sick")
     assert (status, [layer for _, layer, _ in broken(out)], errors) == (3, ["head", "twice", "twice#1"], "")
-    status, out, errors = run("--max-abs", "1e4", model="nets.py:sick")
-    assert (status, out) == (0, HEADER)
-    assert errors == "Note: NaN or Inf in head, twice, twice#1; --no-nan forbids them\n"
+    for model in ("nets.py:sick", "nets.py:endless"):
+        status, out, errors = run("--max-dead", "50%", model=model)
+        assert (status, out) == (0, HEADER)
+        assert errors == "Note: NaN or Inf in head, twice, twice#1; --no-nan forbids them\n"
 
 
 def test_layers_may_be_allowed(run: Run) -> None:

@@ -33,7 +33,7 @@ METHODS = pytest.mark.parametrize("method", EXPLAIN)
 
 def values_of(method: str, net: nn.Module, x: Tensor, target: Any = 3, **options: Any) -> NDArray[Any]:
     [answer] = EXPLAIN[method](net, x, target=target, **options)
-    assert np.isfinite(answer.still).all()
+    assert np.isfinite(answer.still).all() and answer.still.dtype == np.float32
     assert isinstance(answer.values, np.ndarray) or not (answer.values.requires_grad or answer.values.is_inference())
     return np.asarray(answer.values)
 

@@ -42,7 +42,7 @@ def test_values_are_those_from_paper_although_the_next_layer_overwrites_them() -
     assert [(call.key, call.type, call.index) for call in activations.calls] == [
         ("0", "Conv2d", 0), ("2", "Conv2d", 1), ("4", "Conv2d", 2)
     ]  # fmt: skip
-    assert activations.complete and activations.did_not_run == ()
+    assert activations.complete and activations.did_not_run == () and len(activations.inputs) == 0
     assert hooks_on(net) == 0
 
 
