@@ -341,3 +341,12 @@ def test_bad_shares_and_norms_are_refused(values: dict[str, Any], says: str) -> 
     with pytest.raises(UsageError) as caught:
         Prune(**values)
     assert str(caught.value).startswith(says)
+
+
+def test_parameters_made_in_inference_mode_are_changed_in_it() -> None:
+    with torch.inference_mode():
+        net = nn.Linear(2, 2)
+        before = bits(net)
+        with intervene(net, {"weight": Zero()}):
+            assert torch.equal(net(torch.ones(1, 2))[0], net.bias)
+        assert same(before, bits(net))
