@@ -155,7 +155,8 @@ def test_pruned_weights_stay_at_zero_in_training(build: Callable[..., torch.opti
         assert {name: int(mask.sum()) * 2 for name, mask in gone.items()} == {n: before[n].numel() for n in gone}
         train(net, optimizer)
         for name, mask in gone.items():
-            assert not bool(dict(net.named_parameters())[name][mask].any())
+            parameter = dict(net.named_parameters())[name]
+            assert parameter.grad is not None and not bool(parameter[mask].any() or parameter.grad[mask].any())
         trained = {name: p.detach().clone() for name, p in net.named_parameters()}
     for name, parameter in net.named_parameters():
         mask = gone.get(name, torch.zeros_like(parameter, dtype=torch.bool))
