@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import tempfile
 
 import pytest
@@ -13,6 +14,7 @@ _FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
 def pytest_configure(config):
     # one thread: small nets gain nothing from two, and `pytest -n` runs a process on each core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script ignores it
     # before any test and doctest, so that nobody's real cache is read or written
     config.stash[_FOLDER] = tempfile.TemporaryDirectory()
     os.environ["XDG_CACHE_HOME"] = config.stash[_FOLDER].name

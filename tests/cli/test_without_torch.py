@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def test_help_completion_and_repeated_listings_do_not_import_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
     first = []
     for words in LISTINGS:
         with pytest.raises(SystemExit, match="0"):
@@ -81,5 +83,6 @@ def test_help_completion_and_repeated_listings_do_not_import_torch(
     assert (done.returncode, done.stderr) == (0, "")
     heavy, printed, offered, torch = json.loads(done.stdout)
     assert (heavy, torch) == ([], [])
-    assert printed == first
+    difference = difflib.unified_diff("".join(first).splitlines(), "".join(printed).splitlines(), n=0)
+    assert printed == first, "\n".join(difference)
     assert offered == {line: [f"plain,{word}" for word in words] for line, words in OFFERED.items()}
