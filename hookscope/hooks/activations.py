@@ -117,6 +117,17 @@ class Activations(CallMapping):
             by_call._forget()
 
 
+@cache
+def _keep_freed_memory() -> None:
+    """Let glibc keep up to 64 MiB of freed memory: captures of the next pass then cause no page faults.
+
+    glibc returns freed memory to the kernel above a limit that is twice the largest block freed so far, up to 32 MiB.
+    This block is just below 32 MiB, and none of it is written, which costs microseconds. Capturing all convolutions of
+    resnet34 then costs 1.08 to 1.09 times a plain pass, not 1.15 to 1.21.
+    """
+    bytes((32 << 20) - (64 << 10))
+
+
 class capture:  # lower case: it reads like a function in a `with` statement
     """Keep the activations of the wanted calls of ``model`` while the ``with`` block runs.
 
@@ -190,6 +201,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
         self._undecided: deque[Call] = deque()
 
     def __enter__(self) -> Activations:
+        _keep_freed_memory()
         self._observer.__enter__()
         self._activations = Activations(self._observer.progress)
         names = self._observer.first_names
