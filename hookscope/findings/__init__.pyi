@@ -1,6 +1,7 @@
 from .catalogue import (
     CATALOGUE as CATALOGUE,
     GRAVITY as GRAVITY,
+    Case as Case,
     FindingKind as FindingKind,
     Threshold as Threshold,
     Thresholds as Thresholds,
@@ -9,11 +10,15 @@ from .catalogue import (
     thresholds_for as thresholds_for,
 )
 from .finding import (
+    SEVERITIES as SEVERITIES,
     Finding as Finding,
     chains as chains,
     counted as counted,
     listed as listed,
+    merged as merged,
     nonfinite_words as nonfinite_words,
     percent as percent,
+    ranked as ranked,
+    verdict as verdict,
 )
 from .rules import Rules as Rules, existing as existing

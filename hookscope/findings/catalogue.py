@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from hookscope.findings.finding import Finding
 
@@ -32,24 +32,37 @@ class Threshold:
     whole: bool = False
 
 
+class Case(NamedTuple):
+    """A special meaning, advice and severity of a finding; empty where it is the usual one."""
+
+    meaning: str = ""
+    advice: str = ""
+    severity: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """One kind of finding; ``cases`` are special meanings and advice, empty where they are the usual ones."""
+    """One kind of finding; ``severity`` is one of `SEVERITIES`."""
 
     name: str
     meaning: str
     advice: str
     thresholds: tuple[Threshold, ...] = ()
-    cases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    cases: Mapping[str, Case] = field(default_factory=dict)
+    severity: str = "warning"
 
     def text(self, case: str = "") -> str:
         """Meaning and advice of ``case``, or the usual ones."""
-        meaning, advice = self.cases.get(case, ("", ""))
-        return f"{meaning or self.meaning} {advice or self.advice}"
+        special = self.cases.get(case, Case())
+        return f"{special.meaning or self.meaning} {special.advice or self.advice}"
+
+    def severity_of(self, case: str = "") -> str:
+        """Severity of ``case``, or the usual one."""
+        return self.cases.get(case, Case()).severity or self.severity
 
     def finding(self, layer: str, evidence: str, case: str = "", **details: Any) -> Finding:
         """A finding of this kind; ``details`` are the other fields of `Finding`."""
-        return Finding(self.name, layer, evidence, self.text(case), **details)
+        return Finding(self.name, layer, evidence, self.text(case), **{"severity": self.severity_of(case), **details})
 
 
 CATALOGUE: dict[str, FindingKind] = {}
@@ -57,9 +70,14 @@ CATALOGUE: dict[str, FindingKind] = {}
 
 
 def _kind(
-    name: str, meaning: str, advice: str, *thresholds: Threshold, cases: Mapping[str, tuple[str, str]] | None = None
+    name: str,
+    meaning: str,
+    advice: str,
+    *thresholds: Threshold,
+    cases: Mapping[str, Case] | None = None,
+    severity: str = "warning",
 ) -> None:
-    CATALOGUE[name] = FindingKind(name, meaning, advice, thresholds, cases or {})
+    CATALOGUE[name] = FindingKind(name, meaning, advice, thresholds, cases or {}, severity)
 
 
 _START = (
@@ -71,13 +89,14 @@ _kind(
     "NaN and Inf spread to every value computed from them.",
     _START,
     cases={
-        "weights": (
+        "weights": Case(
             "",
             "Load an earlier checkpoint, and find out why the loss diverged: learning rate, missing gradient clipping,"
             " or half precision without loss scaling.",
         ),
-        "operation unknown": ("", f"{_START} To name the operation, run watch --stop-on non-finite."),
+        "operation unknown": Case("", f"{_START} To name the operation, run watch --stop-on non-finite."),
     },
+    severity="error",
 )
 _kind(
     "exploding-activations",
@@ -115,6 +134,7 @@ _kind(
     Threshold(
         "same", 1e-05, "spread between images over spread of the layer; images differ by less through rounding alone"
     ),
+    severity="error",
 )
 _kind(
     "saturated",
@@ -159,6 +179,7 @@ _kind(
     "A dead layer passes nothing on, and behind a ReLU no gradient revives it.",
     "Check the bias and the weights before the layer, lower the learning rate, or use a leaky ReLU.",
     Threshold("dead_layer", 0.9999, "all channels are 0, whatever the rounding of the share"),
+    severity="error",
 )
 _kind(
     "duplicate-channels",
@@ -173,6 +194,7 @@ _kind(
         "R",
         most=1.0,
     ),
+    severity="note",
 )
 _kind(
     "low-rank",
@@ -186,6 +208,7 @@ _kind(
         "With --rank: an effective rank below this share of the highest possible rank is a finding.",
         share=True,
     ),
+    severity="note",
 )
 _kind(
     "batchnorm-drift",
@@ -226,6 +249,7 @@ _kind(
         "N",
         whole=True,
     ),
+    severity="note",
 )
 _NONFINITE_STEP = "One step with NaN or Inf in the gradient makes the weights NaN."
 _EDGE = "Keep the operation away from the edge of its domain, such as sqrt, log or division at 0."
@@ -244,8 +268,16 @@ _kind(
         endless=True,
     ),
     cases={
-        "non-finite": (_NONFINITE_STEP, f"Find the operation with gradients --detect-anomaly. {_EDGE}"),
-        "anomaly": (_NONFINITE_STEP, _EDGE),
+        "non-finite": Case(
+            _NONFINITE_STEP,
+            f"Find the operation with gradients --detect-anomaly. {_EDGE}",
+            severity="error",
+        ),
+        "anomaly": Case(
+            _NONFINITE_STEP,
+            _EDGE,
+            severity="error",
+        ),
     },
 )
 _kind(
@@ -263,16 +295,17 @@ _kind(
         "RATIO",
     ),
     cases={
-        "zero": (
+        "zero": Case(
             "No step changes these weights.",
             "Look for a later ReLU whose output is always 0, an input that is 0, or a loss that is 0.",
         )
     },
 )
-_FROZEN = (
+_FROZEN = Case(
     "A frozen parameter does not learn.",
     "Freezing is right when only other layers are fine-tuned; otherwise set requires_grad before creating the"
     " optimizer.",
+    severity="note",
 )
 _kind(
     "no-gradient",
@@ -281,28 +314,31 @@ _kind(
     " use, or a dead layer further on.",
     cases={
         "frozen": _FROZEN,
-        "frozen and cut off": (
+        "frozen and cut off": Case(
             "A frozen parameter does not learn; here requires_grad alone would not help, because no gradient arrives.",
             "Freezing is right when only other layers are fine-tuned; otherwise also remove detach and no_grad from"
             " the layers after the parameter.",
+            severity="note",
         ),
-        "detached": (
+        "detached": Case(
             "Nothing before the detach learns from this loss.",
             "Remove the detach unless it is intended, as for a target or a teacher.",
+            severity="error",
         ),
-        "no graph": (
+        "no graph": Case(
             "Nothing before this point learns from this loss.",
             "Run this operation outside no_grad, or replace it by a differentiable one, such as a soft choice or a"
             " straight-through estimator.",
+            severity="error",
         ),
-        "unused": (
+        "unused": Case(
             "An optimizer never changes unused parameters, and distributed training stops at them.",
             "Use these parameters in forward, or remove them. Auxiliary heads that run only in training are unused in"
             " eval mode.",
         ),
     },
 )
-_kind("frozen", *_FROZEN)
+_kind("frozen", _FROZEN.meaning, _FROZEN.advice, severity="note")
 _kind(
     "dead-filters",
     "The channel of a dead filter holds only the bias.",
@@ -315,6 +351,7 @@ _kind(
         "A filter is dead when its norm is 0 or below this share of the layer's median.",
         "SHARE",
     ),
+    severity="note",
 )
 _kind(
     "duplicate-filters",
@@ -330,6 +367,7 @@ _kind(
         "COSINE",
         most=1.0,
     ),
+    severity="note",
 )
 _kind(
     "collapsed-variance",
@@ -344,7 +382,7 @@ _kind(
     "A BatchNorm that was never updated passes values on unchanged in eval mode.",
     "Look for a layer that is missing in the checkpoint, frozen or unused.",
     cases={
-        "all": (
+        "all": Case(
             "Random weights have running statistics of 0 and 1; trained weights do not.",
             "Look for a checkpoint without buffers, or a model that was trained in eval mode.",
         )
@@ -355,17 +393,20 @@ _kind(
     "The model is now worse than it was.",
     "Lower the learning rate, warm it up, clip the gradient norm, and return to the weights of the lowest loss.",
     Threshold("rising", 0.5, "chosen: rise over the lowest loss, beyond the noise of the loss"),
+    severity="error",
 )
 _kind(
     "loss-spike",
     "One batch was unusual, or one step was too long.",
     "Look at the images of that batch, and clip the gradient norm.",
     Threshold("spike", 3.0, "chosen: loss over the loss of the steps before it"),
+    severity="note",
 )
 _kind(
     "no-update",
     "The layer has a gradient but does not learn.",
     "Pass the parameters of the layer to the optimizer, and check the learning rate of their parameter group.",
+    severity="error",
 )
 _kind(
     "update-too-large",
@@ -389,6 +430,7 @@ _kind(
     "Most findings need several sampled steps in a row, so other findings may be missing.",
     "Train longer, or sample more steps.",
     Threshold("patience", 3, "sampled steps in a row: one batch proves little"),
+    severity="note",
 )
 _kind("watcher-failed", "The log ends here.", "The training went on without the watcher.")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
+
+SEVERITIES = ("error", "warning", "note")
+"""What must be mended, what should be looked at, and what is true but usual; the gravest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class Finding:
         channels: The channels or filters, None if it is not about channels.
         groups: Channels that belong together, such as duplicates of each other; None if it is not about groups.
         numbers: The evidence by name, for programs.
+        severity: ``error``, ``warning`` or ``note``.
+        parts: The findings that `merged` made one of, in order of execution; empty for a single finding.
 
     Example:
         >>> finding = Finding("dead-channels", "features.0", "1 of 64 channels never leaves 0", "...", channels=(3,))
@@ -35,19 +40,65 @@ class Finding:
     channels: tuple[int, ...] | None = None
     groups: tuple[tuple[int, ...], ...] | None = None
     numbers: Mapping[str, float | int | str | None] = field(default_factory=dict)
+    severity: str = "warning"
+    parts: tuple[Finding, ...] = ()
 
     def as_row(self) -> dict[str, Any]:
-        """The fields for JSON, without ``channels`` and ``groups`` where these are None."""
-        row: dict[str, Any] = {"finding": self.finding, "layer": self.layer}
+        """The fields for JSON, without ``channels`` and ``groups`` that are None and ``parts`` that are empty."""
+        row: dict[str, Any] = {"finding": self.finding, "severity": self.severity, "layer": self.layer}
         if self.channels is not None:
             row["channels"] = list(self.channels)
         if self.groups is not None:
             row["groups"] = [list(group) for group in self.groups]
-        return row | {"evidence": self.evidence, "meaning": self.meaning, "numbers": dict(self.numbers)}
+        row |= {"evidence": self.evidence, "meaning": self.meaning, "numbers": dict(self.numbers)}
+        return row | ({"parts": [part.as_row() for part in self.parts]} if self.parts else {})
 
     def __str__(self) -> str:
         where = f" {self.layer}" if self.layer else ""
         return f"{self.finding}{where}: {self.evidence}. {self.meaning}"
+
+
+AnyFinding = TypeVar("AnyFinding", bound=Finding)
+
+
+def ranked(findings: Iterable[AnyFinding]) -> list[AnyFinding]:
+    """The findings by severity, the gravest first; findings of one severity keep their order."""
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def merged(findings: Iterable[AnyFinding], most: int = 3) -> list[AnyFinding]:
+    """More than ``most`` findings that differ only in layer and evidence become one, at the place of the first.
+
+    Example:
+        >>> findings = [Finding("saturated", f"act{n}", f"{n} %", "Scale down.") for n in range(60, 65)]
+        >>> [str(finding) for finding in merged(findings)]
+        ['saturated act60: 60 %; 4 more layers too: act61, act62, act63, act64. Scale down.']
+    """
+    alike: dict[tuple[str, str, str], list[AnyFinding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.finding, finding.severity, finding.meaning), []).append(finding)
+    return [finding for parts in alike.values() for finding in (parts if len(parts) <= most else [_merged(parts)])]
+
+
+def _merged(parts: Sequence[AnyFinding]) -> AnyFinding:
+    first, more = parts[0], list(dict.fromkeys(part.layer for part in parts[1:]))
+    evidence = f"{first.evidence}; {counted(len(more), 'more layer')} too: {listed(more)}"
+    return replace(first, evidence=evidence, parts=tuple(parts))
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """One line that says how grave the findings are, and where to look first.
+
+    Example:
+        >>> verdict([Finding("dead-layer", "features.3", "every value is 0", "...", severity="error")])
+        '1 error: look first at features.3 (dead-layer)'
+    """
+    found = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
+    counts = ", ".join(counted(number, severity) for severity, number in found.items() if number)
+    if not (found["error"] or found["warning"]):
+        return "no errors and no warnings" + (f", {counts}" if counts else "")
+    first = ranked(findings)[0]
+    return f"{counts}: look first at {f'{first.layer} ({first.finding})' if first.layer else first.finding}"
 
 
 def listed(items: Sequence[Any], most: int = 8) -> str:

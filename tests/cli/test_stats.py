@@ -111,8 +111,8 @@ def test_ndjson_has_the_kind_of_each_row_and_json_is_one_object_of_them(run: Run
     assert (layers[1]["dead_channels"], layers[2]["duplicate_channels"]) == ([2], [[5, 7]])
     assert layers[0]["min_at"]["image"] in NAMES
     tables = json.loads(run("pics", format="json")[1], parse_constant=pytest.fail)
-    assert list(tables) == ["layers", "findings"]
-    assert rows(out) == [{"row": kind[:-1], **row} for kind, table in tables.items() for row in table]
+    assert list(tables) == ["layers", "findings", "verdict"]
+    assert rows(out) == [{"row": kind[:-1], **row} for kind in ("layers", "findings") for row in tables[kind]]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,12 @@ def test_channels_have_rows_of_their_own(run: Run) -> None:
     assert [(row["name"], row["call"], row["channel"]) for row in channels if row["dead"] > 0] == [("relu", 0, 2)]
     duplicates = [(row["name"], row["call"], row["channel"]) for row in channels if row["duplicate_of"] == 5]
     assert duplicates == [("conv2", 0, 7), ("relu", 1, 7)]
-    assert list(json.loads(run("pics", "--per-channel", format="json")[1])) == ["layers", "channels", "findings"]
+    assert list(json.loads(run("pics", "--per-channel", format="json")[1])) == [
+        "layers",
+        "channels",
+        "findings",
+        "verdict",
+    ]
 
 
 @pytest.mark.parametrize("words", [["--batch-size", "7"], ["--workers", "2"]])

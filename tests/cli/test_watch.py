@@ -366,7 +366,7 @@ def test_the_last_run_is_shown(tmp_path: Path, shown: Any) -> None:
     log = tmp_path / "run.ndjson"
     log.write_text(RUN + RUN.splitlines()[0])
     text = shown(log, "table")
-    assert "the last of 2 runs in the log" in text and text.endswith("\n\nno findings\n")
+    assert "the last of 2 runs in the log" in text and text.endswith("\n\nno errors and no warnings\n")
     assert shown(log, "tsv").count("\n") == 1
 
 

@@ -6,13 +6,14 @@ import json
 
 import pytest
 
-from hookscope.findings import Finding, counted, listed, nonfinite_words, percent
+from hookscope.findings import Finding, counted, listed, merged, nonfinite_words, percent, ranked, verdict
 
 
 def test_a_row_has_channels_and_groups_only_if_the_finding_has() -> None:
     plain = Finding("saturated", "act", "60 % of values", "Do this.", numbers={"saturated": 0.6})
     assert plain.as_row() == {
         "finding": "saturated",
+        "severity": "warning",
         "layer": "act",
         "evidence": "60 % of values",
         "meaning": "Do this.",
@@ -20,13 +21,48 @@ def test_a_row_has_channels_and_groups_only_if_the_finding_has() -> None:
     }
     full = Finding("duplicate-channels", "conv", "e", "m", channels=(3, 17), groups=((3, 17),))
     assert json.loads(json.dumps(full.as_row())) == full.as_row()
-    assert list(full.as_row()) == ["finding", "layer", "channels", "groups", "evidence", "meaning", "numbers"]
+    assert list(full.as_row()) == [
+        *("finding", "severity", "layer", "channels", "groups", "evidence", "meaning", "numbers")
+    ]
     assert (full.as_row()["channels"], full.as_row()["groups"]) == ([3, 17], [[3, 17]])
 
 
 def test_a_finding_of_the_whole_model_names_no_layer() -> None:
     assert str(Finding("few-images", "", "2 images", "Take more.")) == "few-images: 2 images. Take more."
     assert str(Finding("dead-channels", "a", "1 of 2", "Prune.")) == "dead-channels a: 1 of 2. Prune."
+
+
+def finding(layer: str, severity: str = "warning", name: str = "saturated", meaning: str = "m") -> Finding:
+    return Finding(name, layer, f"evidence of {layer}", meaning, severity=severity)
+
+
+def test_the_gravest_findings_come_first_and_others_keep_their_order() -> None:
+    findings = [finding("a", "note"), finding("b"), finding("c", "error"), finding("d"), finding("e", "error")]
+    assert [each.layer for each in ranked(findings)] == ["c", "e", "b", "d", "a"]
+
+
+def test_only_many_findings_of_one_kind_severity_and_meaning_become_one() -> None:
+    alike = [finding(f"conv{number}") for number in range(12)]
+    others = [finding("x", "error"), finding("y", name="dead-channels"), finding("z", meaning="other")]
+    first, *rest = merged([alike[0], *others, *alike[1:]])
+    assert rest == others and merged(alike[:3]) == alike[:3]
+    assert (first.layer, first.parts) == ("conv0", tuple(alike))
+    assert first.evidence.startswith("evidence of conv0; 11 more layers too: conv1, conv2")
+    assert first.evidence.endswith("conv8 and 3 more")
+    assert [part["layer"] for part in first.as_row()["parts"]] == [each.layer for each in alike]
+
+
+@pytest.mark.parametrize(
+    ("findings", "text"),
+    [
+        ([], "no errors and no warnings"),
+        ([finding("a", "note")], "no errors and no warnings, 1 note"),
+        ([finding("", name="few-images")], "1 warning: look first at few-images"),
+        ([finding("a"), finding("b", "error"), finding("c")], "1 error, 2 warnings: look first at b (saturated)"),
+    ],
+)
+def test_the_verdict_counts_severities_and_names_the_first_place_to_look(findings: list[Finding], text: str) -> None:
+    assert verdict(findings) == text
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from hookscope.cli.output.report import Columns, Report, Row, Section
 from hookscope.errors import printable
-from hookscope.findings import Finding
+from hookscope.findings import Finding, verdict
 
 _MOST_COLUMNS, _LEAST_COLUMNS = 100, 60  # of a line of words, which can be read at a glance
 
@@ -157,6 +157,7 @@ def _write_json(report: Report, stream: TextIO) -> None:
             raise error
     if report.findings is not None:
         members.setdefault("findings", [finding.as_row() for finding in report.findings])
+        members.setdefault("verdict", verdict(report.findings))
     if members:
         _emit(stream, "{\n" + ",\n".join(f"  {json.dumps(name)}: {_member(part)}" for name, part in members.items()))
         _emit(stream, "\n}\n")
@@ -240,16 +241,19 @@ def _width(text: str) -> int:
 
 
 def _findings_in_words(findings: Sequence[Finding], columns: int) -> list[str]:
-    lines = ["", f"{len(findings) or 'no'} finding{'' if len(findings) == 1 else 's'}"]
+    """The findings, each with its severity, and the verdict; each meaning is printed once."""
+    lines = [""]
+    severity_width = max((len(finding.severity) for finding in findings), default=0)
     width = max((len(finding.finding) for finding in findings), default=0)
     meanings: set[str] = set()
     for finding in findings:
+        begin = f"{finding.severity:<{severity_width}}  {finding.finding:<{width}}  "
         where = f"{finding.layer}: " if finding.layer else ""
-        lines += _wrapped(f"  {finding.finding:<{width}}  ", f"{where}{finding.evidence}", columns)
-        if finding.meaning not in meanings:  # each meaning is printed once
-            lines += _wrapped(" " * (width + 4), finding.meaning, columns)
+        lines += _wrapped(begin, f"{where}{finding.evidence}", columns)
+        if finding.meaning not in meanings:
+            lines += _wrapped(" " * len(begin), finding.meaning, columns)
             meanings.add(finding.meaning)
-    return lines
+    return [*lines, *([""] if findings else []), verdict(findings)]
 
 
 def _wrapped(begin: str, text: str, columns: int) -> list[str]:

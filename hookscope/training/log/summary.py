@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope.findings import CATALOGUE, Finding, counted
+from hookscope.findings import CATALOGUE, Finding, FindingKind, counted
 from hookscope.training.log.file import Run
 
 NON_FINITE = ("non_finite", "gradient_non_finite", "weight_non_finite")
@@ -52,9 +52,10 @@ def timed_finding(
     **more: Any,
 ) -> TimedFinding:
     """A finding with the text that the catalogue has for ``case``; a name that the catalogue lacks has no text."""
-    text = CATALOGUE[name].text(case) if name in CATALOGUE else ""
-    when = known(time)
-    return TimedFinding(name, layer, evidence, text, step=step, last_step=last_step, time=when, lasts=lasts, **more)
+    kind = CATALOGUE.get(name, FindingKind(name, "", ""))
+    text, severity = kind.text(case).strip(), kind.severity_of(case)
+    times = {"step": step, "last_step": last_step, "time": known(time), "lasts": lasts}
+    return TimedFinding(name, layer, evidence, text, **{"severity": severity, **times, **more})
 
 
 def known(time: Any) -> float | None:

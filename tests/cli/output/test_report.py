@@ -17,7 +17,7 @@ from hookscope.hooks import Call
 
 DEAD = Finding("dead-channels", "conv1", "1 of 8 channels never leaves 0: 3", "It is wasted.", channels=(3,))
 MORE = Finding("dead-channels", "conv2", "2 of 8 channels never leave 0: 3, 4", "It is wasted.", channels=(3, 4))
-FEW = Finding("few-images", "", "2 images", "Take more.", numbers={"images": 2, "share": float("nan")})
+FEW = Finding("few-images", "", "2 images", "Take more.", numbers={"images": 2, "share": float("nan")}, severity="note")
 ROWS = [
     {"name": "conv1", "dead": 1, "mean": 0.5, "long": [3]},
     {"name": "a\tb\n", "dead": 0, "mean": float("nan"), "long": []},
@@ -42,18 +42,18 @@ def test_a_table_has_rows_totals_and_findings_with_each_meaning_once() -> None:
         "\n"
         "in all 2\n"
         "\n"
-        "3 findings\n"
-        "  dead-channels  conv1: 1 of 8 channels never leaves 0: 3\n"
-        "                 It is wasted.\n"
-        "  dead-channels  conv2: 2 of 8 channels never leave 0: 3, 4\n"
-        "  few-images     2 images\n"
-        "                 Take more.\n"
+        "warning  dead-channels  conv1: 1 of 8 channels never leaves 0: 3\n"
+        "                        It is wasted.\n"
+        "warning  dead-channels  conv2: 2 of 8 channels never leave 0: 3, 4\n"
+        "note     few-images     2 images\n"
+        "                        Take more.\n"
+        "\n"
+        "2 warnings, 1 note: look first at conv1 (dead-channels)\n"
     )
 
 
 def test_a_table_without_findings_says_so() -> None:
-    assert written("table", []).endswith("in all 2\n\nno findings\n")
-    assert "\n1 finding\n" in written("table", [DEAD])
+    assert written("table", []).endswith("in all 2\n\nno errors and no warnings\n")
 
 
 @pytest.mark.parametrize(("format", "between"), [("tsv", "\t"), ("csv", ",")])
@@ -68,10 +68,11 @@ def test_json_is_one_object_of_plain_ascii() -> None:
     text = written("json", [DEAD, FEW])
     assert text.isascii()
     report = json.loads(text, parse_constant=pytest.fail)
-    assert list(report) == ["layers", "findings"]
+    assert list(report) == ["layers", "findings", "verdict"]
     assert report["layers"] == [{**ROWS[0]}, {**ROWS[1], "mean": None}]
     assert report["findings"][0] == {
         "finding": "dead-channels",
+        "severity": "warning",
         "layer": "conv1",
         "channels": [3],
         "evidence": DEAD.evidence,
@@ -84,12 +85,12 @@ def test_json_is_one_object_of_plain_ascii() -> None:
 def test_json_without_rows_has_empty_lists() -> None:
     stream = io.StringIO()
     write_report(Report([Section([], FIELDS, "layer")], []), "json", stream)
-    assert json.loads(stream.getvalue()) == {"layers": [], "findings": []}
+    assert json.loads(stream.getvalue()) == {"layers": [], "findings": [], "verdict": "no errors and no warnings"}
 
 
 def test_json_has_further_members_before_its_rows() -> None:
     report = json.loads(written("json", [], kind="channel", about={"layers": [{"name": "conv1"}]}))
-    assert list(report) == ["layers", "channels", "findings"]
+    assert list(report) == ["layers", "channels", "findings", "verdict"]
 
 
 def test_every_line_of_ndjson_says_what_it_is() -> None:
@@ -103,11 +104,11 @@ def test_every_line_of_ndjson_says_what_it_is() -> None:
 def test_words_are_wrapped_and_names_are_whole() -> None:
     name = "features.3.block." + "x" * 120
     long = Finding("duplicate-channels", name, "word " * 40 + "the end", "to do " * 40 + "at last")
-    lines = written("table", [long]).partition("1 finding\n")[2].splitlines()
-    assert lines[0] == f"  duplicate-channels  {name}:"
-    assert all(line.startswith(" " * 22) for line in lines[1:])
+    lines = written("table", [long]).partition("in all 2\n\n")[2].splitlines()[:-2]
+    assert lines[0] == f"warning  duplicate-channels  {name}:"
+    assert all(line.startswith(" " * 29) for line in lines[1:])
     assert all(len(line) <= 100 for line in lines if name not in line)
-    assert " ".join(" ".join(lines).split()) == f"{long.finding} {name}: {long.evidence} {long.meaning}"
+    assert " ".join(" ".join(lines).split()) == f"warning {long.finding} {name}: {long.evidence} {long.meaning}"
 
 
 def test_words_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,7 @@ def test_every_format_writes_its_sections() -> None:
 def test_a_table_may_do_without_an_empty_section() -> None:
     stream = io.StringIO()
     write_report(Report([Section([], FIELDS, needs_rows=True)], [], totals=["in all 0"]), "table", stream)
-    assert stream.getvalue() == "in all 0\n\nno findings\n"
+    assert stream.getvalue() == "in all 0\n\nno errors and no warnings\n"
 
 
 def test_a_note_says_what_flat_formats_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
