@@ -76,3 +76,38 @@ def test_looking_for_the_module_is_not_importing_it(folder: Path) -> None:
     assert importlib.util.find_spec("late_one") is not None and calls == []
     importlib.import_module("late_one")
     assert calls == [1]
+
+
+@pytest.mark.parametrize("theirs_is_first", [True, False])
+def test_an_import_hook_of_somebody_else_is_called_too(folder: Path, theirs_is_first: bool) -> None:
+    (folder / "late_one.py").write_text("x = 1")
+    calls: list[str] = []
+
+    class Theirs:
+        """Wraps ``exec_module`` of the loader, as libraries do that trace or patch others."""
+
+        def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+            if name != "late_one":
+                return None
+            at = sys.meta_path.index(self) + 1
+            spec = next(spec for f in sys.meta_path[at:] if (spec := f.find_spec(name, path, target)) is not None)
+            original = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (original(module), calls.append("theirs"))
+            return spec
+
+    if theirs_is_first:
+        after_import("late_one", lambda: calls.append("ours"))
+        sys.meta_path.insert(0, Theirs())
+    else:
+        sys.meta_path.insert(0, Theirs())
+        after_import("late_one", lambda: calls.append("ours"))
+    assert importlib.import_module("late_one").x == 1 and sorted(calls) == ["ours", "theirs"]
+
+
+def test_what_is_cancelled_is_not_called(folder: Path) -> None:
+    (folder / "late_one.py").write_text("x = 1")
+    calls: list[int] = []
+    finders = list(sys.meta_path)
+    cancel = after_import("late_one", lambda: calls.append(1))
+    cancel()
+    assert sys.meta_path == finders and importlib.import_module("late_one").x == 1 and calls == []
