@@ -52,6 +52,7 @@ from .registration import (
 )
 from .selection import (
     ACTIVATION_FUNCTIONS as ACTIVATION_FUNCTIONS,
+    MODEL as MODEL,
     Call as Call,
     LayerCall as LayerCall,
     Layers as Layers,

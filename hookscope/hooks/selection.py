@@ -20,6 +20,9 @@ ACTIVATION_FUNCTIONS = (
 # fmt: on
 """Class names of torch's activation functions."""
 
+MODEL = "(model)"
+"""What the model itself is called where its name, which is empty, would be unreadable."""
+
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 
 
@@ -166,6 +169,8 @@ class _Names:
 def _parse_term(text: str) -> _Indices | _Names:
     if text == "all":
         return _Indices(text, slice(0, None))
+    if text == MODEL:
+        return _Names(text, frozenset([""]))
     if re.fullmatch(r"[+-]?\d+", text):
         index = int(text)
         return _Indices(text, slice(index, index + 1 if index != -1 else None))
@@ -215,8 +220,8 @@ class Selection:
 
     ``30``, ``-1``, ``0:10``, ``0:36:5`` and ``all`` count the calls of the chosen types in order of execution;
     ``conv1``, ``layer4.*`` (glob), ``re:…`` (regular expression, found anywhere in the name) and ``name#1`` (second
-    call) name layers of any type. Commas separate terms; ``re:`` takes the rest of its text. Selections that are
-    equal have equal terms in the same order.
+    call) name layers of any type, and ``(model)`` the model itself. Commas separate terms; ``re:`` takes the rest of
+    its text. Selections that are equal have equal terms in the same order.
 
     Raises:
         SelectionError: for a term that cannot be read.

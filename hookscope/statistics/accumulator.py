@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookscope.hooks import Call
 from hookscope.statistics.channel_similarity import ChannelCovariance, PatternSketch, effective_rank
-from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics, ValuePosition
+from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics, ValuePosition, key_of
 from hookscope.statistics.moments import ChannelMoments, MapSums, sums_of_maps
 from hookscope.statistics.quantiles import ValueHistogram
 from hookscope.statistics.saturation import Bounds, margins
@@ -162,7 +162,7 @@ class LayerAccumulator:
     @property
     def key(self) -> str:
         """``name`` or ``name#call``, and the part if there are several."""
-        return f"{self.call.key} {self.part}" if self.part else self.call.key
+        return key_of(self.call, self.part)
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, strings, arrays and dictionaries of these, for `from_state`."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Self
+from weakref import ref
 
 from torch import Tensor, nn
 
@@ -30,6 +33,8 @@ from hookscope.hooks import (
 from hookscope.statistics.accumulator import LayerAccumulator
 from hookscope.statistics.batchnorm import BATCH_NORMS, BatchNormAccumulator
 from hookscope.statistics.channel_similarity import rotations_of
+from hookscope.statistics.coverage import Coverage
+from hookscope.statistics.layer_statistics import key_of
 from hookscope.statistics.moments import ChannelMoments
 from hookscope.statistics.saturation import bounds_of
 from hookscope.statistics.totals import RunningStatistics
@@ -46,12 +51,14 @@ class StatisticsCollector:
 
     Args:
         model: Any eager module.
-        layers: A selection, as `capture` takes it; None for every convolution and every activation function.
+        layers: A selection, as `capture` takes it; None for every convolution, Linear layer and activation function,
+            and for what the model returns if that is not the output of one of these.
         types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
         rank: Whether to measure the effective rank of layers with up to 2048 channels.
 
     Attributes:
         totals: The `RunningStatistics` so far.
+        coverage: What was not measured.
 
     Raises:
         LayerError: On entry, if the model does not have a name or type.
@@ -80,9 +87,12 @@ class StatisticsCollector:
         self.layers = usual_layers(model, self.types) if usual else Selection.of(layers or "all")
         self.rank = rank
         self.totals = RunningStatistics()
+        self.coverage = Coverage(left_out=_left_out(model, self.layers) if usual else Counter())
+        self._usual, self._passes = usual, 0
         self._names: Sequence[str] | None = None
         self._convolves = any(matches_type(class_names(m), ("Conv2d",), is_leaf(m)) for m in model.modules())
         self._pass = _Pass()
+        self._watch: Observer | None = None
         self._stack = ExitStack()
 
     def name_images(self, names: Sequence[str]) -> None:
@@ -92,7 +102,7 @@ class StatisticsCollector:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             watch = Observer(self.model, self.layers, self.types, self._on_call, on_start=self._start, on_end=self._end)
-            stack.enter_context(watch)
+            self._watch = stack.enter_context(watch)
             # by name: `all` requires that one of them runs, but some layers only run in training
             if batch_norms := _names_of(self.model, BATCH_NORMS):
                 layers = Selection.of_names(batch_norms)
@@ -110,48 +120,82 @@ class StatisticsCollector:
 
     def _end(self) -> None:
         # only here: a failed pass would leave some layers with more images than others
+        assert self._watch is not None
+        self.coverage.count(self._watch.progress.did_not_run, first=not self._passes)
+        self._passes += 1
         self.totals.merge(self._pass.totals)
         self._pass = _Pass()
 
     def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         with one_thread():
-            for part, tensor in tensors_in(output).items():
-                if tensor.is_floating_point() or tensor.is_quantized or tensor.is_complex():
-                    whole = as_float(tensor)
-                    values = by_channel(whole, module, self._pass.size)
-                    moments = self._add(call, part, module, values)
-                    self._pass.latest = _Latest(tensor, _writes(tensor), moments) if values.is_set_to(whole) else None
+            tensors = list(self._tensors_of(output))
+            for part, tensor, image in tensors:
+                self._measure(call, part, module, tensor, image)
+        if not tensors:
+            self.coverage.unmeasured[key_of(call, "")] = "it returned no tensor"
 
-    def _add(self, call: Call, part: str, module: nn.Module, values: Tensor) -> ChannelMoments:
-        rank = self.rank and values.shape[1] <= MOST_CHANNELS_FOR_RANK
-        layer = LayerAccumulator(call, values.shape[1], bounds_of(module), rank, part)
-        channels = self.totals.layers.get(layer.key, layer).channels
-        if channels != layer.channels:
-            text = f"{layer.key} put out {layer.channels} channels after {channels}"
+    def _tensors_of(self, output: Any) -> Iterator[tuple[str, Tensor, str | None]]:
+        """Each tensor of an output, with its part; and with its image where the output lists a mapping for each."""
+        names = self._pass.names
+        if isinstance(output, list) and len(output) == len(names) and all(isinstance(item, Mapping) for item in output):
+            for image, item in zip(names, output, strict=True):
+                yield from ((part, tensor, image) for part, tensor in tensors_in(item).items())
+        else:
+            yield from ((part, tensor, None) for part, tensor in tensors_in(output).items())
+
+    def _measure(self, call: Call, part: str, module: nn.Module, tensor: Tensor, image: str | None) -> None:
+        key, layers = key_of(call, part), self._pass.totals.layers
+        known = self._pass.known(tensor)
+        if known is not None and key not in layers:  # a container, or an Identity, hands on what another layer returned
+            self.coverage.handed_on.add(key)
+            if not self._usual:
+                layer = layers[key] = copy(layers[known.key])
+                layer.call, layer.part, layer.bounds = call, part, bounds_of(module)
+            return
+        whole = as_float(tensor if _has_fractions(tensor) else tensor.double())
+        values = by_channel(whole, module, self._pass.size)
+        if whole.dim() == 1:  # a value for each image, or a list such as that of the labels of a detector
+            one_each = image is None and len(whole) == len(self._pass.names)
+            values = whole.reshape(-1, 1) if one_each else whole.reshape(1, 1, -1)
+        channels = self.totals.layers.get(key, layers.get(key))
+        if channels is not None and channels.channels != values.shape[1]:
+            text = f"{key} put out {values.shape[1]} channels after {channels.channels}"
             raise InputError(text, do="measure one size at a time")
-        self._pass.totals.layers[layer.key] = layer
-        return layer.update(values, self._pass.images_of(len(values)), self._pass.rotations_of(len(values)))
+        rank = self.rank and values.shape[1] <= MOST_CHANNELS_FOR_RANK
+        layer = layers.setdefault(key, LayerAccumulator(call, values.shape[1], bounds_of(module), rank, part))
+        images = self._pass.images_of(len(values)) if image is None else [image] * len(values)
+        moments = layer.update(values, images, self._pass.rotations_of(len(values)))
+        self._pass.remember(tensor, key, moments if values.is_set_to(whole) else None)
 
     def _on_batch_norm(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tensor = next(iter([*args, *kwargs.values()]), None)
         if tensor is None or getattr(module, "running_mean", None) is None:
             return
         norm = self._pass.totals.batch_norms.setdefault(call.name, BatchNormAccumulator.of(module))
-        latest = self._pass.latest
-        if latest is not None and latest.is_still(tensor) and len(latest.moments.count) == norm.channels:
-            norm.moments.merge(latest.moments)  # measured already as the output of the layer before
+        known = self._pass.known(tensor)
+        if known is not None and known.moments is not None and len(known.moments.count) == norm.channels:
+            norm.moments.merge(known.moments)  # measured already as the output of the layer before
             return
         with one_thread():
             norm.update(tensor)
 
 
 def usual_layers(model: nn.Module, types: Sequence[str]) -> Selection:
-    """Every layer of ``types``, every convolution and every activation function.
+    """Every layer of ``types``, every convolution, Linear layer and activation function, and the model itself.
 
     They are selected by name, so that a layer that never runs is no error.
     """
-    chosen = _names_of(model, (*types, "_ConvNd", *ACTIVATION_FUNCTIONS))
-    return Selection.of_names(chosen) if chosen else Selection("all")
+    return Selection.of_names([*_names_of(model, (*types, "_ConvNd", "Linear", *ACTIVATION_FUNCTIONS)), ""])
+
+
+def _left_out(model: nn.Module, chosen: Selection) -> Counter[str]:
+    """How many layers without children of each class ``chosen`` does not name."""
+    layers = [(name, module) for name, module in model.named_modules() if name and is_leaf(module)]
+    return Counter(type(module).__name__ for name, module in layers if not chosen.calls_by_name([name]))
+
+
+def _has_fractions(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_quantized or tensor.is_complex()
 
 
 def _names_of(model: nn.Module, types: Sequence[str]) -> list[str]:
@@ -165,7 +209,7 @@ class _Pass:
     names: Sequence[str] = ()
     size: InputSize | None = None
     totals: RunningStatistics = field(default_factory=RunningStatistics)
-    latest: _Latest | None = None
+    measured: dict[int, _Known] = field(default_factory=dict)
     rotations: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -189,6 +233,16 @@ class _Pass:
             names = [str(first + at) for at in range(count)]
         return cls(names, size, RunningStatistics(images=count))
 
+    def remember(self, tensor: Tensor, key: str, moments: ChannelMoments | None) -> None:
+        """Keep that ``tensor`` is measured as the output of ``key``."""
+        if not tensor.is_inference():  # torch counts no writes to those
+            self.measured[id(tensor)] = _Known(ref(tensor), tensor._version, key, moments)
+
+    def known(self, tensor: Any) -> _Known | None:
+        """What is known of ``tensor``, if it is measured and was not written to since."""
+        known = self.measured.get(id(tensor))
+        return known if known is not None and known.tensor() is tensor and tensor._version == known.version else None
+
     def images_of(self, items: int) -> Sequence[str | None]:
         """The image of each item; None if items are not images, such as the proposals of a detector."""
         if items == len(self.names):
@@ -205,18 +259,10 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Latest:
-    """The last measured tensor: a BatchNorm with this input does not measure it again."""
+class _Known:
+    """A measured tensor: the key of its statistics, and its moments if the channels are its second axis."""
 
-    tensor: Tensor
-    writes: int | None
-    moments: ChannelMoments
-
-    def is_still(self, tensor: Any) -> bool:
-        """Whether ``tensor`` is the measured one and was not written to since."""
-        return tensor is self.tensor and self.writes is not None and _writes(tensor) == self.writes
-
-
-def _writes(tensor: Tensor) -> int | None:
-    """How often ``tensor`` was written to, None if torch does not count."""
-    return None if tensor.is_inference() else tensor._version
+    tensor: ref[Tensor]
+    version: int
+    key: str
+    moments: ChannelMoments | None

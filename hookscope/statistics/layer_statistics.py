@@ -9,12 +9,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.hooks import Call
+from hookscope.hooks import MODEL, Call
 from hookscope.statistics.moments import ChannelMoments
 from hookscope.statistics.quantiles import ValueHistogram
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """The shares whose quantiles are computed."""
+
+
+def key_of(call: Call, part: str) -> str:
+    """The key of one tensor that a call put out."""
+    key = call.key or MODEL
+    return f"{key} {part}" if part else key
 
 
 class ValuePosition(NamedTuple):
@@ -82,8 +88,8 @@ class LayerStatistics:
 
     @property
     def key(self) -> str:
-        """``name`` or ``name#call``, and the part if there are several."""
-        return f"{self.call.key} {self.part}" if self.part else self.call.key
+        """``name`` or ``name#call``, ``(model)`` for what the model returns, and the part if there are several."""
+        return key_of(self.call, self.part)
 
     @property
     def highest_rank(self) -> int:

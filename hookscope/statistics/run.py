@@ -73,7 +73,7 @@ def measure_images(
         UsageError: ``save`` was merged from several runs.
         LayerError: ``layers`` or ``types`` name a layer that the model does not have.
     """
-    chosen = "every convolution and activation function" if layers is None else _words(layers)
+    chosen = "every convolution, Linear layer, activation function and output" if layers is None else _words(layers)
     source = Source(
         loaded.name,
         loaded.weights,
@@ -180,7 +180,8 @@ class _Run:
     def state(self) -> SavedStatistics:
         # a resumed run meets the images again that were lost ahead of the last batch
         lost = sum(position < self.done for position in self.lost)
-        return SavedStatistics(self.source, self.totals, Progress.after(self.paths, self.done, lost))
+        progress = Progress.after(self.paths, self.done, lost)
+        return SavedStatistics(self.source, self.totals, progress, self.collector.coverage)
 
     def save(self) -> None:
         """Write the file; a run that measured nothing does not overwrite that of an earlier run."""

@@ -9,7 +9,7 @@ import math
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import nn
 from hookscope._version import __version__
 from hookscope.errors import InputError, printable
 from hookscope.hooks import tensors_in
+from hookscope.statistics.coverage import Coverage
 from hookscope.statistics.totals import RunningStatistics
 from hookscope.system import StrPath, write_atomically
 
@@ -60,11 +61,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class SavedStatistics:
-    """Running statistics, their source, and the progress of their run; None if merged from several runs."""
+    """Running statistics, their source, and the progress of their run; None if merged from several runs.
+
+    ``coverage`` is that of the run which made them; it is not saved.
+    """
 
     source: Source
     totals: RunningStatistics
     progress: Progress | None = None
+    coverage: Coverage = field(default_factory=Coverage, compare=False)
 
 
 def fingerprint_of(model: nn.Module) -> str:

@@ -80,7 +80,7 @@ def test_all_is_well(run: Run) -> None:
     assert run(*words, "--format", "ndjson")[:2] == (0, "")
     _, out, _ = run(*words, "--format", "table")
     assert out.endswith(
-        "\n\nnets.py:net on 4 images: all 5 calls are within the limits"
+        "\n\nnets.py:net on 4 images: all 6 calls are within the limits"
         " (max-dead, max-saturated, no-nan, max-abs, min-rank)\n"
     )
 
@@ -97,17 +97,17 @@ def test_a_row_says_what_was_measured(run: Run) -> None:
 
 def test_nan(run: Run) -> None:
     status, out, errors = run("--no-nan", "--format", "json", model="nets.py:sick")
-    assert (status, [layer for _, layer, _ in broken(out)], errors) == (3, ["head", "twice", "twice#1"], "")
+    assert (status, [layer for _, layer, _ in broken(out)], errors) == (3, ["head", "twice", "twice#1", "fc.2"], "")
     for model in ("nets.py:sick", "nets.py:endless"):
         status, out, errors = run("--max-dead", "50%", model=model)
         assert (status, out) == (0, HEADER)
-        assert errors == "Note: NaN or Inf in head, twice, twice#1; --no-nan forbids them\n"
+        assert errors == "Note: NaN or Inf in head, twice, twice#1 and 1 more; --no-nan forbids them\n"
 
 
 def test_layers_may_be_allowed(run: Run) -> None:
     words = ["--no-nan", "--allow", "re:^h", "--allow", "twice#0,fc", "--format", "json"]
     status, out, _ = run(*words, model="nets.py:sick")
-    assert (status, [layer for _, layer, _ in broken(out)]) == (3, ["twice#1"])
+    assert (status, [layer for _, layer, _ in broken(out)]) == (3, ["twice#1", "fc.2"])
 
 
 def test_where_all_is_allowed_the_table_says_so(run: Run) -> None:
@@ -145,8 +145,8 @@ def test_a_lost_image_is_a_failure_but_a_broken_limit_is_the_graver(run: Run) ->
 def test_junit_has_a_case_for_each_limit_and_layer(run: Run, here: Path) -> None:
     assert run("--max-dead", "5%", "--no-nan", "--allow", "head", "--junit", "x.xml")[0] == 3
     suite = ElementTree.parse(here / "x.xml").getroot()[0]
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("8", "1", "0")
-    assert [case.get("name") for case in suite] == ["conv", "relu", "twice", "twice#1"] * 2
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("10", "1", "0")
+    assert [case.get("name") for case in suite] == ["conv", "relu", "twice", "twice#1", "fc.2"] * 2
     [failed] = [case for case in suite if len(case)]
     assert (failed.get("classname"), failed.get("name")) == ("max-dead", "relu")
     assert failed[0].text == "2 of 20 channels are dead: 4, 5 (measured 0.1, allowed 0.05)"

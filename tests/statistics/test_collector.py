@@ -18,6 +18,7 @@ import hookscope
 from hookscope.errors import InputError
 from hookscope.hooks import as_float, by_channel, tensors_in
 from hookscope.statistics import LayerStatistics, RunningStatistics, StatisticsCollector
+from hookscope.statistics.layer_statistics import key_of
 from tests.helpers import hooks_on, seeded as seeded_with
 from tests.nets import Function
 from tests.statistics.judge import check_layer, check_same, measured, names
@@ -91,10 +92,9 @@ def captured(net: nn.Module, x: Any, collector: StatisticsCollector) -> dict[str
     stored = {}
     for call, value in zip(activations.calls, activations.values(), strict=True):
         for part, tensor in tensors_in(value).items():
-            if tensor.is_floating_point():
-                values = by_channel(as_float(tensor), dict(net.named_modules())[call.name])
-                stored[f"{call.key} {part}" if part else call.key] = values.double().numpy()
-    return stored
+            values = by_channel(as_float(tensor), dict(net.named_modules())[call.name])
+            stored[key_of(call, part)] = values.double().numpy()
+    return {key: values for key, values in stored.items() if key != "(model)" or key in keys(collector.totals)}
 
 
 def collected(
@@ -201,7 +201,7 @@ def test_each_tensor_of_a_list_is_an_image() -> None:
     net = Function(lambda net, pictures, targets=None: list(net.body(torch.stack(pictures))), body=nn.Conv2d(3, 4, 1))
     targets = [{"boxes": torch.zeros(2, 4), "masks": torch.zeros(2, 8, 8)}] * 3
     for inputs in ((list(images(3)),), (list(images(3)), targets)):
-        with StatisticsCollector(net) as collector, torch.no_grad():
+        with StatisticsCollector(net, "body") as collector, torch.no_grad():
             collector.name_images(names(3))
             net(*inputs)
         (layer,) = collector.totals.statistics()
@@ -233,8 +233,16 @@ def test_complex_values_by_magnitude_and_quantised_values_decoded() -> None:
     check_layer(put(values)[0], values.dequantize().double().numpy())
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_whole_numbers_are_values_too(dtype: torch.dtype) -> None:
+    values = (images(2) > 0).to(dtype) * (200 if dtype != torch.bool else 1)
+    check_layer(put(values)[0], values.double().numpy())
+    (large,) = put(torch.tensor([[2**40 + 1]]))
+    assert large.max == 2**40 + 1
+
+
 def test_outputs_without_values() -> None:
-    assert put(torch.zeros(2, 3, dtype=torch.int64)) == put("word") == put(None) == put([]) == []
+    assert put("word") == put(None) == put([]) == []
     for empty in (torch.zeros(0, 3, 4, 4), torch.zeros(2, 3, 0, 4), torch.zeros(2, 0)):
         (layer,) = put(empty)
         assert (layer.items, layer.values, layer.mean) == (0, 0, None)
@@ -373,3 +381,42 @@ def test_a_convolution_that_never_runs_is_no_error() -> None:
     net = nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), nn.Identity())
     net[2].layer = nn.Conv2d(3, 4, 3)
     assert keys(measured(net, torch.rand(2, 3, 9))) == ["0", "1"]
+
+
+def test_what_the_model_returns_is_measured_unless_a_measured_layer_returned_it() -> None:
+    def of(forward: Callable[..., Any], **layers: nn.Module) -> list[str]:
+        return keys(collected(Function(forward, **layers), images(3)).totals)
+
+    fc = nn.Linear(192, 5)
+    assert of(lambda net, x: net.fc(x.flatten(1)), fc=fc) == ["fc"]
+    assert of(lambda net, x: net.fc(x.flatten(1)).softmax(1), fc=fc) == ["fc", "(model)"]
+    assert of(lambda net, x: net.fc(x.flatten(1)).add_(1), fc=fc) == ["fc", "(model)"]
+    several = of(lambda net, x: {"logits": net.fc(x.flatten(1)), "mean": x.mean((1, 2, 3))}, fc=fc)
+    assert several == ["fc", "(model) mean"]
+    assert of(lambda net, x: net.pool(x), pool=nn.MaxPool2d(2)) == ["(model)"]
+
+
+def test_a_detector_returns_a_mapping_for_each_image() -> None:
+    def found(net: Any, x: Tensor) -> list[dict[str, Tensor]]:
+        counts = [int(number) for number in range(len(x))]
+        return [{"boxes": torch.rand(n, 4) + 1, "labels": torch.full((n,), 7)} for n in counts]
+
+    collector = collected(Function(found, conv=nn.Conv2d(3, 3, 1)), images(6), 4, 2)
+    boxes, labels = collector.totals.statistics()
+    assert (boxes.key, boxes.values, boxes.channels) == ("(model) boxes", 4 * (0 + 1 + 2 + 3 + 0 + 1), 4)
+    assert (labels.key, labels.values, labels.channels, labels.max) == ("(model) labels", 7, 1, 7.0)
+    assert boxes.low_at is not None and boxes.low_at.image in names(6)
+    assert collector.coverage.idle == ("conv",)
+
+
+def test_one_number_for_each_image_is_one_channel() -> None:
+    (layer,) = collected(Function(lambda x: x.mean((1, 2, 3))), images(5), 3, 2).totals.statistics()
+    assert (layer.key, layer.items, layer.channels, layer.shape) == ("(model)", 5, 1, (1,))
+
+
+def test_what_was_left_out_is_counted() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten())
+    collector = collected(net.eval(), images(2))
+    assert collector.coverage.left_out == {"BatchNorm2d": 2, "Flatten": 1}
+    assert collector.coverage.words() == "not measured: 2 BatchNorm2d, 1 Flatten"
+    assert collected(net, images(2), layers="0").coverage.words() == ""

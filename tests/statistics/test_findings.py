@@ -133,7 +133,7 @@ PLANTED: dict[str, tuple[str, str, Callable[[Any], None], str, str, tuple[int, .
     "saturate": ("mobilenet_v2", "features.3.conv.0.1", scaled(1e4), "saturated", "features.3.conv.0.2", None),
     "spoil": ("resnet18", "layer2.0.conv2", spoil, "non-finite", "layer2.0.conv2", None),
     "explode": ("convnext_tiny", BLOCK, scaled(1e7), "exploding-activations", BLOCK, None),
-    "vanish": ("convnext_tiny", BLOCK, scaled(1e-5), "vanishing-activations", BLOCK, None),
+    "vanish": ("convnext_tiny", BLOCK, scaled(1e-6), "vanishing-activations", BLOCK, None),
     "zero": ("convnext_tiny", BLOCK, scaled(0.0), "constant-output", BLOCK, None),
     "move": ("resnet18", "layer2.0.bn1", move_statistics, "batchnorm-drift", "layer2.0.bn1", None),
     "widen": ("resnet18", "layer2.0.bn1", widen_statistics, "batchnorm-drift", "layer2.0.bn1", None),

@@ -57,9 +57,11 @@ def command(
     """Measure every layer of MODEL on images, and report what is wrong.
 
     IMAGE is a file, a folder, or - for standard input. The command runs the images through the model in batches. It
-    measures every convolution and every activation function: mean, spread, range and its positions, zeros, quantiles,
-    NaN and Inf, dead, saturated and duplicate channels. Findings follow the table, each with its evidence and advice.
-    In tsv and csv, the column findings has their names. In ndjson, the field "row" names the kind of a line.
+    measures every convolution, Linear layer and activation function, and what the model returns, which is called
+    (model): mean, spread, range and its positions, zeros, quantiles, NaN and Inf, dead, saturated and duplicate
+    channels. A line under the table says which other layers were not measured. Findings follow the table, each with
+    its evidence and advice. In tsv and csv, the column findings has their names. In ndjson, the field "row" names the
+    kind of a line.
 
     \b
     Examples:
@@ -151,6 +153,7 @@ def _report(
         f"{counted(len(layers), 'call')}, {counted(values, 'value')}; zeros and saturated are shares, dead and"
         " duplicate count channels",
     ]
+    totals += [words] if (words := saved.coverage.words()) else []
     # findings that no row names, such as those of a BatchNorm
     keys = set() if per_channel else {layer.key for layer in layers}
     rest = [f"{finding.finding} {finding.layer}".strip() for finding in findings if finding.layer not in keys]

@@ -143,7 +143,7 @@ def _note_the_rest(record: tracing.PassRecord, options: Options) -> None:
     if options.events and record.without_backward:
         output.note(f"Note: no backward pass: {record.without_backward}")
     elif options.events and record.unreached:
-        keys = [call.key or "(model)" for call in record.unreached]
+        keys = [call.key or hooks.MODEL for call in record.unreached]
         have = "has" if len(keys) == 1 else "have"
         output.note(f"Note: {counted(len(keys), 'call')} {have} no gradient and no backward event: {listed(keys, 3)}")
     if options.values and (larger := tensors_left_out(record, options.events)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hookscope import statistics
+from hookscope import hooks, statistics
 from hookscope.cli.output.report import Columns, Row, Section, row_of
 from hookscope.findings import Finding
 
@@ -87,7 +87,7 @@ def _channel_rows(layers: Sequence[statistics.LayerStatistics], weights: str) ->
 
 
 def _name(layer: statistics.LayerStatistics) -> str:
-    return f"{layer.call.name} {layer.part}" if layer.part else layer.call.name
+    return f"{layer.call.name or hooks.MODEL} {layer.part}".strip()
 
 
 def _place(place: statistics.ValuePosition | None) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ def tensors_left_out(record: tracing.PassRecord, backward: bool) -> int:
 
 def _for_table(row: Row) -> Row:
     cells = {name: _merged_cell(name.rpartition("_")[2], value) for name, value in row.items()}
-    return {**cells, "name": "  " * row.get("depth", 0) + (hooks.call_key(row["name"], row["call"]) or "(model)")}
+    return {**cells, "name": "  " * row.get("depth", 0) + (hooks.call_key(row["name"], row["call"]) or hooks.MODEL)}
 
 
 def _merged_cell(fact: str, value: Any) -> Any:
@@ -101,10 +101,10 @@ def value_lines(record: tracing.PassRecord, events: bool) -> Iterator[str]:
 def _titles(record: tracing.PassRecord, events: bool) -> Iterator[tuple[str, tracing.Facts]]:
     if events:
         for event in record.events:
-            yield f"{event.number} {event.event} {event.call.key or '(model)'} {event.call.type}", event.tensors
+            yield f"{event.number} {event.event} {event.call.key or hooks.MODEL} {event.call.type}", event.tensors
         return
     for call in record.calls:
-        name = f"{call.call.key or '(model)'} {call.call.type}"
+        name = f"{call.call.key or hooks.MODEL} {call.call.type}"
         yield f"{name} input", call.input
         yield f"{name} output", call.output
 

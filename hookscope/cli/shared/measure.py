@@ -19,8 +19,8 @@ from hookscope.cli.shared.options import apply_options, layer_option, type_optio
 from hookscope.findings import counted
 
 _layer_option = layer_option(
-    "Calls to measure, as in visualize; indices count Conv2d unless --type is given.  [default: every convolution and"
-    " every activation function]"
+    "Calls to measure, as in visualize; indices count Conv2d unless --type is given.  [default: every convolution,"
+    " Linear layer and activation function, and the model's output]"
 )
 
 

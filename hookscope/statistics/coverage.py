@@ -1,0 +1,35 @@
+"""What a run did not measure, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from hookscope.findings import listed
+
+
+@dataclass
+class Coverage:
+    """What a `StatisticsCollector` did not measure.
+
+    Attributes:
+        left_out: How many layers of each class the default selection leaves out.
+        idle: The selected layers that no pass has reached.
+        unmeasured: Why a call has no statistics, by its key.
+        handed_on: Keys of calls that returned the very tensor of another measured call.
+    """
+
+    left_out: Counter[str] = field(default_factory=Counter)
+    idle: tuple[str, ...] = ()
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    handed_on: set[str] = field(default_factory=set)
+
+    def count(self, did_not_run: Collection[str], first: bool) -> None:
+        """Add what a pass did not reach."""
+        self.idle = tuple(name for name in (did_not_run if first else self.idle) if name in did_not_run)
+
+    def words(self) -> str:
+        """What was left out, in a line; empty where that is nothing."""
+        parts = [f"{count:,} {name}" for name, count in self.left_out.most_common()]
+        return f"not measured: {listed(parts, 6)}" if parts else ""
