@@ -61,6 +61,7 @@ from .selection import (
     call_key as call_key,
     matches_type as matches_type,
     no_such_type as no_such_type,
+    passes_values_on as passes_values_on,
     select_types as select_types,
     usual_types as usual_types,
 )

@@ -23,6 +23,11 @@ ACTIVATION_FUNCTIONS = (
 MODEL = "(model)"
 """What the model itself is called where its name, which is empty, would be unreadable."""
 
+_PASSES_ON = re.compile(
+    "Dropout|DropPath|DropBlock|StochasticDepth|^Identity|[Ff]latten|(Max|Avg|LP|Adaptive)Pool|Unpool|Upsampl|Shuffle"
+    "|Pad([123]d)?$|^(Unf|F)old$"
+)
+
 Shape = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 
 
@@ -80,6 +85,11 @@ class LayerCall:
 def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) -> bool:
     """Whether a layer with these class names is of one of ``types``: class names, globs, or ``all`` for every leaf."""
     return any(leaf if t == "all" else any(fnmatch.fnmatchcase(n, t) for n in type_names) for t in types)
+
+
+def passes_values_on(type_name: str) -> bool:
+    """Whether layers of this class only pass on, drop, average or rearrange the values of the layer before them."""
+    return _PASSES_ON.search(type_name) is not None
 
 
 def usual_types(layers: Iterable[Sequence[str]]) -> tuple[str, ...]:

@@ -50,6 +50,20 @@ class Patch:
         self._original = self._ours = None
 
 
+def divisor_of(roots: Sequence[Tensor]) -> float | None:
+    """The number by which a script divides the only one of ``roots``, apart from the scale of a ``GradScaler``."""
+    node: Any = roots[0].grad_fn if len(roots) == 1 else None
+    while node is not None and _SCALE in node.metadata:
+        node = node.next_functions[0][0]
+    operation = None if node is None else node.name()
+    if operation not in ("DivBackward0", "MulBackward0"):
+        return None
+    factor = node._saved_other
+    if factor is None or factor.numel() != 1 or factor.device.type != "cpu" or not factor:
+        return None
+    return float(factor) if operation == "DivBackward0" else round(1 / float(factor), 6)
+
+
 class LossTap:
     """Calls ``on_loss(value, roots)`` before each backward pass that starts at scalars, while on.
 

@@ -36,14 +36,16 @@ class Monitor(RunProgress):
     A sampled step of a tiny model takes several times as long as another. A model compiled by ``torch.compile`` is
     compiled twice, with hooks and without.
 
-    The lines (and `rows`) have the fields: ``step``, ``time`` in seconds, ``loss`` (the sum over the step of the
-    tensors that ``backward`` starts at, without the scale of a ``GradScaler``), ``learning_rate``, ``optimizer``,
-    ``layer``, ``call``, ``index`` (order of execution), ``type``, ``model``; ``activation_mean``, ``activation_std``,
-    ``zero_share`` (0 to 1), ``channels``, ``channel_values`` (images times positions), ``dead_channels`` (0 everywhere
-    in the step), ``non_finite``; of its own parameters ``gradient_norm``, ``gradient_non_finite``, ``weight_norm``,
-    ``weight_non_finite`` (without biases, before the step), ``update_to_weight``, ``frozen``; of a BatchNorm in train
-    mode ``running_mean_shift`` and ``running_var_ratio``: the batch against the running statistics before the pass. A
-    field without a value is None.
+    The lines (and `rows`) have the fields: ``step``, ``time`` in seconds, ``loss`` (the mean over the backward passes
+    of the step of the tensors that ``backward`` starts at, without the scale of a ``GradScaler``, and not divided
+    by the number of these passes), ``passes`` (that number), ``learning_rate``, ``optimizer``, ``layer``, ``call``,
+    ``index`` (order of execution, None for a layer that did not run), ``type``, ``model``; ``activation_mean``,
+    ``activation_std``, ``zero_share`` (0 to 1), ``channels``, ``channel_values`` (images times positions),
+    ``dead_channels`` (0 everywhere in the step), ``non_finite``, ``infinite`` (whether these are Inf of one sign
+    alone, as of an attention mask); of its own parameters ``gradient_norm``, ``gradient_non_finite``,
+    ``weight_norm``, ``weight_non_finite`` (without biases, before the step), ``update_to_weight``, ``frozen``; of a
+    BatchNorm in train mode ``running_mean_shift`` and ``running_var_ratio``: the batch against the running
+    statistics before the pass. A field without a value is None.
 
     Args:
         model: The only model to watch; None for every model that is called.

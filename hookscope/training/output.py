@@ -18,7 +18,7 @@ from hookscope.training.log.file import RunLog
 
 # Fields of a line that are no metrics of a layer.
 _NO_METRICS = frozenset(
-    ("row", "step", "time", "loss", "learning_rate", "optimizer", "layer", "call", "index", "type", "model")
+    ("row", "step", "time", "loss", "passes", "learning_rate", "optimizer", "layer", "call", "index", "type", "model")
 )
 
 

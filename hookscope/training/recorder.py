@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from hookscope.training.tracker import Layer, Pass, TrackedModel, own_parameters
 from hookscope.training.weights import StepWeights
 
 _MOST_PASSES = 256  # recorded of a model in one step: a script that never steps must not fill the memory
+_MOST_LOSSES = 4096
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class OptimizerStep:
 
     Attributes:
         has_closure: Whether the step runs its forward passes itself.
+        losses_before: How many losses were recorded for the step before it began.
         weights: The parameters before the step; None for a step that is not sampled.
         models: The models whose parameters the optimizer has.
         others: The parameters of other optimizers, by ``id``; None while they are unknown.
@@ -36,6 +38,7 @@ class OptimizerStep:
 
     optimizer: TrackedOptimizer
     has_closure: bool
+    losses_before: int = 0
     weights: StepWeights | None = None
     models: tuple[TrackedModel, ...] = ()
     others: frozenset[int] | None = None
@@ -94,14 +97,16 @@ class CallMetrics:
         count, mean, squares = functools.reduce(merge_moments, moments) if moments else (0, None, 0.0)
         channels = 0 if self.alive is None else self.alive.numel()
         shift, ratio = (None, None) if self._drift is None else (scalars[value] for value in self._drift)
+        non_finite = int(sum(scalars[sums.non_finite] for sums in self.outputs))
         return {
             "activation_mean": mean,
-            "activation_std": math.sqrt(squares / count) if count else None,
+            "activation_std": math.sqrt(squares / count) if count > 1 else None,
             "zero_share": 1 - sum(scalars[sums.nonzero] for sums in self.outputs) / count if count else None,
             "channels": channels or None,
             "channel_values": count // channels if channels else None,
             "dead_channels": None if self._dead is None else int(scalars[self._dead]),
-            "non_finite": int(sum(scalars[sums.non_finite] for sums in self.outputs)),
+            "non_finite": non_finite,
+            "infinite": not any(math.isnan(scalars[sums.mean]) for sums in self.outputs) if non_finite else None,
             "running_mean_shift": shift,
             "running_var_ratio": ratio,
         }
@@ -111,12 +116,13 @@ class CallMetrics:
 class SegmentRecord:
     """The calls of one model in one segment of the run, by ``id`` of the layer and number of the call.
 
-    ``total`` is the largest number of counted calls in one of its ``passes``.
+    ``total`` is the largest number of counted calls in one of its ``passes``; ``ran`` has every layer that ran.
     """
 
     segment: int
     passes: int = 0
     total: int = 0
+    ran: set[int] = field(default_factory=set)
     calls: dict[tuple[int, int], CallMetrics] = field(default_factory=dict)
 
 
@@ -131,8 +137,8 @@ class MetricsRecorder:
     def __init__(self) -> None:
         self.segment = 0
         self._records: dict[int, SegmentRecord] = {}
-        self._losses: list[Tensor] = []
-        self._losses_of = -1
+        self._losses: list[tuple[Tensor, float | None]] = []  # each with its divisor
+        self._losses_of, self._most_losses = -1, 0
         self._loss_output: tuple[int, Tensor] | None = None
 
     def begin(self, now: Pass) -> None:
@@ -144,6 +150,7 @@ class MetricsRecorder:
     def add(self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any) -> None:
         """A layer has returned from the call with number ``call`` of its pass."""
         record = self._record(layer.model)
+        record.ran.add(id(layer))
         index, expected = None, now.running_statistics.pop(id(module), None)
         if layer.is_counted(module):
             index, now.counted = now.counted, now.counted + 1
@@ -162,12 +169,16 @@ class MetricsRecorder:
             metrics.batch = metrics.batch or BatchMoments(*expected)
             metrics.batch.add(values)
 
-    def add_loss(self, value: Tensor) -> None:
-        """``backward`` starts at ``value``."""
+    def add_loss(self, value: Tensor, divisor: float | None = None) -> None:
+        """``backward`` starts at ``value``, which the script has divided by ``divisor``."""
         if self._losses_of != self.segment:
             self._losses, self._losses_of = [], self.segment
-        if len(self._losses) < _MOST_PASSES:
-            self._losses.append(value)
+        if len(self._losses) < _MOST_LOSSES:
+            self._losses.append((value, divisor))
+
+    def losses_since(self, optimizer: TrackedOptimizer) -> int:
+        """How many losses were recorded since the last step of the optimizer."""
+        return len(self._losses) if self._losses_of >= optimizer.since else 0
 
     def add_loss_output(self, value: Tensor) -> None:
         """A loss module has returned ``value``; it is the loss where ``backward`` is not called."""
@@ -185,22 +196,24 @@ class MetricsRecorder:
         calls = [call for model in step.models for call in self._calls(model, optimizer)]
         calls = [call for call in calls if _belongs(call, step.others, parameters)]
         calls.sort(key=lambda call: call.order)
-        losses = self._losses_since(step)
+        losses, divisor = self._losses_of_step(step)
         scalars = FetchedScalars([*losses, *(scalar for call in calls for scalar in call.scalars())])
-        loss = sum(scalars[value] for value in losses) if losses else None
+        loss = sum(scalars[value] for value in losses) / len(losses) * divisor if losses else None
         first_rate, rates = optimizer.learning_rates()
         not_run = [call for model in step.models for call in self._not_run(model, optimizer, calls, parameters)]
-        for index, call in enumerate([*calls, *not_run]):
+        absent, index = {id(call.layer) for call in not_run}, itertools.count()
+        for call in _in_order(calls, not_run):
             module = call.layer.module()
             own = {} if module is None else own_parameters(module)
-            has_run = index < len(calls)
+            has_run = id(call.layer) not in absent
             yield {
                 "loss": loss,
+                "passes": len(losses) or None,
                 "learning_rate": next((rates[id(p)] for p in own.values() if id(p) in rates), first_rate),
                 "optimizer": optimizer.number,
                 "layer": call.layer.name,
                 "call": call.call,
-                "index": index if has_run else None,
+                "index": next(index) if has_run else None,
                 "type": call.type,
                 "model": call.layer.model.number,
                 **call.metrics(scalars),
@@ -227,26 +240,45 @@ class MetricsRecorder:
     def _not_run(
         self, model: TrackedModel, optimizer: TrackedOptimizer, calls: Iterable[CallMetrics], parameters: set[int]
     ) -> Iterator[CallMetrics]:
-        """Layers whose hooks did not fire: of compiled models, and of models that ran before they were watched."""
-        record = self._since(model, optimizer)
-        if record is not None and record.calls and not model.is_opaque:
-            return
-        recorded = {id(call.layer) for call in calls}
+        """Layers whose hooks did not fire: unused, under no_grad, compiled, or called before they were watched."""
+        record = self._since(model, optimizer) or SegmentRecord(self.segment)
+        ran = {id(call.layer) for call in calls} | record.ran
+        # without any call, the index of a layer is unknown
+        is_known = bool(record.ran) and not model.is_opaque
         for layer, module, own in model.with_parameters():
-            if (
-                id(layer) not in recorded
-                and layer.may_want(module)
-                and not parameters.isdisjoint(map(id, own.values()))
-            ):
+            selection = layer.choice.selection
+            is_chosen = layer.may_want(module)
+            if is_known and not selection.wants_every_index:
+                is_chosen = is_chosen and layer.wants(0, None, record.total)
+            if id(layer) not in ran and is_chosen and not parameters.isdisjoint(map(id, own.values())):
                 yield CallMetrics(layer, type(module).__name__, 0, None)
 
-    def _losses_since(self, step: OptimizerStep) -> list[Tensor]:
-        if self._losses_of >= step.optimizer.since and self._losses:
+    def _losses_of_step(self, step: OptimizerStep) -> tuple[list[Tensor], float]:
+        """The losses that a step is the sum of, and the factor by which each is too small."""
+        count = self.losses_since(step.optimizer)
+        if count:
             # a step calls its closure several times; the first loss is that of the weights before the step
-            return self._losses[:1] if step.has_closure else self._losses
+            losses = self._losses[: step.losses_before + 1 if step.has_closure else count]
+            self._most_losses = max(self._most_losses, len(losses))
+            [divisor, *others] = {divisor for _, divisor in losses}
+            is_mean = divisor == self._most_losses and not others
+            return [value for value, _ in losses], divisor if is_mean and divisor is not None else 1.0
         if self._loss_output is not None and self._loss_output[0] >= step.optimizer.since:
-            return [self._loss_output[1]]
-        return []
+            return [self._loss_output[1]], 1.0
+        return [], 1.0
+
+
+def _in_order(calls: Sequence[CallMetrics], not_run: Sequence[CallMetrics]) -> list[CallMetrics]:
+    """The calls in order of execution, each layer that did not run before those that are registered after it."""
+    places = {id(layer): at for call in not_run for at, layer in enumerate(call.layer.model.layers.values())}
+    ordered = list(calls)
+    for call in not_run:
+        place, model = places[id(call.layer)], call.layer.model
+        behind = (
+            at for at, other in enumerate(ordered) if other.layer.model is model and places[id(other.layer)] > place
+        )
+        ordered.insert(next(behind, len(ordered)), call)
+    return ordered
 
 
 def running_statistics(module: nn.Module) -> tuple[Tensor, Tensor, float] | None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import HookHandles
-from hookscope.training.loss_tap import LossTap, hidden_from_compile, scalar_of
+from hookscope.training.loss_tap import LossTap, divisor_of, hidden_from_compile, scalar_of
 from hookscope.training.optimizers import Optimizers, gradient_scale, has_closure, skips_step
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.recorder import MetricsRecorder, OptimizerStep, running_statistics
@@ -140,7 +140,7 @@ class TrainingWatcher:
         with torch.no_grad():
             if self._stop is not None:
                 self._stop.before_backward(roots)
-            self._recorder.add_loss(value)
+            self._recorder.add_loss(value, divisor_of(roots))
 
     @_guarded
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -151,7 +151,7 @@ class TrainingWatcher:
         tracked = self._optimizers.of(optimizer)
         if tracked is None:
             return
-        step = OptimizerStep(tracked, has_closure(args, kwargs))
+        step = OptimizerStep(tracked, has_closure(args, kwargs), self._recorder.losses_since(tracked))
         with torch.no_grad():
             if self._stop is not None:
                 self._stop.raise_again()

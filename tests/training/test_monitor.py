@@ -254,7 +254,8 @@ class TestPasses:
             return monitor.rows
 
         for whole, parts in zip(rows(1), rows(2), strict=True):
-            names = whole.keys() - {"time"}
+            assert (whole["passes"], parts["passes"]) == (1, 2)
+            names = whole.keys() - {"time", "passes"}
             if whole["layer"] == "bn":  # its output depends on the batch
                 names = {"running_mean_shift", "running_var_ratio"}
             for name in names:

@@ -16,7 +16,7 @@ from hookscope.training import Run, TimedFinding, duration_words, findings_over_
 
 FIELDS = ("step", "last_step", "time", "lasts", "finding", "layer", "layers", "evidence", "meaning")
 _TABLE = ("step", "last_step", "time", "finding", "layer")
-_NO_METRICS = ("row", "loss", "learning_rate")  # in the line of a layer
+_NO_METRICS = ("row", "loss", "passes", "learning_rate")  # in the line of a layer
 
 
 def show(log: str, plot: str | None, format: str) -> None:

@@ -10,12 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.findings import CATALOGUE, FindingKind, Thresholds, add_kind, default, percent
+from hookscope.hooks import passes_values_on
 from hookscope.training.log.series import LayerSeries, RunSeries
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 _USUAL_GRADIENT = 1e-4  # of the weight's norm; random weights have 7e-4 or more, see GradientThresholds
+_USUAL_UPDATE = 1e-4  # of the weight's norm; weight decay alone changes a weight by up to 5e-5
+_FEWEST_VALUES = 32  # of a channel: with fewer, most channels may be 0 by chance
 
 
 @dataclass(frozen=True)
@@ -139,17 +142,22 @@ def _dead_words(layer: LayerSeries, at: int) -> str:
     return f"{'all' if dead == channels else f'{dead:.0f} of'} {channels:.0f} channels are 0 for the whole batch"
 
 
+def _puts_out_its_own(context: LayerContext) -> bool:
+    """Whether the values of its output are its own: not those of a layer before it, nor those of a weight near 0."""
+    return not (passes_values_on(context.layer.type) or context.layer.starts_small)
+
+
 @Rule(CATALOGUE["dead-layer"], "dead_channels", default("dead-layer", "dead_layer"), _dead_words)
 def _dead_layer(context: LayerContext) -> Array:
-    return dead_share(context.layer)
+    return _where(_puts_out_its_own(context), dead_share(context.layer))
 
 
 @Rule(CATALOGUE["dead-channels"], "dead_channels", "dead", _dead_words, named="worst")
 def _dead_channels(context: LayerContext) -> Array:
     """Without layers that begin dead, which have a finding of their own, and with `few_values` taken into account."""
-    share, limits = dead_share(context.layer), context.thresholds
-    few = (context["channel_values"] < limits.few_values) & (share <= limits.dead_of_few)
-    return _where(~few & ((share < 1) | (share[:1] < 1)), share)
+    share, limits, values = dead_share(context.layer), context.thresholds, context["channel_values"]
+    few = (values < _FEWEST_VALUES) | ((values < limits.few_values) & (share <= limits.dead_of_few))
+    return _where(_puts_out_its_own(context) & ~few & ((share < 1) | (share[:1] < 1)), share)
 
 
 def _size(layer: LayerSeries) -> Array:
@@ -165,7 +173,7 @@ def _spread_words(layer: LayerSeries, at: int) -> str:
 
 @Rule(CATALOGUE["constant-output"], "activation_std", "flat", _spread_words, lowest=True)
 def _relative_spread(context: LayerContext) -> Array:
-    return _ratio(context["activation_std"], _size(context.layer))
+    return _where(_puts_out_its_own(context), _ratio(context["activation_std"], _size(context.layer)))
 
 
 def _size_words(layer: LayerSeries, at: int) -> str:
@@ -175,7 +183,7 @@ def _size_words(layer: LayerSeries, at: int) -> str:
 @Rule(CATALOGUE["exploding-activations"], "activation_std", "largest", _size_words)
 @Rule(CATALOGUE["vanishing-activations"], "activation_std", "smallest", _size_words, lowest=True)
 def _activation_size(context: LayerContext) -> Array:
-    return _size(context.layer)
+    return _where(_puts_out_its_own(context), _size(context.layer))
 
 
 def _slope(layer: LayerSeries) -> Array:
@@ -204,21 +212,32 @@ def _gradient_words(layer: LayerSeries, at: int) -> str:
 
 
 def _gradient_ratio(context: LayerContext) -> Array:
-    """Without normalisations, whose scale may get almost no gradient."""
+    """Without normalisations, whose scale may get almost no gradient, and without weights that start near 0."""
     ratio = gradient_to_weight(context.layer)
-    return _where(_finite(context.layer) & (ratio > 0) & ("Norm" not in context.layer.type), ratio)
+    usual = "Norm" not in context.layer.type and not context.layer.starts_small
+    return _where(_finite(context.layer) & (ratio > 0) & usual, ratio)
+
+
+def _moves(context: LayerContext, least: float) -> Mask:
+    """``(S,)`` where a step changes the weight by more than this share, whatever its gradient; Adam divides by it."""
+    return context["update_to_weight"] > least
 
 
 @Rule(CATALOGUE["exploding-gradient"], "gradient_norm", "exploding", _gradient_words, named="last", patience=1)
 def _large_gradient_ratio(context: LayerContext) -> Array:
-    """Inf where the norm overflows single precision. NaN for a weight that starts at 0: it is small at first."""
+    """Inf where the norm overflows single precision, 0 where the step is short in spite of the gradient."""
     overflow = np.isnan(context["gradient_norm"]) & (context["gradient_non_finite"] == 0) & (context["weight_norm"] > 0)
-    return _where(context["weight_norm"][:1] != 0, np.where(overflow, np.inf, _gradient_ratio(context)))
+    is_long = np.isnan(context["update_to_weight"]) | _moves(context, context.thresholds.too_large)
+    ratio = _gradient_ratio(context)
+    return np.where(overflow, np.inf, np.where(is_long | np.isnan(ratio), ratio, 0.0))
 
 
 @Rule(CATALOGUE["vanishing-gradient"], "gradient_norm", "vanishing", _gradient_words, lowest=True, named="last")
 def _small_gradient_ratio(context: LayerContext) -> Array:
-    return _where(~context.run.learned(context.layer), _gradient_ratio(context))
+    """Inf where Adam makes a step of usual length of it; NaN where a weight near 0 scales it down on purpose."""
+    is_intended = context.run.learned(context.layer) | context.run.scaled_down(context.layer)
+    ratio = _gradient_ratio(context)
+    return _where(~is_intended, np.where(_moves(context, _USUAL_UPDATE) & (ratio > 0), np.inf, ratio))
 
 
 def _no_gradient_words(layer: LayerSeries, at: int) -> str:
@@ -227,23 +246,33 @@ def _no_gradient_words(layer: LayerSeries, at: int) -> str:
 
 @Rule(CATALOGUE["no-gradient"], "gradient_norm", 0.5, _no_gradient_words, named="last")
 def _no_gradient(context: LayerContext) -> Array:
-    """1 where a layer that is not frozen has no gradient, or 0, while others of its model have one."""
+    """1 where a layer that is not frozen has no gradient, or 0, while others of its model have one, or nothing has.
+
+    A gradient of 0 is no sign where a weight of the same block is still near 0, nor is a missing one of a layer that
+    runs in other steps.
+    """
+    layer, run = context.layer, context.run
     missing = np.isnan(context["gradient_norm"]) & np.isnan(context["gradient_non_finite"])
     lost = (missing | (context["gradient_norm"] == 0)) & ~(context["gradient_non_finite"] > 0)
-    key = (context.layer.model, context.layer.optimizer)
-    others_learn = np.isin(context.layer.steps, context.run.learning_steps.get(key, ()))
-    return _where((context["frozen"] == 0) & others_learn, lost.astype(float))
+    others_learn = np.isin(layer.steps, run.learning_steps.get((layer.model, layer.optimizer), ()))
+    nothing_learns = ~np.isin(layer.steps, run.steps_with_gradients(layer.optimizer)) & ~run.learned(layer)
+    ran = ~np.isnan(context["index"])
+    is_sign = np.where(missing, ran | ~ran.any(), ~run.scaled_down(layer))
+    return _where((context["frozen"] == 0) & (others_learn | nothing_learns) & is_sign, lost.astype(float))
 
 
 def _learns(context: LayerContext) -> Mask:
     """``(S,)`` where the learning rate is at least a hundredth of the highest: warm-up from 0 and decay to 0 are usual.
 
-    An unknown rate counts as usual. A weight that starts at 0 grows by more than its norm, and is left out.
+    An unknown rate counts as usual, as does one that is 0 in all of several sampled steps. A weight that starts near 0
+    grows by more than its norm, and is left out.
     """
     rates = context["learning_rate"]
-    usual: Mask = np.isnan(rates) | ((rates > 0) & (rates >= np.nanmax([0.0, *rates]) / 100))
-    learns: Mask = usual & (context["frozen"] != 1) & (context["weight_norm"][:1] != 0) & _finite(context.layer)
-    return learns
+    highest = np.nanmax([0.0, *rates])
+    is_always_0 = highest == 0 and len(rates) >= context.thresholds.patience
+    usual: Mask = np.isnan(rates) | (rates >= highest / 100) & (rates > 0) | is_always_0
+    learns: Mask = usual & (context["frozen"] != 1) & _finite(context.layer)
+    return learns & (not context.layer.starts_small)
 
 
 def _others_change(context: LayerContext) -> Mask:
@@ -252,18 +281,22 @@ def _others_change(context: LayerContext) -> Mask:
 
 
 def _no_update_words(layer: LayerSeries, at: int) -> str:
-    return f"its gradient has norm {layer.values['gradient_norm'][at]:.2g}, but a step leaves its weight as it is"
+    text = f"its gradient has norm {layer.values['gradient_norm'][at]:.2g}, but a step leaves its weight as it is"
+    rate = layer.values["learning_rate"][at]
+    return text if math.isnan(rate) else f"{text} (learning rate {rate:g})"
 
 
 @Rule(CATALOGUE["no-update"], "update_to_weight", 0.5, _no_update_words)
 def _no_update(context: LayerContext) -> Array:
-    """1 where a weight with a gradient does not change, while others of its optimizer do.
+    """1 where a weight with a gradient does not change, while others of its optimizer do, or nothing does.
 
     Without normalisations, and without layers whose input is all 0, where only the bias has a gradient.
     """
     unchanged = np.nan_to_num(context["update_to_weight"]) == 0
     can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ("Norm" not in context.layer.type)
-    judged = _learns(context) & can_learn & _others_change(context) & ~context.run.starved(context.layer)
+    nothing_changes = ~context.run.changing(context.layer, 0.0)
+    judged = _learns(context) & can_learn & (_others_change(context) | nothing_changes)
+    judged &= ~context.run.starved(context.layer)
     return _where(judged, unchanged.astype(float))
 
 
@@ -284,7 +317,8 @@ def _small_update(context: LayerContext) -> Array:
     """NaN where the gradient is small or the loss has converged."""
     update = context["update_to_weight"]
     can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ~context.run.learned(context.layer)
-    return _where(_learns(context) & can_learn & ((update > 0) | ~_others_change(context)), update)
+    some_change = context.run.changing(context.layer, 0.0)
+    return _where(_learns(context) & can_learn & ((update > 0) | some_change & ~_others_change(context)), update)
 
 
 def batchnorm_distance(layer: LayerSeries, thresholds: TrainingThresholds) -> Array:

@@ -19,13 +19,13 @@ Array = NDArray[np.float64]
 METRICS = (
     "activation_mean", "activation_std", "zero_share", "channels", "channel_values", "dead_channels", "non_finite",
     "gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite", "update_to_weight",
-    "running_mean_shift", "running_var_ratio", "frozen", "learning_rate",
+    "running_mean_shift", "running_var_ratio", "frozen", "learning_rate", "index",
 )  # fmt: skip
 """The fields of a layer's line that are numbers or booleans, as the log names them."""
 
-_BEHIND = 1_000_000  # index of a layer without a recorded call
 _MOST = 2**53
 _CONVERGED = 0.05  # of the first loss
+_SMALL = 0.01  # norm of a weight that is meant to grow, such as a layer scale of 1e-6 or a gamma of 0
 
 _Key = tuple[int, str, int]  # model, layer, call
 _Row = Mapping[str, Any]
@@ -61,6 +61,11 @@ class LayerSeries:
     times: Array
     values: Mapping[str, Array]
 
+    @property
+    def starts_small(self) -> bool:
+        """Whether its weight is almost 0 when it is first sampled, so that it and its output grow by large factors."""
+        return bool((self.values["weight_norm"][:1] < _SMALL).any())
+
 
 @dataclass(frozen=True)
 class LossSeries:
@@ -88,12 +93,18 @@ class RunSeries:
 
     @cached_property
     def learning_steps(self) -> dict[tuple[int, int], list[int]]:
-        """The steps in which some layer has a gradient, by model and optimizer."""
+        """The steps in which some layer has a gradient that is not 0, by model and optimizer."""
         learning: dict[tuple[int, int], set[int]] = {}
         for layer in self.layers:
             steps = learning.setdefault((layer.model, layer.optimizer), set())
-            steps.update(layer.steps[layer.values["gradient_norm"] > 0].tolist())
+            norms = layer.values["gradient_norm"]
+            overflows = np.isnan(norms) & ~np.isnan(layer.values["gradient_non_finite"])
+            steps.update(layer.steps[(norms > 0) | overflows].tolist())
         return {key: sorted(steps) for key, steps in learning.items()}
+
+    def steps_with_gradients(self, optimizer: int) -> list[int]:
+        """The steps in which some layer of any model has a gradient that is not 0."""
+        return [step for (_, number), steps in self.learning_steps.items() if number == optimizer for step in steps]
 
     @cached_property
     def _largest_updates(self) -> dict[int, tuple[NDArray[np.int64], Array]]:
@@ -113,8 +124,24 @@ class RunSeries:
 
     def starved(self, layer: LayerSeries) -> NDArray[np.bool_]:
         """``(S,)`` where the output of the call before it is all 0."""
-        before = [other for other in self.layers if other.model == layer.model and other.index < layer.index]
+        ran = [other for other in self.layers if not np.isnan(other.values["zero_share"]).all()]
+        before = [other for other in ran if other.model == layer.model and other.index < layer.index]
         return np.isin(layer.steps, [other.steps[other.values["zero_share"] == 1] for other in before[-1:]])
+
+    def scaled_down(self, layer: LayerSeries) -> NDArray[np.bool_]:
+        """``(S,)`` where a weight of its block is still almost 0, as layer scales and last gammas are at first."""
+        block = [
+            other.steps[other.values["weight_norm"] < _SMALL]
+            for other in self._small
+            if (other.model, other.optimizer) == (layer.model, layer.optimizer)
+            and layer.name != other.name
+            and layer.name.startswith((f"{other.name}.", _block(other.name)))
+        ]
+        return np.isin(layer.steps, np.concatenate(block) if block else [])
+
+    @cached_property
+    def _small(self) -> list[LayerSeries]:
+        return [layer for layer in self.layers if layer.starts_small]
 
     def learned(self, layer: LayerSeries) -> NDArray[np.bool_]:
         """``(S,)`` where the loss has converged: it is small beside the first loss."""
@@ -153,7 +180,7 @@ def _layer(
     optimizer = owner if owner in lines else min(lines)
     rows = [row for _, row in sorted(lines[optimizer].items())]
     label = call_key(name or str(rows[0].get("type") or "(model)"), call)
-    indices = sorted(_whole(row["index"]) for row in rows if _is_whole(row.get("index")))
+    places = sorted(_whole(row["place"]) for row in rows)
     return LayerSeries(
         label=f"{label} of model {model}" if models > 1 else label,
         name=name,
@@ -161,7 +188,7 @@ def _layer(
         model=model,
         optimizer=optimizer,
         type=str(rows[0].get("type") or ""),
-        index=indices[len(indices) // 2] if indices else _BEHIND + min(_whole(row["place"]) for row in rows),
+        index=places[len(places) // 2],
         steps=np.array([row["step"] for row in rows], np.int64),
         times=_numbers([steps[optimizer][row["step"]] for row in rows], "time"),
         values={metric: _numbers(rows, metric) for metric in METRICS},
@@ -197,6 +224,12 @@ def _loss(optimizer: int, steps: Mapping[int, _Row]) -> LossSeries:
 def _numbers(rows: Sequence[_Row], name: str) -> Array:
     values: Iterable[Any] = (row.get(name) for row in rows)
     return np.array([float(value) if isinstance(value, (int, float)) else np.nan for value in values], np.float64)
+
+
+def _block(name: str) -> str:
+    """How the names of all layers of its block begin."""
+    before, dot, _ = name.rpartition(".")
+    return before + dot
 
 
 def _is_whole(value: object) -> bool:
