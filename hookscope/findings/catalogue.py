@@ -95,6 +95,11 @@ _kind(
             " or half precision without loss scaling.",
         ),
         "operation unknown": Case("", f"{_START} To name the operation, run watch --stop-on non-finite."),
+        "contained": Case(
+            "These Inf reach neither the loss nor a gradient.",
+            "This is usual for the mask of an attention. Elsewhere look for a division by 0 or an overflow.",
+            "note",
+        ),
     },
     severity="error",
 )

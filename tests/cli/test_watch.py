@@ -113,7 +113,7 @@ def test_a_watched_script_trains_to_the_same_bits_and_each_rank_has_its_log(
     ]
     losses = [float.fromhex(line.split()[1]) for line in output.splitlines()[1:13:5]]
     assert [row["loss"] for row in run.rows[::3]] == pytest.approx(losses, rel=1e-6)
-    assert note.startswith("Note: 3 of 12 steps sampled, 9 lines in run.rank1.ndjson, ")
+    assert note.startswith("Note: 3 of 12 steps sampled, 9 lines in run.rank1.ndjson; ")
     assert note.endswith("; see `hookscope watch --show run.rank1.ndjson`\n")
 
 

@@ -98,9 +98,11 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
 
     \b
       step, time            step of the layer's optimizer, from 0; seconds since the run began
-      loss, learning_rate   where known; the loss without the scale of a GradScaler
+      loss, passes, learning_rate
+                            where known; the mean loss over the backward passes of the
+                            step without the scale of a GradScaler, and their number
       layer, call, type     also index, in order of execution
-      activation_mean, activation_std, zero_share, dead_channels, non_finite
+      activation_mean, activation_std, zero_share, dead_channels, non_finite, infinite
                             of the output
       gradient_norm, weight_norm, update_to_weight
                             of the layer's own parameters
@@ -110,8 +112,8 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     Steps are counted for each optimizer separately. However the run ends, the log is complete up to the last sampled
     step. If watching fails, one note says so and the training goes on.
 
-    --show prints the findings of a run in order of time; the run may still go on. The format json also has the run and
-    the last metrics of each layer. The exit status is 0, with or without findings.
+    --show prints the findings of a run, the gravest first; the run may still go on. The format json also has the run
+    and the last metrics of each layer. The exit status is 0, with or without findings.
 
     torchrun starts hookscope, as in the example below; each rank writes its own log. Processes that the script itself
     starts are not watched.

@@ -12,7 +12,7 @@ from typing import Any
 
 from hookscope.cli.output import formats as output
 from hookscope.errors import NonFiniteError
-from hookscope.findings import counted
+from hookscope.findings import counted, verdict
 from hookscope.system import Script, after_import, check_folder
 from hookscope.training import RunLog
 
@@ -139,7 +139,7 @@ class WatchRun:
         except Exception:  # the script may have changed the file
             return ""
         counts = f"{counted(len(run.rows), 'line')} in {self._log}"
-        return f", {counts}, {counted(len(findings), 'finding') if findings else 'no findings'}{show}"
+        return f", {counts}; {verdict(findings)}{show}"
 
     def _say(self, text: str) -> None:
         """Write a note to standard error as it was before the script, which may have redirected it."""

@@ -14,8 +14,8 @@ from hookscope.cli.shared.output_paths import check_plot, write_plot
 from hookscope.errors import InputError, near_misses
 from hookscope.training import Run, TimedFinding, duration_words, findings_over_time, read_runs, summary
 
-FIELDS = ("step", "last_step", "time", "lasts", "finding", "layer", "layers", "evidence", "meaning")
-_TABLE = ("step", "last_step", "time", "finding", "layer")
+FIELDS = ("step", "last_step", "time", "lasts", "finding", "severity", "layer", "layers", "evidence", "meaning")
+_TABLE = ("step", "last_step", "time", "finding", "severity", "layer")
 _NO_METRICS = ("row", "loss", "passes", "learning_rate")  # in the line of a layer
 
 

@@ -1,16 +1,18 @@
-"""Findings on a training run, in order of time: what went wrong, in which layer, from which step on."""
+"""Findings on a training run: what went wrong, in which layer, from which step on."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
-from hookscope.findings import GRAVITY, counted
+from hookscope.findings import GRAVITY, counted, merged, ranked
 from hookscope.training.log.file import Run
 from hookscope.training.log.intervals import FindingInterval, grouped, judge, spacing
 from hookscope.training.log.loss import loss_findings
-from hookscope.training.log.non_finite import nonfinite_findings, note_finding
+from hookscope.training.log.non_finite import contained_findings, nonfinite_findings, note_finding
 from hookscope.training.log.rules import RULES, LayerContext, Rule, TrainingThresholds
 from hookscope.training.log.series import LayerSeries, RunSeries, series_of
 from hookscope.training.log.summary import TimedFinding, summary, timed_finding, when_words
@@ -18,14 +20,18 @@ from hookscope.training.log.summary import TimedFinding, summary, timed_finding,
 _ENOUGH = 20  # samples that show a trend
 # Findings that may follow from a dead layer before.
 _FOLLOW = ("dead-channels", "constant-output", "vanishing-activations", "saturated", "batchnorm-drift")
+_DIVERGENCE = ("non-finite", "loss-rises", "dead-layer", "constant-output")
+_CAUSES = {"update-too-large": _DIVERGENCE, "exploding-gradient": _DIVERGENCE}
+"""Causes, and what follows from each."""
 _UNCHANGED = ("no-update", "no-gradient", "frozen")  # each says why a weight does not change
 
 _Intervals = Mapping[str, Sequence[FindingInterval]]
 
 
 def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -> list[TimedFinding]:
-    """Findings on a run, in order of the step at which each began; one for all layers that began together.
+    """Findings on a run, the gravest first, then in order of the step at which each began.
 
+    Layers that began together have one finding.
     A finding must show in `TrainingThresholds.patience` sampled steps in a row, unless values are not finite. Findings
     that begin in a model while it computes NaN or Inf are consequences, and left out. If fewer steps were sampled, the
     last finding says so.
@@ -39,9 +45,27 @@ def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -
     findings = [*loss_findings(series, thresholds), *findings]
     findings = [finding for finding in findings if not any(_begins_within(finding, cause) for cause in causes)]
     notes = [note_finding(note) for note in run.notes if note.get("note") != "non-finite"]
-    findings = [*causes, *findings, *notes]
+    findings = [*causes, *contained_findings(series), *findings, *notes]
     findings.sort(key=lambda finding: (finding.step if finding.time is None else finding.time, finding.step))
-    return [*findings, *_few_samples(run, series, thresholds)]
+    findings = [_as_grave_as_its_symptoms(finding, findings) for finding in findings]
+    return ranked([*map(_of_parts, merged(findings)), *_few_samples(run, series, thresholds)])
+
+
+def _as_grave_as_its_symptoms(finding: TimedFinding, findings: Sequence[TimedFinding]) -> TimedFinding:
+    """A cause as an error where an error that it explains begins with it or later, so that the cause comes first."""
+    symptoms = [other for other in findings if other.finding in _CAUSES.get(finding.finding, ())]
+    is_cause = any(other.severity == "error" and other.step >= finding.step for other in symptoms)
+    return dataclasses.replace(finding, severity="error") if is_cause else finding
+
+
+def _of_parts(finding: TimedFinding) -> TimedFinding:
+    """A finding that was made of several, with their layers, to the end of the last."""
+    parts = cast("tuple[TimedFinding, ...]", finding.parts)
+    if not parts:
+        return finding
+    last_step, lasts = max(part.last_step for part in parts), any(part.lasts for part in parts)
+    layers = tuple(layer for part in parts for layer in part.layers)
+    return dataclasses.replace(finding, layers=layers, last_step=last_step, lasts=lasts)
 
 
 def _begins_within(finding: TimedFinding, cause: TimedFinding) -> bool:
@@ -137,6 +161,7 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
         text += f", in {named.times} of {span} sampled steps"
     text += f": {_values(rule, named, first.step)}{_other_layers(rule, group, named, worst, judged)}{after}"
     value = worst.value if abs(worst.value) < float("inf") else None
+    of_all = {"severity": rule.of_all} if rule.of_all and len(group) == judged else {}
     return timed_finding(
         rule.kind.name,
         text,
@@ -146,6 +171,7 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
         layers=tuple(interval.layer.label for interval in group),
         model=named.layer.model,
         optimizer=named.layer.optimizer,
+        **of_all,
     )
 
 

@@ -16,17 +16,23 @@ _PHASES = dict(zip(("forward", "backward", "weights"), NON_FINITE, strict=True))
 
 
 def nonfinite_findings(run: RunSeries, notes: Sequence[Mapping[str, Any]] = ()) -> list[TimedFinding]:
-    """One finding for each model that computes NaN or Inf, at the layer that has them first.
+    """One finding for each model that computes NaN or Inf that spread, at the layer that has them first.
 
     Within a step, activations come first, in order of execution; then gradients, from the loss backwards; then
     weights. If the run was stopped, the note in its log says where, and which operation made them.
     """
     stops = [note for note in notes if note.get("note") == "non-finite"]
     models = sorted({layer.model for layer in run.layers})
-    findings = [finding for model in models if (finding := _of_model(model, run)) is not None]
+    findings = [finding for model in models if (finding := _of_model(model, run, False)) is not None]
     if not stops:
         return findings
     return [*map(note_finding, stops), *(finding for finding in findings if finding.step < _step(stops[0]))]
+
+
+def contained_findings(run: RunSeries) -> list[TimedFinding]:
+    """One finding for each model with Inf that do not spread, as in the mask of an attention."""
+    models = sorted({layer.model for layer in run.layers})
+    return [finding for model in models if (finding := _of_model(model, run, True)) is not None]
 
 
 def note_finding(note: Mapping[str, Any]) -> TimedFinding:
@@ -49,9 +55,14 @@ def _step(note: Mapping[str, Any]) -> int:
     return step if isinstance(step, int) else 0
 
 
-def _of_model(model: int, run: RunSeries) -> TimedFinding | None:
+def _of_model(model: int, run: RunSeries, are_contained: bool) -> TimedFinding | None:
     layers = [layer for layer in run.layers if layer.model == model]
-    bad = {layer.label: steps for layer in layers if (steps := _bad_steps(layer))}
+    contained = {(layer.optimizer, step) for layer in layers for step in _contained_steps(layer.optimizer, run)}
+    bad = {
+        layer.label: steps
+        for layer in layers
+        if (steps := [s for s in _bad_steps(layer) if ((layer.optimizer, s) in contained) == are_contained])
+    }
     if not bad:
         return None
     step, last = min(steps[0] for steps in bad.values()), max(steps[-1] for steps in bad.values())
@@ -63,7 +74,10 @@ def _of_model(model: int, run: RunSeries) -> TimedFinding | None:
     text += f"; {counted(len(bad) - 1, 'more layer')} too" if len(bad) > 1 else ""
     text += "; the loss is not finite either" if _loss_is_lost(run, source.optimizer, step) else ""
     finite = [int(at) for layer in layers for at in layer.steps if at < step]
-    text += f"; at step {max(finite):,} everything was finite" if finite else ""
+    if are_contained:
+        text += "; loss, gradients and weights are finite"
+    elif finite:
+        text += f"; at step {max(finite):,} everything was finite"
     return timed_finding(
         "non-finite",
         text,
@@ -71,7 +85,7 @@ def _of_model(model: int, run: RunSeries) -> TimedFinding | None:
         last,
         time,
         lasts,
-        "operation unknown",
+        "contained" if are_contained else "operation unknown",
         layer=source.label,
         layers=tuple(bad),
         numbers={"phase": phase, "values": _count(source, phase, step), "layers": len(bad)},
@@ -83,6 +97,18 @@ def _of_model(model: int, run: RunSeries) -> TimedFinding | None:
 def _bad_steps(layer: LayerSeries) -> list[int]:
     bad = np.any([layer.values[name] > 0 for name in NON_FINITE], axis=0)
     return [int(step) for step in layer.steps[bad]]
+
+
+def _contained_steps(optimizer: int, run: RunSeries) -> set[int]:
+    """The steps in which some outputs have Inf of one sign, while the loss, all gradients and weights are finite."""
+    layers, loss = [layer for layer in run.layers if layer.optimizer == optimizer], run.loss_of(optimizer)
+    spread = [loss.steps[np.isnan(loss.losses)] if not np.isnan(loss.losses).all() else []]
+    for layer in layers:
+        values = layer.values
+        parameters = (values["gradient_non_finite"] > 0) | (values["weight_non_finite"] > 0)
+        spread.append(layer.steps[parameters | ((values["non_finite"] > 0) & (values["infinite"] != 1))])
+    bad = {step for layer in layers for step in _bad_steps(layer)}
+    return bad.difference(np.concatenate(spread).tolist())
 
 
 def _at(layer: LayerSeries, step: int) -> int:
@@ -110,7 +136,8 @@ def _words(phase: str, layer: LayerSeries, step: int) -> str:
         return f"{count} values of its gradient are NaN or Inf; all activations are finite"
     if phase == "weights":
         return f"{count} values of its weights are NaN or Inf, while activations and gradients are finite"
-    text = f"{count} values of its activation are NaN or Inf"
+    kind = "Inf" if layer.values["infinite"][_at(layer, step)] == 1 else "NaN or Inf"
+    text = f"{count} values of its activation are {kind}"
     return f"{text}, as are values of its weights" if _count(layer, "weights", step) else text
 
 

@@ -83,6 +83,7 @@ class Rule:
             or the one with the ``worst`` value.
         patience: Sampled steps in a row, where not that of the thresholds.
         before: The next less grave finding, see `add_kind`.
+        of_all: The severity where every layer has it, if that is another.
     """
 
     kind: FindingKind
@@ -93,6 +94,7 @@ class Rule:
     named: str = "first"
     patience: int | None = None
     before: str | None = None
+    of_all: str = ""
     measure: Measure = field(init=False)
 
     def __call__(self, measure: Measure) -> Measure:
@@ -241,10 +243,14 @@ def _small_gradient_ratio(context: LayerContext) -> Array:
 
 
 def _no_gradient_words(layer: LayerSeries, at: int) -> str:
-    return "no gradient arrives" if math.isnan(layer.values["gradient_norm"][at]) else "its gradient is 0 everywhere"
+    if not math.isnan(layer.values["gradient_norm"][at]):
+        return "its gradient is 0 everywhere"
+    if math.isnan(layer.values["index"][at]):
+        return "it did not run in a pass with gradients, and no gradient arrives"
+    return "no gradient arrives"
 
 
-@Rule(CATALOGUE["no-gradient"], "gradient_norm", 0.5, _no_gradient_words, named="last")
+@Rule(CATALOGUE["no-gradient"], "gradient_norm", 0.5, _no_gradient_words, named="last", of_all="error")
 def _no_gradient(context: LayerContext) -> Array:
     """1 where a layer that is not frozen has no gradient, or 0, while others of its model have one, or nothing has.
 

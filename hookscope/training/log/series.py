@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 METRICS = (
     "activation_mean", "activation_std", "zero_share", "channels", "channel_values", "dead_channels", "non_finite",
-    "gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite", "update_to_weight",
+    "infinite", "gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite", "update_to_weight",
     "running_mean_shift", "running_var_ratio", "frozen", "learning_rate", "index",
 )  # fmt: skip
 """The fields of a layer's line that are numbers or booleans, as the log names them."""

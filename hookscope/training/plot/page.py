@@ -27,6 +27,7 @@ from hookscope.drawing import (
     write_at,
 )
 from hookscope.errors import printable
+from hookscope.findings import verdict
 from hookscope.training.log.file import Run
 from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries, series_of
@@ -58,7 +59,7 @@ def run_figure(
     """A page with loss and learning rate at the top, and a column for each metric below, over the same steps.
 
     A column has curves (named lines for layers with a finding, a band for all), and under them a heat map with a row
-    for each layer in order of execution. Findings are numbered in order of time. A number is in the line of the
+    for each layer in order of execution. Findings are numbered, the gravest first. A number is in the line of the
     finding at the top, above the loss at the step at which it begins, and in the row of its layer.
     """
     thresholds = thresholds or TrainingThresholds()
@@ -68,6 +69,7 @@ def run_figure(
         text = f"{len(series.losses)} optimizers: each layer is at the steps of the one that changes it"
         lines.append((text, Colour.INK))
     lines += finding_lines(findings, _MOST_LINES, numbered=True)
+    lines += [(verdict(findings), Colour.INK)] if findings else []
     with plain_settings():
         page = _Page(series, printable(heading) or "a training run", lines)
         draw_loss(page.loss, series, findings)

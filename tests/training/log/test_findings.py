@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hookscope.findings import ranked
 from hookscope.training import Monitor
 from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
@@ -185,4 +186,4 @@ def test_a_rate_that_jumps_is_a_finding_from_there_on() -> None:
     findings = findings_over_time(train(model, optimizer, 120, 2, before=jump))
     assert {"loss-rises", "update-too-large"} <= {finding.finding for finding in findings}
     assert all(finding.step >= 60 for finding in findings)
-    assert [finding.time for finding in findings] == sorted(finding.time or 0 for finding in findings)
+    assert findings == ranked(sorted(findings, key=lambda finding: finding.time or 0))

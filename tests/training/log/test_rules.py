@@ -42,7 +42,27 @@ def learned(step: int, layer: str) -> Row:
     return {"loss": 1e-6, "gradient_norm": 1e-9, "update_to_weight": 1e-9} if step > 200 else {}
 
 
+def layer_scale(step: int, layer: str) -> Row:
+    """A block whose layer scale grows from 1e-6."""
+    if layer == "block":
+        return {"weight_norm": 1e-5 + 1e-4 * step, "gradient_norm": 0.1, "update_to_weight": 10.0 / (1 + step)}
+    return {"gradient_norm": 1e-9, "update_to_weight": 1e-10} if layer == "block.conv" and step < 100 else {}
+
+
+def not_always_used(step: int, layer: str) -> Row:
+    """A layer that runs in every tenth sampled step."""
+    return NO_GRADIENT | {"index": None} if layer == "b" and step % 500 else {}
+
+
 SOUND = {
+    "a dropout that drops channels": log(in_layer("b", {"dead_channels": 40, "type": "Dropout"})),
+    "a pooling behind dead channels": log(in_layer("b", DEAD | {"type": "MaxPool2d"})),
+    "few values for each channel": log(in_layer("b", {"dead_channels": 40, "channel_values": 16})),
+    "a layer scale of almost 0": log(layer_scale, ["block.conv", "block", "head"]),
+    "a gradient that Adam makes long steps of": log(gradient_norm=1e-12, update_to_weight=1e-3),
+    "a sum of losses that Adam makes short steps of": log(gradient_norm=1e5, update_to_weight=1e-3),
+    "a loss as a layer": log(in_layer("b", {"activation_std": None, "channels": None, "zero_share": 0.0})),
+    "a layer that is seldom used": log(not_always_used, steps=range(0, 5000, 50)),
     "as it is": log(),
     "empty": Run({}),
     "a weight that grows from 0": log(lambda step, layer: {"weight_norm": 1e-4 * step}, update_to_weight=1.0),
@@ -59,6 +79,20 @@ SOUND = {
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_log_has_no_finding(name: str) -> None:
     assert findings_over_time(SOUND[name]) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: DEAD | {"weight_norm": 0.0} if layer == "norm" else {"gradient_norm": 0.0},
+        lambda layer: {"learning_rate": 0.0, "update_to_weight": 0.0},
+    ],
+    ids=["a gamma that starts at 0", "a rate that starts at 0"],
+)
+def test_a_sound_first_step_has_no_finding(change: Callable[[str], Row]) -> None:
+    assert [each.finding for each in findings_of(lambda _, layer: change(layer), ["conv", "norm"], [0])] == [
+        "few-samples"
+    ]
 
 
 def test_dead_channels_that_become_more() -> None:
@@ -126,7 +160,7 @@ def test_layers_that_begin_at_many_times_are_three_findings_at_most() -> None:
     assert [(finding.step, len(finding.layers)) for finding in findings] == [(0, 1), (250, 1), (500, 10)]
 
 
-def test_findings_are_in_order_of_time() -> None:
+def test_findings_of_one_severity_are_in_order_of_time() -> None:
     dead, large = in_layer("a", {"dead_channels": 32}, 300), in_layer("c", {"update_to_weight": 0.5}, 100)
     first, second = findings_of(lambda step, layer: dead(step, layer) | large(step, layer))
     assert (first.finding, first.step) == ("update-too-large", 100)
@@ -284,6 +318,64 @@ def test_of_values_that_are_not_finite_the_first_place_is_named() -> None:
     )
 
 
+def test_masked_scores_are_a_note_and_hide_no_other_finding() -> None:
+    mask = {"non_finite": 7, "infinite": True, "activation_mean": None, "activation_std": None}
+    large = {"update_to_weight": 0.9}
+    found, note = findings_of(lambda step, layer: mask if layer == "b" else large)
+    assert (found.finding, note.finding, note.severity, note.layers) == (
+        "update-too-large",
+        "non-finite",
+        "note",
+        ("b",),
+    )
+    assert note.evidence.endswith("7 values of its activation are Inf; loss, gradients and weights are finite")
+    for worse in ({"infinite": False}, {"infinite": None}, {"gradient_non_finite": 1}):
+        [finding] = findings_of(in_layer("b", mask | worse, 200))
+        assert (finding.finding, finding.severity, finding.step) == ("non-finite", "error", 200)
+    lost = in_layer("b", mask, 200)
+    [finding] = findings_of(lambda step, layer: lost(step, layer) | {"loss": 1.0 if step < 200 else None})
+    assert (finding.severity, finding.step) == ("error", 200)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "words"),
+    [
+        (NO_GRADIENT, "no-gradient", "no gradient arrives"),
+        ({"gradient_norm": 0.0}, "no-gradient", "its gradient is 0 everywhere"),
+        ({"update_to_weight": 0.0, "learning_rate": 0.0}, "no-update", "leaves its weight as it is (learning rate 0)"),
+        ({"update_to_weight": 0.0}, "no-update", "leaves its weight as it is (learning rate 0.1)"),
+    ],
+)  # fmt: skip
+def test_a_run_in_which_nothing_changes_is_an_error_of_all_layers(change: Row, name: str, words: str) -> None:
+    [finding] = findings_of(lambda step, layer: change if step >= 100 or name == "no-update" else {})
+    assert (finding.finding, finding.severity, len(finding.layers)) == (name, "error", 3)
+    assert f"{words}; all 2 other layers too" in finding.evidence
+
+
+def test_parameters_that_no_pass_with_gradients_uses_have_no_gradient() -> None:
+    absent = dict.fromkeys(("index", "activation_mean", "activation_std", "zero_share", "dead_channels", "channels"))
+    [finding] = findings_of(in_layer("b", NO_GRADIENT | absent))
+    assert (finding.finding, finding.layer, finding.severity) == ("no-gradient", "b", "warning")
+    assert finding.evidence.endswith("it did not run in a pass with gradients, and no gradient arrives")
+
+
+def test_a_cause_is_as_grave_as_what_follows_from_it() -> None:
+    large, dead = in_layer("b", {"update_to_weight": 0.9}, 50, 200), in_layer("b", DEAD, 200)
+    first, second = findings_of(lambda step, layer: large(step, layer) | dead(step, layer))
+    assert (first.finding, first.severity) == ("update-too-large", "error")
+    assert (second.finding, second.severity) == ("dead-layer", "error")
+
+
+def test_many_findings_of_one_kind_become_one() -> None:
+    def sparse(step: int, layer: str) -> Row:
+        model = int(layer[-1])
+        return {"model": model} | ({"dead_channels": 30} if step >= 500 * model else {})
+
+    [finding] = findings_of(sparse, [f"net{n}" for n in range(5)], range(0, 5000, 50))
+    assert (finding.finding, finding.step, len(finding.parts), len(finding.layers)) == ("dead-channels", 0, 5, 5)
+    assert (finding.last_step, finding.lasts) == (4950, True)
+
+
 def test_one_step_of_nan_is_enough_and_gradients_go_backwards() -> None:
     [finding] = findings_of(in_layer("c", {"weight_non_finite": 7}, 200))
     assert (finding.layer, finding.numbers["phase"], finding.numbers["values"]) == ("c", "weights", 7)
@@ -305,9 +397,9 @@ def test_notes_of_the_log() -> None:
     stop = {"note": "non-finite", "step": 60, "time": 6.0, "layer": "b", "operation": "sqrt", "call": 1, "text": text}
     failed = {"note": "watcher-failed", "step": 70, "time": 7.0, "text": "OSError: no space"}
     other = {"note": "new", "text": "something"}
-    first, second, third = findings_over_time(Run({}, log().rows, [failed, stop, other]))
+    second, first, third = findings_over_time(Run({}, log().rows, [failed, stop, other]))
     assert (first.finding, first.evidence, first.time) == ("new", "something", None)
-    assert (second.finding, second.layer, second.step) == ("non-finite", "b#1", 60)
+    assert (second.finding, second.layer, second.step, second.severity) == ("non-finite", "b#1", 60, "error")
     assert second.evidence == f"at step 60 (6 s), where the run was stopped: {text}"
     assert (third.finding, third.evidence) == ("watcher-failed", "OSError: no space") and third.meaning
     [stopped] = findings_over_time(Run({}, log(steps=[0]).rows, [stop], {"reason": "stopped", "step": 1}))
