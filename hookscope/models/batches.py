@@ -40,11 +40,13 @@ class Batch:
         names: Their paths, in order.
         positions: Their positions among all paths, from 0.
         inputs: The positional inputs of the pass, on the model's device.
+        sha256: Hexadecimal SHA-256 of the bytes of each file.
     """
 
     names: tuple[str, ...]
     positions: tuple[int, ...]
     inputs: tuple[Any, ...]
+    sha256: tuple[str, ...]
 
     @property
     def count(self) -> int:
@@ -127,7 +129,8 @@ def _runs(net: LoadedModel, results: list[_Result]) -> Iterator[Batch]:
     for _, run in itertools.groupby(results, lambda result: any_shape or tuple(result.tensor.shape)):
         members = list(run)
         inputs = as_batch(net.family, [result.tensor.to(net.device) for result in members])
-        yield Batch(tuple(result.name for result in members), tuple(result.position for result in members), inputs)
+        names, positions = tuple(result.name for result in members), tuple(result.position for result in members)
+        yield Batch(names, positions, inputs, tuple(result.sha256 for result in members))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +152,13 @@ class _Result:
     notes: tuple[str, ...] = ()
     tensor: Any = None
     error: HookscopeError | None = None
+    sha256: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Plain bytes between processes: torch would use a file descriptor and shared memory for each tensor, which are
         # limited to 1024 and, in containers, to 64 MB.
         packed = None if self.tensor is None else _pack(self.tensor)
-        return _unpacked, (self.position, self.name, self.notes, packed, self.error)
+        return _unpacked, (packed, self.position, self.name, self.notes, self.error, self.sha256)
 
 
 def _pack(tensor: Tensor) -> tuple[bytearray, torch.dtype, tuple[int, ...]]:
@@ -162,11 +166,12 @@ def _pack(tensor: Tensor) -> tuple[bytearray, torch.dtype, tuple[int, ...]]:
     return bytearray(flat.numpy()), tensor.dtype, tuple(tensor.shape)
 
 
-def _unpacked(position: int, name: str, notes: tuple[str, ...], packed: Any, error: HookscopeError | None) -> _Result:
-    if packed is None:
-        return _Result(position, name, notes, None, error)
-    data, dtype, shape = packed
-    return _Result(position, name, notes, torch.frombuffer(data, dtype=dtype).view(shape), error)
+def _unpacked(packed: Any, position: int, name: str, notes: tuple[str, ...], *rest: Any) -> _Result:
+    tensor = None
+    if packed is not None:
+        data, dtype, shape = packed
+        tensor = torch.frombuffer(data, dtype=dtype).view(shape)
+    return _Result(position, name, notes, tensor, *rest)
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,7 @@ class _Reader:
         picture = read_picture(source, frames=self.preprocess.frames, name=task.name)
         with one_thread():  # four times as fast as with two
             tensor = self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
-        return _Result(task.position, task.name, picture.notes, tensor)
+        return _Result(task.position, task.name, picture.notes, tensor, sha256=picture.sha256)
 
 
 def _bare(error: HookscopeError) -> HookscopeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ from hookscope.statistics.storage import (
     check_same_source,
     fingerprint_of,
     load_statistics,
+    picture_of,
+    pictures_in,
     save_statistics,
 )
 from hookscope.statistics.totals import RunningStatistics
@@ -83,12 +86,12 @@ def measure_images(
         rank,
     )
     collector = StatisticsCollector(loaded.model, layers, types, rank=rank)
-    run = _Run(loaded, paths, collector, source, save, on_lost, on_progress)
+    run = _Run(loaded, paths, collector, source, save, on_lost, on_progress, on_note)
     if resume:
         run.resume()
     on_start(run.done)
     try:
-        run.measure(batch_size, workers, on_note)
+        run.measure(batch_size, workers)
     except BaseException:
         run.save()
         if save is not None and run.totals.images:
@@ -115,7 +118,9 @@ class _Run:
     file: StrPath | None
     on_lost: OnLost
     on_progress: Callable[[int], None]
+    on_note: OnNote
     totals: RunningStatistics = field(default_factory=RunningStatistics)
+    seen: set[int] = field(default_factory=set)
     done: int = 0
     lost: list[int] = field(default_factory=list)
     next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)
@@ -129,16 +134,27 @@ class _Run:
         progress = saved.progress
         if progress is None:
             raise UsageError(f"'{name}' was merged from several runs", do="measure the rest and merge again")
-        if Progress.after(self.paths, progress.done, progress.lost) != progress:
-            raise InputError(
-                f"'{name}' was measured on other images",
-                f"its first {progress.done} are not those of this run",
-                "name the same images in the same order",
-            )
+        self._check_images(name, saved.totals, progress)
         self.totals, self.done = saved.totals, progress.done
+        self.seen.update(saved.totals.pictures)
         self.lost = [-1] * progress.lost  # their positions are unknown, but below done
 
-    def measure(self, batch_size: int, workers: int, on_note: OnNote) -> None:
+    def _check_images(self, name: str, totals: RunningStatistics, progress: Progress) -> None:
+        """Refuse to resume a run over other images: by their files, or by their names if the file knows no more."""
+        exists = f"its first {progress.done} are not those of this run"
+        if len(totals.pictures) == progress.done - progress.lost:
+            here = pictures_in(self.paths[: progress.done])
+            others = (Counter(totals.pictures) - Counter(here)).total()
+            same = len(here) == progress.done and others <= here.count(None)  # a pipe cannot be read again
+            exists = f"{others} of the first {progress.done} are not those of this run" if others else exists
+        else:
+            same = Progress.after(self.paths, progress.done, progress.lost) == progress
+            self.on_note(name, "it was saved without the identity of its images: only their names are compared")
+        if not same:
+            do = "name the same images in the same order"
+            raise InputError(f"'{name}' was measured on other images", exists, do)
+
+    def measure(self, batch_size: int, workers: int) -> None:
         """Measure the images that are not done yet."""
         first = self.done
 
@@ -146,7 +162,7 @@ class _Run:
             self._lose(first + position, name, error)
             self.on_progress(1)
 
-        batches = load_batches(self.loaded, self.paths[first:], batch_size, workers, lost, on_note)
+        batches = load_batches(self.loaded, self.paths[first:], batch_size, workers, lost, self.on_note)
         # the hooks stay on for all passes
         with contextlib.closing(batches), torch.no_grad(), self.collector:
             for batch in batches:
@@ -159,11 +175,17 @@ class _Run:
     def _pass(self, batch: Batch, positions: Sequence[int]) -> None:
         self.collector.totals = RunningStatistics()
         self.collector.name_images(batch.names)
+        pictures = [picture_of(sha256) for sha256 in batch.sha256]
+        for name, picture in zip(batch.names, pictures, strict=True):
+            if picture in self.seen:
+                self.on_note(name, "it counts twice: an image before it has the same content")
+            self.seen.add(picture)
         try:
             with model_errors_as_input_errors(self.loaded.name, batch.inputs):
                 self.loaded.model(*batch.inputs)
             with signals_held():  # totals merged in part, or merged and not marked as done, would count images twice
                 self.totals.merge(self.collector.totals)
+                self.totals.pictures.extend(pictures)
                 self.done = positions[-1] + 1
         except InputError as error:
             one_size = self.loaded.preprocess.mode != "none" and self.loaded.family != "detection"

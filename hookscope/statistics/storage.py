@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,9 @@ from torch import nn
 
 from hookscope._version import __version__
 from hookscope.errors import InputError, printable
+from hookscope.findings import counted
 from hookscope.hooks import tensors_in
+from hookscope.models import OnNote, warn_of_image
 from hookscope.statistics.coverage import Coverage
 from hookscope.statistics.totals import RunningStatistics
 from hookscope.system import StrPath, write_atomically
@@ -132,24 +135,64 @@ def load_statistics(path: StrPath) -> SavedStatistics:
         raise InputError(f"'{name}' is damaged: {error}", do="measure again") from error
 
 
-def merge_statistics(paths: Sequence[StrPath]) -> SavedStatistics:
+def merge_statistics(paths: Sequence[StrPath], on_note: OnNote = warn_of_image) -> SavedStatistics:
     """Merge the running statistics of several files.
+
+    ``on_note`` gets a file that does not know all its images, which may count twice, and that as text; it warns by
+    default.
 
     Raises:
         InputError: A file cannot be read, the sources differ, or two files hold the same images.
     """
     if not paths:
         raise InputError("no saved statistics to merge", do=_GIVE)
-    whole = load_statistics(paths[0])
-    files = {whole.progress: paths[0]}
-    for path in paths[1:]:
+    whole = None
+    runs: dict[Progress, StrPath] = {}
+    owners: dict[int, StrPath] = {}
+    for path in paths:
         saved = load_statistics(path)
-        check_same_source(whole.source, saved.source, str(paths[0]), str(path))
-        if saved.progress is not None and saved.progress in files:
-            raise InputError(f"'{files[saved.progress]}' and '{path}' hold the same images", do="leave one of them out")
-        files[saved.progress] = path
-        whole.totals.merge(saved.totals)
+        pictures = saved.totals.pictures
+        if whole is not None:
+            check_same_source(whole.source, saved.source, str(paths[0]), str(path))
+        if common := [number for number, picture in enumerate(pictures, 1) if picture in owners]:
+            exists = f"{counted(len(common), 'image')} would count twice, the first is number {common[0]} of '{path}'"
+            raise _same_images(owners[pictures[common[0] - 1]], path, exists)
+        owners |= dict.fromkeys(pictures, path)
+        if len(pictures) < saved.totals.images:
+            if saved.progress is not None and saved.progress in runs:
+                raise _same_images(runs[saved.progress], path, "their names are the same")
+            if len(paths) > 1:
+                unknown = counted(saved.totals.images - len(pictures), "image")
+                on_note(str(path), f"it does not identify {unknown}, which may count twice")
+            if saved.progress is not None:
+                runs[saved.progress] = path
+        if whole is None:
+            whole = saved
+        else:
+            whole.totals.merge(saved.totals)
+    assert whole is not None
     return whole if len(paths) == 1 else replace(whole, progress=None)
+
+
+def _same_images(first: StrPath, second: StrPath, exists: str) -> InputError:
+    return InputError(f"'{first}' and '{second}' hold the same images", exists, "leave one of them out")
+
+
+def picture_of(sha256: str) -> int:
+    """The identity of an image: the first 64 bits of the SHA-256 of its file, which has the same under any name."""
+    return int.from_bytes(bytes.fromhex(sha256[:16]), "big", signed=True)
+
+
+def pictures_in(paths: Iterable[str]) -> list[int | None]:
+    """The identity of each image file; None for pipes and files that cannot be read."""
+    pictures: list[int | None] = []
+    for path in paths:
+        pictures.append(None)
+        with contextlib.suppress(OSError, ValueError):
+            if os.path.isfile(path):
+                with open(path, "rb") as stream:
+                    pictures[-1] = picture_of(hashlib.file_digest(stream, "sha256").hexdigest())
+    return pictures
 
 
 def check_same_source(first: Source, second: Source, first_name: str, second_name: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
+import numpy as np
+
 from hookscope.errors import InputError
+from hookscope.findings import counted
 from hookscope.statistics.accumulator import LayerAccumulator
 from hookscope.statistics.batchnorm import BatchNormAccumulator, BatchNormDrift
 from hookscope.statistics.layer_statistics import LayerStatistics
@@ -19,8 +23,14 @@ _Part = TypeVar("_Part", LayerAccumulator, BatchNormAccumulator)
 class RunningStatistics:
     """Accumulators of layer calls and BatchNorms, in order of execution, over ``images`` images.
 
+    Attributes:
+        images: Number of images.
+        layers: The accumulators of layer calls by name.
+        batch_norms: The accumulators of BatchNorms by name.
+        pictures: 64 bits of the SHA-256 of each image file; empty for tensors, and unknown in files of version 0.1.0.
+
     Raises:
-        InputError: `merge` is given statistics of other layers.
+        InputError: `merge` is given statistics of other layers, of the same images, or the object itself.
 
     Example:
         >>> import torch
@@ -39,6 +49,7 @@ class RunningStatistics:
     images: int = 0
     layers: dict[str, LayerAccumulator] = field(default_factory=dict)
     batch_norms: dict[str, BatchNormAccumulator] = field(default_factory=dict)
+    pictures: array[int] = field(default_factory=lambda: array("q"))
 
     def statistics(self, duplicate_correlation: float = 0.9999) -> list[LayerStatistics]:
         """Statistics of each call so far, in order of execution.
@@ -57,6 +68,10 @@ class RunningStatistics:
 
     def merge(self, other: RunningStatistics) -> None:
         """Add ``other``, which shares no state with this object afterwards."""
+        common = len(set(self.pictures).intersection(other.pictures))
+        if common or other is self:
+            asked = f"both hold {counted(common, 'same image')}" if common else "these are the same statistics"
+            raise InputError(f"cannot merge: {asked}", "an image would count twice", "merge statistics of other images")
         for key, layer in other.layers.items():
             mine = self.layers.get(key, layer)
             if (mine.channels, mine.call.type) != (layer.channels, layer.call.type):
@@ -71,6 +86,7 @@ class RunningStatistics:
                     f"{name} has {channels} channels and {norm.channels}", do="merge statistics of one model"
                 )
         self.images += other.images
+        self.pictures.extend(other.pictures)
         self.layers = _merged(self.layers, other.layers)
         self.batch_norms = _merged(self.batch_norms, other.batch_norms)
 
@@ -78,6 +94,7 @@ class RunningStatistics:
         """Numbers, strings, arrays, lists and dictionaries of these, for `from_state`."""
         return {
             "images": self.images,
+            "pictures": np.array(self.pictures, np.int64),
             "layers": [layer.state_dict() for layer in self.layers.values()],
             "batch_norms": [[name, norm.state_dict()] for name, norm in self.batch_norms.items()],
         }
@@ -87,7 +104,8 @@ class RunningStatistics:
         """Restore what `state_dict` returned."""
         layers = [LayerAccumulator.from_state(layer) for layer in state["layers"]]
         norms = {name: BatchNormAccumulator.from_state(norm) for name, norm in state["batch_norms"]}
-        return cls(int(state["images"]), {layer.key: layer for layer in layers}, norms)
+        pictures = array("q", np.asarray(state.get("pictures", ()), np.int64).tobytes())
+        return cls(int(state["images"]), {layer.key: layer for layer in layers}, norms, pictures)
 
 
 def _merged(mine: dict[str, _Part], theirs: Mapping[str, _Part]) -> dict[str, _Part]:

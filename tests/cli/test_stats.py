@@ -223,7 +223,7 @@ def test_a_strict_run_keeps_what_came_before_and_is_resumed(run: Run, here: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["pics/b"], "'s.json' was measured on other images; its first 7 are not those of this run"),
+        (["pics/b"], "'s.json' was measured on other images; 5 of the first 7 are not those of this run"),
         (["pics", "--rank"], "rank False and True"),
         (["pics", "--weights", "w.pth"], "weights from factory (seed 0) and w.pth"),
         (["pics", "--input-size", "40", "--preprocess", "stretch"], "do not match; preprocess"),
@@ -266,6 +266,8 @@ def test_merged_shards_equal_the_whole_run(run: Run) -> None:
     assert same(rows(out), whole)
     assert run("--merge", model="c.json")[1] == out
     one_error(run("pics", "--save", "c.json", "--resume", "--rank"), 2, "'c.json' was merged from several runs")
+    error = "'c.json' and 'b.json' hold the same images; 4 images would count twice, the first is number 1 of 'b.json'"
+    one_error(run("b.json", "--merge", model="c.json"), 1, error)
 
 
 def test_runs_of_different_models_are_not_merged(run: Run, here: Path) -> None:

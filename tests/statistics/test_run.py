@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,42 @@ def test_a_signal_while_a_batch_is_added_up_waits(
     assert progress_of(load_statistics("s.json")) == (4, 4, 0)
     saved = measure(save="s.json", resume=True)
     assert counts(saved) == counts(measure())
+
+
+def test_a_resumed_run_checks_the_content_of_its_images() -> None:
+    measure(*PATHS[:3], save="s.json")
+    os.replace("3.png", "1.png")
+    with pytest.raises(InputError, match="was measured on other images; 1 of the first 3 are not those of this run"):
+        measure(*PATHS[:3], "4.png", save="s.json", resume=True)
+    with pytest.raises(InputError, match="2 of the first 3 are not"):
+        measure("0.png", save="s.json", resume=True)
+
+
+def test_an_image_is_the_same_under_another_name() -> None:
+    measure("0.png", "bad.png", "1.png", save="s.json")
+    os.mkdir("moved")
+    for name in ("0.png", "1.png", "2.png", "bad.png"):
+        os.replace(name, f"moved/{name}")
+    notes: list[tuple[str, str]] = []
+    paths = [f"moved/{name}" for name in ("0.png", "bad.png", "1.png", "2.png", "0.png")]
+    saved = measure(*paths, save="s.json", resume=True, on_note=lambda *note: notes.append(note))
+    assert notes == [("moved/0.png", "it counts twice: an image before it has the same content")]
+    assert progress_of(saved) == (4, 5, 1) and len(set(saved.totals.pictures)) == 3
+
+
+@pytest.mark.parametrize("names", [["1.png", "0.png"], ["0.png", "1.png"]])
+def test_a_file_without_identities_is_resumed_by_names(names: list[str]) -> None:
+    saved = measure("0.png", "1.png", save="s.json")
+    saved.totals.pictures = array("q")
+    save_statistics("s.json", saved)
+    notes: list[str] = []
+
+    def resume() -> SavedStatistics:
+        return measure(*names, "2.png", save="s.json", resume=True, on_note=lambda name, text: notes.append(text))
+
+    if names == ["0.png", "1.png"]:
+        assert progress_of(resume()) == progress_of(resume()) == (3, 3, 0), "the file knows one image of three"
+    else:
+        with pytest.raises(InputError, match="measured on other images"):
+            resume()
+    assert set(notes) == {"it was saved without the identity of its images: only their names are compared"}

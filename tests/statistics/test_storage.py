@@ -60,8 +60,10 @@ def measured(first: int, last: int) -> RunningStatistics:
 
 
 def saved(path: Path, first: int = 0, last: int = 9, **source: Any) -> Path:
-    progress = Progress.after(NAMES, last)
-    save_statistics(path, SavedStatistics(replace(SOURCE, **source), measured(first, last), progress))
+    totals = RunningStatistics.from_state(measured(first, last).state_dict())
+    totals.pictures.extend(range(first, last))
+    progress = Progress.after(NAMES[first:], last - first)
+    save_statistics(path, SavedStatistics(replace(SOURCE, **source), totals, progress))
     return path
 
 
@@ -80,7 +82,7 @@ def test_merged_shards_equal_the_whole(tmp_path: Path, cuts: tuple[int, ...]) ->
         joined = merge_statistics(ordered)
         check_same(joined.totals, measured(0, 9), places=ordered is paths)  # a tanh reaches its bounds more than once
         assert joined.progress is None and joined.source == SOURCE
-    assert merge_statistics(paths[:1]).progress == Progress.after(NAMES, cuts[1])
+    assert merge_statistics(paths[:1]).progress == Progress.after(NAMES[: cuts[1]], cuts[1])
 
 
 def test_an_empty_file_without_progress_adds_nothing(tmp_path: Path) -> None:
@@ -234,9 +236,45 @@ def test_a_fingerprint_covers_packed_weights() -> None:
     assert fingerprint_of(linear) != before
 
 
-def test_the_same_images_are_not_counted_twice(tmp_path: Path) -> None:
-    saved = SavedStatistics(SOURCE, RunningStatistics(), Progress.after(["a.jpg"], 1))
-    for name in ("a.json", "copy.json"):
-        save_statistics(tmp_path / name, saved)
-    with pytest.raises(InputError, match="hold the same images"):
-        merge_statistics([tmp_path / "a.json", tmp_path / "copy.json"])
+def test_overlapping_files_are_refused_and_named(tmp_path: Path) -> None:
+    a, b = saved(tmp_path / "a.json", 0, 4), saved(tmp_path / "b.json", 4, 9)
+    overlapping = saved(tmp_path / "c.json", 3, 6)
+    both = tmp_path / "both.json"
+    save_statistics(both, merge_statistics([a, b]))
+    (tmp_path / "copy.json").write_bytes(a.read_bytes())
+    assert merge_statistics([both]).totals.pictures.tolist() == list(range(9))
+    for one, other, text in [
+        (both, b, "5 images would count twice, the first is number 1 of"),
+        (a, both, "4 images would count twice, the first is number 1 of"),
+        (a, tmp_path / "copy.json", "4 images would count twice"),
+        (a, overlapping, "1 image would count twice, the first is number 1 of"),
+        (overlapping, a, "1 image would count twice, the first is number 4 of"),
+        (both, both, "9 images would count twice"),
+    ]:
+        error = refusal(one, other)
+        assert text in error and one.name in error and other.name in error and "leave one of them out" in error
+    assert f"'{b}' and" in refusal(a, b, saved(tmp_path / "d.json", 5, 7))
+
+
+def test_statistics_do_not_merge_with_themselves(tmp_path: Path) -> None:
+    totals = load_statistics(saved(tmp_path / "a.json", 0, 2)).totals
+    with pytest.raises(InputError, match="both hold 2 same images"):
+        totals.merge(load_statistics(tmp_path / "a.json").totals)
+    unknown = measured(0, 2)
+    with pytest.raises(InputError, match="the same statistics"):
+        unknown.merge(unknown)
+    assert totals.images == unknown.images == 2
+
+
+def test_files_of_version_0_1_0_are_read_and_say_what_is_unknown(tmp_path: Path) -> None:
+    paths = [saved(tmp_path / "a.json", 0, 4), saved(tmp_path / "b.json", 4, 9)]
+    whole = json.loads(paths[0].read_text())
+    del whole["content"]["tally"]["pictures"]
+    paths[0].write_text(json.dumps(whole | {"sha256": _digest(whole["content"])}))
+    notes: list[tuple[str, str]] = []
+    joined = merge_statistics(paths, lambda *note: notes.append(note))
+    check_same(joined.totals, measured(0, 9), places=False)
+    assert notes == [(str(paths[0]), "it does not identify 4 images, which may count twice")]
+    (tmp_path / "copy.json").write_bytes(paths[0].read_bytes())
+    with pytest.raises(InputError, match="hold the same images; their names are the same"):
+        merge_statistics([paths[0], tmp_path / "copy.json"], lambda *note: None)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hookscope import statistics, system
-from hookscope.cli.output.formats import write_report
+from hookscope.cli.output.formats import note, write_report
 from hookscope.cli.output.report import Report
 from hookscope.cli.output.stats_rows import channel_section, layer_section
 from hookscope.cli.shared import options as shared
@@ -62,6 +62,9 @@ def command(
     channels. A line under the table says which other layers were not measured. Findings follow the table, each with
     its evidence and advice. In tsv and csv, the column findings has their names. In ndjson, the field "row" names the
     kind of a line.
+
+    A --save file identifies each image by the content of its file, whatever its name: --merge refuses files that hold
+    the same image, and --resume refuses other images than those the file has measured.
 
     \b
     Examples:
@@ -133,7 +136,7 @@ def _merged(paths: Sequence[str], save: str | None) -> statistics.SavedStatistic
         if os.path.realpath(path) in names:
             raise UsageError(f"'{path}' is named twice", "its images would count twice", "name each file once")
         names.add(os.path.realpath(path))
-    merged = statistics.merge_statistics(paths)
+    merged = statistics.merge_statistics(paths, lambda name, text: note(f"Note: {name}: {text}"))
     if save is not None:
         statistics.save_statistics(save, merged)
     return merged
