@@ -61,7 +61,7 @@ class ParameterStatistics:
         filter_norm_mean: Mean norm of the same filters.
         filter_norm_max: Largest norm of the same filters.
         dead_filters: Numbers of dead filters, see `ParameterThresholds`.
-        duplicate_filters: Groups of duplicate filters, see `duplicate_filters`.
+        duplicate_filters: Groups of duplicate filters, see `duplicate_filters`; None for more than 16,384 filters.
         collapsed: Collapsed channels of a running variance.
         eps: The layer's eps, for running statistics.
         updated: Whether running statistics were ever updated: batches were counted, a mean is not 0, or a variance is

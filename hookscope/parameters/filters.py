@@ -12,6 +12,8 @@ from hookscope.hooks import as_float, class_names
 # With fewer weights, directions coincide by chance: among 64 random filters of two weights, nine pairs have a cosine
 # above 0.9999. Such filters are duplicates only if their weights are equal.
 LEAST_FOR_DIRECTION = 9
+MOST_FOR_DUPLICATES = 16_384
+"""Filters of one group that are compared with each other: time grows with the square of their number."""
 _EQUAL = 1e-6  # largest distance of equal weights, relative to the norm, after a round trip through half precision
 _BLOCK = 256
 _COLUMNS = 64
@@ -65,34 +67,39 @@ def dead_filters(norms: Tensor, whole: Tensor, share: float) -> tuple[int, ...]:
     return tuple(dead.nonzero()[:, 0].tolist())
 
 
-def duplicate_filters(filters: Tensor, norms: Tensor, usable: Tensor, cosine: float) -> tuple[tuple[int, ...], ...]:
+def duplicate_filters(
+    filters: Tensor, norms: Tensor, usable: Tensor, cosine: float
+) -> tuple[tuple[int, ...], ...] | None:
     """Groups of ``usable`` filters with the same inputs, and the same weights up to a positive factor.
 
     Filters of different groups of a convolution have different inputs, so they are never duplicates. Filters of fewer
     than `LEAST_FOR_DIRECTION` weights must be equal. Biases do not count. Pairs with a common filter form one group.
-    ``cosine`` is the least of two duplicates.
+    ``cosine`` is the least of two duplicates. None for more than `MOST_FOR_DUPLICATES` filters.
     """
     groups, size = filters.shape[:2]
-    pairs = []
+    if size > MOST_FOR_DUPLICATES:
+        return None
+    found: list[tuple[int, ...]] = []
     for group in range(groups):
         members = slice(group * size, (group + 1) * size)
         chosen = usable[members].nonzero()[:, 0]
         if len(chosen) > 1:
             rows = filters[group].flatten(1)[chosen].double()
-            numbers = (chosen + group * size).tolist()
-            pairs += [(numbers[a], numbers[b]) for a, b in _duplicate_pairs(rows, norms[members][chosen], cosine)]
-    return _joined(pairs)
+            labels, numbers = _duplicate_labels(rows, norms[members][chosen], cosine), chosen + group * size
+            several = labels.bincount().gt(1).nonzero()[:, 0].tolist()
+            found += [tuple(numbers[labels == label].tolist()) for label in several]
+    return tuple(found)
 
 
-def _duplicate_pairs(rows: Tensor, norms: Tensor, cosine: float) -> list[tuple[int, int]]:
-    """Pairs ``(a, b)``, ``a < b``, of duplicate ``rows``."""
+def _duplicate_labels(rows: Tensor, norms: Tensor, cosine: float) -> Tensor:
+    """``(rows,)`` the first row of the group of each row: a row and its duplicates are of one group."""
     units = rows / norms[:, None]
     alike = 2 * (1 - cosine) + 1e-9  # squared distance of two unit vectors with that cosine, and rounding
     # Rows that are close are close in each coordinate. A few coordinates rule out nearly all pairs; only the rows of
     # the other pairs are multiplied in full.
     some = units[:, units.var(0).topk(min(_COLUMNS, units.shape[1])).indices]
     squares = some.square().sum(1)
-    pairs: list[tuple[int, int]] = []
+    labels = torch.arange(len(rows), device=rows.device)
     for start in range(0, len(rows), _BLOCK):
         block = slice(start, start + _BLOCK)
         near = squares[block, None] + squares[None] - 2 * some[block] @ some.T <= alike
@@ -105,17 +112,11 @@ def _duplicate_pairs(rows: Tensor, norms: Tensor, cosine: float) -> list[tuple[i
             distance = torch.cdist(rows[lower], rows[upper], compute_mode="donot_use_mm_for_euclid_dist")
             same &= distance <= _EQUAL * norms[lower, None]
         same &= upper[None] < lower[:, None]
-        pairs += [(int(upper[b]), int(lower[a])) for a, b in same.nonzero().tolist()]
-    return pairs
-
-
-def _joined(pairs: list[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """Connected components of ``pairs``, each sorted, in the order of their first members."""
-    group_of: dict[int, list[int]] = {}
-    for pair in pairs:
-        first, second = (group_of.setdefault(member, [member]) for member in pair)
-        if first is not second:
-            first += second
-            group_of.update(dict.fromkeys(second, first))
-    groups = {id(group): group for group in group_of.values()}
-    return tuple(sorted(tuple(sorted(group)) for group in groups.values()))
+        for number, alike_rows in zip(lower.tolist(), same, strict=True):
+            first = labels[upper[alike_rows]]  # not pairs: of a hundred thousand equal rows there are billions
+            if first.numel() and first.min() == first.max():
+                labels[number] = first[0]
+            elif first.numel():
+                before = labels[: number + 1]
+                before[torch.isin(before, first.unique())] = labels[number] = first.min()
+    return labels
