@@ -12,6 +12,7 @@ from .limits import (
 )
 from .run import measure_images as measure_images
 from .storage import (
+    BEGINNING as BEGINNING,
     Progress as Progress,
     SavedStatistics as SavedStatistics,
     Source as Source,

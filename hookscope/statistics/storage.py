@@ -28,7 +28,13 @@ from hookscope.system import StrPath, write_atomically
 
 FORMAT = 1
 """Number of the file layout; a file of another number is refused."""
+BEGINNING = b'{"hookscope": '
+"""The first bytes of every file."""
 
+_MOST_BYTES = 1 << 33  # of resnet50 with --rank it has 400 million
+_MOST_PARTS = 2_000_000  # of the JSON; a layer has 150
+_MOST_SWELLING = 64  # bytes of arrays for one of the file; a network has about two
+_ALWAYS_ALLOWED = 1 << 28  # bytes of arrays, whatever the file has
 _GIVE = "give what `stats --save` wrote"
 _ARRAYS = ("int64", "float64")
 
@@ -111,7 +117,12 @@ def load_statistics(path: StrPath) -> SavedStatistics:
     name = printable(os.fspath(path))
     try:
         with open(path, "rb") as stream:
-            whole = json.loads(stream.read())
+            data = stream.read(len(BEGINNING))
+            if data == BEGINNING:  # a device may never end
+                data += stream.read(_MOST_BYTES)
+        if len(data) > _MOST_BYTES or sum(map(data.count, (b",", b"[", b"{"))) > _MOST_PARTS:
+            raise InputError(f"'{name}' is too large for saved statistics", f"{len(data):,} bytes were read", _GIVE)
+        whole = json.loads(data)
     except OSError as error:
         raise InputError(f"no saved statistics '{name}': {error.strerror or error}") from error
     except (ValueError, RecursionError, MemoryError):
@@ -128,7 +139,9 @@ def load_statistics(path: StrPath) -> SavedStatistics:
         progress = content["progress"]
         return SavedStatistics(
             Source(**content["source"]),
-            RunningStatistics.from_state(_decoded(content["tally"])),
+            RunningStatistics.from_state(
+                _Decoder(_ALWAYS_ALLOWED + _MOST_SWELLING * len(data)).decoded(content["tally"])
+            ),
             None if progress is None else Progress(**progress),
         )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, zlib.error) as error:
@@ -230,17 +243,30 @@ def _encoded(value: Any) -> Any:
     return value
 
 
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(part) for part in value]
-    if not isinstance(value, dict):
-        return value
-    if "float" in value:
-        return float(value["float"])
-    if "array" in value:
+@dataclass
+class _Decoder:
+    """Unpacks what `_encoded` packed, arrays of at most ``left`` bytes in all."""
+
+    left: int
+
+    def decoded(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.decoded(part) for part in value]
+        if not isinstance(value, dict):
+            return value
+        if "float" in value:
+            return float(value["float"])
+        if "array" in value:
+            return self._array(value)
+        return {key: self.decoded(part) for key, part in value.items()}
+
+    def _array(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
         if value["array"] not in _ARRAYS:
             raise ValueError(f"an array of {value['array']}")
-        data = zlib.decompress(base64.b64decode(value["data"]))
+        size = math.prod(value["shape"]) * 8
+        self.left -= size
+        if self.left < 0:
+            raise ValueError("its arrays are far larger than the file")
+        data = zlib.decompressobj().decompress(base64.b64decode(value["data"]), size + 1)
         kind = np.dtype(value["array"]).newbyteorder("<")
         return np.frombuffer(data, kind).astype(value["array"]).reshape(value["shape"])
-    return {key: _decoded(part) for key, part in value.items()}

@@ -24,8 +24,6 @@ from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted, listed
 from hookscope.statistics import StatisticsThresholds  # its file registers the findings whose options help shows
 
-_BEGINNING = b'{"hookscope": '  # of what `hookscope.statistics.storage` writes
-
 
 @click.command("stats")
 @shared.model_argument()
@@ -120,8 +118,8 @@ def _refuse_foreign(save: str) -> None:
     if not os.path.isfile(save) or not os.path.getsize(save):
         return
     with open(save, "rb") as stream:
-        beginning = stream.read(len(_BEGINNING))
-    if beginning != _BEGINNING:
+        beginning = stream.read(len(statistics.BEGINNING))
+    if beginning != statistics.BEGINNING:
         raise UsageError(f"--save {save} would replace a file that holds no statistics", do="name another file")
 
 

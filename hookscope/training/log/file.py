@@ -19,6 +19,10 @@ from hookscope.errors import InputError, WriteError, printable
 from hookscope.system import StrPath, check_writable
 
 _FIRST = b'{"row": "run"'
+_MOST_BYTES = 1 << 31  # a step of a hundred layers takes 40 thousand
+_LONGEST_LINE = 1 << 22
+_MOST_CALLS = 20_000  # of layers: more take minutes
+_SAMPLE = "sample fewer steps with --every"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +39,29 @@ def read_runs(path: StrPath) -> list[Run]:
     """The runs of a log, oldest first; lines that are cut off, unreadable or of an unknown kind are ignored.
 
     Raises:
-        InputError: the file does not exist, or is not the log of a run.
+        InputError: the file does not exist, is not the log of a run, or is too large for one.
     """
     name = os.fspath(path)
     runs: list[Run] = []
+    read, calls = 0, set[tuple[Any, ...]]()
     try:
         with open(path, "rb") as stream:
-            first = stream.readline()
+            first = stream.readline(_LONGEST_LINE)
             if first and not _begins_a_log(first):
                 do = "give a log of `hookscope watch` or `hookscope.Monitor`"
                 raise InputError(f"'{name}' is not the log of a run", do=do)
-            for line in map(_parsed, chain([first], stream)):
+            for text in chain([first], iter(lambda: stream.readline(_LONGEST_LINE), b"")):
+                line = _parsed(text)
                 if isinstance(line, dict):
                     _add_line(line, runs)
+                    calls = calls if line.get("row") != "run" else set()
+                    calls.add(tuple(str(line.get(part)) for part in ("model", "layer", "call")))
+                read += len(text)
+                if read > _MOST_BYTES:
+                    raise InputError(f"the log '{name}' is too long", f"the limit is {_MOST_BYTES:,} bytes", _SAMPLE)
+                if len(calls) > _MOST_CALLS:
+                    exists = f"a run has more than {_MOST_CALLS:,} layer calls"
+                    raise InputError(f"the log '{name}' is too large", exists)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"no log '{name}': {getattr(error, 'strerror', None) or error}") from error
     return runs
