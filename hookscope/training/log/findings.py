@@ -47,15 +47,19 @@ def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -
     notes = [note_finding(note) for note in run.notes if note.get("note") != "non-finite"]
     findings = [*causes, *contained_findings(series), *findings, *notes]
     findings.sort(key=lambda finding: (finding.step if finding.time is None else finding.time, finding.step))
-    findings = [_as_grave_as_its_symptoms(finding, findings) for finding in findings]
+    findings = [_as_grave_as_its_symptoms(finding, findings, series) for finding in findings]
     return ranked([*map(_of_parts, merged(findings)), *_few_samples(run, series, thresholds)])
 
 
-def _as_grave_as_its_symptoms(finding: TimedFinding, findings: Sequence[TimedFinding]) -> TimedFinding:
-    """A cause as an error where an error that it explains begins with it or later, so that the cause comes first."""
-    symptoms = [other for other in findings if other.finding in _CAUSES.get(finding.finding, ())]
-    is_cause = any(other.severity == "error" and other.step >= finding.step for other in symptoms)
-    return dataclasses.replace(finding, severity="error") if is_cause else finding
+def _as_grave_as_its_symptoms(finding: TimedFinding, findings: Sequence[TimedFinding], run: RunSeries) -> TimedFinding:
+    """A cause as an error if it explains an error that begins later; as a note if it has passed without harm."""
+    if finding.finding not in _CAUSES:
+        return finding
+    symptoms = [other for other in findings if other.finding in _CAUSES[finding.finding]]
+    if any(other.severity == "error" and other.step >= finding.step for other in symptoms):
+        return dataclasses.replace(finding, severity="error")
+    is_harmless = not finding.lasts and run.loss_of(finding.optimizer).falls_after(finding.step)
+    return dataclasses.replace(finding, severity="note") if is_harmless else finding
 
 
 def _of_parts(finding: TimedFinding) -> TimedFinding:

@@ -80,6 +80,11 @@ class LossSeries:
     losses: Array
     rates: Array
 
+    def falls_after(self, step: int) -> bool:
+        """Whether the median of the last losses is below the loss at ``step``."""
+        since = self.losses[(self.steps >= step) & np.isfinite(self.losses)]
+        return len(since) > 1 and bool(np.median(since[1:][-5:]) < since[0])
+
 
 @dataclass(frozen=True)
 class RunSeries:
