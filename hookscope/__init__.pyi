@@ -45,6 +45,11 @@ from .statistics import (
     StatisticsCollector as StatisticsCollector,
     diagnose as diagnose,
 )
-from .tracing import list_layers as list_layers, trace_events as trace_events
+from .tracing import (
+    LayerTotals as LayerTotals,
+    layer_totals as layer_totals,
+    list_layers as list_layers,
+    trace_events as trace_events,
+)
 from .training import Monitor as Monitor
 from .verification import verify as verify

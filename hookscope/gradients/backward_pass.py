@@ -62,8 +62,8 @@ def layer_gradients(
         inputs: The positional inputs, or the only one.
         loss: A `Loss`, the name of a loss, or a function from the model's output to a tensor with one number; None
             for the score of the most likely class.
-        layers: A selection, see `Selection`; None for every layer without children that has a parameter of two or
-            more dimensions: convolutions, linear layers.
+        layers: A selection, see `Selection`; None for every layer that holds a parameter of two or more
+            dimensions: convolutions, linear layers.
         types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
         change: A function from gradients by parameter name to changed gradients, see `GradientChanges.of`.
 

@@ -13,6 +13,7 @@ from .finite import as_float as as_float, as_plain as as_plain, finite_values as
 from .layer_types import (
     class_names as class_names,
     is_leaf as is_leaf,
+    is_single as is_single,
     layers_with_weights as layers_with_weights,
     types_in as types_in,
     was_updated as was_updated,

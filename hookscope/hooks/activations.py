@@ -139,7 +139,8 @@ class capture:  # lower case: it reads like a function in a `with` statement
     Args:
         model: Any eager ``nn.Module``.
         layers: A selection such as ``"all"``, ``30``, ``"0:10"``, ``"layer4.*"``, ``["conv1", "fc"]``.
-        types: Class names (or classes) that indices count; ``("all",)`` for every leaf.
+        types: Class names (or classes) that indices count; ``("all",)`` for every layer without children or with own
+            parameters.
         inputs: Also keep copies of the inputs, from before the layer ran, in ``activations.inputs``.
         gradients: Also keep gradients, in ``activations.grad``, when a backward pass runs, inside the block or after
             it, without ``retain_grad``. They are the gradients of the layers' outputs, not of results of ``transform``

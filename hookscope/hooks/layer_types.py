@@ -1,4 +1,4 @@
-"""The types of a model's layers: class names, leaves, layers with weights."""
+"""The types of a model's layers: class names, single layers, layers with weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,18 @@ def class_names(module: nn.Module) -> list[str]:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether the layer has no children."""
-    return not module._modules or all(child is None for child in module._modules.values())
+    """Whether the layer has no children but those of ``torch.nn.utils.parametrizations``."""
+    return all(name == "parametrizations" or child is None for name, child in module._modules.items())
+
+
+def is_single(name: str, module: nn.Module) -> bool:
+    """Whether the layer has no children or holds parameters itself, and so is no mere block of other layers.
+
+    What ``torch.nn.utils.parametrizations`` puts into a layer is part of that layer.
+    """
+    if "parametrizations" in name.split("."):
+        return False
+    return is_leaf(module) or any(parameter is not None for parameter in module._parameters.values())
 
 
 def types_in(model: nn.Module) -> Counter[str]:
@@ -26,16 +36,18 @@ def types_in(model: nn.Module) -> Counter[str]:
 
 
 def layers_with_weights(model: nn.Module) -> Selection:
-    """The layers with a matrix or a filter bank, by name; every leaf where there is no such layer."""
-    weighted = [name for name, module in model.named_modules() if _has_weight(module)]
-    return Selection.of_names(weighted or [name for name, module in model.named_modules() if is_leaf(module)])
+    """The layers with a matrix or a filter bank, by name; every single layer where there is no such layer."""
+    single = [(name, module) for name, module in model.named_modules() if is_single(name, module)]
+    weighted = [name for name, module in single if _has_weight(module)]
+    return Selection.of_names(weighted or [name for name, _ in single])
 
 
 def _has_weight(module: nn.Module) -> bool:
-    # a layer changed by torch.nn.utils.parametrizations keeps its weight in a child
-    if not is_leaf(module) and set(module._modules) != {"parametrizations"}:
-        return False
-    return any(parameter.dim() >= 2 for parameter in module.parameters())
+    if is_leaf(module):
+        return any(parameter.dim() >= 2 for parameter in module.parameters())
+    # a class token of (1, 1, C) and a scale of (C, 1, 1) are vectors
+    shapes = [parameter.shape for parameter in module._parameters.values() if parameter is not None]
+    return any(sum(size > 1 for size in shape) >= 2 for shape in shapes)
 
 
 def was_updated(module: Any) -> bool:

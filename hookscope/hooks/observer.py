@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import LayerError
-from hookscope.hooks.layer_types import class_names, is_leaf, types_in
+from hookscope.hooks.layer_types import class_names, is_single, types_in
 from hookscope.hooks.registration import HookHandles, StopForward, check_hookable
 from hookscope.hooks.selection import Call, Layers, Selection, matches_type, no_such_type, select_types
 
@@ -63,7 +63,7 @@ class Observer:
     Args:
         model: Any eager module.
         layers: A selection, see `Selection`.
-        types: Class names that indices count, ``all`` for every leaf.
+        types: Class names that indices count, ``all`` for every layer without children or with own parameters.
         on_call: Called with ``(call, module, args, kwargs, output)``; a value other than None replaces the output.
         on_input: Called with ``(module, args, kwargs)`` before each call that may be wanted; while ``on_call`` runs,
             `input` holds the result for that call.
@@ -188,9 +188,9 @@ class Observer:
         fits: dict[tuple[type, bool], bool] = {}
         watched = []
         for module, names in named.values():
-            kind = (type(module), is_leaf(module))
+            kind = (type(module), is_single(names[0], module))
             if kind not in fits:
-                fits[kind] = matches_type(class_names(module), self.types, leaf=kind[1])
+                fits[kind] = matches_type(class_names(module), self.types, kind[1])
             by_name = self.selection.calls_by_name(names)
             if fits[kind] or by_name:
                 watched.append((module, _Watched(tuple(names), fits[kind], by_name)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -96,15 +98,29 @@ def check_hookable(model: nn.Module, named: Iterable[tuple[str, nn.Module]] | No
 
 @contextmanager
 def other_hooks_set_aside(model: nn.Module) -> Iterator[None]:
-    """Run the block with no hook on ``model``, then put every hook back."""
+    """Run the block without hooks on ``model`` but those that are part of it, then put every hook back.
+
+    Part of a layer are hooks from torch (pruning) and from the installed library that defines its class (transformers).
+    """
     modules = list(model.modules())
     tables_of = [(module, {table: getattr(module, table) for table in _HOOK_TABLES}) for module in modules]
     try:
         for module in modules:
             for table in _HOOK_TABLES:
-                setattr(module, table, OrderedDict())
+                hooks = getattr(module, table).items()
+                setattr(module, table, OrderedDict((key, hook) for key, hook in hooks if _is_part_of(module, hook)))
         yield
     finally:
         for module, tables in tables_of:
             for table, hooks in tables.items():
                 setattr(module, table, hooks)
+
+
+def _is_part_of(module: nn.Module, hook: Any) -> bool:
+    library = str(hook.__module__).partition(".")[0]
+    if library == "torch":
+        return True
+    where = str(getattr(sys.modules.get(library), "__file__", ""))
+    return library == type(module).__module__.partition(".")[0] and bool(
+        {"site-packages", "dist-packages"} & {*PurePath(where).parts}
+    )

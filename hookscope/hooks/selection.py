@@ -60,15 +60,18 @@ class LayerCall:
     """One row of ``list-layers``: a call with its shapes and cost, or a layer that did not run.
 
     Attributes:
-        index: Position among the calls of the chosen types in order of execution, None for a layer that did not run.
+        index: Position among the calls of the chosen types in order of execution. None for a layer that did not run,
+            and for a block that computes beside the layers inside it.
         name: Dotted path in ``named_modules()``.
         type: Class name of the layer.
         call: 0 for the first execution of the layer, None for a layer that did not run.
         input_shape: Such as ``(N, C, H, W)``; ``{part: shape}`` for several tensors.
         output_shape: Likewise.
-        params: Number of parameters of the layer and its children.
-        macs: Multiply-accumulates of this call by torchinfo's rule, children included.
-        note: ``overwritten by NAME``, ``call 2 of 3``, ``shared with NAME``, ``did not run``.
+        params: Number of parameters of the layer and of the layers inside it that have no row of their own.
+        macs: Multiply-accumulates of this call, with those of layers inside that have no row: half of torch's FLOPs,
+            and the bias of convolutions.
+        note: ``without the layers inside``, ``call 2 of 3``, ``overwritten by NAME``, ``shared with NAME``, ``did not
+            run``.
     """
 
     index: int | None
@@ -82,9 +85,12 @@ class LayerCall:
     note: str
 
 
-def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) -> bool:
-    """Whether a layer with these class names is of one of ``types``: class names, globs, or ``all`` for every leaf."""
-    return any(leaf if t == "all" else any(fnmatch.fnmatchcase(n, t) for n in type_names) for t in types)
+def matches_type(type_names: Sequence[str], types: Sequence[str], single: bool) -> bool:
+    """Whether a layer with these class names is of one of ``types``.
+
+    These are class names, globs, and ``all`` for every ``single`` layer: without children, or with own parameters.
+    """
+    return any(single if t == "all" else any(fnmatch.fnmatchcase(n, t) for n in type_names) for t in types)
 
 
 def passes_values_on(type_name: str) -> bool:

@@ -23,7 +23,7 @@ from hookscope.hooks import (
     as_float,
     by_channel,
     class_names,
-    is_leaf,
+    is_single,
     matches_type,
     one_thread,
     select_types,
@@ -90,7 +90,7 @@ class StatisticsCollector:
         self.coverage = Coverage(left_out=_left_out(model, self.layers) if usual else Counter())
         self._usual, self._passes = usual, 0
         self._names: Sequence[str] | None = None
-        self._convolves = any(matches_type(class_names(m), ("Conv2d",), is_leaf(m)) for m in model.modules())
+        self._convolves = any("Conv2d" in class_names(module) for module in model.modules())
         self._pass = _Pass()
         self._watch: Observer | None = None
         self._stack = ExitStack()
@@ -199,7 +199,8 @@ def _has_fractions(tensor: Tensor) -> bool:
 
 
 def _names_of(model: nn.Module, types: Sequence[str]) -> list[str]:
-    return [name for name, module in model.named_modules() if matches_type(class_names(module), types, is_leaf(module))]
+    named = model.named_modules()
+    return [name for name, module in named if matches_type(class_names(module), types, is_single(name, module))]
 
 
 @dataclass

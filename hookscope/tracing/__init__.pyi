@@ -1,5 +1,12 @@
 from .cached_summary import cached_listing as cached_listing, listing as listing
 from .events import CallRecord as CallRecord, Event as Event, PassRecord as PassRecord, trace_events as trace_events
-from .facts import Trace as Trace, TracedCall as TracedCall, TracedLayer as TracedLayer, rows_of_type as rows_of_type
-from .summary import list_layers as list_layers, trace as trace
+from .facts import (
+    LayerTotals as LayerTotals,
+    Trace as Trace,
+    TracedCall as TracedCall,
+    TracedLayer as TracedLayer,
+    rows_of_type as rows_of_type,
+    totals_of_type as totals_of_type,
+)
+from .summary import layer_totals as layer_totals, list_layers as list_layers, trace as trace
 from .tensor_summary import Facts as Facts, TensorSummary as TensorSummary

@@ -14,6 +14,7 @@ from hookscope.tracing.facts import Trace, TracedCall, TracedLayer
 if TYPE_CHECKING:  # a cached list of layers needs no torch
     from torch import nn
 
+_VERSION = 2  # of what is stored: raise it when `Trace` changes
 Listing = tuple[tuple[int, int], Trace]
 
 
@@ -52,7 +53,8 @@ def cached_listing(name: str, input_size: tuple[int, int] | None = None) -> List
 
 
 def _key(name: str, input_size: tuple[int, int] | None) -> dict[str, Any]:
-    return {"model": name, "input_size": list(input_size) if input_size else None, **models.package_versions()}
+    size = list(input_size) if input_size else None
+    return {"model": name, "input_size": size, "trace": _VERSION, **models.package_versions()}
 
 
 def _traced(name: str, model: nn.Module, size: tuple[int, int]) -> Trace:
@@ -75,17 +77,24 @@ def _wants_values(error: BaseException | None) -> bool:
 
 def _packed(size: tuple[int, int], traced: Trace) -> dict[str, Any]:
     layers, calls = [astuple(layer) for layer in traced.layers], [astuple(call) for call in traced.calls]
-    totals = {"params": traced.params, "macs": traced.macs, "real": traced.real}
-    return {"size": list(size), "layers": layers, "calls": calls, **totals}
+    return {"size": list(size), "layers": layers, "calls": calls, "sizes": traced.sizes, "real": traced.real}
 
 
 def _unpacked(stored: dict[str, Any]) -> Listing:
     height, width = stored["size"]
-    layers = tuple(TracedLayer(name, tuple(types), *rest) for name, types, *rest in stored["layers"])
-    calls = tuple(TracedCall(layer, _shape(i), _shape(o), macs, by) for layer, i, o, macs, by in stored["calls"])
+    layers = tuple(
+        TracedLayer(name, tuple(types), single, tuple(parameters), shared)
+        for name, types, single, parameters, shared in stored["layers"]
+    )
+    calls = tuple(
+        TracedCall(layer, depth, _shape(i), _shape(o), macs, by) for layer, depth, i, o, macs, by in stored["calls"]
+    )
+    traced = Trace(layers, calls, tuple(stored["sizes"]), stored["real"])
     if not all(0 <= call.layer < len(layers) for call in calls):
         raise IndexError("a call of no layer")
-    return (height, width), Trace(layers, calls, stored["params"], stored["macs"], stored["real"])
+    if traced.params != traced.params_of(range(len(layers))):
+        raise ValueError("a parameter of no layer")
+    return (height, width), traced
 
 
 def _shape(stored: Any) -> Shape:

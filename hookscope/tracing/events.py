@@ -131,7 +131,8 @@ def trace_events(
         model: Any eager module.
         inputs: The positional inputs as a tuple, or the only one, such as a tensor ``(N, C, H, W)``.
         layers: A selection, see `Selection`.
-        types: Class names that indices count; ``all`` for every leaf, ``*`` for every module.
+        types: Class names that indices count; ``all`` for every layer without children or with own parameters, ``*``
+            for every module.
         backward: Whether a backward pass follows.
         loss: The loss, see `as_loss`; None for the score of the most likely class, or the mean square of the whole
             output where there is no such score (no classes, several pictures).

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from hookscope.hooks import LayerCall, Shape, matches_type, no_such_type, select_types
@@ -12,12 +13,13 @@ from hookscope.hooks import LayerCall, Shape, matches_type, no_such_type, select
 
 @dataclass(frozen=True, slots=True)
 class TracedLayer:
-    """A layer: class names (its own first), whether it is a leaf, parameters, and which layers share these."""
+    """A layer: class names (its own first), whether ``all`` counts it, positions in `Trace.sizes` of the parameters
+    that it holds itself, and which layers share these."""
 
     name: str
     types: tuple[str, ...]
-    leaf: bool
-    params: int
+    single: bool
+    parameters: tuple[int, ...]
     shared_with: str
 
     @property
@@ -27,9 +29,11 @@ class TracedLayer:
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One call: the position of its layer in `Trace.layers`, shapes, MACs, and the layer that overwrote its output."""
+    """One call: the position of its layer in `Trace.layers`, how many calls it runs in, shapes, MACs without those of
+    calls inside it, and the layer that overwrote its output."""
 
     layer: int
+    depth: int
     input_shape: Shape
     output_shape: Shape
     macs: int
@@ -40,46 +44,123 @@ class TracedCall:
 class Trace:
     """A pass as facts: every module under its first name, and every call in the order in which the layers returned.
 
-    ``params`` counts shared parameters once, ``macs`` are those of all leaves, as torchinfo totals them; ``real`` says
-    that the pass calculated, because a pass without values was not possible.
+    ``sizes`` are the numbers of values of the parameters, each once. ``real`` says that the pass calculated, because a
+    pass without values was not possible.
     """
 
     layers: tuple[TracedLayer, ...]
     calls: tuple[TracedCall, ...]
+    sizes: tuple[int, ...]
+    real: bool = False
+
+    @property
+    def params(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def macs(self) -> int:
+        return sum(call.macs for call in self.calls)
+
+    def params_of(self, layers: Iterable[int]) -> int:
+        """How many values the parameters of these layers have, shared ones once."""
+        held = {parameter for layer in layers for parameter in self.layers[layer].parameters}
+        return sum(self.sizes[parameter] for parameter in held)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTotals:
+    """Sums over a model, and over its calls of the chosen types.
+
+    Attributes:
+        params: Number of parameters of the model, each once.
+        macs: Multiply-accumulates of one forward pass.
+        type_calls: Number of calls of the chosen types.
+        type_params: Number of parameters of the layers of these types, each once.
+        type_macs: Multiply-accumulates of these calls.
+        did_not_run: Number of layers of these types that did not run.
+    """
+
     params: int
     macs: int
-    real: bool = False
+    type_calls: int
+    type_params: int
+    type_macs: int
+    did_not_run: int
 
 
 def rows_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",)) -> list[LayerCall]:
     """The rows of ``list-layers``: calls of the chosen types in order of execution, then layers that did not run.
 
+    With ``all`` there is also a row without an index for each call that computes beside the layers in it.
+
     Raises:
         LayerError: when the model has no layer of these types; it says which it has.
     """
+    return _listed(traced, types)[0]
+
+
+def totals_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",)) -> LayerTotals:
+    """The sums of the rows of ``list-layers``, and of the whole model."""
+    rows, layers = _listed(traced, types)
+    ran = [row for row in rows if row.call is not None]
+    macs = sum(row.macs for row in ran)
+    return LayerTotals(traced.params, traced.macs, len(ran), traced.params_of(layers), macs, len(rows) - len(ran))
+
+
+def _listed(traced: Trace, types: Iterable[Any]) -> tuple[list[LayerCall], list[int]]:
+    """The rows, and the layers that they count: each with the layers inside it that have no row."""
     names = select_types(types)
-    chosen = {place for place, layer in enumerate(traced.layers) if matches_type(layer.types, names, layer.leaf)}
+    chosen = {place for place, layer in enumerate(traced.layers) if matches_type(layer.types, names, layer.single)}
     if not chosen:
         raise no_such_type(names, Counter(layer.type for layer in traced.layers))
+    shown = chosen | ({call.layer for call in traced.calls if call.macs} if "all" in names else set())
+    inside, parted = _layers_inside(traced, shown)
+    params = {place: traced.params_of(places) for place, places in inside.items()}
     total = Counter(call.layer for call in traced.calls)
     so_far: Counter[int] = Counter()
+    unlisted: Counter[int] = Counter()  # MACs of calls without a row, by the depth of the calls
     rows: list[LayerCall] = []
+    indices = count()
     for call in traced.calls:
         number, times, layer = so_far[call.layer], total[call.layer], traced.layers[call.layer]
         so_far[call.layer] += 1
-        if call.layer not in chosen:
+        macs = call.macs + unlisted.pop(call.depth + 1, 0)
+        if call.layer not in shown or (call.layer not in chosen and not call.macs):
+            unlisted[call.depth] += macs
             continue
-        notes = [f"call {number + 1} of {times}"] if times > 1 else []
+        notes = ["without the layers inside"] if call.layer in parted else []
+        notes += [f"call {number + 1} of {times}"] if times > 1 else []
         notes += [f"overwritten by {call.overwritten_by}"] if call.overwritten_by is not None else []
         shapes = call.input_shape, call.output_shape
+        index = next(indices) if call.layer in chosen else None
         rows.append(
-            LayerCall(len(rows), layer.name, layer.type, number, *shapes, layer.params, call.macs, _note(layer, notes))
+            LayerCall(index, layer.name, layer.type, number, *shapes, params[call.layer], macs, _note(layer, notes))
         )
-    idle = [traced.layers[place] for place in sorted(chosen - set(total))]
-    return rows + [
-        LayerCall(None, layer.name, layer.type, None, None, None, layer.params, 0, _note(layer, ["did not run"]))
-        for layer in idle
-    ]
+    idle = sorted(chosen - set(total))
+    for place in idle:
+        layer = traced.layers[place]
+        note = _note(layer, ["did not run"])
+        rows.append(LayerCall(None, layer.name, layer.type, None, None, None, params[place], 0, note))
+    return rows, [place for places in inside.values() for place in places]
+
+
+def _layers_inside(traced: Trace, shown: Collection[int]) -> tuple[dict[int, list[int]], set[int]]:
+    """For each shown layer itself and the layers inside it, but for those that an inner shown layer counts.
+
+    And the shown layers that have such a layer inside.
+    """
+    innermost: dict[str, int | None] = {}  # the shown layer around each layer
+    inside: dict[int, list[int]] = {place: [] for place in shown}
+    parted: set[int] = set()
+    for place, layer in enumerate(traced.layers):  # a layer stands before those inside it
+        around = innermost.get(layer.name.rpartition(".")[0]) if layer.name else None
+        if place in shown:
+            parted |= {around} - {None}
+            around = place
+        innermost[layer.name] = around
+        if around is not None:
+            inside[around].append(place)
+    return inside, parted
 
 
 def _note(layer: TracedLayer, notes: list[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from hookscope.hooks import (
     buffers_kept,
     check_hookable,
     class_names,
-    is_leaf,
+    is_single,
     named_inputs,
     other_hooks_set_aside,
     random_states_kept,
@@ -30,7 +29,8 @@ from hookscope.hooks import (
     tensors_in,
 )
 from hookscope.models import example_inputs, meta_forward
-from hookscope.tracing.facts import Trace, TracedCall, TracedLayer, rows_of_type
+from hookscope.tracing.facts import LayerTotals, Trace, TracedCall, TracedLayer, rows_of_type, totals_of_type
+from hookscope.tracing.macs import MacCounter
 
 
 @contextmanager
@@ -78,10 +78,9 @@ def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace
     if lazy is not None:  # the first pass makes lazy layers other layers, and cannot be undone
         raise ModelError(f"'{lazy}' has no shape yet: the model is lazy", do="run it once on a real input first")
     recorder, real = _record(model, args, dry)
-    layers = tuple(_traced_layers(model))
-    total = sum(call.macs for call in recorder.calls if layers[call.layer].leaf)
-    params = sum(parameter.numel() for parameter in model.parameters())
-    return Trace(layers, tuple(recorder.calls), params, total, real)
+    parameters = {id(parameter): parameter.numel() for parameter in model.parameters()}
+    layers = tuple(_traced_layers(model, {key: position for position, key in enumerate(parameters)}))
+    return Trace(layers, tuple(recorder.calls), tuple(parameters.values()), real)
 
 
 def _record(model: nn.Module, args: tuple[Any, ...], dry: bool) -> tuple[_Recorder, bool]:
@@ -95,7 +94,8 @@ def _record(model: nn.Module, args: tuple[Any, ...], dry: bool) -> tuple[_Record
                 handles.forward_pre(module, recorder.before)
                 handles.forward(module, recorder.after)
             try:
-                _ = model(*args) if real else meta_forward(model, args)
+                with MacCounter(recorder.count):
+                    _ = model(*args) if real else meta_forward(model, args)
                 return recorder, real
             except Exception as error:
                 if is_out_of_memory(error):
@@ -107,8 +107,11 @@ def _record(model: nn.Module, args: tuple[Any, ...], dry: bool) -> tuple[_Record
     raise InputError(f"{type(model).__name__} refuses an input of {shapes}: {lines[0][:200]}") from refusal
 
 
-def _traced_layers(model: nn.Module) -> Iterator[TracedLayer]:
-    """The layers, each with its other names and with the layers that share a parameter with it (tied weights)."""
+def _traced_layers(model: nn.Module, positions: dict[int, int]) -> Iterator[TracedLayer]:
+    """The layers, each with its other names and with the layers that share a parameter with it (tied weights).
+
+    ``positions`` are those of the model's parameters, by their ``id``.
+    """
     aliases: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         aliases.setdefault(id(module), []).append(name)
@@ -119,10 +122,11 @@ def _traced_layers(model: nn.Module) -> Iterator[TracedLayer]:
                 owners.setdefault(id(parameter), []).append(name)
     for name, module in model.named_modules():
         others = aliases[id(module)][1:]
-        tied = [owners[id(p)] for p in module._parameters.values() if p is not None]
-        others += [other for group in tied for other in group if other != name]
-        params = sum(parameter.numel() for parameter in module.parameters())
-        yield TracedLayer(name, tuple(class_names(module)), is_leaf(module), params, ", ".join(dict.fromkeys(others)))
+        own = [id(parameter) for parameter in module._parameters.values() if parameter is not None]
+        others += [other for key in own for other in owners[key] if other != name]
+        shared = ", ".join(dict.fromkeys(others))
+        held = tuple(positions[key] for key in own)
+        yield TracedLayer(name, tuple(class_names(module)), is_single(name, module), held, shared)
 
 
 def list_layers(
@@ -136,8 +140,14 @@ def list_layers(
     Args:
         model: Any eager module; torchvision's detectors, clips and flow models get the input their family needs.
         input_size: ``(H, W)`` of the picture, or a whole shape such as ``(1, 1, 28, 28)``.
-        types: Class names (or classes), ``("all",)`` for every leaf.
+        types: Class names (or classes), ``("all",)`` for every layer without children or with own
+            parameters.
         inputs: The positional inputs themselves, instead of ``input_size``.
+
+    Multiply-accumulates are half of the FLOPs that torch's formulas count for what each call computes itself, and
+    one for each value that a convolution adds its bias to. A row counts the layers inside it that have no row. With
+    ``all`` the numbers of all rows add up to those of the model, and calls of blocks that compute beside the layers in
+    them have rows without an index.
 
     Returns:
         Rows with index, name, type, call, shapes, params, MACs and a note; layers that did not run come last.
@@ -152,15 +162,39 @@ def list_layers(
         >>> rows[0].name, rows[0].output_shape, rows[0].macs
         ('0', (1, 8, 7, 7), 10976)
     """
-    return rows_of_type(trace(model, example_inputs(model, input_size) if inputs is None else inputs), types)
+    return rows_of_type(_traced(model, input_size, inputs), types)
+
+
+def layer_totals(
+    model: nn.Module,
+    input_size: Sequence[int] = (224, 224),
+    types: Iterable[Any] = ("Conv2d",),
+    inputs: tuple[Any, ...] | None = None,
+) -> LayerTotals:
+    """The parameters and multiply-accumulates of ``model``, and of its calls of the chosen types.
+
+    Arguments and errors are those of `list_layers`, and so are the rules by which it counts.
+
+    Example:
+        >>> import torch
+        >>> totals = layer_totals(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)), (9, 9))
+        >>> totals.params, totals.type_params, totals.macs
+        (240, 224, 10976)
+    """
+    return totals_of_type(_traced(model, input_size, inputs), types)
+
+
+def _traced(model: nn.Module, input_size: Sequence[int], inputs: tuple[Any, ...] | None) -> Trace:
+    return trace(model, example_inputs(model, input_size) if inputs is None else inputs)
 
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call that has begun; ``macs`` are those of the children that ran in it."""
+    """A call that has begun: its layer, how many calls had returned, and the MACs counted in it itself so far."""
 
     layer: int
     input_shape: Shape
+    returned: int
     macs: int = 0
 
 
@@ -180,27 +214,38 @@ class _Recorder:
         named = list(model.named_modules())
         self._positions = {id(module): position for position, (_, module) in enumerate(named)}
         self._names = [name for name, _ in named]
+        self._left = {  # of a pruned weight: what its mask leaves, and all
+            position: (int(mask.sum()), mask.numel())
+            for position, (_, module) in enumerate(named)
+            if (mask := module._buffers.get("weight_mask")) is not None and not mask.is_meta
+        }
         self._open: list[_OpenCall] = []
         self._watched: list[_WatchedOutput] = []
         self.calls: list[TracedCall] = []
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._look_for_writes()
-        self._open.append(_OpenCall(self._positions[id(module)], shape_of(named_inputs(args, kwargs))))
+        self._open.append(_OpenCall(self._positions[id(module)], shape_of(named_inputs(args, kwargs)), len(self.calls)))
+
+    def count(self, macs: int, added: int) -> None:
+        """Book what `MacCounter` counts to the innermost call that runs now."""
+        if self._open:
+            left, weights = self._left.get(self._open[-1].layer, (1, 1))
+            self._open[-1].macs += macs * left // weights + added
 
     def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._look_for_writes()
         opened = self._open.pop()
         while opened.layer != self._positions[id(module)]:  # a call that failed, and whose failure the model caught
-            opened = self._open.pop()
-        shape = shape_of(output)
-        macs = count_macs(module, shape) if is_leaf(module) else opened.macs
-        if self._open:
-            self._open[-1].macs += macs
+            failed, opened = opened, self._open.pop()
+            opened.macs += failed.macs
+            self.calls[failed.returned :] = [replace(c, depth=c.depth - 1) for c in self.calls[failed.returned :]]
+        macs = opened.macs
         for tensor in tensors_in(output).values():
             alias = tensor.detach()
             self._watched.append(_WatchedOutput(len(self.calls), alias, alias._version))
-        self.calls.append(TracedCall(opened.layer, opened.input_shape, shape, macs, None))
+        shapes = opened.input_shape, shape_of(output)
+        self.calls.append(TracedCall(opened.layer, len(self._open), *shapes, macs, None))
 
     def _look_for_writes(self) -> None:
         """Record the layer that runs now as the writer of every output that changed since the last call."""
@@ -212,23 +257,3 @@ class _Recorder:
             else:
                 self.calls[output.call] = replace(self.calls[output.call], overwritten_by=running or "the model")
         self._watched = unchanged
-
-
-def count_macs(module: nn.Module, output_shape: Shape) -> int:
-    """Multiply-accumulates of one call of a leaf, by torchinfo's rule and equal to its integers.
-
-    A convolution costs its parameters times the batch and the positions of its output, any other layer its ``weight``
-    and ``bias`` times the batch, a recurrent one its weights times batch and steps. Only the first output counts.
-    """
-    shape = next(iter(output_shape.values()), ()) if isinstance(output_shape, dict) else output_shape or ()
-    macs = 0
-    for name, parameter in module.named_parameters():
-        mask = getattr(module, f"{name[:-5]}_mask", None) if name.endswith("_orig") else None
-        # a pruned parameter counts under the name it had, with the elements that its mask leaves
-        name, count = (name, parameter.numel()) if mask is None else (name[:-5], int(mask.sum()))
-        if name in ("weight", "bias"):
-            spread = math.prod(shape[:1] + shape[2:]) if "Conv" in type(module).__name__ else shape[0] if shape else 0
-            macs += count * int(spread)
-        elif "weight" in name or "bias" in name:
-            macs += count * math.prod(shape[:2])
-    return macs

@@ -53,7 +53,8 @@ class Monitor(RunProgress):
         every: Sample each ``every``-th step, from 1.
         log: NDJSON file to append to, or a `RunLog` for one run; None keeps the lines in `rows`.
         layers: Which layers, see `Selection`.
-        types: Class names that indices and ``all`` count; ``all`` for every leaf and layer with own parameters.
+        types: Class names that indices and ``all`` count; ``all`` for every layer without children or with own
+            parameters.
         tensorboard: Folder for an event file with the same metrics.
         stop_on: ``non-finite`` checks every step, all layers, the loss and the gradients, and raises at the first NaN
             or Inf, before it reaches the weights. A layer that outputs Inf on purpose stops a run too.

@@ -61,7 +61,7 @@ class Layer:
         """Whether its calls have an index: a single layer of the chosen types."""
         if self._counted is None or self._counted[0] is not type(module):  # a lazy layer changes its class
             names = class_names(module) or ["Module"]
-            matches = matches_type(names, self.choice.types, leaf=self.is_single(module))
+            matches = matches_type(names, self.choice.types, self.is_single(module))
             self._counted = (type(module), matches and not self.is_loss)
         return self._counted[1]
 

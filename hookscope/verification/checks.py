@@ -120,7 +120,7 @@ def verify(
         net: What `load_model` returned.
         pictures: Prepared pictures ``(3, H, W)``, as ``net.prepare`` makes them: one, or two for optical flow.
         layers: A selection, see `Selection`.
-        types: Class names that indices count; every leaf by default.
+        types: Class names that indices count; every layer without children or with own parameters by default.
 
     Raises:
         LayerError: for names, types and indices that the model does not have.

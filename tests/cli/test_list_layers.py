@@ -131,8 +131,36 @@ def test_resnet34_is_the_default(run: Run) -> None:
     assert table[-3:] == [
         "36 Conv2d calls",
         "Conv2d: 21,267,648 parameters, 3,663,249,408 MACs",
-        "resnet34 at 224x224: 21,797,672 parameters, 3,663,779,432 MACs",
+        "resnet34 at 224x224: 21,797,672 parameters, 3,663,761,408 MACs",
     ]
+
+
+@pytest.mark.parametrize("format", ["table", "tsv", "csv", "json", "ndjson"])
+def test_the_totals_are_one_row_of_every_format(run: Run, format: str) -> None:
+    text = printed(run, "--input-size", "8x10", "--type", "ReLU", "--type", "Conv2d", "--total", format=format)
+    row = ("nets.py:Net", [8, 10], 138, 11840, "ReLU/Conv2d", 4, 138, 11840, 1)
+    if "json" in format:
+        (found,) = json.loads(text) if format == "json" else [json.loads(text)]
+        assert tuple(found.values()) == row
+        return
+    names, found = text.splitlines()
+    words = {"table": None, "tsv": "\t", "csv": ","}[format]
+    cells = [cell.replace(",", "") for cell in found.split(words)]
+    assert cells == ["nets.py:Net", "8x10", *map(str, row[2:])]
+    assert names.split(words) == [
+        "model", "input_size", "params", "macs", "type", "type_calls", "type_params", "type_macs", "did_not_run"
+    ]  # fmt: skip
+
+
+def test_totals_of_the_default_type_say_what_the_whole_model_has(run: Run) -> None:
+    lines = printed(run, model="vit_b_32", format="table").splitlines()
+    assert lines[-3:] == [
+        "1 Conv2d call",
+        "Conv2d: 2,360,064 parameters, 115,643,136 MACs",
+        "vit_b_32 at 224x224: 88,224,232 parameters, 4,409,223,936 MACs",
+    ]
+    (row,) = json.loads(printed(run, "--total", model="vit_b_32"))
+    assert (row["params"], row["type_params"]) == (88_224_232, 2_360_064)
 
 
 def test_a_real_pass_is_named(run: Run) -> None:

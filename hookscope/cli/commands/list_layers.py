@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import click
 
 from hookscope import hooks, models, tracing
@@ -14,20 +12,29 @@ from hookscope.cli.shared.options import format_option, model_argument, size_opt
 from hookscope.findings import counted
 
 FIELDS = ("index", "name", "type", "call", "input_shape", "output_shape", "params", "macs", "note")
+TOTAL_FIELDS = (
+    "model", "input_size", "params", "macs", "type", "type_calls", "type_params", "type_macs", "did_not_run",
+)  # fmt: skip
 
 
 @click.command("list-layers")
 @model_argument(default="resnet34")
 @type_option
 @size_option
+@click.option("--total", is_flag=True, help="Print one row of totals: of the whole model, and of the types.")
 @format_option
-def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | None, format: str) -> None:
+def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | None, total: bool, format: str) -> None:
     """List the layers of a model, in order of execution.
 
     MODEL is resnet34 by default. The index is what `--layer` takes in other commands. Shapes come from a pass without
-    arithmetic where the model allows one. MACs are counted by torchinfo's rule. The note says that a later layer
-    overwrites this output in place, that a layer is called more than once, that a layer is shared, or that a layer did
-    not run.
+    arithmetic where the model allows one. MACs are multiply-accumulates: half of the FLOPs that torch counts for what
+    the layer computes, also by functions, and the bias of convolutions. A row counts the layers inside it that have no
+    row, so --type all adds up to the model; a block that computes beside its layers has a row without an index there.
+    The note says that the layers inside have rows, that a layer is called more than once, that a later layer overwrites
+    this output in place, that a layer is shared, or that a layer did not run.
+
+    The lines under the table are the totals of the types and those of the whole model, in which parameters count once
+    each. --total prints them as one row.
 
     \b
     Examples:
@@ -35,12 +42,19 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | No
       hookscope list-layers vgg16 --type Conv2d --type ReLU
       hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
       hookscope list-layers inception_v3 --input-size 299x299 --format json
+      hookscope list-layers vit_b_32 --total --format json | jq '.[0].macs'
     """
     size, trace = _trace(model, input_size)
     types = types or hooks.usual_types(layer.types for layer in trace.layers)
-    calls = tracing.rows_of_type(trace, types)
-    rows = [row_of(FIELDS, call) for call in calls]
-    write_report(Report.of_rows(rows, FIELDS, _totals(model, size, trace, calls, types)), format)
+    totals = tracing.totals_of_type(trace, types)
+    if total:
+        row = row_of(TOTAL_FIELDS, totals, model=model, input_size=size, type="/".join(types))
+        write_report(Report.of_rows([row], TOTAL_FIELDS), format)
+    else:
+        rows = [row_of(FIELDS, call) for call in tracing.rows_of_type(trace, types)]
+        lines = _lines(totals, types, f"{model} at {size[0]}x{size[1]}")
+        lines[-1] += " (by a real pass)" if trace.real else ""
+        write_report(Report.of_rows(rows, FIELDS, lines), format)
 
 
 def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, int], tracing.Trace]:
@@ -51,20 +65,11 @@ def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, i
         return tracing.listing(model, input_size)
 
 
-def _totals(
-    model: str,
-    size: tuple[int, int],
-    trace: tracing.Trace,
-    calls: Iterable[hooks.LayerCall],
-    types: tuple[str, ...],
-) -> list[str]:
-    ran = [call for call in calls if call.index is not None]
-    idle = sum(call.index is None for call in calls)
-    params = sum({call.name: call.params for call in calls}.values())
-    names = "" if "all" in types else f"{'/'.join(types)} "
+def _lines(totals: tracing.LayerTotals, types: tuple[str, ...], size: str) -> list[str]:
+    kind = "" if "all" in types else "/".join(types)
+    idle = f", {counted(totals.did_not_run, 'layer')} did not run" if totals.did_not_run else ""
     return [
-        counted(len(ran), f"{names}call") + (f", {counted(idle, 'layer')} did not run" if idle else ""),
-        f"{names.strip() or 'all layers'}: {params:,} parameters, {sum(call.macs for call in ran):,} MACs",
-        f"{model} at {size[0]}x{size[1]}: {trace.params:,} parameters, {trace.macs:,} MACs"
-        + (" (by a real pass)" if trace.real else ""),
+        counted(totals.type_calls, f"{kind} call".strip()) + idle,
+        f"{kind or 'all layers'}: {totals.type_params:,} parameters, {totals.type_macs:,} MACs",
+        f"{size}: {totals.params:,} parameters, {totals.macs:,} MACs",
     ]

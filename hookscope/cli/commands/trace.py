@@ -38,8 +38,8 @@ class Options:
 @shared.images_argument("IMAGE")
 @shared.layer_option(f"Calls to show: {shared.SELECTION}  [default: all]")
 @shared.type_option_with(
-    "Layer class that is shown and that indices count; repeatable. A glob works.  [default: all, every leaf layer; with"
-    " --events and no --layer '*', every module]"
+    f"Layer class that is shown and that indices count; repeatable. A glob works; {shared.ALL_TYPES}  [default: all;"
+    " with --events and no --layer '*', every module]"
 )
 @click.option("--events", is_flag=True, help="Print a row for each event, in the order of the events.")
 @target_option(help="With --events, the class whose score is differentiated")

@@ -21,7 +21,7 @@ FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
 @click.argument("paths", metavar="[IMAGE]", nargs=-1, type=click.Path())
 @shared.layer_option(f"Calls to check: {shared.SELECTION}  [default: all]", "all")
 @shared.type_option_with(
-    "Layer class that is checked and that indices count; repeatable. A glob works.  [default: all, every leaf layer]"
+    f"Layer class that is checked and that indices count; repeatable. A glob works; {shared.ALL_TYPES}  [default: all]"
 )
 @model_options
 @shared.format_option

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope.cli.shared.options import format_option, layer_option, was_given
+from hookscope.cli.shared.options import ALL_TYPES, format_option, layer_option, was_given
 from hookscope.errors import UsageError
 from hookscope.system import find_script
 
@@ -50,7 +50,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     metavar="CLASS",
     multiple=True,
     default=("all",),
-    help="Class of layers that indices and all count; repeatable; a glob.  [default: all, every leaf]",
+    help=f"Class of layers that indices and all count; repeatable; a glob; {ALL_TYPES}  [default: all]",
 )
 @click.option(
     "--every",

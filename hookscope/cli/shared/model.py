@@ -65,8 +65,9 @@ def running(net: models.LoadedModel, inputs: Any) -> Iterator[None]:
 
 def check_types(net: models.LoadedModel, types: Sequence[str]) -> None:
     """Refuse a ``--type`` that no layer has, even if no index counts the layers of that type."""
-    layers = [(hooks.class_names(layer), hooks.is_leaf(layer)) for layer in net.model.modules()]
-    if types and not any(hooks.matches_type(names, types, leaf) for names, leaf in layers):
+    layers = net.model.named_modules()
+    fits = (hooks.matches_type(hooks.class_names(layer), types, hooks.is_single(name, layer)) for name, layer in layers)
+    if types and not any(fits):
         raise hooks.no_such_type(types, hooks.types_in(net.model))
 
 

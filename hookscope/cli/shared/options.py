@@ -200,9 +200,9 @@ def colour_map_option(help: str, default: str | None = None) -> Option:
     )
 
 
+ALL_TYPES = "`all` means every layer without children or with parameters of its own."
 type_option = type_option_with(
-    "Layer class that indices count; repeatable. A glob works; `all` means every leaf layer."
-    "  [default: Conv2d; Conv3d in video models]"
+    f"Layer class that indices count; repeatable. A glob works; {ALL_TYPES}  [default: Conv2d; Conv3d in video models]"
 )
 size_option = click.option(
     "--input-size",
