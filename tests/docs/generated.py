@@ -17,6 +17,7 @@ from tests.docs.running import run_line
 
 _FIELDS = {
     "list-layers": "commands.list_layers:FIELDS",
+    "list-layers --total": "commands.list_layers:TOTAL_FIELDS",
     "visualize": "commands.visualize:FIELDS",
     "stats": "output.stats_rows:FIELDS",
     "stats --per-channel": "output.stats_rows:CHANNEL_FIELDS",
