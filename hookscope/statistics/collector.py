@@ -189,8 +189,8 @@ def usual_layers(model: nn.Module, types: Sequence[str]) -> Selection:
 
 
 def _left_out(model: nn.Module, chosen: Selection) -> Counter[str]:
-    """How many layers without children of each class ``chosen`` does not name."""
-    layers = [(name, module) for name, module in model.named_modules() if name and is_leaf(module)]
+    """How many single layers of each class ``chosen`` does not name."""
+    layers = [(name, module) for name, module in model.named_modules() if name and is_single(name, module)]
     return Counter(type(module).__name__ for name, module in layers if not chosen.calls_by_name([name]))
 
 

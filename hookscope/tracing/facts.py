@@ -155,7 +155,7 @@ def _layers_inside(traced: Trace, shown: Collection[int]) -> tuple[dict[int, lis
     for place, layer in enumerate(traced.layers):  # a layer stands before those inside it
         around = innermost.get(layer.name.rpartition(".")[0]) if layer.name else None
         if place in shown:
-            parted |= {around} - {None}
+            parted |= set() if around is None else {around}
             around = place
         innermost[layer.name] = around
         if around is not None:

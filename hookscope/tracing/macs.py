@@ -32,17 +32,17 @@ class MacCounter(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, count: Callable[[int, int], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._count = count
 
     def __enter__(self) -> Any:
         self._fastpath = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # it fuses attention into an operation without a formula
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         torch.backends.mha.set_fastpath_enabled(self._fastpath)
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
