@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hookscope.errors import ModelError
@@ -26,6 +26,10 @@ class StopForward(BaseException):
 
 class HookHandles(ExitStack):
     """Handles of registered hooks; leaving the ``with`` block removes exactly these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._entries: list[tuple[dict[int, Any], int, Any]] = []
 
     def forward(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs, output)`` after each forward; anything but None replaces the output."""
@@ -55,21 +59,40 @@ class HookHandles(ExitStack):
     def every_forward(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs, output)`` after the forward of every module of the process."""
         handle = modules.register_module_forward_hook(hook, with_kwargs=True)
-        # torch keeps this entry when the hook is removed, and compiled models would warn of hooks for ever
-        self.callback(modules._global_forward_hooks_with_kwargs.pop, handle.id, None)
-        self.callback(handle.remove)
+        # torch keeps the second entry when the hook is removed, and compiled models would warn of hooks for ever
+        self._holds(handle, modules._global_forward_hooks, modules._global_forward_hooks_with_kwargs)
 
     def every_forward_pre(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args)`` before the forward of every module of the process."""
-        self.callback(register_module_forward_pre_hook(hook).remove)
+        self._holds(modules.register_module_forward_pre_hook(hook), modules._global_forward_pre_hooks)
 
     def every_step_pre(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(optimizer, args, kwargs)`` before each step of every optimizer of the process."""
-        self.callback(register_optimizer_step_pre_hook(hook).remove)
+        self._holds(register_optimizer_step_pre_hook(hook), optimizers._global_optimizer_pre_hooks)
 
     def every_step_post(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(optimizer, args, kwargs)`` after each step of every optimizer of the process."""
-        self.callback(register_optimizer_step_post_hook(hook).remove)
+        self._holds(register_optimizer_step_post_hook(hook), optimizers._global_optimizer_post_hooks)
+
+    def _holds(self, handle: Any, *tables: Any) -> None:
+        entries = [(table, handle.id, table[handle.id]) for table in tables]
+        self._entries += entries
+        for table, key, _ in entries:
+            self.callback(table.pop, key, None)
+
+    def hide(self) -> None:
+        """Take the hooks of every module and optimizer out of torch's tables, until `show`."""
+        for table, key, _ in self._entries:
+            table.pop(key, None)
+
+    def show(self) -> None:
+        """Put back what `hide` took out."""
+        for table, key, value in self._entries:
+            table[key] = value
+
+    def close(self) -> None:
+        super().close()
+        self._entries.clear()
 
 
 def hook_tensor(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> None:

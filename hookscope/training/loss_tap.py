@@ -1,15 +1,21 @@
-"""What a watched run wraps in torch: the start of the backward pass, the loss scale, a check of compiled models."""
+"""What a watched run wraps in torch: the start of the backward pass, the loss scale, calls of compiled code."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules import module as modules
+
+from hookscope.system import after_import
 
 _SCALE = "hookscope.scale"
 _MOST_NODES = 8  # searched for a loss scale: scripts divide a scaled loss or add others to it
@@ -148,6 +154,103 @@ class LossTap:
                     return scale
                 waiting += [parent for parent, _ in node.next_functions]
         return None
+
+
+@dataclass(slots=True)
+class _Switch:
+    """A function of dynamo that has switched compiled code on or off for what it calls."""
+
+    frame: FrameType
+    is_on: bool
+    is_call: bool = False
+    token: Any = None
+
+
+class CompiledCalls:
+    """Tells when compiled code runs, so that nothing of the watching is in torch where dynamo looks.
+
+    Dynamo compiles a function again if hooks have come or gone since. It switches itself on with ``set_eval_frame``
+    right before it looks, and off again right afterwards, and around functions that are not to be compiled.
+
+    Args:
+        on_switch: Called with True before compiled code runs in any thread, with False when it runs in none.
+        on_call: Called with the function, the arguments and the keywords of a call of compiled code, before that.
+        on_return: Called with what ``on_call`` returned, and the result, after a call that did not raise.
+    """
+
+    def __init__(
+        self,
+        on_switch: Callable[[bool], None],
+        on_call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+        on_return: Callable[[Any, Any], None],
+    ) -> None:
+        self._on_switch, self._on_call, self._on_return = on_switch, on_call, on_return
+        self._patches: list[Patch] = []
+        self._thread = threading.local()
+        self._running: set[int] = set()  # the threads
+        self._cancel: Callable[[], None] = lambda: None
+
+    def on(self) -> None:
+        self._cancel = after_import("torch._dynamo.eval_frame", self._wrap)
+
+    def off(self) -> None:
+        self._cancel()
+        for patch in self._patches:
+            patch.off()
+        self._patches = []
+
+    def _wrap(self) -> None:
+        module = sys.modules["torch._dynamo.eval_frame"]
+        names = ("set_eval_frame", "_maybe_set_eval_frame")  # the second is the first, or calls it
+        same = [name for name in names if getattr(module, name, None) is module.set_eval_frame]
+        self._patches = [Patch(module, name, self._set) for name in same]
+        for patch in self._patches:
+            patch.on()
+
+    def _set(self, original: Callable[[Any], Any], callback: Any) -> Any:
+        frame = sys._getframe(2)
+        if frame.f_code.co_name == "_maybe_set_eval_frame" and frame.f_back is not None:
+            frame = frame.f_back
+        switches: list[_Switch] = self._thread.__dict__.setdefault("switches", [])
+        last = switches[-1] if switches else None
+        if callback is not None:
+            if last is not None and last.frame is frame and not last.is_on:
+                switches.pop()
+            elif last is None or last.frame is not frame:
+                switch = _Switch(frame, True)
+                if (last is None or not last.is_on) and (call := _call_of(frame)) is not None:
+                    switch.is_call, switch.token = True, self._on_call(*call)
+                switches.append(switch)
+            self._switch(switches)
+            return original(callback)
+        before = original(None)
+        if before is not None:  # else it was off already, as it is while dynamo compiles
+            if last is not None and last.frame is frame and last.is_on:
+                switches.pop()
+            else:
+                switches.append(_Switch(frame, False))
+                last = None
+            self._switch(switches)
+            if last is not None and last.is_call and "result" in (names := frame.f_locals):
+                self._on_return(last.token, names["result"])
+        return before
+
+    def _switch(self, switches: Sequence[_Switch]) -> None:
+        was_running, thread = bool(self._running), threading.get_ident()
+        (self._running.add if switches and switches[-1].is_on else self._running.discard)(thread)
+        if bool(self._running) != was_running:
+            self._on_switch(not was_running)
+
+
+def _call_of(frame: FrameType) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """The function, the arguments and the keywords of the call of compiled code that begins in ``frame``."""
+    names = frame.f_locals
+    if not {"fn", "args", "kwargs"} <= names.keys():
+        return None
+    function = names["fn"]
+    if not hasattr(function, "__self__"):  # dynamo wraps modules and methods of torch once more
+        function = getattr(function, "__wrapped__", function)
+    return function, names["args"], names["kwargs"]
 
 
 def hidden_from_compile(hooks: Sequence[Callable[..., Any]]) -> Patch:

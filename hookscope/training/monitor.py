@@ -33,8 +33,9 @@ class Monitor(RunProgress):
     without gradients (validation) are ignored. All passes since the last step are accumulated, including those of
     steps that a ``GradScaler`` skipped. If the watching itself fails, it ends with one warning, and training goes on.
 
-    A sampled step of a tiny model takes several times as long as another. A model compiled by ``torch.compile`` is
-    compiled twice, with hooks and without.
+    A sampled step of a tiny model takes several times as long as another. Code compiled by ``torch.compile`` is never
+    compiled again for the watching: a compiled part has a line for what it returns, the layers in it have lines with
+    the metrics of their parameters only, and compiled steps of optimizers count as other steps do.
 
     The lines (and `rows`) have the fields: ``step``, ``time`` in seconds, ``loss`` (the mean over the backward passes
     of the step of the tensors that ``backward`` starts at, without the scale of a ``GradScaler``, and not divided

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,13 +25,14 @@ class TrackedOptimizer:
         since: The segment of the run that began after its last step, see `MetricsRecorder`.
         idle: Steps of other optimizers since its last step.
         was_searched: Whether its model was already searched for in memory.
+        steps_eagerly: Whether a step of it was seen outside of compiled functions.
     """
 
     def __init__(self, optimizer: Optimizer, number: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.number = number
         self.steps = self.since = self.idle = 0
-        self.was_searched = False
+        self.was_searched = self.steps_eagerly = False
 
     def parameters(self) -> Iterator[Tensor]:
         for group in self._groups():
@@ -51,6 +53,10 @@ class TrackedOptimizer:
         """Whether its next step is to be sampled, unless it seems to make no more steps."""
         return self.steps % every == 0 and self.idle <= every + _PATIENCE and self.optimizer() is not None
 
+    def versions(self) -> int:
+        """A number that grows whenever a parameter is written to."""
+        return sum(parameter._version for parameter in self.parameters())
+
     def is_stepping(self, starting: Optimizer) -> bool:
         """Whether its step still runs while a step of ``starting`` begins.
 
@@ -67,6 +73,7 @@ class Optimizers:
         self.every, self._only = every, only
         self.all: list[TrackedOptimizer] = [] if only is None else [TrackedOptimizer(only, 0)]
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._found: dict[int, tuple[weakref.ref[Any], weakref.WeakSet[Optimizer]]] = {}
 
     def of(self, optimizer: Optimizer) -> TrackedOptimizer | None:
         """None if the optimizer is not followed."""
@@ -79,6 +86,20 @@ class Optimizers:
         self.all.append(TrackedOptimizer(optimizer, len(self.all)))
         return self.all[-1]
 
+    def in_function(self, function: Callable[..., Any]) -> Iterator[TrackedOptimizer]:
+        """The optimizers that a compiled function may step, those that exist at its first call.
+
+        New ones are not yet in ``all``.
+        """
+        of, found = self._found.get(id(function), (None, None))
+        if found is None or of is None or of() is not function:
+            found = weakref.WeakSet(v for v in gc.get_objects() if issubclass(type(v), Optimizer))
+            self._found[id(function)] = weakref.ref(function), found
+        for optimizer in found if self._only is None else [self._only]:
+            known = next((tracked for tracked in self.all if tracked.optimizer() is optimizer), None)
+            if known is None or not known.steps_eagerly:
+                yield known or TrackedOptimizer(optimizer, len(self.all))
+
     def all_parameters(self) -> set[int]:
         """The parameters, by ``id``, of all optimizers that have stepped, followed or not."""
         others = (p for optimizer in self._others for group in optimizer.param_groups for p in group["params"])
@@ -90,6 +111,9 @@ class Optimizers:
 
     def count_step(self, stepped: TrackedOptimizer, segment: int) -> None:
         """Count a step that ``segment`` begins after."""
+        if stepped not in self.all:
+            stepped.number = len(self.all)
+            self.all.append(stepped)
         for tracked in self.all:
             tracked.idle += 1
         stepped.steps, stepped.since, stepped.idle = stepped.steps + 1, segment, 0

@@ -42,16 +42,17 @@ class Layer:
         names: Dotted paths without the words of wrappers; the first is logged.
         model: The model it is part of.
         is_loss: Whether it is a loss of torch, which has no metrics.
+        is_compiled: Whether its calls run compiled code, so that the layers in it are not seen.
     """
 
-    __slots__ = ("_by_name", "_counted", "choice", "is_loss", "model", "module", "names")
+    __slots__ = ("_by_name", "_counted", "choice", "is_compiled", "is_loss", "model", "module", "names")
 
     def __init__(self, module: nn.Module, names: tuple[str, ...], model: TrackedModel, choice: LayerChoice) -> None:
         self.module = weakref.ref(module)
         self.names, self.model, self.choice = names, model, choice
         self._by_name = choice.selection.calls_by_name(names)
         self._counted: tuple[type, bool] | None = None
-        self.is_loss = isinstance(module, _Loss)
+        self.is_loss, self.is_compiled = isinstance(module, _Loss), False
 
     @property
     def name(self) -> str:
@@ -59,6 +60,8 @@ class Layer:
 
     def is_counted(self, module: nn.Module) -> bool:
         """Whether its calls have an index: a single layer of the chosen types."""
+        if self.is_compiled:
+            return matches_type(class_names(module), self.choice.types, leaf=True) and not self.is_loss
         if self._counted is None or self._counted[0] is not type(module):  # a lazy layer changes its class
             names = class_names(module) or ["Module"]
             matches = matches_type(names, self.choice.types, self.is_single(module))
@@ -66,7 +69,9 @@ class Layer:
         return self._counted[1]
 
     def is_single(self, module: nn.Module) -> bool:
-        """Whether it is a leaf or has parameters of its own, and so is no mere block of other layers."""
+        """Whether it is a leaf, compiled, or has parameters of its own, and so is no mere block of other layers."""
+        if self.is_compiled:
+            return True
         has_parameters = any(parameter is not None for parameter in module._parameters.values())
         return not _is_parametrization(self.name) and (has_parameters or is_leaf(module))
 
@@ -88,14 +93,13 @@ class TrackedModel:
         module: Returns the module, None once the script has dropped it.
         layers: By ``id`` of the module.
         is_opaque: Whether some layers are compiled, scripted or replicated, so that their hooks do not fire.
-        compiled_in_place: Whether some are compiled by ``Module.compile``.
     """
 
     def __init__(self, module: nn.Module, number: int, choice: LayerChoice) -> None:
         self.module, self._choice = weakref.ref(module), choice
         self.number = number
         self.layers: dict[int, Layer] = {}
-        self.is_opaque = self.compiled_in_place = False
+        self.is_opaque = False
         self.update()
 
     def update(self) -> None:
@@ -106,14 +110,17 @@ class TrackedModel:
         wrapped = type(root).__name__ in _OUTERMOST
         named: dict[int, tuple[nn.Module, list[str]]] = {}
         for path, module in root.named_modules(remove_duplicate=False):
+            if is_compiled_wrapper(module):  # the module in it is the layer
+                self.is_opaque = True
+                continue
             names = named.setdefault(id(module), (module, []))[1]
             name = _plain_name(path, wrapped)
             if name not in names:
                 names.append(name)
-            self.compiled_in_place |= getattr(module, "_compiled_call_impl", None) is not None
-            self.is_opaque |= isinstance(module, torch.jit.ScriptModule) or "_orig_mod" in module._modules
+            self.is_opaque |= isinstance(module, torch.jit.ScriptModule)
+            self.is_opaque |= getattr(module, "_compiled_call_impl", None) is not None
         replicated = type(root).__name__ == "DataParallel" and len(getattr(root, "device_ids", ())) > 1
-        self.is_opaque |= self.compiled_in_place or replicated
+        self.is_opaque |= replicated
         self.layers = {key: self._layer(module, tuple(names)) for key, (module, names) in named.items()}
 
     def _layer(self, module: nn.Module, names: tuple[str, ...]) -> Layer:
@@ -186,7 +193,7 @@ class ModelTracker:
         self._strangers: dict[int, weakref.ref[nn.Module]] = {}
         self._thread = threading.local()
         if model is not None:
-            self._add(model)
+            self._add(_without_wrapper(model))
 
     @property
     def current(self) -> Pass | None:
@@ -210,6 +217,14 @@ class ModelTracker:
             and (layer := self._layer_of(module)) is not None
             and layer.model is model
         )
+
+    def mark_compiled(self, module: nn.Module) -> TrackedModel | None:
+        """Note that calls of a module run compiled code; its model if that is new."""
+        layer = self._layer_of(module)
+        if layer is None or layer.is_compiled:
+            return None
+        layer.is_compiled = layer.model.is_opaque = True
+        return layer.model
 
     def _layer_of(self, module: nn.Module) -> Layer | None:
         layer = self._layers.get(id(module))
@@ -258,7 +273,7 @@ class ModelTracker:
         inner = {id(part) for holder in holders for part in holder.modules() if part is not holder}
         for holder in holders:
             if id(holder) not in inner:
-                self._add(holder)
+                self._add(_without_wrapper(holder))
 
     def _new_layer(self, module: nn.Module, current: Pass) -> Layer | None:
         """A layer that was put into the model since it was listed; None for a module from outside of it."""
@@ -309,6 +324,16 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
 def is_leaf(module: nn.Module) -> bool:
     """Whether a layer has no children but those of ``torch.nn.utils.parametrizations``."""
     return all(name == "parametrizations" or child is None for name, child in module._modules.items())
+
+
+def is_compiled_wrapper(module: nn.Module) -> bool:
+    """Whether it is what ``torch.compile`` makes of a module."""
+    return "_orig_mod" in module._modules
+
+
+def _without_wrapper(module: nn.Module) -> nn.Module:
+    inner = module._modules.get("_orig_mod")
+    return module if inner is None else inner
 
 
 def _is_parametrization(name: str) -> bool:

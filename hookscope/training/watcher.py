@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 
 from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import HookHandles
-from hookscope.training.loss_tap import LossTap, divisor_of, hidden_from_compile, scalar_of
+from hookscope.training.loss_tap import CompiledCalls, LossTap, divisor_of, hidden_from_compile, scalar_of
 from hookscope.training.optimizers import Optimizers, gradient_scale, has_closure, skips_step
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.recorder import MetricsRecorder, OptimizerStep, running_statistics
 from hookscope.training.stop import StopRule
-from hookscope.training.tracker import ModelTracker, TrackedModel
+from hookscope.training.tracker import ModelTracker, TrackedModel, is_compiled_wrapper
 from hookscope.training.weights import StepWeights
 
 _P = ParamSpec("_P")
@@ -32,7 +32,7 @@ def _guarded(
 
     @functools.wraps(body)
     def hook(self: TrainingWatcher, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        # the first statement, and alone: the compiler reads this function, and must find nothing to compile
+        # where calls of compiled code are not seen, the compiler reads this function, and must find nothing to compile
         if torch.compiler.is_compiling():
             return
         if self.is_off or os.getpid() != self._pid:  # forked workers are not watched
@@ -64,12 +64,13 @@ class TrainingWatcher:
         self._stop = StopRule(run, output, optimizers) if stops else None
         self._recorder = MetricsRecorder()
         self._open: OptimizerStep | None = None
-        self._samples = self._hooks_stay_on = self._hooks_are_on = False
+        self._samples = self._hooks_are_on = False
         self._step_hooks, self._module_hooks = HookHandles(), HookHandles()
         # the same bound methods throughout: compiled models compare hooks by identity
         self._before_module, self._after_module = self._before, self._after
         self._loss_tap = LossTap(self._before_backward)
         self._hidden = hidden_from_compile((self._before_module, self._after_module))
+        self._compiled = CompiledCalls(self._hide, self._before_compiled, self._after_compiled)
 
     def on(self) -> None:
         self._step_hooks.every_step_pre(self._before_step)
@@ -79,25 +80,73 @@ class TrainingWatcher:
         for model in self._models.models:
             self._on_model(model)
         self._switch_hooks()
+        self._compiled.on()
 
     def off(self) -> None:
         self.is_off, self._open = True, None
+        self._compiled.off()
         self._step_hooks.close()
         self._remove_module_hooks()
 
     def _on_model(self, model: TrackedModel) -> None:
-        # a layer compiled in place is compiled again each time that hooks are put on or removed
-        self._hooks_stay_on |= model.compiled_in_place
         if model.is_opaque:
-            text = (
-                f"hooks do not fire in the compiled, scripted or replicated layers of {type(model.module()).__name__}:"
-            )
-            text += " only metrics of their parameters are logged"
+            name = type(model.module()).__name__
+            text = f"hooks do not fire in the compiled, scripted or replicated layers of {name}: metrics of their"
+            text += " parameters are logged, and of what a compiled part returns"
             self._output.announce("compiled", self.last_step, text)
+
+    def _hide(self, compiled_code_runs: bool) -> None:
+        """Take all that watches out of torch while compiled code runs: it would be compiled into that code."""
+        with contextlib.suppress(Exception):
+            for hooks in (self._step_hooks, self._module_hooks):
+                (hooks.hide if compiled_code_runs else hooks.show)()
+            if self._hooks_are_on:
+                (self._loss_tap.off if compiled_code_runs else self._loss_tap.on)()
+
+    def _before_compiled(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compiled code is called; what is returned goes to `_after_compiled`."""
+        owner = getattr(function, "__self__", function)
+        if isinstance(owner, nn.Module):
+            self._before(owner, args)
+            model = self._models.mark_compiled(owner)
+            if model is not None:
+                self._on_model(model)
+        elif isinstance(owner, Optimizer) and getattr(function, "__name__", "") == "step":
+            self._before_step(owner, (owner, *args), kwargs)
+        else:
+            steps: list[tuple[OptimizerStep, int]] = []
+            self._before_function(function, steps)
+            return steps, args, kwargs
+        return owner, args, kwargs
+
+    def _after_compiled(self, called: Any, result: Any) -> None:
+        owner, args, kwargs = called
+        if isinstance(owner, nn.Module):
+            self._after(owner, args, kwargs, result)
+        elif isinstance(owner, Optimizer):
+            self._after_step(owner, (owner, *args), kwargs)
+        else:
+            self._after_function(owner)
+
+    @_guarded
+    def _before_function(self, function: Any, steps: list[tuple[OptimizerStep, int]]) -> None:
+        """A compiled function is called, which may step optimizers."""
+        with torch.no_grad():
+            for tracked in self._optimizers.in_function(function):
+                step = OptimizerStep(tracked, True)
+                if tracked.steps % self._optimizers.every == 0:
+                    self._measure_weights(step)
+                steps.append((step, tracked.versions()))
+
+    @_guarded
+    def _after_function(self, steps: list[tuple[OptimizerStep, int]]) -> None:
+        for step, versions in steps:
+            if step.optimizer.optimizer() is not None and step.optimizer.versions() != versions:
+                self._finish(step)
 
     @_guarded
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not self._is_watched_pass():
+        if not self._is_watched_pass() or is_compiled_wrapper(module):
             return
         layer, begins = self._models.enter(module)
         now = self._models.current
@@ -116,7 +165,7 @@ class TrainingWatcher:
 
     @_guarded
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self._is_watched_pass():
+        if not self._is_watched_pass() or is_compiled_wrapper(module):
             return
         left = self._models.leave(module)
         with torch.no_grad():
@@ -173,6 +222,11 @@ class TrainingWatcher:
             step.depth -= 1
             return
         self._open = None
+        step.optimizer.steps_eagerly = True
+        self._finish(step)
+
+    def _finish(self, step: OptimizerStep) -> None:
+        """Write and count a step that is done."""
         tracked = step.optimizer
         self._run.steps, self.last_step = self._run.steps + 1, tracked.steps
         if step.weights is not None:
@@ -214,16 +268,14 @@ class TrainingWatcher:
     def _switch_hooks(self) -> None:
         """Hooks of modules slow a step down, so they are on only before a step that is sampled."""
         self._samples = self._optimizers.is_any_due()
-        needed = self._samples or self._stop is not None
-        if not needed and not self._hooks_stay_on:
+        if not self._samples and self._stop is None:
             self._remove_module_hooks()
-            return
-        if not self._hooks_are_on:
+        elif not self._hooks_are_on:
             self._module_hooks.every_forward_pre(self._before_module)
             self._module_hooks.every_forward(self._after_module)
             self._hidden.on()
+            self._loss_tap.on()
             self._hooks_are_on = True
-        (self._loss_tap.on if needed else self._loss_tap.off)()
 
     def _remove_module_hooks(self) -> None:
         self._module_hooks.close()

@@ -59,7 +59,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     default=50,
     show_default=True,
     help="Sample every N-th step of each optimizer: 0, N, 2N... In a tiny model, a sampled step takes several times as"
-    " long as other steps. A compiled model is compiled twice.",
+    " long as other steps.",
 )
 @click.option(
     "-o",
