@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from hookscope.hooks import as_float, class_names
 
@@ -25,11 +28,36 @@ def is_convolution(module: nn.Module) -> bool:
 
 
 def layer_tensor(module: nn.Module, name: str = "weight") -> Tensor | None:
-    """The weight or bias of a layer, or None; a quantised layer has a method that unpacks it."""
-    tensor: Any = getattr(module, name, None)
+    """The weight or bias of a layer in eval mode, or None; a quantised layer has a method that unpacks it."""
+    computed = computed_tensors(module)
+    tensor: Any = computed[name] if name in computed else getattr(module, name, None)
     if callable(tensor) and not isinstance(tensor, Tensor) and "quantized" in type(module).__module__:
         tensor = tensor()
     return tensor if isinstance(tensor, Tensor) else None
+
+
+def computed_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """What pruning, ``weight_norm``, ``spectral_norm`` and other parametrizations compute from parameters, by name."""
+    inner: Any = module._modules.get("parametrizations") or {}
+    modes = [(part, part.training) for parametrization in inner.values() for part in parametrization.modules()]
+    computed = {}
+    with torch.no_grad():
+        try:
+            for part, _ in modes:
+                part.training = False  # in train mode spectral_norm changes its buffers
+            for name in inner:
+                computed[name] = inner[name]()
+        finally:
+            for part, training in modes:
+                part.training = training
+        for hook in module._forward_pre_hooks.values():  # the older functions of torch.nn.utils
+            if isinstance(hook, BasePruningMethod):
+                computed[hook._tensor_name] = hook.apply_mask(module)
+            elif isinstance(hook, WeightNorm):
+                computed[hook.name] = hook.compute_weight(module)
+            elif isinstance(hook, SpectralNorm):
+                computed[hook.name] = hook.compute_weight(module, do_power_iteration=False)
+    return computed
 
 
 def filters_of(module: Any, weight: Tensor) -> Tensor | None:

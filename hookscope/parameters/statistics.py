@@ -12,6 +12,7 @@ from hookscope.errors import LayerError, ModelError, UsageError
 from hookscope.hooks import Layers, Selection, as_float, one_thread, value_numbers, was_updated
 from hookscope.parameters.facts import ParameterStatistics, ParameterThresholds
 from hookscope.parameters.filters import (
+    computed_tensors,
     dead_filters,
     duplicate_filters,
     filter_norms,
@@ -25,6 +26,8 @@ def parameter_statistics(
     model: nn.Module, thresholds: ParameterThresholds | None = None, layers: Layers | None = None
 ) -> list[ParameterStatistics]:
     """Statistics of all parameters of ``model`` and of the buffers of its BatchNorms, in order of registration.
+
+    Weights that pruning and parametrizations compute stand before the parameters that they come from.
 
     Args:
         model: Any eager module; it is neither run nor changed.
@@ -55,7 +58,8 @@ def parameter_statistics(
         for name, tensor, buffer in _tensors(module):
             if id(tensor) in measured or (selected is not None and layer not in selected):
                 continue
-            measured.add(id(tensor))
+            if name in module._parameters or name in module._buffers:  # others live only here
+                measured.add(id(tensor))
             full = f"{layer}.{name}" if layer else name
             if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta:
                 why = "it is on the meta device" if tensor.is_meta else "its shape is set by the first forward pass"
@@ -106,7 +110,10 @@ def _with_blocks(name: str) -> Iterator[str]:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Name and tensor of the layer's own parameters, and of buffers that belong to them; whether it is a buffer."""
+    """Name and tensor of what the layer computes from parameters, of its own parameters, and of buffers that belong to
+    them; and whether it is no parameter."""
+    for name, tensor in computed_tensors(module).items():
+        yield name, tensor, True
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield name, parameter, False

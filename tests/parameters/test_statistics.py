@@ -54,6 +54,41 @@ def test_only_weights_of_convolutions_have_filters() -> None:
     assert measured == pytest.approx((norms.min(), norms.mean(), norms.max()), rel=1e-12)
 
 
+def old_norm(layer: nn.Module) -> nn.Module:
+    with pytest.warns(FutureWarning):
+        return nn.utils.weight_norm(layer)
+
+
+COMPUTED = {
+    "parametrized weight norm": nn.utils.parametrizations.weight_norm,
+    "parametrized spectral norm": nn.utils.parametrizations.spectral_norm,
+    "orthogonal": nn.utils.parametrizations.orthogonal,
+    "weight norm": old_norm,
+    "spectral norm": nn.utils.spectral_norm,
+    "pruned": lambda layer: nn.utils.prune.random_unstructured(layer, "weight", 0.5),
+}
+
+
+@pytest.mark.parametrize("how", COMPUTED)
+def test_weights_that_are_computed_have_a_row_before_the_parameters(how: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(COMPUTED[how](nn.Conv2d(3, 6, 3)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)  # what the older functions computed last is not what the next pass uses
+    before = copy.deepcopy(model.state_dict())
+    row, *others = parameter_statistics(model.train())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert [m.training for m in model.modules()] == [True] * len(list(model.modules()))
+    assert (row.name, row.layer, row.filters, row.buffer) == ("0.weight", "0", 6, True)
+    assert {row.name for row in others} == {name for name, _ in model.named_parameters()}
+    assert sum(row.count for row in others if not row.buffer) == sum(p.numel() for p in model.parameters())
+    model.eval()(torch.zeros(1, 3, 5, 5))
+    used = model[0].weight.detach().numpy().astype(np.float64)
+    assert row.norm == pytest.approx(np.linalg.norm(used), rel=1e-9)
+    assert row.zeros == (used == 0).mean() == (0.5 if how == "pruned" else 0)
+
+
 def test_planted_faults_are_found_and_nothing_else() -> None:
     model = net()
     model[0].weight[2] = 0
