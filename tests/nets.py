@@ -98,3 +98,14 @@ def row(*values: float) -> Tensor:
 
 X = row(1, -2)
 """What `chain` is explained with."""
+
+
+class PaddedConv(nn.Conv2d):
+    """A convolution that pads in a layer of its own, as those of TensorFlow's models do."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.pad = nn.ZeroPad2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.pad(x))

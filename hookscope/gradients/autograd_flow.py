@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import ModelError
-from hookscope.hooks import HookHandles, call_key, is_leaf, storage_key, tensors_in
+from hookscope.hooks import HookHandles, call_key, is_single, storage_key, tensors_in
 
 _DETACHING = {"detach", "detach_", "data", "numpy", "__array__", "tolist", "item"}
 _LEAVING = {"numpy", "__array__", "tolist", "item"}
@@ -179,7 +179,7 @@ class Flow(WatchedPass):
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         name = self._names[module]
         self.began.add(name)
-        if not is_leaf(module):
+        if not is_single(name, module):
             return
         call = LeafCall(name, call_key(name, self._times[name]), self._bit())
         self._times[name] += 1
@@ -195,7 +195,7 @@ class Flow(WatchedPass):
             if storage_key(tensor) not in self._marks:  # from a custom function
                 self._mark(tensor, self.mask_of((args, kwargs)))
         name = self._names[module]
-        while self._running and is_leaf(module):  # first remove calls whose exception the model caught
+        while self._running and is_single(name, module):  # first remove calls whose exception the model caught
             call = self._running.pop()
             if call.name == name:
                 self._note(call, tensors)

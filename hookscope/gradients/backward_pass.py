@@ -26,6 +26,7 @@ from hookscope.hooks import (
     check_hookable,
     class_names,
     differentiable,
+    holder_of,
     keep_and_hand_on,
     layers_with_weights,
     leaves_of,
@@ -241,7 +242,7 @@ def _of_parameters(
     types = {name: type(module).__name__ for name, module in model.named_modules()}
     gradients = []
     for name, parameter in model.named_parameters():
-        layer = name.rpartition(".")[0]
+        layer = holder_of(name)
         gradient = ParameterGradient(
             name,
             layer,

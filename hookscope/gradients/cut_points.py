@@ -10,7 +10,7 @@ from torch import nn
 
 from hookscope.findings import chains
 from hookscope.gradients.autograd_flow import Cut, Flow, LeafCall, node_of, nodes_behind, refuse_reentrant_checkpoints
-from hookscope.hooks import differentiable, leaves_of, passed_on
+from hookscope.hooks import differentiable, holder_of, leaves_of, passed_on
 from hookscope.scores import LossLike, as_loss
 
 
@@ -122,21 +122,23 @@ class _Chains:
 
     def _stop(self, reason: str, calls: Sequence[LeafCall], why: str, place: str = "") -> Stop:
         names = {call.name for call in calls}
-        own = tuple(name for name in self._parameters if _layer(name) in names)
+        own = tuple(name for name in self._parameters if holder_of(name) in names)
         for name in own:
             del self._parameters[name]
         return Stop(reason, calls[-1].key, tuple(call.key for call in calls), own, why, place)
 
     def _lone_parameters(self) -> Iterator[Stop]:
         """Parameters outside unreached calls: their layer did not run or does not use them."""
-        parted = [name for name in self._parameters if _layer(name) in self._flow.began or self._cut_of_parameter(name)]
+        parted = [
+            name for name in self._parameters if holder_of(name) in self._flow.began or self._cut_of_parameter(name)
+        ]
         for name in parted:
             yield self._of_parameter(name)
-        layers = list(dict.fromkeys(_layer(name) for name in self._flow.parameters))
-        idle = {_layer(name) for name in self._parameters}
+        layers = list(dict.fromkeys(holder_of(name) for name in self._flow.parameters))
+        idle = {holder_of(name) for name in self._parameters}
         place = {name: at for at, name in enumerate(layers)}
         for run in chains(filter(idle.__contains__, layers), lambda run, name: place[name] == place[run[-1]] + 1):
-            own = tuple(name for name in self._parameters if _layer(name) in run)
+            own = tuple(name for name in self._parameters if holder_of(name) in run)
             who = f"'{run[0]}'" if len(run) == 1 else f"{len(run)} layers from '{run[0]}' to '{run[-1]}'"
             yield Stop("unused", run[-1], (), own, f"{who} did not run")
 
@@ -144,12 +146,8 @@ class _Chains:
         cut = self._cut_of_parameter(name)
         del self._parameters[name]
         if cut is None:
-            return Stop("unused", _layer(name), (), (name,), f"the loss does not depend on '{name}'")
-        return Stop(cut.reason, _layer(name), (), (name,), f"'{name}' is cut off by {cut}", cut.place)
+            return Stop("unused", holder_of(name), (), (name,), f"the loss does not depend on '{name}'")
+        return Stop(cut.reason, holder_of(name), (), (name,), f"'{name}' is cut off by {cut}", cut.place)
 
     def _cut_of_parameter(self, name: str) -> Cut | None:
         return next((cut for cut in reversed(self._cuts) if self._parameters[name] in self._behind[cut.bit]), None)
-
-
-def _layer(parameter: str) -> str:
-    return parameter.rpartition(".")[0]

@@ -12,6 +12,7 @@ from .differences import (
 from .finite import as_float as as_float, as_plain as as_plain, finite_values as finite_values
 from .layer_types import (
     class_names as class_names,
+    holder_of as holder_of,
     is_leaf as is_leaf,
     is_single as is_single,
     layers_with_weights as layers_with_weights,

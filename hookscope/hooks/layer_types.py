@@ -30,6 +30,11 @@ def is_single(name: str, module: nn.Module) -> bool:
     return is_leaf(module) or any(parameter is not None for parameter in module._parameters.values())
 
 
+def holder_of(parameter: str) -> str:
+    """The name of the layer that holds the parameter; those of ``torch.nn.utils.parametrizations`` are the layer's."""
+    return f".{parameter.rpartition('.')[0]}.".partition(".parametrizations.")[0].strip(".")
+
+
 def types_in(model: nn.Module) -> Counter[str]:
     """How many layers of each class the model has, containers included."""
     return Counter(type(module).__name__ for module in model.modules())

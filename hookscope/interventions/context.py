@@ -17,6 +17,7 @@ from hookscope.hooks import (
     Observer,
     Selection,
     channel_axis,
+    holder_of,
     is_recomputing,
     joined_inputs,
     map_tensors,
@@ -233,7 +234,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
 
     def _some_with_parameters(self, change: ParameterIntervention) -> str:
         parameters = self._model.named_parameters(remove_duplicate=False)
-        names = [name.rpartition(".")[0] for name, parameter in parameters if change.takes(parameter)]
+        names = [holder_of(name) for name, parameter in parameters if change.takes(parameter)]
         layers = [*dict.fromkeys(filter(None, names))]
         return f"layers with such parameters: {listed(layers, 3)}" if layers else "no layer has such a parameter"
 

@@ -20,6 +20,7 @@ from hookscope.hooks import (
     Shape,
     as_float,
     capture,
+    holder_of,
     layers_with_weights,
     map_tensors,
     random_states_kept,
@@ -175,7 +176,7 @@ def _changed_layers(
         if place.counts or place.calls_by_name(layers):
             called.append(place)
         elif names := [name for name in parameters if name == str(where) or place.calls_by_name([name])]:
-            owners.append(Selection.of_names(dict.fromkeys(name.rpartition(".")[0] for name in names)))
+            owners.append(Selection.of_names(dict.fromkeys(holder_of(name) for name in names)))
     return called, owners
 
 

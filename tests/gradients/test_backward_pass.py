@@ -15,7 +15,7 @@ from hookscope.hooks import size_of, total_norm
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import load_model
 from hookscope.scores.losses import Loss
-from tests.nets import Apply, conv, named
+from tests.nets import Apply, PaddedConv, conv, named
 
 SCORE = Loss("score", "0")
 
@@ -345,6 +345,13 @@ def test_an_image_without_batch_axis_is_refused() -> None:
         layer_gradients(mlp, picture(3, 6, 6))
     with pytest.raises(RuntimeError):  # another mistake
         layer_gradients(net, picture(1, 4, 6, 6))
+
+
+def test_without_a_selection_layers_in_which_other_layers_are_count_too() -> None:
+    net = nn.Sequential(PaddedConv(1, 2, 3), nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3)), nn.Flatten())
+    report = layer_gradients(net, torch.rand(1, 1, 3, 3), lambda output: output.sum())
+    assert [layer.call.key for layer in report.layers] == ["0", "1"]
+    assert {p.layer for p in report.parameters} == {"0", "1"}
 
 
 def test_without_a_selection_layers_with_weights_are_measured() -> None:

@@ -18,6 +18,7 @@ from hookscope.gradients.cut_points import Stop, gradient_stops
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import load_model
 from hookscope.scores.losses import Loss
+from tests.nets import PaddedConv
 
 BOTH = ("a.weight", "a.bias", "b.weight", "b.bias")
 
@@ -196,3 +197,20 @@ def test_googlenets_idle_heads() -> None:
     (stop,) = gradient_stops(net.model, torch.rand(1, 3, 32, 32))
     assert (stop.reason, stop.why) == ("unused", "8 layers from 'aux1.conv.conv' to 'aux2.fc2' did not run")
     assert len(stop.parameters) == 14
+
+
+@pytest.mark.parametrize("norm", [None, nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+def test_a_layer_with_layers_inside_is_named_with_its_parameters(norm: Any) -> None:
+    net = Net(detached_after_a_relu)
+    net.a, net.b = PaddedConv(3, 4, 3), PaddedConv(4, 4, 3)
+    if norm is not None:
+        norm(net.a)
+    (stop,) = gradient_stops(net, torch.rand(1, 3, 9, 9))
+    assert (stop.reason, stop.layer, stop.calls) == ("detached", "b", ("a.pad", "a", "b.pad", "b"))
+    assert {*stop.parameters} == {name for name, _ in net.named_parameters() if name.startswith(("a.", "b."))}
+
+
+@pytest.mark.parametrize("name", ["vit_b_16", "convnext_tiny"])
+def test_layers_that_hold_parameters_break_nothing(name: str) -> None:
+    net = load_model(name, weights="none", device="cpu")
+    assert gradient_stops(net.model, torch.rand(1, 3, 224, 224)) == ()

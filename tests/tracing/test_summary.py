@@ -24,7 +24,7 @@ from hookscope.models.names import torchvision_names
 from hookscope.models.torchvision_builders import build_skeleton
 from hookscope.tracing.facts import Trace, rows_of_type
 from hookscope.tracing.summary import layer_totals, list_layers, trace
-from tests.nets import Function
+from tests.nets import Function, PaddedConv
 
 
 def judged_by_torchinfo(model: nn.Module, size: tuple[int, int], summary: Trace) -> None:
@@ -328,17 +328,6 @@ def test_a_block_that_only_computes_has_a_row_without_an_index() -> None:
     with capture(net, layers=1, types=("all",)) as activations, torch.no_grad():
         net(torch.zeros(2, 5, 8))
     assert list(activations) == ["1"]
-
-
-class PaddedConv(nn.Conv2d):
-    """A convolution that pads in a layer of its own, as those of TensorFlow's models do."""
-
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
-        self.pad = nn.ZeroPad2d(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.pad(x))
 
 
 @pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
