@@ -150,7 +150,7 @@ class MetricsRecorder:
     def add(self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any) -> None:
         """A layer has returned from the call with number ``call`` of its pass."""
         record = self._record(layer.model)
-        record.ran.add(id(layer))
+        record.ran.add(id(layer.whole))
         index, expected = None, now.running_statistics.pop(id(module), None)
         if layer.is_counted(module):
             index, now.counted = now.counted, now.counted + 1
@@ -186,7 +186,7 @@ class MetricsRecorder:
 
     def order_of_layers(self) -> dict[int, int]:
         """The position of the last call of each layer (by ``id``) among all recorded calls."""
-        return {id(call.layer): call.order for record in self._records.values() for call in record.calls.values()}
+        return {id(call.layer.whole): call.order for record in self._records.values() for call in record.calls.values()}
 
     def lines(self, step: OptimizerStep) -> Iterator[dict[str, Any]]:
         """The lines of a sampled step that is done, without its number and time."""
@@ -201,11 +201,11 @@ class MetricsRecorder:
         loss = sum(scalars[value] for value in losses) / len(losses) * divisor if losses else None
         first_rate, rates = optimizer.learning_rates()
         not_run = [call for model in step.models for call in self._not_run(model, optimizer, calls, parameters)]
-        absent, index = {id(call.layer) for call in not_run}, itertools.count()
+        absent, index = {id(call.layer.whole) for call in not_run}, itertools.count()
         for call in _in_order(calls, not_run):
             module = call.layer.module()
             own = {} if module is None else own_parameters(module)
-            has_run = id(call.layer) not in absent
+            has_run = id(call.layer.whole) not in absent
             yield {
                 "loss": loss,
                 "passes": len(losses) or None,
@@ -242,7 +242,7 @@ class MetricsRecorder:
     ) -> Iterator[CallMetrics]:
         """Layers whose hooks did not fire: unused, under no_grad, compiled, or called before they were watched."""
         record = self._since(model, optimizer) or SegmentRecord(self.segment)
-        ran = {id(call.layer) for call in calls} | record.ran
+        ran = {id(call.layer.whole) for call in calls} | record.ran
         # without any call, the index of a layer is unknown
         is_known = bool(record.ran) and not model.is_opaque
         for layer, module, own in model.with_parameters():
@@ -273,9 +273,11 @@ def _in_order(calls: Sequence[CallMetrics], not_run: Sequence[CallMetrics]) -> l
     places = {id(layer): at for call in not_run for at, layer in enumerate(call.layer.model.layers.values())}
     ordered = list(calls)
     for call in not_run:
-        place, model = places[id(call.layer)], call.layer.model
+        place, model = places[id(call.layer.whole)], call.layer.model
         behind = (
-            at for at, other in enumerate(ordered) if other.layer.model is model and places[id(other.layer)] > place
+            at
+            for at, other in enumerate(ordered)
+            if other.layer.model is model and places.get(id(other.layer.whole), -1) > place
         )
         ordered.insert(next(behind, len(ordered)), call)
     return ordered

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -35,28 +35,53 @@ class LayerChoice:
 
 
 class Layer:
-    """A layer of a watched model.
+    """A layer of a watched model, or one of its places in the model if it has several names.
 
     Attributes:
         module: Returns the module, None once the script has dropped it.
+        whole: The layer with all its names.
         names: Dotted paths without the words of wrappers; the first is logged.
         model: The model it is part of.
         is_loss: Whether it is a loss of torch, which has no metrics.
         is_compiled: Whether its calls run compiled code, so that the layers in it are not seen.
     """
 
-    __slots__ = ("_by_name", "_counted", "choice", "is_compiled", "is_loss", "model", "module", "names")
+    __slots__ = (
+        "_by_name", "_counted", "_places", "choice", "is_compiled", "is_loss", "model", "module", "names", "whole",
+    )  # fmt: skip
 
-    def __init__(self, module: nn.Module, names: tuple[str, ...], model: TrackedModel, choice: LayerChoice) -> None:
-        self.module = weakref.ref(module)
+    def __init__(
+        self,
+        module: nn.Module,
+        names: tuple[str, ...],
+        model: TrackedModel,
+        choice: LayerChoice,
+        whole: Layer | None = None,
+    ) -> None:
+        self.module, self.whole = weakref.ref(module), whole or self
         self.names, self.model, self.choice = names, model, choice
         self._by_name = choice.selection.calls_by_name(names)
         self._counted: tuple[type, bool] | None = None
+        self._places: dict[tuple[str, ...], Layer] = {}
         self.is_loss, self.is_compiled = isinstance(module, _Loss), False
 
     @property
     def name(self) -> str:
         return self.names[0]
+
+    def within(self, running: Sequence[Layer], module: nn.Module) -> Layer:
+        """Its place in the innermost of the ``running`` layers that has one, the outermost given first."""
+        if len(self.names) < 2:
+            return self
+        for outer in reversed(running):
+            begins = tuple(f"{name}." if name else "" for name in outer.names)
+            inside = [name for name in self.names if name.startswith(begins)]
+            direct = [name for name in inside if _parent(name) in outer.names]
+            if names := tuple(direct or inside):
+                place = self._places.setdefault(names, Layer(module, names, self.model, self.choice, self))
+                place.is_compiled = self.is_compiled
+                return place
+        return self
 
     def is_counted(self, module: nn.Module) -> bool:
         """Whether its calls have an index: a single layer of the chosen types."""
@@ -159,7 +184,8 @@ class Pass:
         depth: How many calls of ``top`` run inside its own call.
         counted: Calls of the chosen types so far.
         recorded: Whether its calls are recorded.
-        calls: How often each module has run.
+        running: The layers that run now, from the outermost.
+        calls: How often each module has run under each name.
         running_statistics: Those of BatchNorms before they ran.
         non_finite_inputs: The operation behind a non-finite input of an in-place layer.
     """
@@ -169,7 +195,8 @@ class Pass:
     depth: int = 0
     counted: int = 0
     recorded: bool = True
-    calls: Counter[int] = field(default_factory=Counter)
+    running: list[Layer] = field(default_factory=list)
+    calls: Counter[tuple[int, str]] = field(default_factory=Counter)
     running_statistics: dict[int, Any] = field(default_factory=dict)
     non_finite_inputs: dict[int, str] = field(default_factory=dict)
 
@@ -232,6 +259,13 @@ class ModelTracker:
 
     def enter(self, module: nn.Module) -> tuple[Layer | None, bool]:
         """The layer of a module whose call begins, None if it is not followed; and whether a pass begins with it."""
+        layer, begins = self._enter(module)
+        if layer is not None and (current := self.current) is not None:
+            layer = layer.within(current.running, module)
+            current.running.append(layer)
+        return layer, begins
+
+    def _enter(self, module: nn.Module) -> tuple[Layer | None, bool]:
         layer, current = self._layer_of(module), self.current
         if current is not None:
             if layer is not None and layer.model is current.model and module is not current.top():
@@ -257,6 +291,11 @@ class ModelTracker:
                 current.depth -= 1
             else:
                 self._thread.current = None
+        running = current.running
+        for at in range(len(running) - 1, -1, -1):  # above it are only layers that raised
+            if running[at].module() is module:
+                layer, running[at:] = running[at], []
+                return current, layer
         layer = self._layer_of(module)
         return None if layer is None else (current, layer)
 
@@ -305,6 +344,10 @@ def _is_running(current: Pass, starting: nn.Module) -> bool:
     """Whether the pass still runs, apart from the call that starts now."""
     top = current.top()
     return is_on_stack(top, nn.Module._call_impl.__code__, beyond=int(starting is top))
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _plain_name(path: str, wrapped: bool) -> str:

@@ -262,6 +262,102 @@ class TestPasses:
                 a, b = whole[name], parts[name]
                 assert close(a, b) if isinstance(a, float) else a == b, (whole["layer"], name, a, b)
 
+    @pytest.mark.parametrize("divides", ["loss / 4", "0.25 * loss", "scale(loss / 4)", "undivided"])
+    def test_the_loss_is_the_mean_over_the_passes(self, divides: str) -> None:
+        net = nn.Linear(1, 1)
+        optimizer, scaler = sgd(net, 0.01), torch.amp.GradScaler("cpu", 64.0)
+        ways: dict[str, Callable[[Tensor], Tensor]] = {
+            "loss / 4": lambda loss: loss / 4,
+            "0.25 * loss": lambda loss: 0.25 * loss,
+            "scale(loss / 4)": lambda loss: scaler.scale(loss / 4),
+            "undivided": lambda loss: loss,
+        }
+        losses = []
+        with Monitor(every=1) as monitor:
+            for x in torch.randn(10, 2, 1):
+                loss = net(x).square().mean()
+                losses.append(loss.item())
+                ways[divides](loss).backward()
+                if len(losses) % 4 == 0 or len(losses) == 10:
+                    optimizer.step()
+        expected = [sum(part) / len(part) for part in (losses[:4], losses[4:8], losses[8:])]
+        assert [row["loss"] for row in monitor.rows] == pytest.approx(expected)
+        assert [row["passes"] for row in monitor.rows] == [4, 4, 2]
+
+    def test_a_closure_is_the_last_of_the_accumulated_passes(self) -> None:
+        net, losses = nn.Linear(1, 1), []
+
+        def closure() -> Tensor:
+            losses.append(net(torch.randn(2, 1)).square().mean())
+            (losses[-1] / 3).backward()
+            return losses[-1]
+
+        with Monitor(every=1) as monitor:
+            closure(), closure()
+            sgd(net).step(closure)
+        [row] = monitor.rows
+        assert (row["loss"], row["passes"]) == (pytest.approx(sum(losses).item() / 3), 3)
+
+    def test_layers_that_no_pass_with_gradients_reaches_have_lines_of_their_parameters(self) -> None:
+        def forward(net: Any, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = net.backbone(x)
+            return net.head.forward(net.neck(x))
+
+        net = Net(forward, backbone=nn.Linear(2, 2), neck=nn.Linear(2, 2), head=nn.Linear(2, 1), unused=nn.Linear(2, 1))
+
+        def lines(layers: Any, types: Any = ("all",)) -> list[tuple[str, Any, bool, bool]]:
+            optimizer = sgd(net)
+            with Monitor(every=1, layers=layers, types=types) as monitor:
+                net(torch.randn(3, 2)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return [
+                (row["layer"], row["index"], row["activation_mean"] is not None, row["gradient_norm"] is not None)
+                for row in monitor.rows
+            ]
+
+        absent = [("backbone", None, False, False), ("head", None, False, True), ("unused", None, False, False)]
+        assert lines("all") == [absent[0], ("neck", 0, True, True), *absent[1:]]
+        assert lines("neck,unused") == [("neck", 0, True, True), absent[2]]
+        assert lines("0", ("Linear",)) == [("neck", 0, True, True)]
+
+    def test_inf_of_one_sign_and_the_spread_of_one_number(self) -> None:
+        ways = {"mask": lambda _, x: x.masked_fill(x > 0, -math.inf), "loss": lambda _, x: x.exp().sum()}
+        ways["mixed"] = lambda _, x: torch.where(x > 0, math.inf, -math.inf)
+        layers: dict[str, nn.Module] = {name: Net(forward) for name, forward in ways.items()}
+
+        def forward(net: Any, x: Tensor) -> Tensor:
+            net.mixed(net.fc(x))
+            return net.loss(net.mask(net.fc(x)))
+
+        net = Net(forward, fc=filled(nn.Linear(2, 2), 1.0), **layers)
+        with Monitor(every=1) as monitor:
+            net(torch.tensor([[1.0, 2.0], [-1.0, -2.0]])).backward()
+            sgd(net).step()
+        found = {row["layer"]: (row["non_finite"], row["infinite"], row["activation_std"]) for row in monitor.rows}
+        assert found["mask"][:2] == (2, True) and found["mixed"][:2] == (4, False)
+        assert found["loss"] == (0, None, None) and found["fc"][:2] == (0, None) and found["fc"][2] > 1
+
+    def test_a_layer_with_several_names_is_named_by_the_place_that_calls_it(self) -> None:
+        def block(net: Any, x: Tensor) -> Tensor:
+            return net.twin(net.act(net.fc(x)))
+
+        act = nn.ReLU()
+        blocks = [Net(block, fc=nn.Linear(2, 2), act=act, twin=act) for _ in range(3)]
+        net = nn.Sequential(*blocks, act)
+
+        def calls(layers: str) -> list[tuple[str, int]]:
+            with Monitor(every=1, layers=layers) as monitor:
+                net(torch.randn(2, 2)).sum().backward()
+                sgd(net).step()
+            return [(row["layer"], row["call"]) for row in monitor.rows if row["type"] == "ReLU"]
+
+        expected = [(f"{n}.act", call) for n in range(3) for call in range(2)]
+        assert calls("all") == [*expected, ("3", 0)]
+        assert calls("1.act") == expected[2:4]
+        assert calls("2.twin#1") == expected[5:6]
+
     def test_validation_recomputation_and_functional_transforms_are_no_passes(self) -> None:
         net = small()
         optimizer = sgd(net)
