@@ -19,6 +19,7 @@ from .finding import (
     nonfinite_words as nonfinite_words,
     percent as percent,
     ranked as ranked,
+    single as single,
     verdict as verdict,
 )
-from .rules import Rules as Rules, existing as existing
+from .rules import Rules as Rules, existing as existing, never_updated as never_updated

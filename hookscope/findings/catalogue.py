@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from hookscope.findings.finding import Finding
@@ -64,6 +64,10 @@ class FindingKind:
         """A finding of this kind; ``details`` are the other fields of `Finding`."""
         return Finding(self.name, layer, evidence, self.text(case), **{"severity": self.severity_of(case), **details})
 
+    def as_case(self, finding: Finding, case: str) -> Finding:
+        """``finding``, which is of this kind, with the text and the severity of ``case``."""
+        return replace(finding, meaning=self.text(case), severity=self.severity_of(case))
+
 
 CATALOGUE: dict[str, FindingKind] = {}
 """Every kind of finding, by name."""
@@ -80,6 +84,10 @@ def _kind(
     CATALOGUE[name] = FindingKind(name, meaning, advice, thresholds, cases or {}, severity)
 
 
+_UNTRAINED = Case(
+    advice="The BatchNorms were never updated, so they normalise nothing: train the model, or load trained weights.",
+    severity="note",
+)
 _START = (
     "Check the weights, the range of the inputs, and any sqrt, log or division at 0; in training also the"
     " learning rate and the loss scale."
@@ -116,6 +124,7 @@ _kind(
         "ABS",
         endless=True,
     ),
+    cases={"untrained": _UNTRAINED},
 )
 _kind(
     "vanishing-activations",
@@ -129,6 +138,14 @@ _kind(
         "Root mean square below which activations vanish: the smallest normal number of half precision.",
         "RMS",
     ),
+    cases={
+        "untrained": _UNTRAINED,
+        "recovers": Case(
+            "Later layers are larger again, as behind a shortcut, a gate or a normalisation.",
+            "This is right for a branch that starts small, as with layer scale; otherwise scale its weights up.",
+            "note",
+        ),
+    },
 )
 _kind(
     "constant-output",
@@ -140,6 +157,19 @@ _kind(
         "same", 1e-05, "spread between images over spread of the layer; images differ by less through rounding alone"
     ),
     severity="error",
+    cases={
+        "untrained": _UNTRAINED,
+        "bypassed": Case(
+            "The layer does not depend on the input, but later layers do, through a shortcut.",
+            "Look for zeroed weights, or for a dead layer before this layer. A branch that starts at 0 is right.",
+            "warning",
+        ),
+        "side": Case(
+            "The layer does not depend on the input, but later layers do.",
+            "This is right for a table of positions; a gate that does so is a constant factor.",
+            "note",
+        ),
+    },
 )
 _kind(
     "saturated",
@@ -156,12 +186,24 @@ _kind(
     Threshold(
         "slope", 0.02, "mean slope over the steepest; 1 % from a bound it is 4 % for a sigmoid and 2 % for a tanh"
     ),
+    cases={
+        "gate": Case(
+            "A gate near a bound passes its channel whole, or stops it.",
+            "This is usual in squeeze-and-excitation; if no gate ever moves, normalise the input of the gates.",
+            "note",
+        ),
+        "output": Case(
+            "The last function of the model is near its bounds: the model is sure.",
+            "This is right for probabilities of a trained model and for drawn pictures.",
+            "note",
+        ),
+    },
 )
 _kind(
     "dead-channels",
     "A dead channel has the same value for every input, and behind a ReLU no gradient revives it.",
-    "Prune dead channels, or train with a lower learning rate, a warm-up, normalisation or a leaky ReLU. Also check the"
-    " bias before the layer.",
+    "A few are usual in trained models. If there are many, train with a lower learning rate, a warm-up, normalisation"
+    " or a leaky ReLU, and check the bias before the layer.",
     Threshold(
         "dead",
         0.0,
@@ -178,6 +220,33 @@ _kind(
     ),
     Threshold("few_values", 256, "chosen: with fewer values a channel may be 0 by chance"),
     Threshold("dead_of_few", 0.5, "share that replaces 0.2 then: small healthy nets reach 40 %"),
+    Threshold(
+        "many_dead",
+        0.5,
+        "share that is a warning: untrained torchvision models reach 25 % behind convolutions and 38 % behind linear"
+        " layers (20 images), a trained EfficientNet-Lite 21 % (16 images)",
+    ),
+    Threshold(
+        "proof",
+        300,
+        "rule of three: a channel that never changed on 300 images changes on less than 1 % of them (95 % confidence)",
+        whole=True,
+    ),
+    cases={
+        "proven": Case(
+            "A dead channel has the same value for every input, and on so many images this is hardly chance.",
+            "Prune dead channels, or train with a lower learning rate, a warm-up, normalisation or a leaky ReLU.",
+        ),
+        "bounded": Case(
+            "A dead channel has the same value for every input.",
+            "If there are many, normalise the input of the function, or scale down the weights before it.",
+        ),
+        "weights": Case(
+            "A dead channel has the same value for every input: its filter is 0, or what it reads is constant.",
+            "A few are usual in trained models. If there are many, look for dead filters with weights.",
+        ),
+    },
+    severity="note",
 )
 _kind(
     "dead-layer",
@@ -199,6 +268,8 @@ _kind(
         "R",
         most=1.0,
     ),
+    Threshold("many_duplicate", 0.5, "chosen: share of the channels that is a warning, as for dead channels"),
+    cases={"many": Case(advice="Look for filters that were copied or initialised equally.", severity="warning")},
     severity="note",
 )
 _kind(
@@ -240,17 +311,26 @@ _kind(
         endless=True,
     ),
     Threshold("warm_up", 50, "with momentum 0.1, 0.5 % of the first running statistics is left after 50 steps"),
+    Threshold("wide_shift", 10.0, "chosen: ten standard deviations are no chance on few images either"),
+    Threshold("wide_ratio", 100.0, "chosen: the standard deviation is off by a factor of 10, as with 0..255 for 0..1"),
+    cases={
+        "few": Case(
+            "The layer's inputs do not match its running statistics; few images may be unlike those of training.",
+            "Measure a few dozen images; if it stays, check preprocessing and the data.",
+            "note",
+        ),
+    },
 )
 _kind(
     "few-images",
-    "A layer that looks dead, constant or drifting on few images may be fine on others.",
+    "A channel that is constant on few images may be alive on others.",
     "Measure a few dozen images of every kind.",
     Threshold(
         "images",
         16,
-        "chosen: fewer images prove little",
+        "rule of three: a channel that never changed on 16 images may still change on 19 % of them (95 % confidence)",
         "--few-images",
-        "With fewer images, findings of dead, constant or drifting layers are marked as uncertain.",
+        "With fewer images, dead channels are only counted in the rows, and a drift is a note.",
         "N",
         whole=True,
     ),
@@ -389,8 +469,13 @@ _kind(
     cases={
         "all": Case(
             "Random weights have running statistics of 0 and 1; trained weights do not.",
+            "Train the model, or load trained weights, before other findings are taken seriously.",
+            "note",
+        ),
+        "trained": Case(
+            "The scales and biases of the BatchNorms were trained, their running statistics were not.",
             "Look for a checkpoint without buffers, or a model that was trained in eval mode.",
-        )
+        ),
     },
 )
 _kind(
@@ -440,9 +525,9 @@ _kind(
 _kind("watcher-failed", "The log ends here.", "The training went on without the watcher.")
 
 _ORDER = {
-    "activations": "non-finite exploding-activations vanishing-activations constant-output saturated dead-channels"
-    " duplicate-channels low-rank batchnorm-drift few-images",
-    "gradients": "exploding-gradient vanishing-gradient no-gradient",
+    "activations": "non-finite never-updated exploding-activations vanishing-activations constant-output saturated"
+    " dead-channels duplicate-channels low-rank batchnorm-drift few-images",
+    "gradients": "never-updated exploding-gradient vanishing-gradient no-gradient",
     "weights": "non-finite dead-filters duplicate-filters collapsed-variance never-updated",
     "training": "non-finite loss-rises loss-spike dead-layer dead-channels constant-output exploding-activations"
     " vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update update-too-large"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -84,6 +84,12 @@ def _merged(parts: Sequence[AnyFinding]) -> AnyFinding:
     first, more = parts[0], list(dict.fromkeys(part.layer for part in parts[1:]))
     evidence = f"{first.evidence}; {counted(len(more), 'more layer')} too: {listed(more)}"
     return replace(first, evidence=evidence, parts=tuple(parts))
+
+
+def single(findings: Iterable[AnyFinding]) -> Iterator[AnyFinding]:
+    """The findings with each merged one replaced by its parts."""
+    for finding in findings:
+        yield from finding.parts or (finding,)  # type: ignore[misc]  # the parts are of the type of the whole
 
 
 def verdict(findings: Sequence[Finding]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from hookscope.findings.catalogue import GRAVITY, FindingKind, add_kind
-from hookscope.findings.finding import Finding
+from hookscope.findings.catalogue import CATALOGUE, GRAVITY, FindingKind, add_kind
+from hookscope.findings.finding import Finding, listed
 
 Rule = Callable[[Any], Iterable[Finding]]
 RowRule = Callable[[Any, Any], Finding | None]
@@ -47,6 +47,25 @@ class Rules:
         for name in GRAVITY[self.question]:
             if name in self.by_name:
                 yield from self.by_name[name](measured)
+
+
+def never_updated(updated: Mapping[str, bool], trained: bool) -> Iterator[Finding]:
+    """One finding on the BatchNorms whose running statistics were never ``updated``, if there are any.
+
+    ``trained`` says whether their scales and biases were.
+    """
+    never = [layer for layer, was_updated in updated.items() if not was_updated]
+    if not never:
+        return
+    every, single = len(never) == len(updated), len(never) == 1
+    whose = f"{len(never)} of {len(updated)} BatchNorms"
+    if every:
+        whose = "the only BatchNorm" if single else f"all {len(never)} BatchNorms"
+    evidence = f"the running statistics of {whose} still have their first values, 0 and 1"
+    evidence += "" if every or single else f": {listed(never)}"
+    numbers = {"never": len(never), "batch_norms": len(updated)}
+    case = "trained" if trained else "all" if every else ""
+    yield CATALOGUE["never-updated"].finding(never[0] if single else "", evidence, case, numbers=numbers)
 
 
 def existing(findings: Iterable[Finding | None]) -> Iterator[Finding]:

@@ -63,3 +63,9 @@ def was_updated(module: Any) -> bool:
     batches = getattr(module, "num_batches_tracked", None)
     counted = batches is not None and int(batches) > 0
     return counted or bool((module.running_mean != 0).any()) or bool((module.running_var != 1).any())
+
+
+def was_trained(module: Any) -> bool:
+    """Whether the scales of a normalisation differ from each other, or a bias from 0; at first they do not."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    return (weight is not None and bool((weight != weight[:1]).any())) or (bias is not None and bool(bias.any()))

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hookscope.drawing import Colour, decades, finding_lines, page_of_rows, plain_settings, set_ticks, write
-from hookscope.findings import Finding, counted
+from hookscope.findings import Finding, counted, single
 from hookscope.parameters.facts import ParameterStatistics
 
 _IN_ROW_OF_LAYER = {"weight", "bias", "running_mean", "running_var"}
@@ -70,7 +70,7 @@ def _page_rows(rows: Sequence[ParameterStatistics], findings: Sequence[Finding])
             place.variance = row
         elif leaf == "weight" or leaf not in _IN_ROW_OF_LAYER:
             place.weight = row
-        notes = [_note(finding, leaf) for finding in findings if finding.layer == row.name]
+        notes = [_note(finding, leaf) for finding in single(findings) if finding.layer == row.name]
         notes += ["never updated"] if row.updated is False and some_updated else []
         place.notes += [note for note in notes if note not in place.notes]
     return list(page_rows.values())

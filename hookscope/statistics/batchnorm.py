@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from hookscope.hooks import as_float, was_updated
+from hookscope.hooks import as_float, was_trained, was_updated
 from hookscope.statistics.moments import ChannelMoments, Floats, sums_of_maps
 from hookscope.statistics.state import Accumulator
 
@@ -27,6 +27,7 @@ class BatchNormDrift:
         updated: Whether the running statistics were ever updated.
         shift: ``(C,)`` mean of the inputs minus running mean, in running standard deviations.
         ratio: ``(C,)`` variance of the inputs over running variance.
+        trained: Whether its scales and biases were trained.
     """
 
     layer: str
@@ -34,6 +35,7 @@ class BatchNormDrift:
     updated: bool
     shift: Floats
     ratio: Floats
+    trained: bool = False
 
     @property
     def median_shift(self) -> float:
@@ -55,6 +57,7 @@ class BatchNormAccumulator(Accumulator):
     eps: float
     updated: bool
     moments: ChannelMoments
+    trained: bool = False
 
     @classmethod
     def of(cls, module: Any) -> Self:
@@ -64,7 +67,7 @@ class BatchNormAccumulator(Accumulator):
             buffer.detach().double().cpu().numpy().copy() for buffer in (module.running_mean, module.running_var)
         )
         eps, updated = float(getattr(module, "eps", 0.0)), was_updated(module)
-        return cls(mean, variance, eps, updated, ChannelMoments.empty(len(mean)))
+        return cls(mean, variance, eps, updated, ChannelMoments.empty(len(mean)), was_trained(module))
 
     @property
     def channels(self) -> int:
@@ -90,6 +93,7 @@ class BatchNormAccumulator(Accumulator):
             self.updated,
             (self.moments.mean - self.running_mean) / variance**0.5,
             (self.moments.variance + self.eps) / variance,
+            self.trained,
         )
 
     @classmethod

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hookscope.drawing import SMALL, Colour, page_of_rows, plain_settings, write
-from hookscope.findings import Finding, default, nonfinite_words
+from hookscope.findings import Finding, default, nonfinite_words, single
 from hookscope.statistics.layer_statistics import LayerStatistics
 
 _MOST_LINES = 10
@@ -41,10 +41,10 @@ def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Findin
     is bounded). If layers differ by orders of magnitude, each distribution is drawn in units of its own root mean
     square, which has a logarithmic panel of its own. A line above the rows summarises each kind of finding.
     """
-    panels, legend = _panels(layers), _legend(layers)
+    panels, legend, findings = _panels(layers), _legend(layers), list(single(findings))
     summary, first = _summary(findings), _first_row(layers, findings)
     with plain_settings():
-        colour = Colour.ALARM if findings else Colour.INK
+        colour = Colour.ALARM if any(finding.severity != "note" for finding in findings) else Colour.INK
         figure = page_of_rows(
             [f"{layer.key}  {layer.call.type}" for layer in layers],
             {title: width for title, width, _ in panels},
@@ -96,10 +96,10 @@ def _largest(layer: LayerStatistics) -> float:
 
 
 def _first_row(layers: Sequence[LayerStatistics], findings: Sequence[Finding]) -> int | None:
-    """The row to look at first: one with the gravest finding; None if only one row has findings."""
+    """The row to look at first: one with the gravest finding; None if only one row has findings, or all are notes."""
     rows = {layer.key: at for at, layer in enumerate(layers) if layer.key}
     of_rows = [finding for finding in findings if finding.layer in rows]
-    if len({finding.layer for finding in of_rows}) < 2:
+    if len({finding.layer for finding in of_rows}) < 2 or of_rows[0].severity == "note":
         return None
     return rows[_worst([finding for finding in of_rows if finding.finding == of_rows[0].finding]).layer]
 

@@ -5,10 +5,10 @@ This file needs no torch: the help of ``hookscope stats`` reads the thresholds o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hookscope.findings import (
@@ -22,8 +22,11 @@ from hookscope.findings import (
     default,
     existing,
     listed,
+    merged,
+    never_updated,
     nonfinite_words,
     percent,
+    ranked,
 )
 from hookscope.hooks import ACTIVATION_FUNCTIONS
 
@@ -52,13 +55,22 @@ class StatisticsThresholds(Thresholds):
 
 @dataclass(frozen=True)
 class Measured:
-    """What the rules judge, and the graver ``findings``."""
+    """What the rules judge."""
 
     layers: Sequence[LayerStatistics]
     drifts: Sequence[BatchNormDrift]
     images: int
     thresholds: StatisticsThresholds
-    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def few(self) -> bool:
+        """Whether there are too few images to call a channel dead."""
+        return self.images < self.thresholds.images
+
+    @property
+    def untrained(self) -> bool:
+        """Whether there are BatchNorms, and neither their statistics nor their scales were ever trained."""
+        return bool(self.drifts) and not any(drift.updated or drift.trained for drift in self.drifts)
 
     @cached_property
     def constant(self) -> set[str]:
@@ -67,24 +79,52 @@ class Measured:
 
     @cached_property
     def varying(self) -> list[tuple[LayerStatistics, LayerStatistics | None]]:
-        """The other calls, each with the call before it unless that one is constant."""
-        before = {after.key: layer for layer, after in pairwise(self.layers) if layer.key not in self.constant}
-        return [(layer, before.get(layer.key)) for layer in self.layers if layer.key not in self.constant]
+        """The other calls that make channels of their own, each with the last call before of as many channels.
+
+        The channels of a call may come from that call. A gate of one value for each channel stands beside the maps
+        that it scales, so it is not before them; nor is an activation function before another one.
+        """
+        pairs: list[tuple[LayerStatistics, LayerStatistics | None]] = []
+        latest: dict[tuple[int, bool], LayerStatistics] = {}
+        for layer in self.layers:
+            if layer.key in self.constant:
+                continue
+            if not _PASSES_ON.match(layer.call.type):
+                before = latest.get((layer.channels, _is_squeezed(layer)))
+                both = before is not None and _is_function(layer) and _is_function(before)
+                pairs.append((layer, None if both else before))
+            latest[layer.channels, True] = layer
+            if not _is_squeezed(layer):
+                latest[layer.channels, False] = layer
+        return pairs
 
 
 LayerRule = Callable[["LayerStatistics", StatisticsThresholds], Finding | None]
-VaryingRule = Callable[["LayerStatistics", "LayerStatistics | None", StatisticsThresholds], Finding | None]
+VaryingRule = Callable[["LayerStatistics", "LayerStatistics | None", Measured], Finding | None]
 
+# Types of layers that hand on or rearrange what they are given: their channels are no work of theirs.
+_PASSES_ON = re.compile(
+    r"(Feature)?(Alpha)?Drop|Identity|Stochastic|Flatten|Unflatten|Permute|Swap|Rearrange|Pixel|ChannelShuffle"
+    r"|Window|Fold|Unfold|\w+Pad[123]d$|view|reshape|transpose|cat|chunk|split|pad|getitem",
+    re.IGNORECASE,
+)
+
+_FUNCTIONS = {name.lower() for name in ACTIVATION_FUNCTIONS}
 # Ranks below it are 1: float32 rounding adds up to 4e-6 (measured), a second direction of 0.3 % of the spread 1e-4.
 _ONE_DIRECTION = 1.0 + 1e-4
 _SAME = default("constant-output", "same")
+_MANY_DEAD, _PROOF = default("dead-channels", "many_dead"), default("dead-channels", "proof")
+_MANY_DUPLICATE = default("duplicate-channels", "many_duplicate")
+_WIDE_SHIFT, _WIDE_RATIO = default("batchnorm-drift", "wide_shift"), default("batchnorm-drift", "wide_ratio")
 
 RULES = Rules("activations", lambda measured: measured.layers)
 rule, layer_rule = RULES.rule, RULES.row_rule
 
 
 def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | None = None) -> list[Finding]:
-    """All findings on what a `StatisticsCollector` measured, the gravest kind first, layers in order of execution.
+    """All findings on what a `StatisticsCollector` measured, the gravest first.
+
+    Findings of one severity are in order of causes, then of execution. More than three alike are `merged`.
 
     Example:
         >>> import torch
@@ -96,6 +136,8 @@ def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | N
         ...     _ = net(torch.rand(20, 3, 8, 8))
         >>> [(finding.finding, finding.layer, finding.channels) for finding in diagnose(collector.totals)]
         [('dead-channels', '1', (2,))]
+        >>> diagnose(collector.totals)[0].severity
+        'note'
     """
     thresholds = thresholds or StatisticsThresholds()
     layers = statistics.statistics(thresholds.correlation)
@@ -106,33 +148,57 @@ def find_problems(
     layers: Sequence[LayerStatistics], drifts: Iterable[BatchNormDrift], images: int, thresholds: StatisticsThresholds
 ) -> list[Finding]:
     """`diagnose` for statistics that are already computed."""
-    measured = Measured(layers, list(drifts), images, thresholds)
-    for finding in RULES.findings(measured):
-        measured.findings.append(finding)  # at once: the rule of few images counts the findings before it
-    return measured.findings
+    return ranked(merged(RULES.findings(Measured(layers, list(drifts), images, thresholds))))
 
 
-def _sources(judged: Iterable[tuple[Finding | None, bool]]) -> Iterator[Finding]:
+def _is_squeezed(layer: LayerStatistics) -> bool:
+    """Whether there is one value for each channel, as in squeeze-and-excitation; a vector of features is not."""
+    return len(layer.shape) > 1 and all(axis == 1 for axis in layer.shape[1:])
+
+
+def _is_function(layer: LayerStatistics) -> bool:
+    return layer.call.type.lower() in _FUNCTIONS
+
+
+def _is_gate(layer: LayerStatistics) -> bool:
+    """Whether it is a bounded function with one value for each channel, or with one map for all of them."""
+    return layer.saturated is not None and (_is_squeezed(layer) or (layer.channels == 1 and len(layer.shape) > 1))
+
+
+def _sources(judged: Iterable[tuple[Finding | None, bool]]) -> Iterator[tuple[Finding, bool]]:
     """The first finding of each chain of calls, with the length of the chain: the later calls inherit it.
 
     Each call has its finding, and whether it ends the chain without one. A bounded function, such as the gate beside a
-    layer, does not.
+    layer, does not. The second item says whether the chain goes on to the last call.
     """
     calls = list(judged)
     positions = [at for at, (finding, _) in enumerate(calls) if finding is not None]
-    for chain in chains(positions, lambda chain, at: not any(ends for _, ends in calls[chain[-1] + 1 : at])):
+
+    def ends(start: int, stop: int | None = None) -> bool:
+        return any(ends for _, ends in calls[start:stop])
+
+    for chain in chains(positions, lambda chain, at: not ends(chain[-1] + 1, at)):
         first, *after = existing(calls[at][0] for at in chain)
         text = f"; {counted(len(after), 'call')} after it too, up to {after[-1].layer}" if after else ""
-        yield replace(first, evidence=first.evidence + text, numbers={**first.numbers, "layers": len(chain)})
+        source = replace(first, evidence=first.evidence + text, numbers={**first.numbers, "layers": len(chain)})
+        yield source, not ends(chain[-1] + 1)
 
 
-def _source_rule(kind: FindingKind) -> Callable[[LayerRule], LayerRule]:
-    """Register a rule that judges one call at a time; only the source of a chain is reported."""
+def _source_rule(
+    kind: FindingKind, case: Callable[[bool], str] = lambda through: ""
+) -> Callable[[LayerRule], LayerRule]:
+    """Register a rule that judges one call at a time; only the source of a chain is reported.
+
+    ``case`` names the case of the finding, from whether the chain goes on to the last call. Before the first training
+    it is ``untrained``.
+    """
 
     def register(judge: LayerRule) -> LayerRule:
         @rule(kind)
         def judge_sources(measured: Measured) -> Iterator[Finding]:
-            return _sources((judge(layer, measured.thresholds), layer.saturated is None) for layer in measured.layers)
+            judged = ((judge(layer, measured.thresholds), layer.saturated is None) for layer in measured.layers)
+            for finding, through in _sources(judged):
+                yield kind.as_case(finding, "untrained" if measured.untrained else case(through))
 
         return judge
 
@@ -145,7 +211,7 @@ def _varying_rule(kind: FindingKind) -> Callable[[VaryingRule], VaryingRule]:
     def register(judge: VaryingRule) -> VaryingRule:
         @rule(kind)
         def judge_varying(measured: Measured) -> Iterator[Finding]:
-            return existing(judge(layer, before, measured.thresholds) for layer, before in measured.varying)
+            return existing(judge(layer, before, measured) for layer, before in measured.varying)
 
         return judge
 
@@ -184,7 +250,7 @@ def _exploding(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Find
     return CATALOGUE["exploding-activations"].finding(layer.key, text, numbers=numbers)
 
 
-@_source_rule(CATALOGUE["vanishing-activations"])
+@_source_rule(CATALOGUE["vanishing-activations"], lambda through: "" if through else "recovers")
 def _vanishing(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.rms is None or not 0 < layer.rms < thresholds.smallest:
         return None
@@ -192,7 +258,27 @@ def _vanishing(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Find
     return CATALOGUE["vanishing-activations"].finding(layer.key, text, numbers={"rms": layer.rms})
 
 
-@_source_rule(CATALOGUE["constant-output"])
+@rule(CATALOGUE["never-updated"])
+def _never_updated(measured: Measured) -> Iterator[Finding]:
+    updated = {drift.layer: drift.updated for drift in measured.drifts}
+    return never_updated(updated, any(drift.trained for drift in measured.drifts if not drift.updated))
+
+
+@rule(CATALOGUE["constant-output"])
+def _constants(measured: Measured) -> Iterator[Finding]:
+    kind, layers = CATALOGUE["constant-output"], {layer.key: layer for layer in measured.layers}
+    judged = ((_constant(layer, measured.thresholds), layer.saturated is None) for layer in measured.layers)
+    for finding, through in _sources(judged):
+        layer = layers[finding.layer]
+        whole = len(layer.dead_channels) == layer.channels
+        case = "" if through else "bypassed"
+        if measured.untrained and not whole:
+            case = "untrained"
+        elif not through and (not whole or _is_squeezed(layer) or "Norm" in layer.call.type):
+            case = "side"
+        yield kind.as_case(finding, case)
+
+
 def _constant(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.channels and len(layer.dead_channels) == layer.channels:
         value = f"the value {layer.min:.4g}" if layer.min == layer.max else "one value each"
@@ -205,7 +291,14 @@ def _constant(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Findi
     return CATALOGUE["constant-output"].finding(layer.key, text, numbers=numbers)
 
 
-@layer_rule(CATALOGUE["saturated"])
+@rule(CATALOGUE["saturated"])
+def _saturations(measured: Measured) -> Iterator[Finding]:
+    kind, last = CATALOGUE["saturated"], measured.layers[-1:]
+    for layer in measured.layers:
+        if (finding := _saturated(layer, measured.thresholds)) is not None:
+            yield kind.as_case(finding, "gate" if _is_gate(layer) else "output" if layer in last else "")
+
+
 def _saturated(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Finding | None:
     if layer.saturated is None or layer.saturated <= thresholds.saturated:
         return None
@@ -223,42 +316,38 @@ def _stuck(layer: LayerStatistics) -> set[int]:
     return set() if shares is None else {at for at in layer.dead_channels if shares[at] == 1}
 
 
-def _applied_to(before: LayerStatistics | None, layer: LayerStatistics) -> bool:
-    """Whether ``layer`` is an activation function on the output of ``before``, the call measured just before it."""
-    if before is None or layer.call.type not in ACTIVATION_FUNCTIONS or before.call.type in ACTIVATION_FUNCTIONS:
-        return False
-    return before.channels == layer.channels
+def _own_dead(layer: LayerStatistics, before: LayerStatistics | None) -> tuple[int, ...]:
+    """The dead channels of ``layer`` that are not dead in ``before``."""
+    return tuple(at for at in layer.dead_channels if before is None or at not in before.dead_channels)
 
 
 @_varying_rule(CATALOGUE["dead-channels"])
-def _dead(layer: LayerStatistics, before: LayerStatistics | None, thresholds: StatisticsThresholds) -> Finding | None:
-    if len(layer.dead_channels) / max(layer.channels, 1) <= thresholds.dead:
+def _dead(layer: LayerStatistics, before: LayerStatistics | None, measured: Measured) -> Finding | None:
+    if measured.few or len(layer.dead_channels) / max(layer.channels, 1) <= measured.thresholds.dead:
         return None
-    dead_before = set(before.dead_channels) if before is not None and before.channels == layer.channels else set()
-    reported = set(dead_before) if _applied_to(before, layer) else set()
-    inherited = len(reported.intersection(layer.dead_channels))
-    if _saturated(layer, thresholds) is not None:
-        reported |= _stuck(layer)
-    dead = tuple(at for at in layer.dead_channels if at not in reported)
+    reported = _stuck(layer) if _saturated(layer, measured.thresholds) is not None else set()
+    dead = tuple(at for at in _own_dead(layer, before) if at not in reported)
     if not dead:
         return None
     lows = {float(layer.by_channel.low[at]) for at in dead}
     value = f"{lows.pop():.4g}" if len(lows) == 1 else "their value"
     text = f"{len(dead)} of {layer.channels} channels never {'leaves' if len(dead) == 1 else 'leave'} {value}"
     text += f": {listed(dead)}"
-    if inherited:
-        text += f" ({inherited} more {'was' if inherited == 1 else 'were'} constant before it)"
-    elif before is not None and dead_before.issuperset(dead):  # as in a depthwise convolution
-        text += f" (also constant before it, in {before.key})"
+    inherited = len(layer.dead_channels) - len(_own_dead(layer, before))
+    if before is not None and inherited:
+        text += f" ({inherited} more {'was' if inherited == 1 else 'were'} constant before it, in {before.key})"
     numbers = {"dead": len(dead), "channels": layer.channels, "images": layer.items}
-    return CATALOGUE["dead-channels"].finding(layer.key, text, channels=dead, numbers=numbers)
+    case = "" if _is_function(layer) else "weights"
+    case = "proven" if measured.images >= _PROOF else "bounded" if layer.saturated is not None else case
+    many = len(layer.dead_channels) / layer.channels > _MANY_DEAD and not _is_squeezed(layer)
+    severity = "warning" if many else "note"
+    kind = CATALOGUE["dead-channels"]
+    return kind.finding(layer.key, text, case, channels=dead, numbers=numbers, severity=severity)
 
 
 @_varying_rule(CATALOGUE["duplicate-channels"])
-def _duplicates(
-    layer: LayerStatistics, before: LayerStatistics | None, thresholds: StatisticsThresholds
-) -> Finding | None:
-    inherited = [set(group) for group in before.duplicate_channels] if before and _applied_to(before, layer) else []
+def _duplicates(layer: LayerStatistics, before: LayerStatistics | None, measured: Measured) -> Finding | None:
+    inherited = [set(group) for group in before.duplicate_channels] if before is not None else []
     groups = tuple(
         group for group in layer.duplicate_channels if not any(other.issuperset(group) for other in inherited)
     )
@@ -268,18 +357,17 @@ def _duplicates(
     same = listed([" = ".join(map(str, group)) for group in groups], 4)
     text = f"{len(channels)} of {layer.channels} channels are the same as another: {same}"
     numbers = {"duplicate": len(channels), "channels": layer.channels}
-    kind = CATALOGUE["duplicate-channels"]
-    return kind.finding(layer.key, text, channels=channels, groups=groups, numbers=numbers)
+    kind, many = CATALOGUE["duplicate-channels"], len(channels) > _MANY_DUPLICATE * layer.channels
+    case = "many" if many and not _is_squeezed(layer) else ""
+    return kind.finding(layer.key, text, case, channels=channels, groups=groups, numbers=numbers)
 
 
 @_varying_rule(CATALOGUE["low-rank"])
-def _low_rank(
-    layer: LayerStatistics, before: LayerStatistics | None, thresholds: StatisticsThresholds
-) -> Finding | None:
-    if layer.rank is None or not thresholds.rank or layer.nan or layer.inf:
+def _low_rank(layer: LayerStatistics, before: LayerStatistics | None, measured: Measured) -> Finding | None:
+    if layer.rank is None or not measured.thresholds.rank or layer.nan or layer.inf:
         return None
     most = layer.highest_rank
-    if most < 2 or layer.rank >= max(thresholds.rank * most, _ONE_DIRECTION):
+    if most < 2 or layer.rank >= max(measured.thresholds.rank * most, _ONE_DIRECTION):
         return None
     text = f"effective rank {layer.rank:.3g} of at most {most}"
     numbers = {"rank": layer.rank, "channels": layer.channels, "most": most}
@@ -288,7 +376,9 @@ def _low_rank(
 
 @rule(CATALOGUE["batchnorm-drift"])
 def _drifts(measured: Measured) -> Iterator[Finding]:
-    return _sources((_drift(drift, measured.thresholds), True) for drift in measured.drifts)
+    for finding, _ in _sources((_drift(drift, measured.thresholds), True) for drift in measured.drifts):
+        wide = finding.numbers["shift"] > _WIDE_SHIFT or finding.numbers["ratio"] > _WIDE_RATIO
+        yield CATALOGUE["batchnorm-drift"].as_case(finding, "few" if measured.few and not wide else "")
 
 
 def _drift(drift: BatchNormDrift, thresholds: StatisticsThresholds) -> Finding | None:
@@ -304,11 +394,11 @@ def _drift(drift: BatchNormDrift, thresholds: StatisticsThresholds) -> Finding |
 
 @rule(CATALOGUE["few-images"])
 def _few_images(measured: Measured) -> Iterator[Finding]:
-    uncertain = ("dead-channels", "constant-output", "batchnorm-drift")
-    claims = sum(finding.finding in uncertain for finding in measured.findings)
-    if not claims or measured.images >= measured.thresholds.images:
+    dead = [layer for layer, before in measured.varying if _own_dead(layer, before)]
+    if not measured.few or not dead:
         return
-    depend = "depends" if claims == 1 else "depend"
-    text = f"{counted(claims, 'finding')} of dead, constant or drifting layers {depend} on"
-    numbers = {"images": measured.images}
-    yield CATALOGUE["few-images"].finding("", f"{text} {counted(measured.images, 'image')}", numbers=numbers)
+    channels = sum(len(_own_dead(layer, before)) for layer, before in measured.varying)
+    text = f"{counted(channels, 'channel')} of {counted(len(dead), 'call')} had one value on"
+    text += f" {counted(measured.images, 'image')}, which may be chance; see the column dead"
+    numbers = {"images": measured.images, "channels": channels, "calls": len(dead)}
+    yield CATALOGUE["few-images"].finding("", text, numbers=numbers)

@@ -21,7 +21,7 @@ from hookscope.cli.shared.model import ModelOptions
 from hookscope.cli.shared.output_paths import check_plot, is_same_file, write_plot
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
-from hookscope.findings import Finding, counted, listed
+from hookscope.findings import Finding, counted, listed, single
 from hookscope.statistics import StatisticsThresholds  # its file registers the findings whose options help shows
 
 
@@ -157,7 +157,7 @@ def _report(
     totals += [words] if (words := saved.coverage.words()) else []
     # findings that no row names, such as those of a BatchNorm
     keys = set() if per_channel else {layer.key for layer in layers}
-    rest = [f"{finding.finding} {finding.layer}".strip() for finding in findings if finding.layer not in keys]
+    rest = [f"{finding.finding} {finding.layer}".strip() for finding in single(findings) if finding.layer not in keys]
     flat_note = f"Note: not in TSV or CSV: {listed(rest, 4)}; see --format table or json" if rest else ""
     about = {"layers": section.rows} if per_channel else {}
     shown = channel_section(layers, weights) if per_channel else section

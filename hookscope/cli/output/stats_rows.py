@@ -7,7 +7,7 @@ from typing import Any
 
 from hookscope import hooks, statistics
 from hookscope.cli.output.report import Columns, Row, Section, row_of
-from hookscope.findings import Finding
+from hookscope.findings import Finding, single
 
 FIELDS = (
     "index", "name", "type", "call", "calls", "shape", "images", "mean", "std", "min", "max", "min_at", "max_at", "rms",
@@ -36,7 +36,7 @@ def _layer_rows(
     layers: Sequence[statistics.LayerStatistics], findings: Sequence[Finding], weights: str
 ) -> Iterator[Row]:
     names: dict[str, list[str]] = {}
-    for finding in findings:
+    for finding in single(findings):
         names.setdefault(finding.layer, []).append(finding.finding)
     for layer in layers:
         yield row_of(
