@@ -136,7 +136,8 @@ def finding_lines(findings: Sequence[Finding], most: int = 8, numbered: bool = F
         lines = [f"{number}  {line}" for number, line in enumerate(lines, 1)]
     more = len(lines) - most
     lines[most:] = [f"... and {counted(more, 'more finding')}, beside the rows"] if more > 0 else []
-    return [(line, Colour.ALARM) for line in lines]
+    colours = [Colour.INK if finding.severity == "note" else Colour.ALARM for finding in findings]
+    return list(zip(lines, colours, strict=False))
 
 
 def decades(first: float, last: float, most: int = 4) -> list[float]:

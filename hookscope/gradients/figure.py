@@ -22,7 +22,7 @@ from hookscope.drawing import (
     set_ticks,
     write_at,
 )
-from hookscope.findings import Finding
+from hookscope.findings import Finding, single
 from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
 from hookscope.gradients.report import GradientReport, LayerGradient, ParameterGradient
 from hookscope.hooks import GradientSize
@@ -145,7 +145,7 @@ def _marked(
         marks[at] = [_with_reason(name, row) for name in dict.fromkeys(names)]
     places = {row.name: at for at, row in reversed(list(enumerate(rows)))}
     keys = {row.label: at for at, row in enumerate(rows)}
-    for finding in findings:
+    for finding in single(findings):
         at = keys.get(finding.layer, places.get(finding.layer.partition("#")[0], -1))
         if at >= 0:
             why = finding.numbers.get("reason")

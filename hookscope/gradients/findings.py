@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -11,7 +12,18 @@ from typing import Any
 from torch import nn
 
 from hookscope.errors import UsageError
-from hookscope.findings import CATALOGUE, Finding, chains, counted, default, listed, nonfinite_words
+from hookscope.findings import (
+    CATALOGUE,
+    Finding,
+    chains,
+    counted,
+    default,
+    listed,
+    merged,
+    never_updated,
+    nonfinite_words,
+    ranked,
+)
 from hookscope.gradients.anomaly import Anomaly, first_anomaly
 from hookscope.gradients.backward_pass import layer_gradients
 from hookscope.gradients.cut_points import Stop, gradient_stops
@@ -20,6 +32,8 @@ from hookscope.hooks import GradientSize
 from hookscope.scores import LossLike
 
 _MOST_CHAINS = 3
+_LEARNED, _SMALL_SCALE = (default("vanishing-gradient", name) for name in ("learned", "small_scale"))
+_AUXILIARY = re.compile(r"(^|\.)aux", re.IGNORECASE)
 
 Numbers = dict[str, float | int | str | None]
 
@@ -84,13 +98,14 @@ def diagnose_gradients(
         ('vanishing-gradient', '0', "the gradient of '0.weight' is 0 everywhere")
     """
     thresholds = thresholds or GradientThresholds()
-    return [
+    findings = [
         *_non_finite(report, anomaly, looked_for_anomaly),
         *_by_ratio(report, thresholds, "exploding-gradient"),
         *_by_ratio(report, thresholds, "vanishing-gradient"),
         *_stopped(report, stops),
         *_frozen(report, stops),
     ]
+    return ranked(merged([*never_updated(report.updated, report.trained, findings), *findings]))
 
 
 def examine_gradients(
@@ -241,8 +256,49 @@ def _of_chain(
     norm = None if source.gradient is None else source.gradient.norm
     numbers: Numbers = {"ratio": source.ratio, "norm": norm, "weights": len(chain), "of": len(weights)}
     numbers |= {"worst": worst.name, "worst_ratio": worst.ratio}
-    finding = CATALOGUE[name].finding(source.layer, text, numbers=numbers)
-    return replace(finding, meaning=_meaning(name, source, report))
+    case, scale = _case(name, chain, weights, report), _small_scale(source, weights, report)
+    if case == "small scale" and scale is not None:
+        text += f"; '{scale.name}' after it has norm {scale.weight_norm:.2g}"
+    finding = CATALOGUE[name].finding(source.layer, text, case, numbers=numbers)
+    if name == "vanishing-gradient" and not case and report.saturating:
+        advice = f"The model's {' and '.join(report.saturating)} layers shrink a gradient: try ReLU or GELU."
+        finding = replace(finding, meaning=f"{finding.meaning} {advice}")
+    return finding
+
+
+def _case(
+    name: str, chain: Sequence[ParameterGradient], weights: Sequence[ParameterGradient], report: GradientReport
+) -> str:
+    """What makes the gradients of ``chain`` usual, or graver than usual."""
+    source = chain[-1]
+    if report.updated and not any(report.updated.values()) and not report.trained:
+        return "untrained"
+    if name == "exploding-gradient":
+        return ""
+    if report.loss in ("cross-entropy", "mse") and report.value < _LEARNED:
+        return "learned"
+    if _small_scale(source, weights, report) is not None:
+        return "small scale"
+    if source.gradient is None or source.gradient.max_abs:
+        return ""
+    all_before = list(weights).index(source) + 1
+    return "zero up to the input" if len(chain) == all_before and not any(p.ratio for p in chain) else "zero"
+
+
+def _small_scale(
+    source: ParameterGradient, weights: Sequence[ParameterGradient], report: GradientReport
+) -> ParameterGradient | None:
+    """A weight or scale near 0 between ``source`` and the next weight, or in a block around it, that has a gradient."""
+    at = list(weights).index(source) + 1
+    begin = report.parameters.index(source) + 1
+    end = report.parameters.index(weights[at]) + 1 if at < len(weights) else len(report.parameters)
+    blocks = {source.layer.rsplit(".", levels)[0] for levels in (1, 2) if source.layer.count(".") >= levels}
+    near = [*report.parameters[begin:end], *(p for p in report.parameters if p.layer in blocks)]
+    for p in near:
+        small = p.weight_norm < _SMALL_SCALE * math.sqrt(math.prod(p.shape))
+        if small and p.gradient is not None and p.gradient.max_abs and not p.name.endswith("bias"):
+            return p
+    return None
 
 
 def _chain_words(
@@ -257,15 +313,6 @@ def _chain_words(
         return f"; so {'are those' if more > 1 else 'is that'} of {which} nearer the input"
     figure = f"{'least' if lowest else 'most'} in '{worst.name}': {worst.ratio or 0:.2g}"
     return f"; likewise {which} nearer the input, {figure}"
-
-
-def _meaning(name: str, source: ParameterGradient, report: GradientReport) -> str:
-    if name == "vanishing-gradient" and source.gradient is not None and source.gradient.max_abs == 0:
-        return CATALOGUE[name].text("zero")
-    if name != "vanishing-gradient" or not report.saturating:
-        return CATALOGUE[name].text()
-    advice = f"The model's {' and '.join(report.saturating)} layers shrink a gradient: try ReLU or GELU."
-    return f"{CATALOGUE[name].text()} {advice}"
 
 
 def _input_words(parameter: ParameterGradient, report: GradientReport) -> str:
@@ -295,7 +342,8 @@ def _stopped(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]
         text = f"{stop.why}; {lost}{along} {get} none"
         numbers: Numbers = {"reason": stop.reason, "place": stop.place, "calls": len(stop.calls)}
         numbers["parameters"] = len(stop.parameters)
-        yield CATALOGUE["no-gradient"].finding(stop.layer, text, stop.reason, numbers=numbers)
+        case = "auxiliary" if stop.reason == "unused" and _AUXILIARY.search(stop.layer) else stop.reason
+        yield CATALOGUE["no-gradient"].finding(stop.layer, text, case, numbers=numbers)
     unreached = [] if stops else [p for p in report.parameters if p.gradient is None and not p.frozen]
     if unreached:
         text = f"no gradient arrives at {listed([p.name for p in unreached], 4)}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hookscope.hooks import Call, GradientSize, Shape
 from hookscope.scores import Prediction
@@ -85,6 +86,8 @@ class GradientReport:
         total_after: The same after the change, None without a change.
         loss: Name of the loss.
         saturating: Class names of the model's activation functions with bounds, such as ``Sigmoid``.
+        updated: Whether the running statistics of each BatchNorm in eval mode were ever updated, by its name.
+        trained: Whether the scales and biases of a BatchNorm that was never updated were trained.
     """
 
     value: float
@@ -96,3 +99,5 @@ class GradientReport:
     total_after: float | None = None
     loss: str = "score"
     saturating: tuple[str, ...] = ()
+    updated: Mapping[str, bool] = field(default_factory=dict)
+    trained: bool = False

@@ -148,7 +148,11 @@ def find_problems(
     layers: Sequence[LayerStatistics], drifts: Iterable[BatchNormDrift], images: int, thresholds: StatisticsThresholds
 ) -> list[Finding]:
     """`diagnose` for statistics that are already computed."""
-    return ranked(merged(RULES.findings(Measured(layers, list(drifts), images, thresholds))))
+    measured = Measured(layers, list(drifts), images, thresholds)
+    findings = list(RULES.findings(measured))
+    updated = {drift.layer: drift.updated for drift in measured.drifts}
+    trained = any(drift.trained for drift in measured.drifts if not drift.updated)
+    return ranked(merged([*never_updated(updated, trained, findings), *findings]))
 
 
 def _is_squeezed(layer: LayerStatistics) -> bool:
@@ -258,22 +262,19 @@ def _vanishing(layer: LayerStatistics, thresholds: StatisticsThresholds) -> Find
     return CATALOGUE["vanishing-activations"].finding(layer.key, text, numbers={"rms": layer.rms})
 
 
-@rule(CATALOGUE["never-updated"])
-def _never_updated(measured: Measured) -> Iterator[Finding]:
-    updated = {drift.layer: drift.updated for drift in measured.drifts}
-    return never_updated(updated, any(drift.trained for drift in measured.drifts if not drift.updated))
-
-
 @rule(CATALOGUE["constant-output"])
 def _constants(measured: Measured) -> Iterator[Finding]:
-    kind, layers = CATALOGUE["constant-output"], {layer.key: layer for layer in measured.layers}
+    kind, keys = CATALOGUE["constant-output"], [layer.key for layer in measured.layers]
+    vanished = any(_vanishing(layer, measured.thresholds) for layer in measured.layers)
     judged = ((_constant(layer, measured.thresholds), layer.saturated is None) for layer in measured.layers)
     for finding, through in _sources(judged):
-        layer = layers[finding.layer]
+        layer, *later = measured.layers[keys.index(finding.layer) :]
         whole = len(layer.dead_channels) == layer.channels
         case = "" if through else "bypassed"
-        if measured.untrained and not whole:
+        if measured.untrained and (vanished or not whole):
             case = "untrained"
+        elif through and layer.min == layer.max == 0 and not _is_function(layer):
+            case = "" if any(call.channels != layer.channels for call in later) else "head"
         elif not through and (not whole or _is_squeezed(layer) or "Norm" in layer.call.type):
             case = "side"
         yield kind.as_case(finding, case)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import UsageError
+from hookscope.findings import CATALOGUE
 from hookscope.findings.finding import Finding
 from hookscope.gradients.anomaly import first_anomaly
 from hookscope.gradients.backward_pass import layer_gradients
@@ -95,7 +96,7 @@ def test_a_dead_relu_stops_all_before_it() -> None:
     assert (found.finding, found.layer) == ("vanishing-gradient", "6")
     zero = "the gradient of '6.weight' is 0 everywhere, because the input is 0"
     assert found.evidence == f"{zero}; so are those of all 3 weights nearer the input"
-    assert found.meaning.startswith("No step changes these weights. Look for a later ReLU")
+    assert found.meaning == CATALOGUE["vanishing-gradient"].text("zero up to the input") and found.severity == "error"
 
 
 def test_weights_scaled_up_explode_in_one_chain() -> None:

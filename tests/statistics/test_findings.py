@@ -349,8 +349,10 @@ def test_the_thresholds_of_drift() -> None:
 
 def test_statistics_that_were_never_updated_do_not_drift() -> None:
     net = plain(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
-    (finding,) = diagnose(measured(net.eval(), 100 * some(20, 3, 9, 9)))
-    assert (finding.finding, finding.layer, finding.severity) == ("never-updated", "1", "note")
+    assert diagnose(measured(net.eval(), 100 * some(20, 3, 9, 9))) == []
+    cause, consequence = diagnose(measured(net.eval(), 1e6 * some(20, 3, 9, 9)))
+    assert (cause.finding, cause.layer, cause.severity) == ("never-updated", "1", "note")
+    assert (consequence.finding, consequence.severity) == ("exploding-activations", "note")
     nn.init.normal_(net[1].bias)  # type: ignore[arg-type]
     (finding,) = diagnose(measured(net, some(20, 3, 9, 9)))
     assert (finding.severity, finding.meaning) == ("warning", CATALOGUE["never-updated"].text("trained"))
