@@ -263,7 +263,8 @@ _kind(
 _kind(
     "duplicate-channels",
     "Duplicate channels carry the same information.",
-    "Prune all but one of each group, or look for filters that were copied or initialised equally.",
+    "Look for filters that were copied or initialised equally. If they stay the same on a few hundred images, all but"
+    " one of each group can be pruned.",
     Threshold(
         "correlation",
         0.9999,

@@ -86,7 +86,7 @@ def test_a_table_ends_with_totals_and_findings(run: Run, broken: str) -> None:
         f"8 parameters of 4 layers, {values:,} values, {100 * (75 + 6) / values:.3g} % of them 0",
         "NaN or Inf: 1 value",
         "1 BatchNorm: statistics updated in 1",
-        "error    non-finite          fc.weight: 1 NaN among 24 values, the first at [1, 3]",
+        "error  non-finite          fc.weight: 1 NaN among 24 values, the first at [1, 3]",
     } <= set(out.splitlines())
 
 
