@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 
 from hookscope import gradients  # loaded at the first NaN: it imports torchvision, which a script may not want
 from hookscope.errors import NonFiniteError
-from hookscope.hooks import call_key
+from hookscope.hooks import call_key, is_leaf
 from hookscope.training.optimizers import Optimizers, TrackedOptimizer
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.reductions import is_finite, values_of
-from hookscope.training.tracker import Layer, Pass, TrackedModel, is_leaf, own_parameters
+from hookscope.training.tracker import Layer, Pass, TrackedModel, own_parameters
 
 _LOWER = "lower the learning rate, clip the gradients or look at the data of this step"
 

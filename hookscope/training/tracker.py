@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 from torch.nn.parameter import is_lazy
 
-from hookscope.hooks import Selection, class_names, matches_type, no_such_type, types_in
+from hookscope.hooks import Selection, class_names, is_single, matches_type, no_such_type, types_in
 
 # Wrappers of a model or of a part of it put words of their own into the names of layers.
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
@@ -94,11 +94,8 @@ class Layer:
         return self._counted[1]
 
     def is_single(self, module: nn.Module) -> bool:
-        """Whether it is a leaf, compiled, or has parameters of its own, and so is no mere block of other layers."""
-        if self.is_compiled:
-            return True
-        has_parameters = any(parameter is not None for parameter in module._parameters.values())
-        return not _is_parametrization(self.name) and (has_parameters or is_leaf(module))
+        """Whether it is compiled, has no children or parameters of its own, and so is no mere block of other layers."""
+        return self.is_compiled or is_single(self.name, module)
 
     def may_want(self, module: nn.Module) -> bool:
         """Whether any of its calls can be chosen."""
@@ -362,11 +359,6 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
     if inner is not None:
         own.update({f"parametrizations.{name}": p for name, p in inner.named_parameters() if not is_lazy(p)})
     return own
-
-
-def is_leaf(module: nn.Module) -> bool:
-    """Whether a layer has no children but those of ``torch.nn.utils.parametrizations``."""
-    return all(name == "parametrizations" or child is None for name, child in module._modules.items())
 
 
 def is_compiled_wrapper(module: nn.Module) -> bool:
