@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from types import FrameType
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
 from torch.nn.modules import module as modules
 
 from hookscope.system import after_import
@@ -70,8 +72,47 @@ def divisor_of(roots: Sequence[Tensor]) -> float | None:
     return float(factor) if operation == "DivBackward0" else round(1 / float(factor), 6)
 
 
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """A call of ``clip_grad_norm_`` or ``clip_grad_value_``, and whether the gradients still had a loss scale."""
+
+    function: str
+    limit: float | None
+    scaled: bool
+
+
+class ClippingTap:
+    """Keeps the last clipping of gradients in ``last``, while on. Torch has no hook there."""
+
+    def __init__(self, is_scaled: Callable[[], bool]) -> None:
+        self.last: Clipping | None = None
+        self._is_scaled = is_scaled
+        self._patches = [
+            Patch(owner, name, self._clip)
+            for owner in (torch.nn.utils, torch.nn.utils.clip_grad)
+            for name in ("clip_grad_norm_", "clip_grad_value_")
+        ]
+
+    def on(self) -> None:
+        for patch in self._patches:
+            patch.on()
+
+    def off(self) -> None:
+        for patch in reversed(self._patches):
+            patch.off()
+
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            with contextlib.suppress(Exception):
+                limit = next((kwargs[name] for name in ("max_norm", "clip_value") if name in kwargs), None)
+                limit = args[1] if limit is None else limit
+                number = float(limit) if isinstance(limit, (int, float)) else None
+                self.last = Clipping(original.__name__, number, self._is_scaled())
+        return original(*args, **kwargs)
+
+
 class LossTap:
-    """Calls ``on_loss(value, roots)`` before each backward pass that starts at scalars, while on.
+    """Calls ``on_loss(value, roots)`` before each backward pass that starts at scalars, and ``on_done()`` after it.
 
     Torch has no hook there, so ``torch.autograd.backward`` is wrapped; ``Tensor.backward`` calls it too. A copy that a
     script imported by name beforehand is missed. ``value`` is the sum of the scalars, detached and divided by the
@@ -79,8 +120,11 @@ class LossTap:
     What ``on_loss`` raises is raised in the script, in place of the backward pass.
     """
 
-    def __init__(self, on_loss: Callable[[Tensor, Sequence[Tensor]], None]) -> None:
-        self._on_loss = on_loss
+    def __init__(
+        self, on_loss: Callable[[Tensor, Sequence[Tensor]], None], on_done: Callable[[], None] = lambda: None
+    ) -> None:
+        self._on_loss, self._on_done = on_loss, on_done
+        self._scaler: weakref.ref[Any] | None = None
         self._patches: list[Patch] = []
         self._has_scales = False
 
@@ -98,6 +142,19 @@ class LossTap:
             patch.off()
         self._patches = []
 
+    def scale(self) -> float | None:
+        """The scale of the ``GradScaler`` that was used last, read back from its device; None without one."""
+        scaler = None if self._scaler is None else self._scaler()
+        return None if scaler is None or scaler._scale is None else float(scaler._scale)
+
+    def is_scaled(self) -> bool:
+        """Whether the gradients still have the scale of a ``GradScaler``."""
+        scaler = None if self._scaler is None else self._scaler()
+        if scaler is None:
+            return False
+        states: Mapping[int, Mapping[str, Any]] = scaler._per_optimizer_states
+        return all(state["stage"] is OptState.READY for state in states.values())
+
     def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensors, Iterator):  # can be consumed only once
             tensors = tuple(tensors)
@@ -109,6 +166,9 @@ class LossTap:
                 value = self._unscaled_sum(roots)
             if value is not None:
                 self._on_loss(value, roots)
+                original(tensors, *args, **kwargs)
+                self._on_done()
+                return None
         return original(tensors, *args, **kwargs)
 
     def _unscaled_sum(self, roots: Sequence[Any]) -> Tensor | None:
@@ -128,6 +188,7 @@ class LossTap:
         if not torch.compiler.is_compiling():
             with contextlib.suppress(Exception):  # a scaler that is not built like torch's
                 if scaler.is_enabled():
+                    self._scaler = weakref.ref(scaler)
                     self._note_scale(scaled, scaler._scale.detach())  # `update` comes after the backward pass
         return scaled
 

@@ -72,6 +72,11 @@ class WatcherOutput:
             self._events.write(rows)
         self._run.sampled += 1
 
+    def write_facts(self, step: int, facts: Mapping[str, Any]) -> None:
+        """Write the facts of a step to the log, without those that are None."""
+        if self._log is not None:
+            self._log.write([self._line("facts", step, {k: v for k, v in facts.items() if v is not None})])
+
     def note(self, note: str, step: int | None, text: str, **fields: Any) -> None:
         """Write a note to the log, if the log can be written."""
         with contextlib.suppress(Exception):

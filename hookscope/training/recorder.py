@@ -34,6 +34,7 @@ class OptimizerStep:
         models: The models whose parameters the optimizer has.
         others: The parameters of other optimizers, by ``id``; None while they are unknown.
         depth: How many steps of the same optimizer run inside it.
+        gradients: The facts of the gradients; None while they are unknown.
     """
 
     optimizer: TrackedOptimizer
@@ -43,6 +44,7 @@ class OptimizerStep:
     models: tuple[TrackedModel, ...] = ()
     others: frozenset[int] | None = None
     depth: int = 0
+    gradients: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)

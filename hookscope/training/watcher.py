@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import HookHandles
+from hookscope.training.facts import StepFacts
 from hookscope.training.loss_tap import CompiledCalls, LossTap, divisor_of, hidden_from_compile, scalar_of
 from hookscope.training.optimizers import Optimizers, gradient_scale, has_closure, skips_step
 from hookscope.training.output import RunProgress, WatcherOutput
@@ -68,13 +69,15 @@ class TrainingWatcher:
         self._step_hooks, self._module_hooks = HookHandles(), HookHandles()
         # the same bound methods throughout: compiled models compare hooks by identity
         self._before_module, self._after_module = self._before, self._after
-        self._loss_tap = LossTap(self._before_backward)
+        self._loss_tap = LossTap(self._before_backward, self._after_backward)
+        self._facts = StepFacts(models, optimizers, self._loss_tap)
         self._hidden = hidden_from_compile((self._before_module, self._after_module))
         self._compiled = CompiledCalls(self._hide, self._before_compiled, self._after_compiled)
 
     def on(self) -> None:
         self._step_hooks.every_step_pre(self._before_step)
         self._step_hooks.every_step_post(self._after_step)
+        self._facts.clipping.on()
         self.is_off = False
         self._models.on_model = self._on_model
         for model in self._models.models:
@@ -83,9 +86,11 @@ class TrainingWatcher:
         self._compiled.on()
 
     def off(self) -> None:
+        self._write_facts(at_end=True)
         self.is_off, self._open = True, None
         self._compiled.off()
         self._step_hooks.close()
+        self._facts.clipping.off()
         self._remove_module_hooks()
 
     def _on_model(self, model: TrackedModel) -> None:
@@ -102,6 +107,7 @@ class TrainingWatcher:
                 (hooks.hide if compiled_code_runs else hooks.show)()
             if self._hooks_are_on:
                 (self._loss_tap.off if compiled_code_runs else self._loss_tap.on)()
+            (self._facts.clipping.off if compiled_code_runs else self._facts.clipping.on)()
 
     def _before_compiled(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compiled code is called; what is returned goes to `_after_compiled`."""
@@ -147,6 +153,8 @@ class TrainingWatcher:
     @_guarded
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not self._is_watched_pass() or is_compiled_wrapper(module):
+            if self._is_pass_without_gradients():
+                self._facts.without_gradients(module)
             return
         layer, begins = self._models.enter(module)
         now = self._models.current
@@ -160,17 +168,23 @@ class TrainingWatcher:
             statistics = running_statistics(module)
             if statistics is not None:
                 now.running_statistics[id(module)] = statistics
+        if self._samples:
+            self._facts.before_layer(now, layer, module, args)
         if self._stop is not None:
             self._stop.before_call(now, module, args)
 
     @_guarded
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self._is_watched_pass() or is_compiled_wrapper(module):
+            if self._is_pass_without_gradients():
+                self._facts.after_without_gradients(module, args, output)
             return
         left = self._models.leave(module)
         with torch.no_grad():
             if isinstance(module, torch.nn.modules.loss._Loss) and (value := scalar_of(output)) is not None:
                 self._recorder.add_loss_output(value)
+                if self._samples:
+                    self._facts.after_loss(module, args)
             if left is None:
                 return
             now, layer = left
@@ -178,6 +192,7 @@ class TrainingWatcher:
             now.calls[id(module), layer.name] = call + 1
             if self._samples:
                 self._recorder.add(now, layer, call, module, (args, kwargs), output)
+                self._facts.after_layer(layer, module, args)
             if self._stop is not None:
                 is_top = now is not self._models.current
                 self._stop.after_call(now, layer, call, module, (args, kwargs), output, is_top)
@@ -190,6 +205,15 @@ class TrainingWatcher:
             if self._stop is not None:
                 self._stop.before_backward(roots)
             self._recorder.add_loss(value, divisor_of(roots))
+            if self._samples:
+                self._facts.before_backward(roots)
+
+    @_guarded
+    def _after_backward(self) -> None:
+        if self._samples and torch._C._current_graph_task_id() == -1:
+            with torch.no_grad():
+                self._facts.after_backward()
+                self._write_facts()
 
     @_guarded
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -212,6 +236,7 @@ class TrainingWatcher:
             self._open = step
             if samples:
                 self._measure_weights(step)
+                step.gradients = None if step.has_closure else self._facts.gradients(step)
 
     @_guarded
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -233,9 +258,12 @@ class TrainingWatcher:
             with torch.no_grad():
                 step.weights.step_is_done()
                 lines = list(self._recorder.lines(step))
+                facts = self._facts.row(step, step.gradients or self._facts.gradients(step))
             self._output.write_step(tracked.steps, lines)
+            self._output.write_facts(tracked.steps, facts)
             if not lines:
                 self._announce_empty_step()
+        self._facts.step_is_done(tracked)
         self._recorder.segment += 1
         self._optimizers.count_step(tracked, self._recorder.segment)
         self._switch_hooks()
@@ -264,6 +292,15 @@ class TrainingWatcher:
             and torch._C._functorch.peek_interpreter_stack() is None
             and not torch._C._is_tracing()
         )
+
+    def _is_pass_without_gradients(self) -> bool:
+        return self._samples and not torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+
+    def _write_facts(self, at_end: bool = False) -> None:
+        """Write the facts of a run without steps, where it is time to."""
+        facts = self._facts.row_without_step(at_end)
+        if facts is not None:
+            self._output.write_facts(0, facts)
 
     def _switch_hooks(self) -> None:
         """Hooks of modules slow a step down, so they are on only before a step that is sampled."""

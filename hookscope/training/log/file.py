@@ -11,7 +11,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -27,12 +27,13 @@ _SAMPLE = "sample fewer steps with --every"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One watched run: its first line, those of layer calls, its notes, and its last line if it has ended."""
+    """One watched run: its first line, those of layer calls, its notes, its last line if it has ended, and its facts."""
 
     header: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
+    facts: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_runs(path: StrPath) -> list[Run]:
@@ -87,8 +88,10 @@ def _add_line(line: dict[str, Any], runs: list[Run]) -> None:
         runs[-1].rows.append(line)
     elif runs and kind == "note":
         runs[-1].notes.append(line)
+    elif runs and kind == "facts":
+        runs[-1].facts.append(line)
     elif runs and kind == "end":
-        runs[-1] = Run(runs[-1].header, runs[-1].rows, runs[-1].notes, line)
+        runs[-1] = replace(runs[-1], end=line)
 
 
 class RunLog:

@@ -1,0 +1,407 @@
+"""What a step shows beside its layers: gradients, inputs, loss function, modes and settings, as one line of the log."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+
+from hookscope.hooks import as_float, class_names
+from hookscope.training.loss_graph import loss_facts
+from hookscope.training.loss_tap import ClippingTap, LossTap
+from hookscope.training.optimizers import Optimizers, TrackedOptimizer
+from hookscope.training.recorder import OptimizerStep
+from hookscope.training.reductions import FetchedScalars, local, norm, values_of
+from hookscope.training.tracker import Layer, ModelTracker, Pass
+
+_MOST_NAMES = 8  # of layers in one field
+_MOST_COPIED = 2**20  # values kept to see whether weights change without an optimizer of torch
+_SMALLEST = 16  # gradients that are measured after a backward pass: to see whether all become 0 before the step
+_REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step after which a line is written
+_STOCHASTIC = ("StochasticDepth", "DropPath")
+
+
+@dataclass(slots=True)
+class SegmentFacts:
+    """What was seen between two steps, see `MetricsRecorder` for the segments; dictionaries are by number of the model.
+
+    Attributes:
+        modes: Of layers that behave differently in eval mode: in which modes they ran, by name.
+        trains: Whether the model itself was in train mode.
+        batches: Of BatchNorms in train mode: values of a channel and samples in the smallest batch, by name.
+        inputs: The input of the first layer with weights: shape and scalars.
+        no_grad: Modules that ran under no_grad, by ``id``.
+        validation: The loss of a pass without gradients of a model in train mode.
+        loss: The loss function, see `loss_facts`.
+        after: How many gradients there were after the first backward pass, and the norms of the smallest.
+    """
+
+    segment: int
+    backwards: int = 0
+    modes: dict[int, dict[str, set[bool]]] = field(default_factory=dict)
+    trains: dict[int, bool] = field(default_factory=dict)
+    batches: dict[int, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    inputs: dict[int, tuple[list[int], dict[str, Tensor]]] = field(default_factory=dict)
+    no_grad: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    validation: str | None = None
+    loss: dict[str, Any] = field(default_factory=dict)
+    after: tuple[int, list[Tensor]] | None = None
+
+
+class StepFacts:
+    """Collects the facts of steps that are sampled; `Monitor` documents the fields.
+
+    A value is read back from its device only at a sampled step, or after many backward passes without a step.
+    """
+
+    def __init__(self, models: ModelTracker, optimizers: Optimizers, tap: LossTap) -> None:
+        self._models, self._optimizers, self._tap = models, optimizers, tap
+        self.clipping = ClippingTap(tap.is_scaled)
+        self._segments: list[SegmentFacts] = []
+        self._with_input: Pass | None = None
+        self._unlabelled: list[weakref.ref[Tensor]] = []  # outputs of models in train mode, without gradients
+        self._stale: dict[int, set[int]] = {}
+        self._backwards = self._reported = 0  # before the first step
+        self._copies: list[tuple[weakref.ref[Tensor], Tensor]] = []
+
+    def _now(self) -> SegmentFacts:
+        segment = sum(tracked.steps for tracked in self._optimizers.all)
+        if not self._segments or self._segments[-1].segment != segment:
+            self._segments = [*self._segments[-3:], SegmentFacts(segment)]
+            self._with_input = None
+        return self._segments[-1]
+
+    # Passes
+
+    def before_layer(self, now: Pass, layer: Layer, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A layer begins in a pass with gradients: keep the input of the first one with weights."""
+        facts, number = self._now(), layer.model.number
+        if module is now.top():
+            facts.trains.setdefault(number, module.training)
+        if self._with_input is now or not _has_weights(module):
+            return
+        self._with_input = now
+        is_norm = any("Norm" in name for name in class_names(module))
+        value = args[0] if args else None
+        if number not in facts.inputs and not is_norm and isinstance(value, torch.Tensor):
+            facts.inputs[number] = (list(value.shape), _input_scalars(value))
+
+    def after_layer(self, layer: Layer, module: nn.Module, args: tuple[Any, ...]) -> None:
+        facts, number = self._now(), layer.model.number
+        if _differs_in_eval(module):
+            facts.modes.setdefault(number, {}).setdefault(layer.name, set()).add(module.training)
+        if _uses_the_batch(module) and args and isinstance(args[0], torch.Tensor) and args[0].dim() > 1:
+            shape = args[0].shape
+            batch = (args[0].numel() // max(shape[1], 1), shape[0])
+            batches = facts.batches.setdefault(number, {})
+            batches[layer.name] = min(batch, batches.get(layer.name, batch))
+
+    def without_gradients(self, module: nn.Module) -> None:
+        """A module begins under no_grad."""
+        self._now().no_grad[id(module)] = weakref.ref(module)
+
+    def after_without_gradients(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """A module has returned under no_grad: see whether a loss is measured of a model in train mode."""
+        if isinstance(module, nn.modules.loss._Loss):
+            if args and any(kept() is args[0] for kept in self._unlabelled):
+                self._now().validation = type(module).__name__
+            return
+        if not module.training or not any(model.module() is module for model in self._models.models):
+            return
+        if any(_differs_in_eval(part) for part in module.modules()):
+            self._unlabelled = [weakref.ref(tensor) for tensor in values_of(output)]
+            if isinstance(output, Mapping) and isinstance(output.get("loss"), torch.Tensor):
+                self._now().validation = "loss of the model"
+
+    def after_loss(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A loss module has returned: whether what cross-entropy gets sums to 1 already."""
+        if isinstance(module, nn.CrossEntropyLoss) and args and isinstance(args[0], torch.Tensor):
+            logits = args[0].detach()
+            if logits.dim() > 1 and logits.shape[1] > 1 and logits.is_floating_point() and logits.numel():
+                facts = self._now().loss
+                facts["_sums"] = (as_float(logits).sum(1) - 1).abs().amax()
+                facts["_least"] = as_float(logits).amin()
+
+    # Backward passes
+
+    def before_backward(self, roots: Sequence[Tensor]) -> None:
+        facts = self._now()
+        facts.backwards += 1
+        if facts.backwards == 1:
+            facts.loss |= loss_facts(roots)
+        for tracked in self._optimizers.all:
+            if tracked.steps and tracked.is_due(self._optimizers.every):
+                self._find_stale(tracked)
+            else:
+                self._stale.pop(tracked.number, None)
+        if not self._has_stepped:
+            self._backwards += 1
+            if self._backwards == 1:
+                self._copies = list(self._copied())
+
+    def after_backward(self) -> None:
+        facts = self._now()
+        if facts.backwards != 1:
+            return
+        gradients = [p.grad for p in self._known_parameters() if p.grad is not None]
+        smallest = sorted(gradients, key=Tensor.numel)[:_SMALLEST]
+        facts.after = len(gradients), [norm(gradient) for gradient in smallest]
+
+    def _find_stale(self, tracked: TrackedOptimizer) -> None:
+        """Keep the gradients from before the last step that were not set to 0 since."""
+        known = self._stale.get(tracked.number)
+        if known is not None and not known:
+            return
+        gradients = {id(p): p.grad for p in tracked.parameters() if p.grad is not None}
+        sizes = {key: norm(gradient) for key, gradient in gradients.items() if known is None or key in known}
+        scalars = FetchedScalars(sizes.values())
+        self._stale[tracked.number] = {key for key, size in sizes.items() if scalars[size] != 0}
+
+    def _known_parameters(self) -> Iterator[Tensor]:
+        roots = [root for model in self._models.models if (root := model.module()) is not None]
+        every = itertools.chain(
+            (p for root in roots for p in root.parameters()),
+            (p for tracked in self._optimizers.all for p in tracked.parameters()),
+        )
+        yield from {id(p): p for p in every if p.requires_grad and not p.is_meta}.values()
+
+    # Runs without a step
+
+    @property
+    def _has_stepped(self) -> bool:
+        return any(tracked.steps for tracked in self._optimizers.all)
+
+    def _copied(self) -> Iterator[tuple[weakref.ref[Tensor], Tensor]]:
+        left = _MOST_COPIED
+        for parameter in sorted(self._known_parameters(), key=Tensor.numel):
+            left -= parameter.numel()
+            if left < 0:
+                return
+            yield weakref.ref(parameter), local(parameter.detach()).clone()
+
+    def row_without_step(self, at_end: bool = False) -> dict[str, Any] | None:
+        """The facts of a run in which backward runs and nothing steps, after some passes or at the end; else None."""
+        due = self._backwards in _REPORTS or at_end
+        if self._has_stepped or not due or self._backwards == self._reported:
+            return None
+        self._reported = self._backwards
+        pairs = [(kept(), copy) for kept, copy in self._copies]
+        changed = any(
+            now is not None and not torch.equal(local(now.detach()).to(copy.device), copy) for now, copy in pairs
+        )
+        known = {id(p) for p in self._known_parameters()}
+        holders = [o for o in _optimizers_in_memory() if any(id(p) in known for p in _held_by(o))]
+        facts = self._now()
+        return {
+            "optimizer": None,
+            "optimizer_steps": 0,
+            "backwards": self._backwards,
+            "weights_changed": changed,
+            "optimizers": sorted({type(holder).__name__ for holder in holders}),
+            **self._scaling(),
+            **self._of_passes([facts], [model.number for model in self._models.models], facts.loss),
+        }
+
+    # Steps
+
+    def gradients(self, step: OptimizerStep) -> dict[str, Any]:
+        """The facts of the gradients that a step is about to use, or has used if it has a closure."""
+        parameters = list(step.optimizer.parameters())
+        trainable = [p for p in parameters if p.requires_grad]
+        gradients = [p.grad for p in trainable if p.grad is not None]
+        sizes = [norm(gradient) for gradient in gradients]
+        scalars = FetchedScalars(sizes)
+        return {
+            "parameters": len(parameters),
+            "trainable": len(trainable),
+            "with_gradient": len(gradients),
+            "zero_gradients": sum(scalars[size] == 0 for size in sizes),
+            "gradient_norm": math.hypot(*(scalars[size] for size in sizes)),
+            **self._without_gradient([p for p in trainable if p.grad is None]),
+            **self._not_optimized(step),
+        }
+
+    def row(self, step: OptimizerStep, gradients: Mapping[str, Any]) -> dict[str, Any]:
+        """The facts of a sampled step that is done."""
+        tracked = step.optimizer
+        begun = [facts for facts in self._segments if facts.segment >= tracked.since]
+        latest = next((facts for facts in reversed(begun) if facts.backwards), None)
+        stale = self._stale.get(tracked.number)
+        after, clipping = latest.after if latest else None, self.clipping.last
+        scalars = FetchedScalars(after[1] if after else [])
+        return {
+            "optimizer": tracked.number,
+            "backwards": sum(facts.backwards for facts in begun),
+            **gradients,
+            "gradients_after_backward": None if after is None else after[0],
+            "zero_after_backward": None if after is None else all(scalars[size] == 0 for size in after[1]),
+            "stale_gradients": None if stale is None else len(stale),
+            **({} if clipping is None else {f"clip_{name}": value for name, value in asdict(clipping).items()}),
+            **self._scaling(),
+            **_settings(tracked.optimizer()),
+            **self._of_passes(begun, [model.number for model in step.models], latest.loss if latest else {}),
+        }
+
+    def step_is_done(self, tracked: TrackedOptimizer) -> None:
+        self._stale.pop(tracked.number, None)
+        self.clipping.last = None
+
+    def _of_passes(self, begun: Sequence[SegmentFacts], models: Sequence[int], loss: Mapping[str, Any]) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        for part in begun:  # the latest counts
+            for number in models:
+                if number in part.trains:
+                    facts |= _mode_facts(part.modes.get(number, {}), part.trains[number])
+                if number in part.batches:
+                    facts |= _batch_facts(part.batches[number])
+                if number in part.inputs:
+                    facts |= _input_facts(*part.inputs[number])
+            facts |= {"validation_in_train_mode": part.validation} if part.validation else {}
+        scalars = FetchedScalars(value for value in loss.values() if isinstance(value, torch.Tensor))
+        loss = {name: scalars[v] if isinstance(v, torch.Tensor) else v for name, v in loss.items()}
+        if "_sums" in loss:
+            loss["loss_input_sums_to_1"] = loss.pop("_sums") < 1e-3 and loss.pop("_least") >= 0
+        return facts | {name: value for name, value in loss.items() if not name.startswith("_")}
+
+    def _without_gradient(self, parameters: Sequence[Tensor]) -> dict[str, Any]:
+        """The layers of parameters without a gradient, and which of them ran under no_grad."""
+        if not parameters:
+            return {}
+        wanted = {id(p) for p in parameters}
+        ran = {key for facts in self._segments for key, kept in facts.no_grad.items() if kept() is not None}
+        layers = [
+            (layer.name, id(module) in ran)
+            for model in self._models.models
+            for layer, module, own in model.with_parameters()
+            if not wanted.isdisjoint(map(id, own.values()))
+        ]
+        known = {
+            id(p)
+            for model in self._models.models
+            for _, _, own in model.with_parameters()
+            for p in own.values()
+        }
+        no_grad = [name for name, under in layers if under]
+        return {
+            "without_gradient": [name for name, _ in layers][:_MOST_NAMES],
+            "without_gradient_layers": len(layers),
+            "of_no_model": len(wanted - known),
+            "under_no_grad": no_grad[:_MOST_NAMES],
+            "under_no_grad_layers": len(no_grad),
+        }
+
+    def _not_optimized(self, step: OptimizerStep) -> dict[str, Any]:
+        """Parameters with a gradient that no optimizer holds, or one that has made no step yet."""
+        held = self._optimizers.all_parameters()
+        free = [
+            (model, layer.name, id(p))
+            for model in self._models.models
+            for layer, _, own in model.with_parameters()
+            for p in own.values()
+            if p.requires_grad and p.grad is not None and id(p) not in held
+        ]
+        if not free:
+            return {}
+        waiting = {id(p): type(o).__name__ for o in _optimizers_in_memory() for p in _held_by(o)}
+        lost = [(model, name) for model, name, key in free if key not in waiting]
+        held_by_waiting = sorted({waiting[key] for _, _, key in free if key in waiting})
+        whole = {model.number for model, _ in lost} - {model.number for model in step.models}
+        names = list(dict.fromkeys(name for _, name in lost))
+        return {
+            "not_optimized": len(lost),
+            "not_optimized_layers": names[:_MOST_NAMES],
+            "not_optimized_models": bool(lost) and all(model.number in whole for model, _ in lost),
+            "waiting": len(free) - len(lost),
+            "waiting_optimizers": held_by_waiting,
+        }
+
+    def _scaling(self) -> dict[str, Any]:
+        scale = self._tap.scale()
+        return {} if scale is None else {"loss_scale": scale}
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any("weight" in name and p is not None for name, p in module._parameters.items())
+
+
+def _differs_in_eval(module: nn.Module) -> bool:
+    """Whether it computes something else in eval mode: dropout, or a BatchNorm that is not frozen."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, _BatchNorm):
+        parameters = [p for p in module._parameters.values() if p is not None]
+        return module.track_running_stats and (not parameters or any(p.requires_grad for p in parameters))
+    if type(module).__name__ in _STOCHASTIC:
+        return bool(getattr(module, "p", 0) or getattr(module, "drop_prob", 0))
+    return False
+
+
+def _uses_the_batch(module: nn.Module) -> bool:
+    """Whether it is a BatchNorm that normalises by the batch of this process."""
+    if not isinstance(module, _BatchNorm) or isinstance(module, SyncBatchNorm) or "InstanceNorm" in type(module).__name__:
+        return False
+    return module.training or module.running_mean is None
+
+
+def _input_scalars(value: Tensor) -> dict[str, Tensor]:
+    values = local(value.detach())
+    if not values.is_floating_point() or values.is_meta or values.dim() < 2 or not values.numel():
+        return {}
+    values = as_float(values)
+    mean = values.mean()
+    scalars = {"mean": mean, "std": (values - mean).square().mean().sqrt(), "min": values.amin(), "max": values.amax()}
+    if len(values) > 1:
+        scalars["spread"] = (values - values[:1]).abs().amax()
+    return scalars
+
+
+def _input_facts(shape: list[int], scalars: Mapping[str, Tensor]) -> dict[str, Any]:
+    fetched = FetchedScalars(scalars.values())
+    facts = {f"input_{name}": fetched[value] for name, value in scalars.items()}
+    return facts | {"input_shape": shape} if facts else {}
+
+
+def _mode_facts(modes: Mapping[str, set[bool]], trains: bool) -> dict[str, Any]:
+    in_eval = [name for name, seen in modes.items() if seen == {False}]
+    return {
+        "train_mode": trains,
+        "modes": len(modes),
+        "eval_modes": len(in_eval),
+        "eval_layers": in_eval[:_MOST_NAMES],
+    }
+
+
+def _batch_facts(batches: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    name, (values, samples) = min(batches.items(), key=lambda item: item[1])
+    return {"batchnorm": name, "batchnorms": len(batches), "batchnorm_values": values, "batchnorm_samples": samples}
+
+
+def _settings(optimizer: Optimizer | None) -> dict[str, Any]:
+    """The settings of an optimizer, of several groups the largest."""
+    groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
+    facts: dict[str, Any] = {"optimizer_type": type(optimizer).__name__}
+    for name, key in (("rate", "lr"), ("momentum", "momentum"), ("weight_decay", "weight_decay")):
+        numbers = [float(group[key]) for group in groups if isinstance(group.get(key), (int, float, torch.Tensor))]
+        if numbers:
+            facts[name] = max(numbers)
+    return facts | {"maximize": any(group.get("maximize") is True for group in groups)}
+
+
+def _optimizers_in_memory() -> list[Optimizer]:
+    # by the class itself: `isinstance` would load lazy objects that pretend to be of another class
+    return [value for value in gc.get_objects() if issubclass(type(value), Optimizer)]
+
+
+def _held_by(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in getattr(optimizer, "param_groups", ()):
+        yield from group["params"]

@@ -1,0 +1,111 @@
+"""The loss function behind a loss, read from the graph of its backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MOST_NODES = 64
+# Operations that keep the values, and the class of each
+_SHAPES = ("View", "Reshape", "Unsafe", "Squeeze", "Unsqueeze", "Transpose", "Permute", "TBackward", "Clone", "ToCopy")
+_SHAPES += ("Select", "Slice", "Alias", "Index")
+_MEANS = ("Mean", "Sum", "Mul", "Div")
+_LOGITS = ("Addmm", "Mm", "Convolution", "Linear", "Relu")  # what a logarithm of probabilities does not come from
+_LOSSES = {
+    "NllLoss": "nll_loss",
+    "NllLoss2D": "nll_loss",
+    "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
+    "LogSoftmax": "cross_entropy",
+}
+
+
+def loss_facts(roots: Sequence[Tensor]) -> dict[str, Any]:
+    """The loss function, what feeds it, and its targets, as far as the graph shows them.
+
+    Saved tensors that a hook would have to fetch are left alone.
+    """
+    nodes = [root.grad_fn for root in roots]
+    facts: dict[str, Any] = {"loss_without_graph": all(node is None for node in nodes)}
+    for node in _breadth_first(nodes):
+        if _name(node) in _LOSSES:
+            facts |= _loss(node)
+            facts["loss_negated"] = len(nodes) == 1 and _is_negated(nodes[0], node)
+            break
+    return facts
+
+
+def _loss(node: Any) -> dict[str, Any]:
+    name, facts = _LOSSES[_name(node)], {}
+    before = _before(node)
+    if name == "nll_loss":
+        facts = _targets(node)
+        if before is not None and _name(before) == "LogSoftmax":
+            direct = node.next_functions[0][0] is before
+            node, name, before = before, "cross_entropy", _before(before)
+            facts["softmax_over_batch"] = direct and node._saved_dim == 0
+    if name == "cross_entropy":
+        result = _saved(node, "result")
+        if result is not None and result.dim() > 1:
+            facts["classes"] = result.shape[1 if result.dim() != 3 else node._saved_dim]
+    return facts | {"loss_function": name, "loss_input": None if before is None else _name(before)}
+
+
+def _targets(node: Any) -> dict[str, Any]:
+    target = _saved(node, "target")
+    if target is None or target.dim() != 1 or not target.numel():
+        return {}
+    ignored = node._saved_ignore_index  # a signed number, read as an unsigned one
+    kept = target[target != (ignored - 2**64 if ignored >= 2**63 else ignored)]
+    if not kept.numel():
+        return {"targets": 0}
+    return {"targets": kept.numel(), "target_min": kept.amin(), "target_max": kept.amax()}
+
+
+def _saved(node: Any, name: str) -> Tensor | None:
+    kept = getattr(node, f"_raw_saved_{name}", None)
+    if kept is None or getattr(kept, "unpack_hook", None) is not None:
+        return None
+    value = getattr(node, f"_saved_{name}")
+    return value.detach() if isinstance(value, torch.Tensor) else None
+
+
+def _is_negated(node: Any, loss: Any) -> bool:
+    """Whether nothing but a sign, means and factors lies between the root and the loss function."""
+    negated = False
+    for _ in range(4):
+        if node is loss or node is None:
+            return negated and node is loss
+        name = _name(node)
+        if name != "Neg" and name not in _MEANS:
+            return False
+        negated ^= name == "Neg"
+        node = node.next_functions[0][0]
+    return False
+
+
+def _before(node: Any) -> Any:
+    """The operation that made the input, beyond those that only change its shape or its type."""
+    for _ in range(_MOST_NODES):
+        node = node.next_functions[0][0] if node.next_functions else None
+        if node is None or not node.name().startswith(_SHAPES):
+            return node
+    return None
+
+
+def _name(node: Any) -> str:
+    return str(node.name()).rpartition("::")[2].partition("Backward")[0]
+
+
+def _breadth_first(nodes: Sequence[Any]) -> Iterator[Any]:
+    waiting, seen = [node for node in nodes if node is not None], set[Any]()
+    for _ in range(_MOST_NODES):
+        if not waiting:
+            return
+        node = waiting.pop(0)
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [parent for parent, _ in node.next_functions if parent is not None]
