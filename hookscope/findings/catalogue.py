@@ -442,6 +442,34 @@ _kind(
             " straight-through estimator.",
             severity="error",
         ),
+        "all frozen": Case("Nothing learns.", "Set requires_grad True for the layers that are to be trained.", "error"),
+        "clipped": Case(
+            "Nothing learns: the clipping leaves no gradient.",
+            "Raise the limit; the norm is usually clipped to 1.",
+            "error",
+        ),
+        "no backward": Case("Nothing learns.", "Call loss.backward() before optimizer.step().", "error"),
+        "no path": Case(
+            "Nothing learns from this loss.",
+            "Look for detach, item, data, numpy, argmax, comparisons and no_grad between the model and the loss. A"
+            " requires_grad_() on the loss hides the error that torch raises for it.",
+            "error",
+        ),
+        "loss of 0": Case(
+            "Nothing learns.", "Look at the weights of the terms of the loss, and at its masks.", "error"
+        ),
+        "cleared": Case(
+            "Nothing learns: the gradients are cleared before they are used.",
+            "Call zero_grad() before backward() or after step(), not between them.",
+            "error",
+        ),
+        "all zero": Case(
+            "Nothing learns.", "Look for dead or saturated layers, and for a loss that is clamped.", "error"
+        ),
+        "under no_grad": Case(
+            "These layers do not learn.",
+            "Remove no_grad. Right for a frozen backbone: then give the optimizer only the other layers.",
+        ),
         "unused": Case(
             "An optimizer never changes unused parameters, and distributed training stops at them.",
             "Use these parameters in forward, or remove them. Auxiliary heads that run only in training are unused in"
@@ -621,15 +649,188 @@ _kind(
 )
 _kind("watcher-failed", "The log ends here.", "The training went on without the watcher.")
 
+# Why a training run does not learn.
+_kind(
+    "no-step",
+    "The gradients are computed and never used.",
+    "Call optimizer.step() after loss.backward(), with its parentheses and for each optimizer.",
+    Threshold("few_backwards", 10, "chosen: accumulation over fewer backward passes is usual"),
+    severity="error",
+)
+_kind(
+    "gradients-accumulate",
+    "Each step goes along the sum of all gradients so far, not along that of its batch.",
+    "Call optimizer.zero_grad() before the first backward pass of each step, on the optimizer that steps.",
+    severity="error",
+)
+_kind(
+    "eval-mode",
+    "Dropout is off, and BatchNorm neither uses nor learns the statistics of the batch.",
+    "Call model.train() at the begin of each epoch, after model.eval() of the validation. Models from_pretrained"
+    " begin in eval mode.",
+    cases={
+        "some": Case(
+            "The rest of the model is in train mode.", "Right for frozen BatchNorms when fine-tuning.", "note"
+        ),
+        "validation": Case(
+            "The loss is that of a model with dropout and batch statistics, and BatchNorm learns from validation data.",
+            "Call model.eval() before the validation and model.train() after it.",
+        ),
+    },
+)
+_kind(
+    "not-optimized",
+    "These parameters never change.",
+    "Give them to the optimizer. Right if only the other layers are to be trained: then set requires_grad False.",
+    cases={
+        "replaced": Case(
+            "The optimizer holds other tensors than the model that trains.",
+            "Make the optimizer after the model is complete: after new layers, copies and to(device), from the"
+            " parameters of this model.",
+            "error",
+        ),
+        "other model": Case(
+            "The gradients of this model are computed and never used.",
+            "Right for a loss network or a discriminator that is not trained: set requires_grad False to save time.",
+            "note",
+        ),
+    },
+)
+_kind(
+    "input-scale",
+    "Initialisations and learning rates are made for inputs of about zero mean and unit size.",
+    "Divide pictures of 0 to 255 by 255, and normalise once by the mean and standard deviation of the data.",
+    Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, pictures of 0 to 255 about 130"),
+    Threshold("odd_input", 2.5, "root mean square of pictures that were normalised twice: 3 to 5"),
+    Threshold("small_input", 0.01, "root mean square of pictures that were divided by 255 twice: 0.002"),
+    cases={"odd": Case("", "Look whether the data are normalised not at all, or twice.", "note")},
+)
+_kind(
+    "input-constant",
+    "The model cannot tell the samples apart.",
+    "Look at the data set: an index that is not used, a file that is read for all, a transform that clears the values.",
+    cases={
+        "repeats": Case(
+            "Each step trains on the same data.",
+            "Right for a test that overfits one batch, and where one batch is all data; otherwise look at the loop and"
+            " the loader.",
+            "note",
+        )
+    },
+)
+_kind(
+    "target-constant",
+    "The model learns to answer always the same.",
+    "Look at the labels of the data set. Right for contrastive losses that put the positive first.",
+    Threshold("few_targets", 8, "chosen: fewer targets may be equal by chance"),
+    cases={"sorted": Case("Each step unlearns the class before.", "Shuffle the data: DataLoader(..., shuffle=True).")},
+)
+_kind(
+    "loss-flat",
+    "The model has not learned.",
+    "Train on one batch until its loss is near 0: if that fails, look at the loss, the labels and the learning rate.",
+    Threshold("flat_loss", 0.02, "chosen: fall over the first loss"),
+    Threshold("flat_after", 40, "chosen: in fewer steps little can be learned"),
+    cases={"chance": Case("The model has not learned: it guesses.")},
+)
+_kind(
+    "probabilities-as-logits",
+    "The softmax or sigmoid is computed twice: the loss cannot come near 0, and gradients are small.",
+    "Remove the softmax or sigmoid from the model in training; cross_entropy and the losses with_logits contain it.",
+    severity="error",
+)
+_kind(
+    "loss-input",
+    "The model cannot put out logits of both signs.",
+    "Let the model end with a linear layer, and no activation function after it.",
+    cases={
+        "wrong dim": Case(
+            "The samples of a batch compete with each other, not the classes.",
+            "Give dim=1, or use cross_entropy.",
+            "error",
+        ),
+        "no logarithm": Case(
+            "nll_loss takes log-probabilities, and falls without limit with anything else.",
+            "Use cross_entropy on logits, or log_softmax before nll_loss.",
+            "error",
+        ),
+    },
+)
+_kind(
+    "loss-maximized",
+    "The steps make the loss larger.",
+    "Remove the sign before the loss, or maximize=True. Right to unlearn, and for an adversary.",
+)
+_kind(
+    "learning-rate-vanishes",
+    "The weights hardly change from then on.",
+    "Step the scheduler once an epoch if it counts epochs, or give it the number of steps.",
+    Threshold(
+        "rate_fall",
+        1e-3,
+        "chosen: over the highest rate, for half of the run; cosine and linear schedules"
+        " come so low only in their last 3 %",
+    ),
+    Threshold("tiny_rate", 1e-5, "chosen: with a higher rate, small steps have another cause"),
+    cases={
+        "zero": Case(
+            "No step changes a weight.", "Look at the learning rate of the optimizer and at the scheduler.", "error"
+        ),
+        "too small": Case(
+            "Rounding swallows the steps.", "Raise the learning rate; 1e-3 is usual for Adam, 0.1 for SGD.", "error"
+        ),
+    },
+)
+_kind(
+    "optimizer-settings",
+    "With a momentum of 1 the steps add up and never fade.",
+    "Use a momentum of 0.9.",
+    Threshold("adaptive_rate", 1.0, "chosen: weights are usually below 1, and Adam changes each by the rate"),
+    Threshold("decay", 0.01, "weight decay times learning rate: 69 such steps halve a weight"),
+    cases={
+        "rate": Case("One step overwrites the weights.", "Use a learning rate of about 1e-3."),
+        "decay": Case("The decay is stronger than what is learned.", "Use a weight decay of 1e-4 to 0.05."),
+    },
+    severity="error",
+)
+_kind(
+    "loss-scale",
+    "The gradients in half precision are Inf or NaN again and again, and those steps are skipped.",
+    "Look for Inf in the loss, run the loss and large sums in float32, or use bfloat16, which needs no scale.",
+    Threshold("least_scale", 1.0, "chosen: below 1 the scale no longer protects small gradients"),
+    Threshold("scale_fall", 2.0**-10, "over the first scale: ten skipped steps"),
+    cases={
+        "scaled clipping": Case(
+            "The limit is meant for gradients without the scale, so hardly anything is left of them.",
+            "Call scaler.unscale_(optimizer) before clipping.",
+        )
+    },
+    severity="error",
+)
+_kind(
+    "batchnorm-small-batch",
+    "Of two values of a channel, BatchNorm leaves only which is larger; of one, nothing.",
+    "Use larger batches, GroupNorm or LayerNorm, or drop the last batch of an epoch.",
+    cases={
+        "few samples": Case(
+            "The statistics are those of single pictures, and differ from the running ones of eval mode.",
+            "Right where an instance normalisation is meant; otherwise use larger batches or GroupNorm.",
+            "note",
+        )
+    },
+)
+
 _ORDER = {
     "activations": "non-finite never-updated exploding-activations vanishing-activations constant-output saturated"
     " dead-channels duplicate-channels low-rank batchnorm-drift few-images",
     "gradients": "never-updated exploding-gradient vanishing-gradient no-gradient",
     "weights": "non-finite negative-variance exploding-weights exploding-variance constant-weights dead-filters"
     " duplicate-filters collapsed-variance never-updated",
-    "training": "non-finite loss-rises loss-spike dead-layer dead-channels constant-output exploding-activations"
-    " vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update update-too-large"
-    " update-too-small batchnorm-drift frozen few-samples watcher-failed",
+    "training": "no-step not-optimized loss-scale gradients-accumulate probabilities-as-logits loss-input"
+    " loss-maximized input-constant target-constant input-scale optimizer-settings learning-rate-vanishes eval-mode"
+    " batchnorm-small-batch non-finite loss-flat loss-rises loss-spike dead-layer dead-channels constant-output"
+    " exploding-activations vanishing-activations saturated exploding-gradient vanishing-gradient no-gradient no-update"
+    " update-too-large update-too-small batchnorm-drift frozen few-samples watcher-failed",
 }
 GRAVITY = {question: names.split() for question, names in _ORDER.items()}
 """The findings of each question, the gravest first: the order in which findings are reported."""

@@ -6,7 +6,7 @@ import gc
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ _MOST_NAMES = 8  # of layers in one field
 _MOST_COPIED = 2**20  # values kept to see whether weights change without an optimizer of torch
 _SMALLEST = 16  # gradients that are measured after a backward pass: to see whether all become 0 before the step
 _REPORTS = (10, 100, 1000, 10_000, 100_000)  # backward passes without a step after which a line is written
+_MOST_SEARCHES = 3  # for the same parameters: a script may make their optimizer later
 _STOCHASTIC = ("StochasticDepth", "DropPath")
 
 
@@ -73,6 +74,9 @@ class StepFacts:
         self._stale: dict[int, set[int]] = {}
         self._backwards = self._reported = 0  # before the first step
         self._copies: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self._searches: dict[frozenset[int], int] = {}
+        self._waiting: dict[int, str] = {}
+        self._first_scale: float | None = None
 
     def _now(self) -> SegmentFacts:
         segment = sum(tracked.steps for tracked in self._optimizers.all)
@@ -190,9 +194,13 @@ class StepFacts:
             yield weakref.ref(parameter), local(parameter.detach()).clone()
 
     def row_without_step(self, at_end: bool = False) -> dict[str, Any] | None:
-        """The facts of a run in which backward runs and nothing steps, after some passes or at the end; else None."""
-        due = self._backwards in _REPORTS or at_end
-        if self._has_stepped or not due or self._backwards == self._reported:
+        """The facts of a run in which backward runs and nothing steps, after some passes or at the end; else None.
+
+        At the end of a run with steps, the loss scale: with NaN in the weights, a ``GradScaler`` skips all later steps.
+        """
+        if self._has_stepped:
+            return {"optimizer": None, **scaling} if at_end and (scaling := self._scaling()) else None
+        if self._backwards == self._reported or not (at_end or self._backwards in _REPORTS):
             return None
         self._reported = self._backwards
         pairs = [(kept(), copy) for kept, copy in self._copies]
@@ -231,7 +239,7 @@ class StepFacts:
             **self._not_optimized(step),
         }
 
-    def row(self, step: OptimizerStep, gradients: Mapping[str, Any]) -> dict[str, Any]:
+    def row(self, step: OptimizerStep, gradients: Mapping[str, Any], loss: float | None) -> dict[str, Any]:
         """The facts of a sampled step that is done."""
         tracked = step.optimizer
         begun = [facts for facts in self._segments if facts.segment >= tracked.since]
@@ -239,8 +247,11 @@ class StepFacts:
         stale = self._stale.get(tracked.number)
         after, clipping = latest.after if latest else None, self.clipping.last
         scalars = FetchedScalars(after[1] if after else [])
+        has_run = any(model.number in facts.trains for facts in begun for model in step.models)
+        models = step.models if has_run else self._models.models  # the optimizer may hold another model by mistake
         return {
             "optimizer": tracked.number,
+            "loss": loss,
             "backwards": sum(facts.backwards for facts in begun),
             **gradients,
             "gradients_after_backward": None if after is None else after[0],
@@ -249,14 +260,16 @@ class StepFacts:
             **({} if clipping is None else {f"clip_{name}": value for name, value in asdict(clipping).items()}),
             **self._scaling(),
             **_settings(tracked.optimizer()),
-            **self._of_passes(begun, [model.number for model in step.models], latest.loss if latest else {}),
+            **self._of_passes(begun, [model.number for model in models], latest.loss if latest else {}),
         }
 
     def step_is_done(self, tracked: TrackedOptimizer) -> None:
         self._stale.pop(tracked.number, None)
         self.clipping.last = None
 
-    def _of_passes(self, begun: Sequence[SegmentFacts], models: Sequence[int], loss: Mapping[str, Any]) -> dict[str, Any]:
+    def _of_passes(
+        self, begun: Sequence[SegmentFacts], models: Sequence[int], loss: Mapping[str, Any]
+    ) -> dict[str, Any]:
         facts: dict[str, Any] = {}
         for part in begun:  # the latest counts
             for number in models:
@@ -285,12 +298,7 @@ class StepFacts:
             for layer, module, own in model.with_parameters()
             if not wanted.isdisjoint(map(id, own.values()))
         ]
-        known = {
-            id(p)
-            for model in self._models.models
-            for _, _, own in model.with_parameters()
-            for p in own.values()
-        }
+        known = {id(p) for model in self._models.models for _, _, own in model.with_parameters() for p in own.values()}
         no_grad = [name for name, under in layers if under]
         return {
             "without_gradient": [name for name, _ in layers][:_MOST_NAMES],
@@ -312,7 +320,11 @@ class StepFacts:
         ]
         if not free:
             return {}
-        waiting = {id(p): type(o).__name__ for o in _optimizers_in_memory() for p in _held_by(o)}
+        key = frozenset(key for _, _, key in free)
+        self._searches[key] = self._searches.get(key, 0) + 1
+        if self._searches[key] <= _MOST_SEARCHES:
+            self._waiting = {id(p): type(o).__name__ for o in _optimizers_in_memory() for p in _held_by(o)}
+        waiting = self._waiting
         lost = [(model, name) for model, name, key in free if key not in waiting]
         held_by_waiting = sorted({waiting[key] for _, _, key in free if key in waiting})
         whole = {model.number for model, _ in lost} - {model.number for model in step.models}
@@ -327,7 +339,10 @@ class StepFacts:
 
     def _scaling(self) -> dict[str, Any]:
         scale = self._tap.scale()
-        return {} if scale is None else {"loss_scale": scale}
+        if scale is None:
+            return {}
+        self._first_scale = scale if self._first_scale is None else self._first_scale
+        return {"loss_scale": scale, "first_loss_scale": self._first_scale}
 
 
 def _has_weights(module: nn.Module) -> bool:
@@ -348,7 +363,11 @@ def _differs_in_eval(module: nn.Module) -> bool:
 
 def _uses_the_batch(module: nn.Module) -> bool:
     """Whether it is a BatchNorm that normalises by the batch of this process."""
-    if not isinstance(module, _BatchNorm) or isinstance(module, SyncBatchNorm) or "InstanceNorm" in type(module).__name__:
+    if (
+        not isinstance(module, _BatchNorm)
+        or isinstance(module, SyncBatchNorm)
+        or "InstanceNorm" in type(module).__name__
+    ):
         return False
     return module.training or module.running_mean is None
 

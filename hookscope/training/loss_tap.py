@@ -125,6 +125,7 @@ class LossTap:
     ) -> None:
         self._on_loss, self._on_done = on_loss, on_done
         self._scaler: weakref.ref[Any] | None = None
+        self._last_scale: Tensor | None = None  # changed in place by the scaler
         self._patches: list[Patch] = []
         self._has_scales = False
 
@@ -144,8 +145,7 @@ class LossTap:
 
     def scale(self) -> float | None:
         """The scale of the ``GradScaler`` that was used last, read back from its device; None without one."""
-        scaler = None if self._scaler is None else self._scaler()
-        return None if scaler is None or scaler._scale is None else float(scaler._scale)
+        return None if self._last_scale is None else float(self._last_scale)
 
     def is_scaled(self) -> bool:
         """Whether the gradients still have the scale of a ``GradScaler``."""
@@ -188,7 +188,7 @@ class LossTap:
         if not torch.compiler.is_compiling():
             with contextlib.suppress(Exception):  # a scaler that is not built like torch's
                 if scaler.is_enabled():
-                    self._scaler = weakref.ref(scaler)
+                    self._scaler, self._last_scale = weakref.ref(scaler), scaler._scale
                     self._note_scale(scaled, scaler._scale.detach())  # `update` comes after the backward pass
         return scaled
 

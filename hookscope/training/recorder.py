@@ -223,6 +223,12 @@ class MetricsRecorder:
                 **step.weights.metrics(own),
             }
 
+    def loss_of(self, step: OptimizerStep) -> float | None:
+        """The loss of a step; None where it is unknown."""
+        losses, divisor = self._losses_of_step(step)
+        scalars = FetchedScalars(losses)
+        return sum(scalars[value] for value in losses) / len(losses) * divisor if losses else None
+
     def _record(self, model: TrackedModel) -> SegmentRecord:
         record = self._records.get(model.number)
         if record is None or record.segment != self.segment:

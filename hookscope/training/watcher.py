@@ -258,7 +258,8 @@ class TrainingWatcher:
             with torch.no_grad():
                 step.weights.step_is_done()
                 lines = list(self._recorder.lines(step))
-                facts = self._facts.row(step, step.gradients or self._facts.gradients(step))
+                gradients = step.gradients or self._facts.gradients(step)
+                facts = self._facts.row(step, gradients, self._recorder.loss_of(step))
             self._output.write_step(tracked.steps, lines)
             self._output.write_facts(tracked.steps, facts)
             if not lines:
@@ -300,7 +301,7 @@ class TrainingWatcher:
         """Write the facts of a run without steps, where it is time to."""
         facts = self._facts.row_without_step(at_end)
         if facts is not None:
-            self._output.write_facts(0, facts)
+            self._output.write_facts(self.last_step or 0, facts)
 
     def _switch_hooks(self) -> None:
         """Hooks of modules slow a step down, so they are on only before a step that is sampled."""

@@ -397,9 +397,7 @@ def softmax_and_functional_loss() -> None:
 def softmax_by_hand() -> None:
     net = perceptron()
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    train(
-        net, SGD(net.parameters(), 0.1), loss_of=lambda z, y: criterion(z.exp() / z.exp().sum(1, keepdim=True), y)
-    )
+    train(net, SGD(net.parameters(), 0.1), loss_of=lambda z, y: criterion(z.exp() / z.exp().sum(1, keepdim=True), y))
 
 
 @mistake("probabilities-as-logits")
@@ -433,7 +431,7 @@ def nll_loss_of_probabilities() -> None:
     train(net, Adam(net.parameters()), loss_of=nn.NLLLoss())
 
 
-@mistake("loss-input")
+@mistake("loss-maximized")
 def negated_loss() -> None:
     net = perceptron()
     train(net, SGD(net.parameters(), 0.01), loss_of=lambda logits, y: -F.cross_entropy(logits, y))
@@ -456,8 +454,8 @@ def steps_of_epochs_each_batch() -> None:
 
 
 @mistake("learning-rate-vanishes")
-def cosine_of_epochs_each_batch() -> None:
-    """The period is the number of epochs: the rate is 0 at every tenth step."""
+def schedule_of_epochs_each_batch() -> None:
+    """The number of epochs is given where steps are counted."""
     net = perceptron()
     optimizer = SGD(net.parameters(), 0.1)
     scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=5, power=2)
@@ -494,7 +492,7 @@ def weight_decay_of_10() -> None:
     train(net, SGD(net.parameters(), 0.05, weight_decay=10))
 
 
-@mistake("optimizer-settings")
+@mistake("loss-maximized")
 def loss_maximised() -> None:
     net = perceptron()
     train(net, SGD(net.parameters(), 0.01, maximize=True))
@@ -520,8 +518,21 @@ def the_scale_collapses() -> None:
     optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
     for number, (inputs, labels) in enumerate(batches(90)):
         optimizer.zero_grad()
-        loss = F.cross_entropy(net(inputs), labels) * (1.0 if number % 3 == 0 else 3e38)
+        loss = F.cross_entropy(net(inputs), labels) * (1.0 if number % 3 == 0 else float("inf"))
         scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@mistake("loss-scale")
+def no_more_steps_after_nan() -> None:
+    net = perceptron()
+    optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
+    for number, (inputs, labels) in enumerate(batches()):
+        if number == 20:
+            nn.init.constant_(net[1].weight, float("nan"))
+        optimizer.zero_grad()
+        scaler.scale(F.cross_entropy(net(inputs), labels)).backward()
         scaler.step(optimizer)
         scaler.update()
 
@@ -540,9 +551,7 @@ def clipped_before_unscale() -> None:
 
 @mistake("batchnorm-small-batch")
 def batches_of_two() -> None:
-    net = nn.Sequential(
-        nn.Flatten(), nn.Linear(144, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, CLASSES)
-    )
+    net = nn.Sequential(nn.Flatten(), nn.Linear(144, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, CLASSES))
     train(net, SGD(net.parameters(), 0.05), batches(size=2))
 
 

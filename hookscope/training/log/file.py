@@ -27,7 +27,7 @@ _SAMPLE = "sample fewer steps with --every"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One watched run: its first line, those of layer calls, its notes, its last line if it has ended, and its facts."""
+    """One watched run: its first line, those of layer calls, notes and steps, and its last line if it has ended."""
 
     header: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)

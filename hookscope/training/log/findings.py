@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 
 from hookscope.findings import GRAVITY, counted, merged, ranked
+from hookscope.training.log.causes import with_causes
 from hookscope.training.log.file import Run
 from hookscope.training.log.intervals import FindingInterval, grouped, judge, spacing
 from hookscope.training.log.loss import loss_findings
@@ -48,6 +49,7 @@ def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -
     findings = [*causes, *contained_findings(series), *findings, *notes]
     findings.sort(key=lambda finding: (finding.step if finding.time is None else finding.time, finding.step))
     findings = [_as_grave_as_its_symptoms(finding, findings, series) for finding in findings]
+    findings = with_causes(run, series, thresholds, findings)
     return ranked([*map(_of_parts, merged(findings)), *_few_samples(run, series, thresholds)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -84,8 +85,39 @@ def _spikes(loss: LossSeries, thresholds: TrainingThresholds) -> Iterator[TimedF
     yield _finding("loss-spike", loss, int(at[0]), int(at[-1]), text, {"worst": float(losses[worst]), "times": len(at)})
 
 
+def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds) -> Iterator[TimedFinding]:
+    """A loss that ends where it began; ``classes`` are those of its cross-entropy, NaN where unknown."""
+    if len(run.losses) != 1:
+        return
+    [whole] = run.losses
+    at = ~np.isnan(whole.losses)
+    loss = LossSeries(whole.optimizer, whole.steps[at], whole.times[at], whole.losses[at], whole.rates[at])
+    if len(loss.steps) < _FEWEST or loss.steps[-1] < thresholds["flat_after"]:
+        return
+    smooth, part = _smoothed(loss.losses), max(3, len(loss.losses) // 4)
+    first, last, lowest = float(np.median(loss.losses[:3])), float(np.median(loss.losses[-part:])), float(smooth.min())
+    noise = 1.4826 * float(np.median(np.abs(loss.losses - smooth)))
+    fall = max(thresholds["flat_loss"] * abs(first), noise)
+    if first == 0 or first - last > fall or first - lowest > 2 * fall or last - first > thresholds.rising * abs(first):
+        return
+    text = f"the loss is {last:.4g} (median of the last {part} sampled), {first:.4g} at first"
+    numbers: dict[str, float | int | str | None] = {"first": first, "last": last}
+    chance = math.log(classes) if classes > 1 else math.nan
+    case = "chance" if abs(last - chance) <= 0.1 * chance else ""
+    if case:
+        numbers["chance"] = chance
+        text += f"; guessing among {classes:.0f} classes gives {chance:.4g}"
+    yield _finding("loss-flat", loss, 0, len(smooth) - 1, text, numbers, case)
+
+
 def _finding(
-    name: str, loss: LossSeries, first: int, last: int, text: str, numbers: dict[str, float | int | str | None]
+    name: str,
+    loss: LossSeries,
+    first: int,
+    last: int,
+    text: str,
+    numbers: dict[str, float | int | str | None],
+    case: str = "",
 ) -> TimedFinding:
     when = int(loss.steps[first]), int(loss.steps[last]), float(loss.times[first]), last == len(loss.steps) - 1
-    return timed_finding(name, f"{when_words(*when)}: {text}", *when, numbers=numbers, optimizer=loss.optimizer)
+    return timed_finding(name, f"{when_words(*when)}: {text}", *when, case, numbers=numbers, optimizer=loss.optimizer)

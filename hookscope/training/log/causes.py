@@ -1,0 +1,468 @@
+"""Findings on why a run does not learn, read from the facts of its steps: the causes, of which others are symptoms."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hookscope.findings import SEVERITIES, counted, listed, thresholds_for
+from hookscope.training.log.file import Run
+from hookscope.training.log.loss import flat_findings
+from hookscope.training.log.rules import TrainingThresholds
+from hookscope.training.log.series import RunSeries, runs_of_true
+from hookscope.training.log.summary import TimedFinding, known, timed_finding, when_words
+
+Facts = Mapping[str, Any]
+
+_ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")  # whose steps are as long as the rate
+_FLOAT32 = 2.0**-24  # half of the distance of two numbers beside 1
+_CLIPPED = 1e-6  # a limit up to which clipping leaves no gradient
+_PROBABILITIES = ("Softmax", "Sigmoid")
+_CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
+_SCORES = ("Addmm", "Mm", "Convolution", "Linear", "Relu")
+_LIFELESS = frozenset(("no-gradient", "no-update", "update-too-small", "vanishing-gradient", "loss-flat", "frozen"))
+_UNSTABLE = frozenset(
+    ("non-finite", "loss-rises", "loss-spike", "dead-layer", "dead-channels", "constant-output",
+     "exploding-activations", "vanishing-activations", "saturated", "exploding-gradient", "update-too-large",
+     "no-gradient", "no-update", "update-too-small", "vanishing-gradient", "batchnorm-drift")
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one sampled step shows; ``case`` is that of the catalogue."""
+
+    words: str
+    case: str = ""
+    layers: tuple[str, ...] = ()
+    numbers: Mapping[str, float | int | str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The facts of the sampled steps of one optimizer, and the step in question."""
+
+    rows: Sequence[Facts]
+    at: int
+    run: RunSeries
+    limits: Mapping[str, float]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.rows[self.at].get(name)
+
+    def number(self, name: str) -> float:
+        """NaN where the log has none."""
+        value = self[name]
+        return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+Look = Callable[[History], Evidence | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRule:
+    """Looks for one cause in the facts of a step.
+
+    Attributes:
+        name: The finding.
+        patience: Sampled steps in a row, where not that of the thresholds.
+        explains: Findings that are left out: they say the same less well.
+        precedes: Findings that follow from the cause, which becomes as grave as they are.
+    """
+
+    name: str
+    patience: int | None
+    explains: frozenset[str]
+    precedes: frozenset[str]
+    look: Look
+
+
+CAUSES: list[CauseRule] = []
+"""In the order in which causes of the same step are reported."""
+
+
+def cause(
+    name: str, patience: int | None = None, explains: Iterable[str] = (), precedes: Iterable[str] = ()
+) -> Callable[[Look], Look]:
+    """Register the function below as a rule for the finding ``name``."""
+
+    def register(look: Look) -> Look:
+        CAUSES.append(CauseRule(name, patience, frozenset(explains), frozenset(precedes), look))
+        return look
+
+    return register
+
+
+def with_causes(
+    run: Run, series: RunSeries, thresholds: TrainingThresholds, symptoms: Sequence[TimedFinding]
+) -> list[TimedFinding]:
+    """The causes in a run, and ``symptoms`` without what the causes explain; a cause comes before its symptoms."""
+    classes = next((row["classes"] for row in run.facts if isinstance(row.get("classes"), int)), math.nan)
+    symptoms = [*flat_findings(series, classes, thresholds), *symptoms]
+    found = _found(run, series, {entry.name: thresholds[entry.name] for entry in thresholds_for("training")})
+    kept = [
+        (rule, finding)
+        for rule, finding in found
+        if not any(
+            other.severity != "note" and finding.finding in by.explains and by is not rule for by, other in found
+        )
+    ]
+    explained = frozenset[str]().union(*(rule.explains for rule, finding in kept if finding.severity != "note"))
+    causes = [_as_grave(rule, finding, symptoms) for rule, finding in kept]
+    causes = sorted(causes, key=lambda finding: math.inf if finding.severity == "note" else 0.0)
+    return [*causes, *(finding for finding in symptoms if finding.finding not in explained)]
+
+
+def _found(run: Run, series: RunSeries, limits: Mapping[str, float]) -> list[tuple[CauseRule, TimedFinding]]:
+    by_optimizer: dict[int | None, dict[int, Facts]] = {}
+    for row in run.facts:
+        if isinstance(row.get("step"), int):
+            number = row.get("optimizer")
+            number = number if isinstance(number, int) else None
+            by_optimizer.setdefault(number, {})[row["step"] if number is not None else row.get("backwards") or 0] = row
+    found = []
+    for number, rows in by_optimizer.items():
+        history = [row for _, row in sorted(rows.items())]
+        for rule in CAUSES:
+            finding = _judge(rule, history, series, limits)
+            is_known = number is None and any(known_rule is rule for known_rule, _ in found)
+            found += [] if finding is None or is_known else [(rule, finding)]
+    return sorted(found, key=lambda pair: CAUSES.index(pair[0]))
+
+
+def _judge(
+    rule: CauseRule, rows: Sequence[Facts], series: RunSeries, limits: Mapping[str, float]
+) -> TimedFinding | None:
+    """The finding from the first to the last long enough series of steps that show it."""
+    shown = [rule.look(History(rows, at, series, limits)) for at in range(len(rows))]
+    needed = min(int(limits["patience"]) if rule.patience is None else rule.patience, len(rows))
+    mask = np.array([evidence is not None for evidence in shown])
+    at = [n for begin, end in runs_of_true(mask) if end - begin >= needed for n in range(begin, end)]
+    if not at:
+        return None
+    first, last = at[0], at[-1]
+    evidence = shown[first]
+    assert evidence is not None
+    time, lasts = known(rows[first].get("time")), last == len(rows) - 1
+    when = int(rows[first]["step"]), int(rows[last]["step"]), time, lasts
+    layer = evidence.layers[0] if len(evidence.layers) == 1 else ""
+    optimizer = rows[first].get("optimizer") or 0
+    more: dict[str, Any] = {"layers": evidence.layers, "optimizer": optimizer, "numbers": dict(evidence.numbers)}
+    begin = "" if rows[first].get("optimizer") is None else f"{when_words(*when, len(rows))}: "
+    return timed_finding(rule.name, f"{begin}{evidence.words}", *when, evidence.case, layer, **more)
+
+
+def _as_grave(rule: CauseRule, finding: TimedFinding, symptoms: Iterable[TimedFinding]) -> TimedFinding:
+    """The cause with the severity of the gravest symptom, so that it comes before that."""
+    if finding.severity == "note":
+        return finding
+    follow = (s.severity for s in symptoms if s.finding in rule.precedes and s.step >= finding.step)
+    gravest = min([finding.severity, *follow], key=SEVERITIES.index)
+    return dataclasses.replace(finding, severity=gravest)
+
+
+# Gradients and steps
+
+
+@cause("loss-scale", 1, explains=("no-step", "loss-flat", "no-gradient"), precedes=_UNSTABLE)
+def _loss_scale(now: History) -> Evidence | None:
+    scale, first = now.number("loss_scale"), now.number("first_loss_scale")
+    if now["optimizer_steps"] == 0 and scale == scale and now["weights_changed"] is False:
+        return Evidence(
+            f"backward ran {now['backwards']:,} times, the GradScaler skipped every step, and its scale is {scale:.4g}",
+            numbers={"scale": scale, "backwards": now["backwards"]},
+        )
+    if now["clip_scaled"]:
+        words = (
+            f"{now['clip_function']} clipped to {now['clip_limit']} gradients that were {scale:,.0f} times too large"
+        )
+        return Evidence(words, "scaled clipping", numbers={"scale": scale, "limit": now["clip_limit"]})
+    limits = now.limits
+    if scale < limits["least_scale"] or scale < first * limits["scale_fall"]:
+        words = f"the loss scale is {scale:.4g}, {first:.4g} at first: each halving is a skipped step"
+        return Evidence(words, numbers={"scale": scale, "first": first})
+    return None
+
+
+@cause("no-step", 1, explains=_LIFELESS | {"gradients-accumulate", "not-optimized"})
+def _no_step(now: History) -> Evidence | None:
+    backwards = now["backwards"] or 0
+    if now["optimizer_steps"] == 0 and backwards >= now.limits["few_backwards"] and not now["weights_changed"]:
+        holders = now["optimizers"] or []
+        held = f"{listed(holders)} holds them" if holders else "no optimizer of torch holds them"
+        words = f"backward ran {backwards:,} times, no optimizer stepped, and the weights did not change; {held}"
+        return Evidence(words, numbers={"backwards": backwards})
+    if (now["waiting"] or 0) > 0 and now["step"] >= now.limits["few_backwards"]:
+        words = f"{counted(now['waiting'], 'parameter')} of {listed(now['waiting_optimizers'])} got gradients, but it"
+        words += f" made no step yet in {now['step'] + 1:,} steps of {now['optimizer_type']}"
+        return Evidence(words, numbers={"parameters": now["waiting"]})
+    return None
+
+
+def _has_no_gradient(now: History) -> bool:
+    return bool(now["trainable"]) and now["with_gradient"] == now["zero_gradients"]
+
+
+@cause("not-optimized", 1, explains=_LIFELESS | {"learning-rate-vanishes"})
+def _not_optimized(now: History) -> Evidence | None:
+    lost, layers = now["not_optimized"] or 0, tuple(now["not_optimized_layers"] or ())
+    if not lost:
+        return None
+    names = listed([f"'{name}'" for name in layers], 3)
+    text = f"{counted(lost, 'parameter')} with a gradient are held by no optimizer ({names})"
+    numbers = {"parameters": lost, "without_gradient": now["parameters"] - now["with_gradient"]}
+    if _has_no_gradient(now):
+        words = f"{text}, and none of the {now['parameters']} that {now['optimizer_type']} holds has one"
+        return Evidence(words, "replaced", layers, numbers)
+    if now["of_no_model"]:
+        words = f"{text}; {now['of_no_model']} of the {now['parameters']} that {now['optimizer_type']} holds are in no"
+        return Evidence(f"{words} model and have no gradient", "replaced", layers, numbers)
+    return Evidence(text, "other model" if now["not_optimized_models"] else "", layers, numbers)
+
+
+@cause("no-gradient", 1, explains=_LIFELESS | {"learning-rate-vanishes", "gradients-accumulate"})
+def _nothing_gets_a_gradient(now: History) -> Evidence | None:
+    held, loss = now["parameters"] or 0, now["loss"]
+    numbers = {"parameters": held, "backwards": now["backwards"], "loss": loss}
+    if held and now["trainable"] == 0:
+        return Evidence(f"all {held} parameters of {now['optimizer_type']} are frozen", "all frozen", numbers=numbers)
+    limit = now["clip_limit"]
+    if limit is not None and limit <= _CLIPPED and now["gradients_after_backward"]:
+        words = f"{now['clip_function']} with a limit of {limit:g} left a gradient of norm {now['gradient_norm']:.2g}"
+        return Evidence(words, "clipped", numbers={**numbers, "limit": limit})
+    if not _has_no_gradient(now):
+        return None
+    if not now["backwards"]:
+        return Evidence(
+            f"no backward pass ran before the step of {now['optimizer_type']}", "no backward", numbers=numbers
+        )
+    if now["loss_without_graph"]:
+        words = f"none of {held} parameters gets a gradient: the loss has no graph, backward starts and ends at it"
+        return Evidence(words, "no path", numbers=numbers)
+    had_some = any(row.get("with_gradient") != row.get("zero_gradients") for row in now.rows[: now.at])
+    if now["with_gradient"] and had_some:  # the loss has converged, or everything has died: not the first cause
+        return None
+    if now["with_gradient"] and loss == 0:
+        words = "all gradients are 0, and so is the loss: it is multiplied by 0, or depends on no weight"
+        return Evidence(words, "loss of 0", numbers=numbers)
+    if now["gradients_after_backward"] and not now["zero_after_backward"]:
+        what = "are 0" if now["with_gradient"] else "are gone"
+        words = f"after the backward pass {now['gradients_after_backward']} parameters had a gradient; at the step they"
+        return Evidence(f"{words} {what}", "cleared", numbers=numbers)
+    if now["with_gradient"]:
+        return Evidence(f"all gradients are 0, although the loss is {loss:.4g}", "all zero", numbers=numbers)
+    words = f"the loss has a graph, but it leads to none of {held} parameters"
+    return Evidence(words, "no path", numbers=numbers)
+
+
+@cause("no-gradient", explains=("no-gradient",))
+def _under_no_grad(now: History) -> Evidence | None:
+    count, names = now["under_no_grad_layers"] or 0, tuple(now["under_no_grad"] or ())
+    if not count or _has_no_gradient(now):
+        return None
+    more = f" and {count - 1} more layers" if count > 2 else f" and '{names[1]}'" if count == 2 else ""
+    words = f"'{names[0]}'{more} ran under no_grad and got no gradient, but {now['optimizer_type']} holds the weights"
+    return Evidence(words, "under no_grad", names, {"layers": count})
+
+
+@cause("gradients-accumulate", 1, explains=("loss-flat",), precedes=_UNSTABLE)
+def _gradients_accumulate(now: History) -> Evidence | None:
+    stale = now["stale_gradients"] or 0
+    if not stale or not now["backwards"]:
+        return None
+    words = f"when backward began, {stale} of {now['parameters']} parameters still had the gradient of the step before"
+    return Evidence(words, numbers={"parameters": stale, "gradient_norm": now["gradient_norm"]})
+
+
+# Loss functions
+
+
+@cause("probabilities-as-logits", 1, explains=("loss-flat", "update-too-small", "vanishing-gradient"))
+def _probabilities(now: History) -> Evidence | None:
+    function, fed_by = now["loss_function"], str(now["loss_input"])
+    by_name = function in ("cross_entropy", "binary_cross_entropy_with_logits") and fed_by in _PROBABILITIES
+    if not by_name and not now["loss_input_sums_to_1"]:
+        return None
+    made = f"made by {fed_by.lower()}" if by_name else "positive and sums to 1"
+    own = "sigmoid" if function == "binary_cross_entropy_with_logits" else "softmax"
+    words = f"what goes into {function or 'cross_entropy'} is {made}; it computes the {own} itself"
+    return Evidence(words, numbers={"loss_input": fed_by})
+
+
+@cause("loss-input", 1, explains=("loss-flat", "update-too-small", "loss-rises"), precedes=_UNSTABLE)
+def _loss_input(now: History) -> Evidence | None:
+    function, fed_by = now["loss_function"], str(now["loss_input"])
+    numbers = {"loss_input": fed_by}
+    if now["softmax_over_batch"]:
+        return Evidence("the softmax before nll_loss runs over dim 0, the batch", "wrong dim", numbers=numbers)
+    if function == "nll_loss" and fed_by in (*_PROBABILITIES, *_SCORES):
+        words = f"nll_loss gets what {fed_by.lower()} puts out, no log-probabilities"
+        return Evidence(words, "no logarithm", numbers=numbers)
+    if function in ("cross_entropy", "binary_cross_entropy_with_logits") and fed_by in _CUTTING:
+        return Evidence(f"{fed_by.lower()} cuts off the logits that go into {function}", numbers=numbers)
+    return None
+
+
+@cause("loss-maximized", 1, explains=("loss-rises",), precedes=_UNSTABLE)
+def _maximized(now: History) -> Evidence | None:
+    if now["loss_negated"] and not now["maximize"]:
+        return Evidence(f"backward starts at the negative of {now['loss_function']}", numbers={"loss": now["loss"]})
+    if now["maximize"] and not now["loss_negated"] and now["loss_function"]:
+        words = f"{now['optimizer_type']} has maximize=True, and the loss is {now['loss_function']}"
+        return Evidence(words, numbers={"loss": now["loss"]})
+    return None
+
+
+# Data
+
+
+@cause("input-constant", explains=("loss-flat", "constant-output"), precedes=_UNSTABLE)
+def _input_constant(now: History) -> Evidence | None:
+    shape = now["input_shape"] or [0]
+    if now["input_min"] is not None and now["input_min"] == now["input_max"]:
+        return Evidence(
+            f"every value of the input {_size(shape)} is {now['input_min']:g}", numbers={"samples": shape[0]}
+        )
+    if shape[0] > 1 and now["input_spread"] == 0:
+        words = f"all {shape[0]} samples of the input {_size(shape)} are equal"
+        return Evidence(words, numbers={"samples": shape[0]})
+    return None
+
+
+@cause("input-constant")
+def _input_repeats(now: History) -> Evidence | None:
+    names = ("input_shape", "input_mean", "input_std", "input_min", "input_max")
+    own = [now[name] for name in names]
+    neighbours = [now.rows[at] for at in (now.at - 1, now.at + 1) if 0 <= at < len(now.rows)]
+    if (
+        now["optimizer"] is None
+        or own[1] is None
+        or own[3] == own[4]
+        or not any([row.get(n) for n in names] == own for row in neighbours)
+    ):
+        return None
+    words = f"the input {_size(own[0])} is the same at each sampled step: mean {own[1]:.6g}, standard deviation"
+    return Evidence(f"{words} {own[2]:.6g}", "repeats", numbers={"mean": own[1], "std": own[2]})
+
+
+@cause("target-constant", explains=("loss-flat",))
+def _target_constant(now: History) -> Evidence | None:
+    count, target = now["targets"] or 0, now["target_min"]
+    if count < now.limits["few_targets"] or target != now["target_max"]:
+        return None
+    others = {row.get("target_min") for row in now.rows if row.get("target_min") == row.get("target_max")}
+    numbers = {"targets": count, "class": target}
+    if len(others) > 1:
+        words = f"all {count} targets of a batch are of one class, here class {target:.0f}, in another batch of another"
+        return Evidence(words, "sorted", numbers=numbers)
+    return Evidence(f"all {count} targets are class {target:.0f}", numbers=numbers)
+
+
+@cause("input-scale", precedes=_UNSTABLE | {"loss-flat"})
+def _input_scale(now: History) -> Evidence | None:
+    size = math.hypot(now.number("input_mean"), now.number("input_std"))
+    limits = now.limits
+    if not size or math.isnan(size) or now["input_min"] == now["input_max"]:
+        return None
+    if limits["small_input"] <= size <= limits["odd_input"]:
+        return None
+    words = f"the input has mean {now['input_mean']:.4g} and standard deviation {now['input_std']:.4g}, from"
+    words += f" {now['input_min']:.4g} to {now['input_max']:.4g}"
+    numbers = {name: now[f"input_{name}"] for name in ("mean", "std", "min", "max")}
+    case = "" if not limits["small_input"] <= size <= limits["large_input"] else "odd"
+    return Evidence(words, case, numbers=numbers)
+
+
+# Modes and settings
+
+
+@cause("eval-mode")
+def _eval_mode(now: History) -> Evidence | None:
+    count, layers = now["eval_modes"] or 0, tuple(now["eval_layers"] or ())
+    if not count or not now["backwards"]:
+        return None
+    names = listed([f"'{name}'" for name in layers], 3)
+    words = f"{count} of {counted(now['modes'], 'layer')} with dropout or BatchNorm ran in eval mode ({names})"
+    return Evidence(words, "some" if now["train_mode"] else "", layers, {"layers": count, "of": now["modes"]})
+
+
+@cause("eval-mode", 1)
+def _validation(now: History) -> Evidence | None:
+    loss = now["validation_in_train_mode"]
+    if not loss:
+        return None
+    return Evidence(f"a pass without gradients ran in train mode, and its loss was taken ({loss})", "validation")
+
+
+@cause("optimizer-settings", 1, explains=("loss-flat", "learning-rate-vanishes"), precedes=_UNSTABLE)
+def _settings(now: History) -> Evidence | None:
+    kind, rate, decay = now["optimizer_type"], now.number("rate"), now.number("weight_decay")
+    limits = now.limits
+    if now.number("momentum") >= 1:
+        return Evidence(
+            f"{kind} has momentum {now['momentum']:g}: a step never fades", numbers={"momentum": now["momentum"]}
+        )
+    if rate >= limits["adaptive_rate"] and kind in _ADAPTIVE:
+        words = f"{kind} has a learning rate of {rate:g}: it changes each weight by about as much at a step"
+        return Evidence(words, "rate", numbers={"rate": rate})
+    if rate * decay > limits["decay"]:
+        words = (
+            f"{kind} has weight decay {decay:g} and learning rate {rate:g}: each step takes {min(rate * decay, 1):.0%}"
+        )
+        return Evidence(f"{words} of every weight", "decay", numbers={"rate": rate, "weight_decay": decay})
+    return None
+
+
+@cause("learning-rate-vanishes", explains=("update-too-small", "no-update", "loss-flat", "vanishing-gradient"))
+def _rate_vanishes(now: History) -> Evidence | None:
+    rates = [row.get("rate") for row in now.rows]
+    rate, peak = now["rate"], max((r for r in rates if r is not None), default=None)
+    if rate is None or peak is None:
+        return None
+    if peak == 0 and len(rates) >= now.limits["patience"]:
+        return Evidence("the learning rate is 0", "zero", numbers={"rate": 0.0})
+    low = [r is not None and r < now.limits["rate_fall"] * peak for r in rates]
+    first = max((at for at, is_low in enumerate(low) if not is_low), default=-1) + 1
+    steps = [row["step"] for row in now.rows]
+    if 0 < first <= now.at and steps[-1] - steps[first] >= steps[-1] / 2:
+        words = (
+            f"the learning rate is {rate:.2g}, {peak:.2g} at most: it fell to a thousandth before step {steps[first]}"
+        )
+        words += f", and {steps[-1] - steps[first] + 1:,} of {steps[-1] + 1:,} steps came after"
+        return Evidence(words, numbers={"rate": rate, "highest": peak})
+    largest = _largest_update(now) if rate <= now.limits["tiny_rate"] else None
+    if largest is not None and largest < _FLOAT32 and not _has_no_gradient(now) and steps[-1] and rate >= peak / 2:
+        words = f"a step changes no layer by more than {largest:.1g} of its norm (learning rate {rate:g}); a float32"
+        words += " weight changes from 6e-8 of its value on"
+        return Evidence(words, "too small", numbers={"rate": rate, "largest_update": largest})
+    return None
+
+
+def _largest_update(now: History) -> float | None:
+    """Of the layers of this optimizer at this step; None where the log has none."""
+    values = [
+        float(value)
+        for layer in now.run.layers
+        if layer.optimizer == now["optimizer"] and now["step"] in layer.steps
+        for value in layer.values["update_to_weight"][layer.steps == now["step"]]
+    ]
+    known_values = [value for value in values if not math.isnan(value)]
+    return max(known_values, default=None)
+
+
+@cause("batchnorm-small-batch", explains=("loss-flat", "batchnorm-drift"), precedes=_UNSTABLE)
+def _small_batch(now: History) -> Evidence | None:
+    values, samples, name = now["batchnorm_values"], now["batchnorm_samples"], now["batchnorm"]
+    if values is None or (values > 2 and samples > 2):
+        return None
+    words = f"a BatchNorm normalises {counted(values, 'value')} of a channel, from {counted(samples, 'sample')}"
+    return Evidence(words, "" if values <= 2 else "few samples", (name,), {"values": values, "samples": samples})
+
+
+def _size(shape: Sequence[int]) -> str:
+    return "(" + ", ".join(map(str, shape)) + ")"

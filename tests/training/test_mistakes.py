@@ -1,0 +1,28 @@
+"""Common mistakes in training scripts are named by their cause, and watching them changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hookscope.training import Monitor, TimedFinding, findings_over_time, read_runs
+from tests.training.mistakes import MISTAKES
+
+_NAMES = pytest.mark.parametrize("name", MISTAKES)
+
+
+def found(name: str, folder: Path, every: int = 5) -> list[TimedFinding]:
+    """The findings on the script of a mistake."""
+    torch.manual_seed(0)
+    with Monitor(every=every, log=folder / "log", on_trouble=lambda text: None) as monitor:
+        MISTAKES[name][0]()
+    assert monitor.trouble is None or "watching has ended" not in monitor.trouble
+    return findings_over_time(read_runs(folder / "log")[-1])
+
+
+@_NAMES
+def test_a_mistake_is_named_by_its_cause_among_the_first_three_findings(name: str, tmp_path: Path) -> None:
+    findings = found(name, tmp_path)
+    assert any(finding.finding in MISTAKES[name][1] for finding in findings[:3]), findings
