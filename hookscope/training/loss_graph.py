@@ -10,8 +10,10 @@ from torch import Tensor
 
 _MOST_NODES = 64
 # Operations that keep the values, and the class of each
-_SHAPES = ("View", "Reshape", "Unsafe", "Squeeze", "Unsqueeze", "Transpose", "Permute", "TBackward", "Clone", "ToCopy")
-_SHAPES += ("Select", "Slice", "Alias", "Index")
+_SHAPES = (
+    "View", "Reshape", "Unsafe", "Squeeze", "Unsqueeze", "Transpose", "Permute", "TBackward", "Clone", "ToCopy",
+    "Select", "Slice", "Alias", "Index",
+)  # fmt: skip
 _MEANS = ("Mean", "Sum", "Mul", "Div")
 _LOGITS = ("Addmm", "Mm", "Convolution", "Linear", "Relu")  # what a logarithm of probabilities does not come from
 _LOSSES = {

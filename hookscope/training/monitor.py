@@ -68,6 +68,7 @@ class Monitor(RunProgress):
         steps: Number of steps so far, of all optimizers.
         sampled: Number of sampled steps.
         rows: The lines, where there is no log.
+        facts: The facts of the sampled steps, where there is no log.
         trouble: The first message to the user, None without one.
         stopped: The error that ``stop_on`` raised, even if the loop caught it; else None.
 

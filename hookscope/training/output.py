@@ -29,6 +29,7 @@ class RunProgress:
     steps: int = 0
     sampled: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
+    facts: list[dict[str, Any]] = field(default_factory=list)
     trouble: str | None = None
     stopped: NonFiniteError | None = None
 
@@ -73,9 +74,12 @@ class WatcherOutput:
         self._run.sampled += 1
 
     def write_facts(self, step: int, facts: Mapping[str, Any]) -> None:
-        """Write the facts of a step to the log, without those that are None."""
-        if self._log is not None:
-            self._log.write([self._line("facts", step, {k: v for k, v in facts.items() if v is not None})])
+        """Write the facts of a sampled step, without those that are None."""
+        line = self._line("facts", step, {name: value for name, value in facts.items() if value is not None})
+        if self._log is None:
+            self._run.facts.append(line)
+        else:
+            self._log.write([line])
 
     def note(self, note: str, step: int | None, text: str, **fields: Any) -> None:
         """Write a note to the log, if the log can be written."""

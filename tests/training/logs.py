@@ -16,7 +16,8 @@ SOUND: dict[str, Any] = {
 
 def row(step: int, layer: str, index: int, **more: Any) -> dict[str, Any]:
     """A line of a layer in a sound run."""
-    of_step = {"step": step, "time": step / 10, "loss": 1.0, "learning_rate": 0.1, "optimizer": 0, "model": 0}
+    loss = max(0.5, 1 - step / 1000)
+    of_step = {"step": step, "time": step / 10, "loss": loss, "learning_rate": 0.1, "optimizer": 0, "model": 0}
     return of_step | {"layer": layer, "call": 0, "index": index, "type": "Conv2d"} | SOUND | more
 
 

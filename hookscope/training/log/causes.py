@@ -103,7 +103,8 @@ def with_causes(
 ) -> list[TimedFinding]:
     """The causes in a run, and ``symptoms`` without what the causes explain; a cause comes before its symptoms."""
     classes = next((row["classes"] for row in run.facts if isinstance(row.get("classes"), int)), math.nan)
-    symptoms = [*flat_findings(series, classes, thresholds), *symptoms]
+    if all(finding.severity == "note" for finding in symptoms):  # else these say why
+        symptoms = [*symptoms, *flat_findings(series, classes, thresholds)]
     found = _found(run, series, {entry.name: thresholds[entry.name] for entry in thresholds_for("training")})
     kept = [
         (rule, finding)
@@ -125,7 +126,7 @@ def _found(run: Run, series: RunSeries, limits: Mapping[str, float]) -> list[tup
             number = row.get("optimizer")
             number = number if isinstance(number, int) else None
             by_optimizer.setdefault(number, {})[row["step"] if number is not None else row.get("backwards") or 0] = row
-    found = []
+    found: list[tuple[CauseRule, TimedFinding]] = []
     for number, rows in by_optimizer.items():
         history = [row for _, row in sorted(rows.items())]
         for rule in CAUSES:

@@ -94,19 +94,20 @@ def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds
     loss = LossSeries(whole.optimizer, whole.steps[at], whole.times[at], whole.losses[at], whole.rates[at])
     if len(loss.steps) < _FEWEST or loss.steps[-1] < thresholds["flat_after"]:
         return
-    smooth, part = _smoothed(loss.losses), max(3, len(loss.losses) // 4)
-    first, last, lowest = float(np.median(loss.losses[:3])), float(np.median(loss.losses[-part:])), float(smooth.min())
-    noise = 1.4826 * float(np.median(np.abs(loss.losses - smooth)))
-    fall = max(thresholds["flat_loss"] * abs(first), noise)
-    if first == 0 or first - last > fall or first - lowest > 2 * fall or last - first > thresholds.rising * abs(first):
-        return
-    text = f"the loss is {last:.4g} (median of the last {part} sampled), {first:.4g} at first"
-    numbers: dict[str, float | int | str | None] = {"first": first, "last": last}
+    losses, smooth, part = loss.losses, _smoothed(loss.losses), max(3, len(loss.losses) // 4)
+    noise = 1.4826 * float(np.median(np.abs(losses - smooth)))
+    last = float(losses[-part:].mean())
+    first = max(float(losses[:part].mean()), float(losses[0]) - 3 * noise)  # it may fall within few steps
+    fall = max(thresholds["flat_loss"] * abs(first), 2 * noise / math.sqrt(part))
     chance = math.log(classes) if classes > 1 else math.nan
-    case = "chance" if abs(last - chance) <= 0.1 * chance else ""
-    if case:
-        numbers["chance"] = chance
-        text += f"; guessing among {classes:.0f} classes gives {chance:.4g}"
+    guesses = abs(last - chance) <= 0.05 * chance and float(losses[part : 2 * part].mean()) - last <= fall
+    has_fallen = first - last > fall or first - float(smooth.min()) > 4 * fall
+    if not first or last - first > thresholds.rising * abs(first) or (has_fallen and not guesses):
+        return
+    text = f"the loss is {last:.4g} (mean of the last {part} sampled), {losses[0]:.4g} at first"
+    text += f"; guessing among {classes:.0f} classes gives {chance:.4g}" if guesses else ""
+    numbers: dict[str, float | int | str | None] = {"first": float(losses[0]), "last": last}
+    case = "chance" if guesses else ""
     yield _finding("loss-flat", loss, 0, len(smooth) - 1, text, numbers, case)
 
 

@@ -32,17 +32,41 @@ FALLING = 2 * np.exp(-np.arange(60) / 20) + 0.2
     [
         FALLING,
         FALLING + noise(60),
-        1 + noise(60, 0.3),
         FALLING - 5,
         FALLING[::-1][:5],
         np.zeros(30),
         [None] * 30,
         1e-6 * FALLING[::-1] * (np.arange(60) > 20) + FALLING * (np.arange(60) <= 20),
     ],
-    ids=range(8),
+    ids=range(7),
 )
 def test_sound_losses(losses: Sequence[float]) -> None:
     assert told([None if loss is None else float(loss) for loss in losses]) == []
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [1 + noise(60, 0.3), np.full(20, 2.0), 2 + noise(60, 0.01), np.r_[3.0, 2.99, np.full(20, 3.0)]],
+    ids=["noise", "constant", "nearly constant", "a little better for one step"],
+)
+def test_a_loss_that_ends_where_it_began(losses: np.ndarray) -> None:
+    [found] = told(losses.tolist())
+    assert (found.finding, found.severity, found.step, found.lasts) == ("loss-flat", "warning", 0, True)
+    assert found.numbers["last"] == pytest.approx(losses[-max(3, len(losses) // 4) :].mean())
+
+
+@pytest.mark.parametrize("classes, is_chance", [(8, True), (1000, False), (None, False)])
+def test_a_loss_that_stays_at_the_logarithm_of_the_number_of_classes_is_that_of_guessing(
+    classes: int | None, is_chance: bool
+) -> None:
+    rows = [{"step": 10 * at, "layer": "a", "loss": 2.07} for at in range(30)]
+    [found] = findings_over_time(Run({}, rows, facts=[{"step": 0, "optimizer": 0, "classes": classes}]))
+    assert ("guessing among 8 classes gives 2.079" in found.evidence) is is_chance  # ln(8)
+
+
+def test_few_steps_are_not_flat_yet() -> None:
+    rows = [{"step": at, "layer": "a", "loss": 2.0} for at in range(30)]
+    assert findings_over_time(Run({}, rows)) == []
 
 
 def test_a_loss_that_rises_for_good() -> None:
