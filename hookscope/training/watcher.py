@@ -139,7 +139,7 @@ class TrainingWatcher:
         """A compiled function is called, which may step optimizers."""
         with torch.no_grad():
             for tracked in self._optimizers.in_function(function):
-                step = OptimizerStep(tracked, True)
+                step = OptimizerStep(tracked, True, gradients={})  # unseen: the function may also clear them
                 if tracked.steps % self._optimizers.every == 0:
                     self._measure_weights(step)
                 steps.append((step, tracked.versions()))
@@ -258,7 +258,7 @@ class TrainingWatcher:
             with torch.no_grad():
                 step.weights.step_is_done()
                 lines = list(self._recorder.lines(step))
-                gradients = step.gradients or self._facts.gradients(step)
+                gradients = self._facts.gradients(step) if step.gradients is None else step.gradients
                 facts = self._facts.row(step, gradients, self._recorder.loss_of(step))
             self._output.write_step(tracked.steps, lines)
             self._output.write_facts(tracked.steps, facts)
@@ -297,6 +297,7 @@ class TrainingWatcher:
     def _is_pass_without_gradients(self) -> bool:
         return self._samples and not torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
 
+    @_guarded
     def _write_facts(self, at_end: bool = False) -> None:
         """Write the facts of a run without steps, where it is time to."""
         facts = self._facts.row_without_step(at_end)
