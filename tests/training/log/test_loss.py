@@ -55,7 +55,7 @@ def test_a_loss_that_ends_where_it_began(losses: np.ndarray) -> None:
     assert found.numbers["last"] == pytest.approx(losses[-max(3, len(losses) // 4) :].mean())
 
 
-@pytest.mark.parametrize("classes, is_chance", [(8, True), (1000, False), (None, False)])
+@pytest.mark.parametrize(("classes", "is_chance"), [(8, True), (1000, False), (None, False)])
 def test_a_loss_that_stays_at_the_logarithm_of_the_number_of_classes_is_that_of_guessing(
     classes: int | None, is_chance: bool
 ) -> None:
