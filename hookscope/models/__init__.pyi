@@ -18,6 +18,9 @@ from .load import load_model as load_model
 from .loaded import LoadedModel as LoadedModel
 from .meta_device import meta_forward as meta_forward
 from .names import package_versions as package_versions
-from .run import model_errors_as_input_errors as model_errors_as_input_errors
+from .run import (
+    advice_on_inputs as advice_on_inputs,
+    model_errors_as_input_errors as model_errors_as_input_errors,
+)
 from .sources import class_names_of as class_names_of, find_source as find_source, model_names as model_names
 from .weights_choice import WEIGHTS_WORDS as WEIGHTS_WORDS, WeightsChoice as WeightsChoice

@@ -32,18 +32,24 @@ class PythonSource(ModelSource):
 
     def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         from hookscope.models.checkpoints import load_checkpoint
+        from hookscope.models.declared import take_pictures, with_declared_input
         from hookscope.models.loaded import LoadedModel
 
         weights.refuse_names(model)
-        built, label, notes = _call_factory(model), f"from factory (seed {seed})", list[str]()
+        (built, said), label, notes = _call_factory(model), f"from factory (seed {seed})", list[str]()
         if weights.kind is WeightsKind.FILE:
             label, notes = load_checkpoint(built, weights.text, model)
-        return LoadedModel.of(built, model, label, WeightsMetadata(notes=tuple(notes)))
+        if "model_inputs" in said:
+            take_pictures(built, said["model_inputs"], model.rpartition(":")[0])
+        metadata = with_declared_input(WeightsMetadata(notes=tuple(notes)), said, model)
+        return LoadedModel.of(built, model, label, metadata)
 
 
-def _call_factory(spec: str) -> nn.Module:
+def _call_factory(spec: str) -> tuple[nn.Module, dict[str, Any]]:
+    """The model, and what its file declares of its input."""
     from torch import nn
 
+    from hookscope.models.declared import declared
     from hookscope.models.run import build_errors_as_model_errors
 
     source, _, name = spec.rpartition(":")
@@ -60,7 +66,7 @@ def _call_factory(spec: str) -> nn.Module:
             model = factory if isinstance(factory, nn.Module) else factory()
     if not isinstance(model, nn.Module):
         raise ModelError(f"{spec} returned {type(model).__name__}", do="return an nn.Module")
-    return model
+    return model, declared(factory, module)
 
 
 def _factories_of(module: ModuleType) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,9 +31,16 @@ def family_of(model: nn.Module) -> str:
 
 
 def native_size(model: nn.Module) -> tuple[int, int] | None:
-    """``(H, W)`` that the model requires (ViT), None if it does not state it."""
-    side = getattr(model, "image_size", None)
-    return (side, side) if isinstance(side, int) else None
+    """``(H, W)`` that the model states, as torchvision, transformers or timm do; None if it does not."""
+    timm: Any = getattr(model, "default_cfg", None)
+    stated = [getattr(model, "image_size", None), getattr(getattr(model, "config", None), "image_size", None)]
+    stated.append(timm.get("input_size") if isinstance(timm, Mapping) else None)
+    for size in stated:
+        if isinstance(size, int):
+            return size, size
+        if isinstance(size, tuple | list) and len(size) > 1 and all(isinstance(side, int) for side in size[-2:]):
+            return size[-2], size[-1]
+    return None
 
 
 def in_channels(model: nn.Module) -> int:

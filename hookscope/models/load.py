@@ -31,7 +31,8 @@ def load_model(
 
     Args:
         model: A torchvision name, ``shapes`` (bundled and trained), ``package.module:factory``,
-            ``path/to/file.py:factory`` or ``timm:NAME``.
+            ``path/to/file.py:factory`` or ``timm:NAME``. The names ``input_size``, ``preprocess`` and ``model_inputs``
+            next to a factory say what its model takes, see ``docs/howto/own-model.md``.
         weights: ``auto`` (torchvision's default weights; seeded random weights if neither cache nor network has
             them, which ``notes`` says), ``default`` or a weights name (fail if unavailable), ``none``, or a checkpoint
             file. A `WeightsChoice`, None and ``ResNet34_Weights.DEFAULT`` work too. A safetensors file can bring its
@@ -69,7 +70,8 @@ def load_model(
     loaded.model.eval().to(where)
     usual = loaded.preprocess
     # A ViT without weights may be made for another size than its default weights (vit_h_14).
-    if input_size is None and preprocess == "weights" and made_for(usual.transforms) != usual.default_size:
+    other_size = not usual.is_own and made_for(usual.transforms) != usual.default_size
+    if input_size is None and preprocess == "weights" and other_size:
         input_size = usual.default_size
     return replace(loaded, device=where, preprocess=replace(usual, mode=preprocess, size=input_size, device=where))
 

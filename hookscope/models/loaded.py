@@ -42,14 +42,15 @@ class LoadedModel:
         cls, model: nn.Module, name: str, weights: str, metadata: WeightsMetadata, family: str | None = None
     ) -> LoadedModel:
         """The record of a model on the CPU, with the transforms of ``metadata`` or the usual ones of its family."""
-        family = family or family_of(model)
+        size = metadata.input_size or ()
+        family = family or ("video" if len(size) == 4 else family_of(model))
         transforms = metadata.transforms or usual_transforms(family)
         preprocess = Preprocess(
             family=family,
             transforms=transforms,
-            default_size=native_size(model) or made_for(transforms),
-            channels=in_channels(model),
-            frames=CLIP_FRAMES if family == "video" else 1,
+            default_size=(size[-2], size[-1]) if size else native_size(model) or made_for(transforms),
+            channels=size[0] if len(size) > 2 else in_channels(model),
+            frames=size[1] if len(size) == 4 else CLIP_FRAMES if family == "video" else 1,
             dtype=next((p.dtype for p in model.parameters() if p.is_floating_point()), None),
         )
         return cls(model, name, weights, preprocess, metadata.categories, family, "cpu", metadata.notes)

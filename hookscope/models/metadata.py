@@ -56,11 +56,13 @@ class WeightsMetadata:
         transforms: Torchvision transforms from picture to input, None for the usual ones of the family.
         categories: Class names, None if unknown.
         notes: What the user should know.
+        input_size: ``(H, W)``, ``(C, H, W)`` or ``(C, T, H, W)`` of one input, None if unknown.
     """
 
     transforms: Any = None
     categories: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    input_size: tuple[int, ...] | None = None
 
     def noted(self, *notes: str) -> WeightsMetadata:
         """The same with more notes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,12 @@ class Preprocess:
 
     Attributes:
         family: The model's family, see `family_of`.
-        transforms: Torchvision's transforms of the weights; None for a model without.
+        transforms: Torchvision's transforms of the weights, or the user's own; None for a model without.
         mode: ``weights`` (the transforms), ``stretch`` (resize to ``size``, range [0, 1]), or ``none`` (the picture's
             own size, range [0, 1]).
         size: ``(H, W)`` of the tensor; None for that of the transforms.
         default_size: ``(H, W)`` of ``stretch`` without ``size``.
-        channels: 3, or 1 for grey pictures.
+        channels: Channels of the input: 3, or 1 for grey pictures. Only the user's own transforms make other numbers.
         device: Device of the tensor.
         frames: Number of frames in a clip of a video model, 1 for other models.
         dtype: Data type of the tensor, None for float32.
@@ -53,6 +53,11 @@ class Preprocess:
 
     def __call__(self, image: Image.Image | Sequence[Image.Image]) -> Tensor:
         frames = list(image) if isinstance(image, Sequence) else [image]
+        if self.is_own:
+            return self._own(frames[0]).to(self.device, self.dtype)
+        if self.channels not in (1, 3):
+            asked = f"the model takes {self.channels} channels, and a picture has 3"
+            raise InputError(asked, do="write preprocess(picture) next to the factory of the model")
         try:
             if self.family == "video":
                 frames = frames if len(frames) == self.frames else frames[:1] * self.frames
@@ -64,6 +69,25 @@ class Preprocess:
             raise InputError(f"cannot prepare a picture of {frames[0].size}: {why}") from error
         tensor = tensor.mean(0, keepdim=True) if self.channels == 1 else tensor
         return tensor.to(self.device, self.dtype)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """``(C, H, W)`` of an input, ``(C, T, H, W)`` of a clip, where the size does not depend on the picture."""
+        frames = [self.frames] if self.family == "video" else []
+        return (self.channels, *frames, *(self.size or self.default_size))
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the user's own transforms are used, of which only the result is known."""
+        return self.mode == "weights" and isinstance(self.transforms, OwnTransforms)
+
+    def _own(self, image: Image.Image) -> Tensor:
+        tensor: Tensor = self.transforms(image)
+        if self.size is not None and tuple(tensor.shape[-2:]) != self.size:
+            made, want = ("x".join(map(str, size)) for size in (tensor.shape[-2:], self.size))
+            asked = f"{self.transforms.name} makes an input of {made}, and the input size is {want}"
+            raise InputError(asked, do="give both the same size, or use --preprocess stretch")
+        return tensor
 
     def _still(self, image: Image.Image) -> Tensor:
         if self.mode == "none":
@@ -105,10 +129,23 @@ class Preprocess:
     def denormalise(self, tensor: Tensor) -> Image.Image:
         """The RGB picture that the network sees: ``tensor`` without its normalisation; the first frame of a clip."""
         picture = (tensor[:, 0] if tensor.dim() == 4 else tensor).cpu().float()
-        mean, std = self._normalisation()
-        shown = picture * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+        if self.is_own:
+            shown = self.transforms.denormalise(picture)
+        else:
+            mean, std = self._normalisation()
+            shown = picture * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
         image: Image.Image = F.to_pil_image(shown.clamp(0, 1))
         return image
+
+    def shown(self, image: Image.Image, tensor: Tensor) -> tuple[Image.Image, tuple[float, float, float, float]]:
+        """A picture to draw maps of the input ``tensor`` on, and its part that they cover, see `visible_box`.
+
+        It is the photograph, or with the user's own transforms, which may crop it, the picture that the network sees.
+        """
+        if not self.is_own:
+            return image, self.visible_box(image.width, image.height)
+        seen = self.denormalise(tensor)
+        return seen, (0.0, 0.0, float(seen.width), float(seen.height))
 
     def visible_box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The part of a photograph that the network sees: ``(left, top, right, bottom)`` in pixels, not rounded.
@@ -143,6 +180,8 @@ class Preprocess:
     def describe(self) -> str:
         """One line such as ``ImageClassification resize 256 crop 224``."""
         size = f" {self.size[0]}x{self.size[1]}" if self.size else ""
+        if self.is_own:
+            return f"{self.transforms.name}{size}"
         if self.mode == "none":
             return "none: own size, range [0, 1]"
         if self.mode == "stretch":
@@ -153,6 +192,41 @@ class Preprocess:
         parts += [f"resize {'x'.join(map(str, resize))}"] if resize and not size else []
         parts += [f"crop {'x'.join(map(str, crop))}"] if crop and not size else []
         return " ".join(parts) + size
+
+
+@dataclass(frozen=True)
+class OwnTransforms:
+    """A function of the user from a photograph to the input ``(C, H, W)``, or ``(C, T, H, W)``; ``name`` says whose."""
+
+    function: Callable[[Image.Image], Any]
+    name: str
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        try:
+            tensor = self.function(image)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise InputError(f"{self.name} failed on a picture: {type(error).__name__}: {error}") from error
+        if not isinstance(tensor, Tensor) or tensor.dim() not in (3, 4):
+            shape = "x".join(map(str, getattr(tensor, "shape", ())))
+            made = type(tensor).__name__ + (f" of {shape}" if shape else "")
+            raise InputError(f"{self.name} returned {made}", do="return a tensor (C, H, W) of one picture")
+        return tensor
+
+    def denormalise(self, picture: Tensor) -> Tensor:
+        """The colours in 0..1 that ``picture`` ``(C, H, W)`` was made from; grey unless it has three channels.
+
+        The inverse of a ``Normalize`` at the end of the transforms; of other functions the range is not known, and the
+        lowest value is black, the highest white.
+        """
+        last = (getattr(self.function, "transforms", None) or [None])[-1]
+        mean, std = getattr(last, "mean", None), getattr(last, "std", None)
+        if mean is not None and std is not None:
+            picture = picture * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+        elif picture.min() < 0 or picture.max() > 1:
+            picture = (picture - picture.min()) / (picture.max() - picture.min()).clamp(min=1e-12)
+        return picture if len(picture) == 3 else picture.mean(0, keepdim=True).expand(3, -1, -1)
 
 
 def _resized(resize: list[int], height: int, width: int) -> tuple[int, int]:

@@ -27,6 +27,25 @@ _NO_GRADIENT = {
 
 
 @contextmanager
+def advice_on_inputs(model: str) -> Iterator[None]:
+    """Add to an InputError about a model of the user how to say what it takes."""
+    try:
+        yield
+    except InputError as error:
+        if error.do or not (do := _advice(model)):
+            raise
+        raise InputError(error.asked, error.exists, do) from error.__cause__
+
+
+def _advice(model: str, about_size: bool = False) -> str:
+    """What to do about a model that refuses its input; only the file of a factory can say what the model takes."""
+    another = ["try another --input-size"] if about_size else []
+    of_factory = ":" in model and not model.startswith("timm:")
+    declare = ["set input_size, preprocess or model_inputs next to its factory"] if of_factory else []
+    return ", or ".join(another + declare)
+
+
+@contextmanager
 def model_errors_as_input_errors(model: str, inputs: Any) -> Iterator[None]:
     """Turn what the model called ``model`` raises on ``inputs``, tensors in any container, into an InputError."""
     try:
@@ -41,10 +60,9 @@ def model_errors_as_input_errors(model: str, inputs: Any) -> Iterator[None]:
         text = " ".join(str(error).split())[:200] or type(error).__name__
         if cause := next((cause for sign, cause in _NO_GRADIENT.items() if sign in text), None):
             raise ModelError(f"no gradient can flow through {model}", *cause) from error
-        about_size = re.search(r"size|small|shape|divisible|dimension", text) and "type" not in text
-        raise InputError(
-            f"{model} refuses a picture of {size}: {text}", do="try another --input-size" if about_size else ""
-        ) from error
+        about_size = None if "type" in text else re.search(r"size|small|shape|divisible|dimension", text)
+        do = _advice(model, about_size is not None)
+        raise InputError(f"{model} refuses a picture of {size}: {text.rstrip('.')}", do=do) from error
 
 
 @contextmanager

@@ -34,9 +34,13 @@ def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
 
     skeleton = models.find_source(name).skeleton(name)
     if skeleton is None:
-        net = models.load_model(name, weights="none", device="cpu")
-        size = input_size or net.preprocess.default_size
-        return size, trace(net.model, models.example_inputs(net.model, size))
+        import torch
+
+        net = models.load_model(name, weights="none", device="cpu", input_size=input_size)
+        shape = net.preprocess.input_shape
+        picture = torch.zeros(shape, dtype=net.preprocess.dtype)
+        with models.advice_on_inputs(name):
+            return (shape[-2], shape[-1]), trace(net.model, net.inputs(picture))
     size = input_size or skeleton.size
     traced = size, _traced(name, skeleton.model, size)
     cache.store("layers", _key(name, input_size), _packed(*traced))

@@ -34,8 +34,7 @@ def noise_pictures(net: LoadedModel, seed: int = 0) -> list[Tensor]:
     -1..1 for optical flow, standard normal for the others.
     """
     preprocess = net.preprocess
-    frames = [preprocess.frames] if net.family == "video" else []
-    shape = [preprocess.channels, *frames, *(preprocess.size or preprocess.default_size)]
+    shape = preprocess.input_shape
     generator = torch.Generator().manual_seed(seed)
     if net.family == "detection":
         noise = [torch.rand(shape, generator=generator)]

@@ -130,9 +130,9 @@ def explain_images(
 
     def rows(read: Sequence[images.InputImage]) -> Iterator[Row]:
         [image] = read
-        box = net.preprocess.visible_box(image.image.width, image.image.height)
-        source = explain.OverlaySource(image.image, box, run.origin(read))
-        yield from draw(Explanation(run, raw, net.prepare(image), source, run.files.words[image.name], categories))
+        tensor = net.prepare(image)
+        source = explain.OverlaySource(*net.preprocess.shown(image.image, tensor), run.origin(read))
+        yield from draw(Explanation(run, raw, tensor, source, run.files.words[image.name], categories))
 
     run.print_rows(rows, fields, options.format)
     raw.write()

@@ -1,0 +1,79 @@
+"""What a user's file says about the input of its model: ``input_size``, ``preprocess`` and ``model_inputs``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from PIL import Image
+from torch import nn
+
+from hookscope.errors import ModelError
+from hookscope.models.metadata import WeightsMetadata
+from hookscope.models.preprocess import OwnTransforms
+
+
+def declared(factory: Any, module: Any) -> dict[str, Any]:
+    """The names that the factory has as attributes, or else the module of the factory."""
+    found = {}
+    for name in ("input_size", "preprocess", "model_inputs"):
+        value = getattr(factory, name, None)
+        # a method of a model is for the model itself
+        if value is None or (inspect.isroutine(value) and not inspect.isfunction(factory)):
+            value = getattr(module, name, None)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def with_declared_input(metadata: WeightsMetadata, said: Mapping[str, Any], spec: str) -> WeightsMetadata:
+    """``metadata`` with the input size and the preprocessing that the file of ``spec`` declares."""
+    where, own = spec.rpartition(":")[0], None
+    if preprocess := said.get("preprocess"):
+        _check_callable("preprocess", preprocess, "a picture (a PIL image)", where)
+        own = OwnTransforms(preprocess, f"preprocess of {where}")
+    size = said.get("input_size")
+    if size is not None:
+        size = _checked_size(size, where)
+    elif own is not None:
+        size = tuple(own(Image.new("RGB", (256, 256))).shape)
+    return replace(metadata, transforms=own, input_size=size)
+
+
+def _checked_size(size: Any, where: str) -> tuple[int, ...]:
+    sizes = (size, size) if isinstance(size, int) else size
+    if not isinstance(sizes, tuple | list) or not 2 <= len(sizes) <= 4:
+        do = "set it to (H, W), (C, H, W) or (C, D, H, W)"
+    elif any(type(side) is not int or side < 1 for side in sizes):
+        do = "give numbers above 0"
+    else:
+        return tuple(sizes)
+    raise ModelError(f"input_size in {where} is {size!r}", do=do)
+
+
+def _check_callable(name: str, value: Any, of: str, where: str) -> None:
+    if not callable(value):
+        raise ModelError(
+            f"{name} in {where} is no function but {type(value).__name__}", do=f"make it a function of {of}"
+        )
+
+
+def take_pictures(model: nn.Module, model_inputs: Callable[..., Any], where: str) -> None:
+    """Make ``model``, called with a batch of pictures, run on what ``model_inputs`` returns for them.
+
+    A mapping is keyword inputs, a tuple positional inputs, anything else the only input.
+    """
+    _check_callable("model_inputs", model_inputs, "a batch of pictures (N, C, H, W)", where)
+    own: Any = type(model)
+
+    # a class, because a function in the attributes of the model would run this model in copies of it too
+    def forward(self: Any, pictures: Any) -> Any:
+        inputs = model_inputs(pictures)
+        if isinstance(inputs, Mapping):
+            return own.forward(self, **inputs)
+        return own.forward(self, *(inputs if isinstance(inputs, tuple) else (inputs,)))
+
+    names = {"forward": forward, "__module__": own.__module__, "__qualname__": own.__qualname__}
+    model.__class__ = type(own.__name__, (own,), names)
