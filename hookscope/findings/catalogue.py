@@ -395,7 +395,8 @@ _kind(
         ),
         "zero up to the input": Case(
             "No step changes these weights, nor any weight before them.",
-            "Look for a later ReLU whose output is always 0, an input that is 0, or zeroed weights.",
+            "Look for a later ReLU whose output is always 0, a step function such as sign or round, an input that is 0,"
+            " or zeroed weights.",
             "error",
         ),
         "small scale": Case(

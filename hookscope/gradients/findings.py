@@ -288,14 +288,14 @@ def _case(
 def _small_scale(
     source: ParameterGradient, weights: Sequence[ParameterGradient], report: GradientReport
 ) -> ParameterGradient | None:
-    """A weight or scale near 0 between ``source`` and the next weight, or in a block around it, that has a gradient."""
+    """A scale near 0, or zeroed weights, with a gradient: between ``source`` and the next weight, or around it."""
     at = list(weights).index(source) + 1
     begin = report.parameters.index(source) + 1
     end = report.parameters.index(weights[at]) + 1 if at < len(weights) else len(report.parameters)
     blocks = {source.layer.rsplit(".", levels)[0] for levels in (1, 2) if source.layer.count(".") >= levels}
     near = [*report.parameters[begin:end], *(p for p in report.parameters if p.layer in blocks)]
     for p in near:
-        small = p.weight_norm < _SMALL_SCALE * math.sqrt(math.prod(p.shape))
+        small = p.weight_norm < _SMALL_SCALE * math.sqrt(math.prod(p.shape)) * (not _is_weight(p)) or not p.weight_norm
         if small and p.gradient is not None and p.gradient.max_abs and not p.name.endswith("bias"):
             return p
     return None

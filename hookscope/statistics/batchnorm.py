@@ -87,14 +87,10 @@ class BatchNormAccumulator(Accumulator):
     def drift(self, layer: str) -> BatchNormDrift:
         """Distance of the inputs so far from the running statistics."""
         variance = self.running_var + self.eps
-        return BatchNormDrift(
-            layer,
-            int(self.moments.count.max(initial=0)),
-            self.updated,
-            (self.moments.mean - self.running_mean) / variance**0.5,
-            (self.moments.variance + self.eps) / variance,
-            self.trained,
-        )
+        with np.errstate(invalid="ignore", divide="ignore"):  # a damaged file may have variances of 0 or below
+            shift = (self.moments.mean - self.running_mean) / variance**0.5
+            ratio = (self.moments.variance + self.eps) / variance
+        return BatchNormDrift(layer, int(self.moments.count.max(initial=0)), self.updated, shift, ratio, self.trained)
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
