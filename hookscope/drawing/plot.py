@@ -133,7 +133,10 @@ def finding_lines(findings: Sequence[Finding], most: int = 8, numbered: bool = F
         return [("no findings", Colour.INK)]
     lines = [f"{f.finding}  {f.layer}: {f.evidence}" if f.layer else f"{f.finding}: {f.evidence}" for f in findings]
     if numbered:
-        lines = [f"{number}  {line}" for number, line in enumerate(lines, 1)]
+        lines = [
+            f"{at}  {finding.severity} {line}"
+            for at, (finding, line) in enumerate(zip(findings, lines, strict=True), 1)
+        ]
     more = len(lines) - most
     lines[most:] = [f"... and {counted(more, 'more finding')}, beside the rows"] if more > 0 else []
     colours = [Colour.INK if finding.severity == "note" else Colour.ALARM for finding in findings]
