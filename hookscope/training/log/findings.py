@@ -167,7 +167,7 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
         text += f", in {named.times} of {span} sampled steps"
     text += f": {_values(rule, named, first.step)}{_other_layers(rule, group, named, worst, judged)}{after}"
     value = worst.value if abs(worst.value) < float("inf") else None
-    of_all = {"severity": rule.of_all} if rule.of_all and len(group) == judged else {}
+    severity = rule.of_all if rule.of_all and len(group) == judged else rule.severity
     return timed_finding(
         rule.kind.name,
         text,
@@ -177,7 +177,7 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
         layers=tuple(interval.layer.label for interval in group),
         model=named.layer.model,
         optimizer=named.layer.optimizer,
-        **of_all,
+        **({"severity": severity} if severity else {}),
     )
 
 

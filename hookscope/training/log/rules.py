@@ -83,6 +83,7 @@ class Rule:
             or the one with the ``worst`` value.
         patience: Sampled steps in a row, where not that of the thresholds.
         before: The next less grave finding, see `add_kind`.
+        severity: Its severity in training, where not that of the kind.
         of_all: The severity where every layer has it, if that is another.
     """
 
@@ -94,6 +95,7 @@ class Rule:
     named: str = "first"
     patience: int | None = None
     before: str | None = None
+    severity: str = ""
     of_all: str = ""
     measure: Measure = field(init=False)
 
@@ -154,7 +156,7 @@ def _dead_layer(context: LayerContext) -> Array:
     return _where(_puts_out_its_own(context), dead_share(context.layer))
 
 
-@Rule(CATALOGUE["dead-channels"], "dead_channels", "dead", _dead_words, named="worst")
+@Rule(CATALOGUE["dead-channels"], "dead_channels", "dead", _dead_words, named="worst", severity="warning")
 def _dead_channels(context: LayerContext) -> Array:
     """Without layers that begin dead, which have a finding of their own, and with `few_values` taken into account."""
     share, limits, values = dead_share(context.layer), context.thresholds, context["channel_values"]
