@@ -47,6 +47,7 @@ from .norms import (
     total_norm as total_norm,
 )
 from .observer import Observer as Observer, is_recomputing as is_recomputing
+from .operations import Operation as Operation, OperationCounter as OperationCounter
 from .registration import (
     HookHandles as HookHandles,
     check_hookable as check_hookable,
@@ -55,12 +56,14 @@ from .registration import (
 )
 from .selection import (
     ACTIVATION_FUNCTIONS as ACTIVATION_FUNCTIONS,
+    EVERY_OPERATION as EVERY_OPERATION,
     MODEL as MODEL,
     Call as Call,
     LayerCall as LayerCall,
     Layers as Layers,
     Selection as Selection,
     Shape as Shape,
+    activation_class as activation_class,
     call_key as call_key,
     matches_type as matches_type,
     no_such_type as no_such_type,

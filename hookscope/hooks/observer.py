@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType, SimpleNamespace, TracebackType
 from typing import Any, Self
 
@@ -14,12 +15,14 @@ from torch import nn
 
 from hookscope.errors import LayerError
 from hookscope.hooks.layer_types import class_names, is_single, types_in
+from hookscope.hooks.operations import Operations, operation_of
 from hookscope.hooks.registration import HookHandles, StopForward, check_hookable
 from hookscope.hooks.selection import Call, Layers, Selection, matches_type, no_such_type, select_types
+from hookscope.hooks.tensors import tensors_in
 
-OnCall = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any], Any], Any]
+OnCall = Callable[[Call, Any, tuple[Any, ...], dict[str, Any], Any], Any]
 OnBefore = Callable[[Call, "nn.Module", tuple[Any, ...], dict[str, Any]], Any]
-OnInput = Callable[["nn.Module", tuple[Any, ...], dict[str, Any]], Any]
+OnInput = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 @dataclass(slots=True)
@@ -73,6 +76,8 @@ class Observer:
             replace the inputs. Indices count calls in the order in which they end, so layers of the chosen types may
             not contain each other.
         again: Also call ``on_call`` and ``on_before`` when checkpointing computes a call again in the backward pass.
+        ops: Operations are calls too, of the type of their function. ``on_call`` gets an `Operation` in the place of
+            the module, ``on_input`` gets None. ``on_before`` sees layers only.
 
     Raises:
         LayerError: on entry for a name or type that the model does not have; on exit for an index that no pass
@@ -91,6 +96,7 @@ class Observer:
         on_end: Callable[[], None] | None = None,
         on_before: OnBefore | None = None,
         again: bool = False,
+        ops: bool = False,
     ) -> None:
         self.model = model
         self.selection = Selection.of(layers)
@@ -106,6 +112,8 @@ class Observer:
         self._handles = HookHandles()
         self._watched: dict[int, _Watched] = {}
         self._named: dict[str, _Watched] = {}
+        self.operations = Operations(model, self._on_operation) if ops else None
+        self._operations: dict[str, _Watched] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: in a copy of the model made inside the block, hooks see other modules and do nothing."""
@@ -126,7 +134,10 @@ class Observer:
         self._named = {layer.names[0]: layer for _, layer in watched}
         self.progress = PassProgress(layers=tuple(self._named.values()))
         self._required = self.selection.required(layer.names for _, layer in watched if layer.by_name)
+        self._operations = {}
         try:
+            if self.operations is not None:
+                self.operations.modules.watch(self._handles)
             self._handles.forward_pre(self.model, self._start)
             for module, layer in watched:
                 needs_inputs = self._on_input is not None or self._on_before is not None
@@ -150,7 +161,9 @@ class Observer:
         if error is not None:
             return error is stop
         if self.progress.complete:
-            ran = [(layer.names, layer.calls) for layer in self.progress.layers]
+            ran = [(layer.names, layer.calls) for layer in (*self.progress.layers, *self._operations.values())]
+            if self.operations is not None:
+                self.selection.check_operations(list(self._operations))
             named = (name for name, _ in self.model.named_modules(remove_duplicate=False))
             self.selection.check_ran(ran, self.progress.total, self.types, named)
         return False
@@ -184,7 +197,7 @@ class Observer:
         named: dict[int, tuple[nn.Module, list[str]]] = {}
         for name, module in walked:
             named.setdefault(id(module), (module, []))[1].append(name)
-        self.selection.check_names([name for name, _ in walked], type(self.model).__name__)
+        self.selection.check_names([name for name, _ in walked], type(self.model).__name__, self.operations is not None)
         fits: dict[tuple[type, bool], bool] = {}
         watched = []
         for module, names in named.values():
@@ -194,7 +207,7 @@ class Observer:
             by_name = self.selection.calls_by_name(names)
             if fits[kind] or by_name:
                 watched.append((module, _Watched(tuple(names), fits[kind], by_name)))
-        if self.selection.counts and not any(layer.counted for _, layer in watched):
+        if self.selection.counts and not any(layer.counted for _, layer in watched) and self.operations is None:
             raise no_such_type(self.types, types_in(self.model))
         if self._on_before is not None and self.selection.counts:
             self._check_order(watched)
@@ -219,6 +232,8 @@ class Observer:
             return  # the model calls itself: still the same pass
         self._pass = frame
         self.progress.restart()
+        for operation in self._operations.values():
+            operation.calls = 0
         self._waiting = set(self._required) if self._stops_early and self._required is not None else None
         if self._on_start is not None:
             self._on_start(args, kwargs)
@@ -236,7 +251,10 @@ class Observer:
             return None
         if not is_recomputing():
             if self._on_input is not None:
-                layer.open_inputs.append((kwargs, self._on_input(module, args, kwargs)))
+                on_input = (
+                    self._on_input if self.operations is None else partial(self.operations.paused, self._on_input)
+                )
+                layer.open_inputs.append((kwargs, on_input(module, args, kwargs)))
             if self._on_before is None:
                 return None
             index = self.progress.total if layer.counted else None
@@ -277,11 +295,43 @@ class Observer:
         replacement = None
         if self.wants(call) or self.may_want(call):
             self.input = inputs
-            replacement = self._on_call(call, module, args, kwargs, output)
+            if self.operations is None:
+                replacement = self._on_call(call, module, args, kwargs, output)
+            else:
+                replacement = self.operations.paused(self._on_call, call, module, args, kwargs, output)
             self.input = None
         if self._waiting is not None:
             self._stop_when_done((layer.names[0], number), index)
         return replacement
+
+    def _on_operation(self, place: str, kind: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = f"{place}::{kind}"
+        layer = self._operations.get(name)
+        if layer is None:
+            layer = _Watched((name,), matches_type((kind,), self.types, True), self.selection.calls_by_name([name]))
+        if is_recomputing():
+            return function(*args, **kwargs)
+        if not layer.counted and not layer.by_name:
+            output = function(*args, **kwargs)
+            if tensors_in(output):
+                self._operations[name] = layer
+            return output
+        assert self.operations is not None
+        inputs = None if self._on_input is None else self.operations.paused(self._on_input, None, args, kwargs)
+        operation, output = operation_of(name, kind, function, args, kwargs)
+        result = args[0] if kind == "setitem" else output
+        if not tensors_in(result):
+            return output
+        self._operations[name] = self._named[name] = layer
+        number, index = layer.calls, self.progress.total if layer.counted else None
+        layer.calls, self.progress.total = number + 1, self.progress.total + layer.counted
+        call = Call(name, kind, number, index)
+        replacement = None
+        if self.wants(call) or self.may_want(call):
+            self.input = inputs
+            replacement = self.operations.paused(self._on_call, call, operation, args, kwargs, result)
+            self.input = None
+        return output if replacement is None else replacement
 
     def _stop_when_done(self, call: tuple[str, int], index: int | None) -> None:
         assert self._waiting is not None

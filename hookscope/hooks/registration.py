@@ -31,10 +31,13 @@ class HookHandles(ExitStack):
         super().__init__()
         self._entries: list[tuple[dict[int, Any], int, Any]] = []
 
-    def forward(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Call ``hook(module, args, kwargs, output)`` after each forward; anything but None replaces the output."""
+    def forward(self, module: nn.Module, hook: Callable[..., Any], always: bool = False) -> None:
+        """Call ``hook(module, args, kwargs, output)`` after each forward; anything but None replaces the output.
+
+        ``always`` means also after an exception, with the output None.
+        """
         # with_kwargs: a plain hook of a module called with keywords only gets an empty tuple
-        self.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        self.callback(module.register_forward_hook(hook, with_kwargs=True, always_call=always).remove)
 
     def forward_pre(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs)`` before each forward; ``(args, kwargs)`` returned replaces both."""

@@ -20,8 +20,21 @@ ACTIVATION_FUNCTIONS = (
 # fmt: on
 """Class names of torch's activation functions."""
 
+_ACTIVATION_CLASSES = {name.lower(): name for name in ACTIVATION_FUNCTIONS}
+
+
+def activation_class(kind: str) -> str:
+    """The activation function that a call of this type computes: ``LeakyReLU`` for ``leaky_relu_``; else empty."""
+    return _ACTIVATION_CLASSES.get(kind.replace("_", "").lower(), "")
+
+
 MODEL = "(model)"
 """What the model itself is called where its name, which is empty, would be unreadable."""
+
+OPERATION = "::"
+"""Stands between the module in which an operation runs and its function: ``block1::relu``, ``::add`` at the top."""
+
+EVERY_OPERATION = "*::*"
 
 _PASSES_ON = re.compile(
     "Dropout|DropPath|DropBlock|StochasticDepth|^Identity|[Ff]latten|(Max|Avg|LP|Adaptive)Pool|Unpool|Upsampl|Shuffle"
@@ -329,13 +342,27 @@ class Selection:
             term.text.lstrip("+") == str(call.index) for term in self._indices
         )
 
-    def check_names(self, names: Sequence[str], what: str = "the model") -> None:
-        """Raise a LayerError, with the nearest names, for a name or pattern that fits none of ``names``."""
+    def check_names(self, names: Sequence[str], what: str = "the model", ops: bool = False) -> None:
+        """Raise a LayerError, with the nearest names, for a name or pattern that fits none of ``names``.
+
+        With ``ops`` the names of operations are not looked for: no pass has shown them yet.
+        """
         for term in self._names:
-            for name in term.missing(names):
+            for name in [] if ops and OPERATION in term.text else term.missing(names):
                 some = nearest(name, names) or _sample(names)
                 do = "list them with list-layers --type all"
+                if OPERATION in name:
+                    some, do = "it names an operation", "add --ops, or ops=True in Python"
                 raise LayerError(f"no layer '{name}' in {what}", some, do, kind="layer", name=name)
+
+    def check_operations(self, names: Sequence[str]) -> None:
+        """Raise a LayerError for a name of operations that fits none of ``names``, those that ran."""
+        for term in self._names:
+            if OPERATION in term.text and term.text != EVERY_OPERATION:
+                for name in term.missing(names):
+                    ran = f"{len(names)} others ran: {', '.join(names[:3])}, ..." if names else "no operation ran"
+                    do = "list them with list-layers --ops"
+                    raise LayerError(f"no operation '{name}' ran", nearest(name, names) or ran, do)
 
     def calls_by_name(self, names: Sequence[str]) -> frozenset[int | None]:
         """Which calls of a layer, known under all of ``names``, are wanted by name; None among them for every call."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 from weakref import ref
 
@@ -15,11 +16,16 @@ from torch import Tensor, nn
 from hookscope.errors import InputError
 from hookscope.hooks import (
     ACTIVATION_FUNCTIONS,
+    EVERY_OPERATION,
     Call,
+    HookHandles,
     InputSize,
     Layers,
     Observer,
+    Operation,
+    OperationCounter,
     Selection,
+    activation_class,
     as_float,
     by_channel,
     class_names,
@@ -55,6 +61,11 @@ class StatisticsCollector:
             and for what the model returns if that is not the output of one of these.
         types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
         rank: Whether to measure the effective rank of layers with up to 2048 channels.
+        ops: Whether operations are measured too, such as `torch.relu`, ``+`` and the products of attention; each is a
+            call named after the module in which it runs, such as ``block1::relu``. A call that returns the values of
+            its input, such as `view`, is not measured again.
+        handed_on: Whether a layer that returns the very tensor of another measured layer has statistics too, as a
+            container has; by default what the model returns has none in this case.
 
     Attributes:
         totals: The `RunningStatistics` so far.
@@ -80,19 +91,25 @@ class StatisticsCollector:
         types: Iterable[Any] | None = None,
         *,
         rank: bool = False,
+        ops: bool = False,
+        handed_on: bool = True,
     ) -> None:
         self.model = model
         self.types = select_types(types) if types else usual_types(map(class_names, model.modules()))
         usual = layers is None and not types
         self.layers = usual_layers(model, self.types) if usual else Selection.of(layers or "all")
-        self.rank = rank
+        if usual and ops:
+            self.layers = Selection([self.layers, EVERY_OPERATION])
+        self.rank, self.ops = rank, ops
         self.totals = RunningStatistics()
         self.coverage = Coverage(left_out=_left_out(model, self.layers) if usual else Counter())
-        self._usual, self._passes = usual, 0
+        self._handed_on, self._passes = handed_on and not usual, 0
         self._names: Sequence[str] | None = None
         self._convolves = any("Conv2d" in class_names(module) for module in model.modules())
         self._pass = _Pass()
         self._watch: Observer | None = None
+        self._modes: Any = None
+        self._counting = HookHandles()
         self._stack = ExitStack()
 
     def name_images(self, names: Sequence[str]) -> None:
@@ -101,12 +118,21 @@ class StatisticsCollector:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            watch = Observer(self.model, self.layers, self.types, self._on_call, on_start=self._start, on_end=self._end)
-            self._watch = stack.enter_context(watch)
+            if not self.ops:
+                self._modes = OperationCounter(self.model)
+                self._counting = stack.enter_context(HookHandles())
+                self._modes.modules.watch(self._counting)
+            self._watch = Observer(
+                self.model, self.layers, self.types, self._on_call, on_start=self._start, on_end=self._end, ops=self.ops
+            )
+            stack.enter_context(self._watch)
+            self._modes = self._watch.operations or self._modes
             # by name: `all` requires that one of them runs, but some layers only run in training
             if batch_norms := _names_of(self.model, BATCH_NORMS):
                 layers = Selection.of_names(batch_norms)
-                stack.enter_context(Observer(self.model, layers, BATCH_NORMS, self._on_batch_norm))
+                stack.enter_context(
+                    Observer(self.model, layers, BATCH_NORMS, partial(self._unseen, self._on_batch_norm))
+                )
             self._stack = stack.pop_all()
         return self
 
@@ -117,22 +143,45 @@ class StatisticsCollector:
     def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._pass = _Pass.of([*args, *kwargs.values()], self._names, self.totals.images, self._convolves)
         self._names = None
+        if not self.ops and not self._passes:
+            self._modes.counts.clear()  # of a pass that failed
 
     def _end(self) -> None:
         # only here: a failed pass would leave some layers with more images than others
         assert self._watch is not None
+        if not self.ops and not self._passes:
+            self._counting.close()  # all passes do the same
+            self.coverage.operations = self._modes.counts
         self.coverage.count(self._watch.progress.did_not_run, first=not self._passes)
+        running = [self.model.get_submodule(layer.names[0]) for layer in self._watch.progress.layers if layer.calls]
+        used = self._modes.used | {id(parameter) for module in running for parameter in module._parameters.values()}
+        self.coverage.unused = tuple(name for name in self.coverage.idle if self._is_unused(name, used))
         self._passes += 1
         self.totals.merge(self._pass.totals)
         self._pass = _Pass()
 
-    def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _is_unused(self, name: str, used: Collection[int]) -> bool:
+        """Whether a layer has parameters and no operation took one of them."""
+        parameters = list(self.model.get_submodule(name).parameters())
+        return bool(parameters) and not any(id(parameter) in used for parameter in parameters)
+
+    def _unseen(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call ``function(*args)``, whose calculations are no operations of the model."""
         with one_thread():
-            tensors = list(self._tensors_of(output))
-            for part, tensor, image in tensors:
-                self._measure(call, part, module, tensor, image)
+            self._modes.paused(function, *args)
+
+    def _on_call(self, call: Call, module: nn.Module | Operation, args: Any, kwargs: Any, output: Any) -> None:
+        if isinstance(module, Operation) and not (self._has_values(module, output) or self.layers.is_explicit(call)):
+            return
+        tensors = list(self._tensors_of(output))
+        for tensor in tensors:
+            self._unseen(self._measure, call, module, *tensor)
         if not tensors:
             self.coverage.unmeasured[key_of(call, "")] = "it returned no tensor"
+
+    def _has_values(self, operation: Operation, output: Any) -> bool:
+        """Whether an operation computes values, rather than a view of its input, positions or a mask."""
+        return not operation.hands_on and any(map(_has_fractions, tensors_in(output).values()))
 
     def _tensors_of(self, output: Any) -> Iterator[tuple[str, Tensor, str | None]]:
         """Each tensor of an output, with its part; and with its image where the output lists a mapping for each."""
@@ -143,29 +192,48 @@ class StatisticsCollector:
         else:
             yield from ((part, tensor, None) for part, tensor in tensors_in(output).items())
 
-    def _measure(self, call: Call, part: str, module: nn.Module, tensor: Tensor, image: str | None) -> None:
+    def _measure(self, call: Call, module: nn.Module | Operation, part: str, tensor: Tensor, image: str | None) -> None:
         key, layers = key_of(call, part), self._pass.totals.layers
         known = self._pass.known(tensor)
         if known is not None and key not in layers:  # a container, or an Identity, hands on what another layer returned
             self.coverage.handed_on.add(key)
-            if not self._usual:
+            if self._handed_on:
                 layer = layers[key] = copy(layers[known.key])
                 layer.call, layer.part, layer.bounds = call, part, bounds_of(module)
             return
         whole = as_float(tensor if _has_fractions(tensor) else tensor.double())
-        values = by_channel(whole, module, self._pass.size)
+        values = by_channel(whole, None if isinstance(module, Operation) else module, self._pass.size)
         if whole.dim() == 1:  # a value for each image, or a list such as that of the labels of a detector
             one_each = image is None and len(whole) == len(self._pass.names)
             values = whole.reshape(-1, 1) if one_each else whole.reshape(1, 1, -1)
-        channels = self.totals.layers.get(key, layers.get(key))
-        if channels is not None and channels.channels != values.shape[1]:
-            text = f"{key} put out {values.shape[1]} channels after {channels.channels}"
-            raise InputError(text, do="measure one size at a time")
+        before = self.totals.layers.get(key, layers.get(key))
+        if key in self.coverage.unmeasured or (before is not None and before.channels != values.shape[1]):
+            self._refuse(call, key, module, before, values.shape[1])
+            return
+        if self._has_channels(call, module):
+            self.coverage.with_channels.add(key)
         rank = self.rank and values.shape[1] <= MOST_CHANNELS_FOR_RANK
         layer = layers.setdefault(key, LayerAccumulator(call, values.shape[1], bounds_of(module), rank, part))
         images = self._pass.images_of(len(values)) if image is None else [image] * len(values)
         moments = layer.update(values, images, self._pass.rotations_of(len(values)))
         self._pass.remember(tensor, key, moments if values.is_set_to(whole) else None)
+
+    def _has_channels(self, call: Call, module: nn.Module | Operation) -> bool:
+        """Whether the call computes channels: a convolution, a Linear layer, an activation function, or the model."""
+        if isinstance(module, Operation):
+            return bool(activation_class(call.type)) or call.type.startswith(("conv", "linear"))
+        return not call.name or matches_type(class_names(module), ("_ConvNd", "Linear", *ACTIVATION_FUNCTIONS), False)
+
+    def _refuse(
+        self, call: Call, key: str, module: nn.Module | Operation, before: LayerAccumulator | None, channels: int
+    ) -> None:
+        """Raise for a layer whose number of channels changes; for the model and for operations this is usual."""
+        if call.name and isinstance(module, nn.Module) and before is not None:
+            text = f"{key} put out {channels} channels after {before.channels}"
+            raise InputError(text, do="measure one size at a time")
+        self.coverage.unmeasured[key] = "its number of channels changes"
+        for totals in (self.totals, self._pass.totals):
+            totals.layers.pop(key, None)
 
     def _on_batch_norm(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tensor = next(iter([*args, *kwargs.values()]), None)
@@ -176,8 +244,7 @@ class StatisticsCollector:
         if known is not None and known.moments is not None and len(known.moments.count) == norm.channels:
             norm.moments.merge(known.moments)  # measured already as the output of the layer before
             return
-        with one_thread():
-            norm.update(tensor)
+        norm.update(tensor)
 
 
 def usual_layers(model: nn.Module, types: Sequence[str]) -> Selection:

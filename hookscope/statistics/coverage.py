@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from hookscope.findings import listed
+from hookscope.findings import counted, listed
 
 
 @dataclass
@@ -15,13 +15,20 @@ class Coverage:
 
     Attributes:
         left_out: How many layers of each class the default selection leaves out.
+        operations: How often each function ran that is no module, by torch's internal names, in one pass.
         idle: The selected layers that no pass has reached.
+        unused: Those of them whose parameters no operation took either.
+        with_channels: Keys of calls that compute channels: of convolutions, Linear layers, activation functions, and
+            the model.
         unmeasured: Why a call has no statistics, by its key.
         handed_on: Keys of calls that returned the very tensor of another measured call.
     """
 
     left_out: Counter[str] = field(default_factory=Counter)
+    operations: Counter[str] = field(default_factory=Counter)
     idle: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    with_channels: set[str] = field(default_factory=set)
     unmeasured: dict[str, str] = field(default_factory=dict)
     handed_on: set[str] = field(default_factory=set)
 
@@ -33,3 +40,10 @@ class Coverage:
         """What was left out, in a line; empty where that is nothing."""
         parts = [f"{count:,} {name}" for name, count in self.left_out.most_common()]
         return f"not measured: {listed(parts, 6)}" if parts else ""
+
+    def operations_in_words(self) -> str:
+        """``8 operations that are no modules (8 add)``; empty where there are none or where they were measured."""
+        parts = [f"{count:,} {name}" for name, count in self.operations.most_common()]
+        total = counted(self.operations.total(), "operation")
+        are = "is no module" if self.operations.total() == 1 else "are no modules"
+        return f"{total} that {are} ({listed(parts, 4)})" if parts else ""

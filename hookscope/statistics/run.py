@@ -50,6 +50,8 @@ def measure_images(
     types: Iterable[str] | None = None,
     *,
     rank: bool = False,
+    ops: bool = False,
+    every: bool = False,
     batch_size: int = 16,
     workers: int = 0,
     save: StrPath | None = None,
@@ -65,9 +67,10 @@ def measure_images(
     With ``save`` the file is written about every ten seconds and whenever the run ends, also by an exception or a
     signal. A later run with ``resume`` measures only the images that are missing in the file.
 
-    ``paths`` keep their order between runs; ``layers`` and ``types`` are those of the collector. ``workers`` processes
-    read the images, 0 reads them in this process. ``on_start`` gets the number of images already done, ``on_progress``
-    the number in each batch and 1 for each lost image. ``on_lost`` gets position, name and error of a lost image, and
+    ``paths`` keep their order between runs; ``layers``, ``types`` and ``ops`` are those of the collector. ``every``
+    stands for every call of every module but those that hand on what another returned. ``workers`` processes read the
+    images, 0 reads them in this process. ``on_start`` gets the number of images already done, ``on_progress`` the
+    number in each batch and 1 for each lost image. ``on_lost`` gets position, name and error of a lost image, and
     raises by default; ``on_note`` gets the name of an image and a note on it, and warns by default. ``on_interrupt``
     gets the number of images in ``save`` when an exception ends the run.
 
@@ -82,10 +85,12 @@ def measure_images(
         loaded.weights,
         "" if save is None else fingerprint_of(loaded.model),
         loaded.preprocess.describe(),
-        chosen + (f" of {_words(types)}" if types else ""),
+        chosen + (f" of {_words(types)}" if types else "") + (", with operations" if ops else ""),
         rank,
     )
-    collector = StatisticsCollector(loaded.model, layers, types, rank=rank)
+    collector = StatisticsCollector(
+        loaded.model, "*" if every else layers, types, rank=rank, ops=ops, handed_on=not every
+    )
     run = _Run(loaded, paths, collector, source, save, on_lost, on_progress, on_note)
     if resume:
         run.resume()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hookscope.hooks import class_names
+from hookscope.hooks import Operation, activation_class, class_names
 
 NEAR_A_BOUND = 0.01
 """A value is saturated within this share of the distance between the bounds, or between 0 and the only bound."""
@@ -22,18 +22,24 @@ _BOUNDS: dict[str, Bounds] = {
 }
 
 
-def bounds_of(module: Any) -> Bounds:
-    """The bounds at which an activation function saturates, None on a side without one.
+def bounds_of(layer: Any) -> Bounds:
+    """The bounds at which an activation function, a layer or an `Operation`, saturates; None on a side without one.
 
     A ReLU6 saturates at 6 only: the share of zeros describes the other side.
     """
-    for name in class_names(module):
+
+    def given(name: str, position: int, default: float) -> float:
+        if not isinstance(layer, Operation):
+            return float(getattr(layer, name, default))
+        return float(layer.kwargs.get(name, layer.args[position] if len(layer.args) > position else default))
+
+    for name in [activation_class(layer.type)] if isinstance(layer, Operation) else class_names(layer):
         if name in _BOUNDS:
             return _BOUNDS[name]
         if name == "Hardtanh":
-            return float(getattr(module, "min_val", -1.0)) or None, float(getattr(module, "max_val", 1.0)) or None
+            return given("min_val", 1, -1.0) or None, given("max_val", 2, 1.0) or None
         if name in ("ELU", "CELU"):
-            return -float(getattr(module, "alpha", 1.0)) or None, None
+            return -given("alpha", 1, 1.0) or None, None
     return None, None
 
 

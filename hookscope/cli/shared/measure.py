@@ -15,7 +15,7 @@ from hookscope.cli.progress import image_progress
 from hookscope.cli.shared import image_options
 from hookscope.cli.shared.lost_images import LostImages
 from hookscope.cli.shared.model import ModelOptions, check_types, model_options
-from hookscope.cli.shared.options import apply_options, layer_option, type_option
+from hookscope.cli.shared.options import apply_options, layer_option, ops_option, type_option
 from hookscope.findings import counted
 
 _layer_option = layer_option(
@@ -32,6 +32,7 @@ class MeasureOptions:
     paths: Sequence[str]
     layers: hooks.Selection | None = None
     types: tuple[str, ...] = ()
+    ops: bool | None = None
     files0_from: str | None = None
     batch_size: int = 16
     workers: int = 0
@@ -54,6 +55,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         _layer_option,
         type_option,
+        ops_option,
         image_options.files0_option,
         image_options.batch_size_option,
         image_options.workers_option,
@@ -93,6 +95,7 @@ def measure(
             job.layers,
             job.types or None,
             rank=rank,
+            ops=bool(job.ops),
             batch_size=job.batch_size,
             workers=job.workers,
             save=save,
@@ -104,6 +107,8 @@ def measure(
             on_interrupt=lambda count: output.note(f"Note: {save} holds {count} of {total}; add --resume to go on"),
         )
         lost_images.finish()
+    if words := saved.coverage.operations_in_words():
+        output.note(f"Note: not measured: {words}; --ops measures them")
     lost = saved.progress.lost if saved.progress is not None else 0
     if lost:
         output.note(f"Note: {lost} of {total} skipped")

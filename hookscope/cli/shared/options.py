@@ -146,6 +146,14 @@ def layer_option(help: str, default: str | None = None) -> Option:
     return selection_option("--layer", "layers", help, default)
 
 
+ops_option = click.option(
+    "--ops/--no-ops",
+    "ops",
+    default=None,
+    help="Whether operations that are no modules, such as torch.relu and +, are calls too: 'block1::relu', '::add'.",
+)
+
+
 def type_option_with(help: str) -> Option:
     return click.option("--type", "types", metavar="CLASS", multiple=True, shell_complete=complete_types, help=help)
 

@@ -1,0 +1,213 @@
+"""Operations: calls of torch that are no modules, booked to the module in which they run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import FunctionType, SimpleNamespace
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hookscope.hooks.layer_types import is_leaf
+from hookscope.hooks.registration import HookHandles
+from hookscope.hooks.tensors import shares_storage, storage_keys, tensors_in
+
+_TENSOR_PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
+_COPIES = ("to_copy", "copy", "clone", "unsafe_view", "lift_fresh", "detach", "fill", "zeros", "new_zeros", "zero")
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call of a function of torch, in the place of a module.
+
+    Attributes:
+        name: ``block1::relu``: the innermost module that runs, and the function; ``::add`` in the model itself.
+        type: Name of the function; in-place functions end with ``_``.
+        args: Its positional arguments.
+        kwargs: Its keywords.
+        hands_on: Whether the result has the values of an argument, as that of ``view`` or ``getitem``.
+        in_place: Whether the function wrote to an argument.
+    """
+
+    name: str
+    type: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    hands_on: bool
+    in_place: bool
+
+
+class OpenModules:
+    """The modules that run now; ``mode`` is on while the outermost of them runs."""
+
+    def __init__(self, model: nn.Module, mode: Any) -> None:
+        self._model, self._mode = model, mode
+        # the functions that a layer of torch itself calls are that layer's work
+        self._places = {id(module): None if _is_closed(module) else name for name, module in model.named_modules()}
+        self._open: list[int] = []
+        self._on = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: the hooks of a copy of the model see other modules and do nothing."""
+        return self
+
+    def __reduce__(self) -> Any:
+        nothing = nullcontext().__exit__
+        return SimpleNamespace, (), {"_before": nothing, "_after": nothing}
+
+    def watch(self, handles: HookHandles) -> None:
+        """Follow the calls of all modules until ``handles`` are closed."""
+        for module in self._model.modules():
+            handles.forward_pre(module, self._before)
+            handles.forward(module, self._after, always=True)
+        handles.callback(self._switch, False)
+
+    @property
+    def place(self) -> str | None:
+        """The innermost module that runs; None inside a layer of torch itself, and outside of the model."""
+        return self._places[self._open[-1]] if self._open else None
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if id(module) in self._places:
+            self._open.append(id(module))
+            self._switch(True)
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if id(module) in self._open:
+            while self._open.pop() != id(module):
+                pass
+        if not self._open:
+            self._switch(False)
+
+    def _switch(self, on: bool) -> None:
+        if on and not self._on:
+            self._mode.__enter__()
+        elif not on and self._on:
+            self._mode.__exit__(None, None, None)
+            self._open.clear()
+        self._on = on
+
+
+def _is_closed(module: nn.Module) -> bool:
+    """Whether the layer has no children, and a forward of torch's own."""
+    return is_leaf(module) and type(module).forward.__module__.startswith("torch.")
+
+
+class Operations(TorchFunctionMode):
+    """Calls ``around(place, name, function, args, kwargs)`` in the place of each function that the model calls.
+
+    The result of ``around`` takes the place of the function's. Functions that ``around`` itself calls are not seen.
+    """
+
+    def __init__(self, model: nn.Module, around: Callable[..., Any]) -> None:
+        super().__init__()
+        self.modules = OpenModules(model, self)
+        self.used: set[int] = set()
+        self._around = around
+        self._paused = False
+
+    def paused(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of ``function(*args)``, whose own calculations are no operations of the model."""
+        before, self._paused = self._paused, True
+        try:
+            return function(*args)
+        finally:
+            self._paused = before
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        place = None if self._paused else self.modules.place
+        if place is None:
+            return function(*args, **kwargs)
+        self.used.update(id(value) for value in (*args, *kwargs.values()) if isinstance(value, nn.Parameter))
+        if function is F.multi_head_attention_forward:  # a layer in a function
+            with self:
+                return _without_check(function)(*args, **kwargs)
+        if function is Tensor.__iter__:
+            return iter(self.__torch_function__(Tensor.unbind, types, args))
+        name = _name_of(function)
+        return self._around(place, name, function, args, kwargs) if name else function(*args, **kwargs)
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts what a model calculates outside of torch's own layers, by torch's internal names.
+
+    It is cheap, and changes no path that torch takes, but it does not know which function the model called. Views and
+    copies do not count.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.modules = OpenModules(model, self)
+        self.counts: Counter[str] = Counter()
+        self.used: set[int] = set()
+
+    def paused(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of ``function(*args)``, whose own calculations are no operations of the model."""
+        with torch._C._DisableTorchDispatch():
+            return function(*args)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        output = function(*args, **(kwargs or {}))
+        if self.modules.place is not None:
+            self.used.update(id(value) for value in args if isinstance(value, nn.Parameter))
+            name = function.overloadpacket.__name__.strip("_")
+            if not function.is_view and name not in _COPIES and _has_fractions(output):
+                self.counts[name] += 1
+        return output
+
+
+def _has_fractions(output: Any) -> bool:
+    return any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in(output).values())
+
+
+def operation_of(
+    name: str, kind: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Operation, Any]:
+    """Call ``function``; returns what it was and its result, which of ``setitem`` is the tensor it wrote to."""
+    given = [tensor for value in (args, kwargs) for tensor in tensors_in(value).values()]
+    versions = [None if tensor.is_inference() else tensor._version for tensor in given]
+    output = function(*args, **kwargs)
+    in_place = (
+        kind.endswith("_")
+        or kind == "setitem"
+        or any(
+            version is not None and tensor._version != version for tensor, version in zip(given, versions, strict=True)
+        )
+    )
+    result = args[0] if kind == "setitem" else output
+    memory = storage_keys(given)
+    hands_on = not in_place and all(shares_storage(tensor, memory) for tensor in tensors_in(result).values())
+    return Operation(name, kind, args, kwargs, hands_on, in_place), output
+
+
+def _name_of(function: Any) -> str:
+    """``add`` for ``Tensor.__radd__``, ``T`` for the property, empty for what gives no tensor."""
+    name = getattr(function, "__name__", "")
+    if name == "__get__":
+        name = getattr(function.__self__, "__name__", "")
+        return name if name in _TENSOR_PROPERTIES else ""
+    if special := re.fullmatch(r"__(\w+?)__", name):
+        name = re.sub(r"^r(?=add|sub|mul|div|pow|matmul|mod|and|or|xor)", "", special[1])
+    return name
+
+
+def _without_check(function: Any) -> Any:
+    """``function`` without the check by which torch hands a call to a mode: the functions that it calls are seen."""
+    own = dict(function.__globals__) | dict.fromkeys(_CHECKS, lambda *args: False)
+    twin = FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    return twin
