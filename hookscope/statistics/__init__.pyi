@@ -1,12 +1,14 @@
 from .batchnorm import BATCH_NORMS as BATCH_NORMS
 from .collector import StatisticsCollector as StatisticsCollector
+from .coverage import Coverage as Coverage
 from .figure import draw_statistics as draw_statistics
 from .findings import StatisticsThresholds as StatisticsThresholds, diagnose as diagnose, find_problems as find_problems
 from .layer_statistics import QUANTILES as QUANTILES, LayerStatistics as LayerStatistics, ValuePosition as ValuePosition
 from .limits import (
     BrokenLimit as BrokenLimit,
     Limits as Limits,
-    broken_limits as broken_limits,
+    LimitsResult as LimitsResult,
+    check_limits as check_limits,
     held_layers as held_layers,
     junit_xml as junit_xml,
 )

@@ -177,7 +177,7 @@ class StatisticsCollector:
         for tensor in tensors:
             self._unseen(self._measure, call, module, *tensor)
         if not tensors:
-            self.coverage.unmeasured[key_of(call, "")] = "it returned no tensor"
+            self.coverage.unmeasured[call, ""] = "it returned no tensor"
 
     def _has_values(self, operation: Operation, output: Any) -> bool:
         """Whether an operation computes values, rather than a view of its input, positions or a mask."""
@@ -197,6 +197,8 @@ class StatisticsCollector:
         known = self._pass.known(tensor)
         if known is not None and key not in layers:  # a container, or an Identity, hands on what another layer returned
             self.coverage.handed_on.add(key)
+            if not call.name:
+                self.coverage.with_channels.add(known.key)
             if self._handed_on:
                 layer = layers[key] = copy(layers[known.key])
                 layer.call, layer.part, layer.bounds = call, part, bounds_of(module)
@@ -207,8 +209,8 @@ class StatisticsCollector:
             one_each = image is None and len(whole) == len(self._pass.names)
             values = whole.reshape(-1, 1) if one_each else whole.reshape(1, 1, -1)
         before = self.totals.layers.get(key, layers.get(key))
-        if key in self.coverage.unmeasured or (before is not None and before.channels != values.shape[1]):
-            self._refuse(call, key, module, before, values.shape[1])
+        if (call, part) in self.coverage.unmeasured or (before is not None and before.channels != values.shape[1]):
+            self._refuse(call, part, module, before, values.shape[1])
             return
         if self._has_channels(call, module):
             self.coverage.with_channels.add(key)
@@ -225,15 +227,15 @@ class StatisticsCollector:
         return not call.name or matches_type(class_names(module), ("_ConvNd", "Linear", *ACTIVATION_FUNCTIONS), False)
 
     def _refuse(
-        self, call: Call, key: str, module: nn.Module | Operation, before: LayerAccumulator | None, channels: int
+        self, call: Call, part: str, module: nn.Module | Operation, before: LayerAccumulator | None, channels: int
     ) -> None:
         """Raise for a layer whose number of channels changes; for the model and for operations this is usual."""
         if call.name and isinstance(module, nn.Module) and before is not None:
-            text = f"{key} put out {channels} channels after {before.channels}"
+            text = f"{key_of(call, part)} put out {channels} channels after {before.channels}"
             raise InputError(text, do="measure one size at a time")
-        self.coverage.unmeasured[key] = "its number of channels changes"
+        self.coverage.unmeasured[call, part] = "its number of channels changes"
         for totals in (self.totals, self._pass.totals):
-            totals.layers.pop(key, None)
+            totals.layers.pop(key_of(call, part), None)
 
     def _on_batch_norm(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tensor = next(iter([*args, *kwargs.values()]), None)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hookscope.findings import counted, listed
+from hookscope.hooks import Call
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Coverage:
         unused: Those of them whose parameters no operation took either.
         with_channels: Keys of calls that compute channels: of convolutions, Linear layers, activation functions, and
             the model.
-        unmeasured: Why a call has no statistics, by its key.
+        unmeasured: Why a call, or a part of its output, has no statistics.
         handed_on: Keys of calls that returned the very tensor of another measured call.
     """
 
@@ -29,7 +30,7 @@ class Coverage:
     idle: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     with_channels: set[str] = field(default_factory=set)
-    unmeasured: dict[str, str] = field(default_factory=dict)
+    unmeasured: dict[tuple[Call, str], str] = field(default_factory=dict)
     handed_on: set[str] = field(default_factory=set)
 
     def count(self, did_not_run: Collection[str], first: bool) -> None:

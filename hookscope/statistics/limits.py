@@ -1,16 +1,18 @@
-"""Limits on statistics, the layers that break them, and the result as JUnit XML."""
+"""Limits on statistics, what is beyond them or was not measured, and the result as JUnit XML."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from xml.etree import ElementTree
 
 from hookscope.errors import printable
-from hookscope.findings import listed, nonfinite_words, percent
-from hookscope.hooks import Layers, Selection
-from hookscope.statistics.layer_statistics import LayerStatistics
+from hookscope.findings import counted, listed, nonfinite_words, percent
+from hookscope.hooks import MODEL, Layers, Selection
+from hookscope.statistics.coverage import Coverage
+from hookscope.statistics.layer_statistics import LayerStatistics, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,75 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BrokenLimit:
-    """A call beyond a limit such as ``max-dead``; ``evidence`` has the numbers in words."""
+    """A call beyond a limit such as ``max-dead``, or one that could not be held against it.
+
+    ``evidence`` has the numbers in words, or the reason. ``value`` and ``allowed`` are None where nothing was measured,
+    and ``layer`` is empty where no call of the model could be held against the limit.
+    """
 
     limit: str
     layer: str
     index: int | None
-    value: float
-    allowed: float
+    value: float | None
+    allowed: float | None
     evidence: str
+    channels: tuple[int, ...] | None = None
+    unmeasured: bool = False
+
+
+@dataclass
+class LimitsResult:
+    """What was held against which limit.
+
+    Attributes:
+        held: For each limit the types of the calls that were held against it, by the key of the call.
+        broken: What breaks a limit, in order of execution, then what was not measured.
+        allowed: What was not measured, where that is allowed.
+    """
+
+    held: dict[str, dict[str, str]]
+    broken: list[BrokenLimit] = field(default_factory=list)
+    allowed: list[BrokenLimit] = field(default_factory=list)
+
+    @property
+    def calls(self) -> set[str]:
+        """The keys of all calls that were held against some limit."""
+        return {key for keys in self.held.values() for key in keys}
+
+    def verdict(self) -> str:
+        """``all 5 calls are within the limits``, or what is wrong."""
+        beyond = len({each.layer for each in self.broken if not each.unmeasured})
+        unknown = len({each.layer for each in self.broken if each.unmeasured and each.layer})
+        words = [f"{beyond} {'breaks' if beyond == 1 else 'break'} a limit"] if beyond else []
+        words += [f"{counted(unknown, 'layer')} could not be measured"] if unknown else []
+        words += [f"nothing is held against {each.limit}" for each in self.broken if not each.layer]
+        if words:
+            return f"of {counted(len(self.calls), 'call')} {'; '.join(words)}"
+        return f"all {counted(len(self.calls), 'call')} are within the limits"
+
+    def words(self) -> Iterator[str]:
+        """A line for each limit: how many calls of which types were held against it, and how many broke it."""
+        for limit, held in self.held.items():
+            types = [f"{count:,} {name}" for name, count in Counter(held.values()).most_common()]
+            of_these = {
+                "beyond it": sum(each.limit == limit and not each.unmeasured for each in self.broken),
+                "not measured": sum(each.limit == limit and bool(each.layer) for each in self._unmeasured()),
+            }
+            ends = "".join(f"; {count:,} {what}" for what, count in of_these.items() if count)
+            yield f"{limit}: {counted(len(held), 'call')}{f' ({listed(types, 6)})' if types else ''}{ends}"
+
+    def _unmeasured(self) -> Iterator[BrokenLimit]:
+        yield from (each for each in (*self.broken, *self.allowed) if each.unmeasured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    """A limit and a call: kept, broken, unknown, or without meaning for the call."""
+
+    outcome: str
+    evidence: str = ""
+    value: float | None = None
+    allowed: float | None = None
     channels: tuple[int, ...] | None = None
 
 
@@ -57,62 +120,182 @@ def held_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[L
     return [layer for layer in layers if not allowed.wants(layer.call.name, layer.call.call, layer.call.index, total)]
 
 
-def broken_limits(layers: Sequence[LayerStatistics], limits: Limits) -> list[BrokenLimit]:
-    """Every limit that a layer breaks, in order of execution."""
-    return [broken for layer in layers for broken in _broken(layer, limits)]
+def check_limits(
+    layers: Sequence[LayerStatistics],
+    limits: Limits,
+    coverage: Coverage,
+    allow: Layers = (),
+    *,
+    every: bool = False,
+    allow_unmeasured: bool = False,
+) -> LimitsResult:
+    """Hold every call that ``allow`` does not select against ``limits``; what cannot be held breaks them.
 
+    ``every`` says that nobody chose the calls: a call is then held against the limits that have a meaning for it, and
+    a layer that did not run breaks them only if nothing used its parameters. ``allow_unmeasured`` allows what cannot be
+    held.
 
-def _broken(layer: LayerStatistics, limits: Limits) -> Iterator[BrokenLimit]:
-    key, index = layer.key, layer.call.index
-    dead = len(layer.dead_channels) / max(layer.channels, 1)
-    if limits.max_dead is not None and dead > limits.max_dead:
-        count = len(layer.dead_channels)
-        are = "is" if count == 1 else "are"
-        text = f"{count} of {layer.channels} channels {are} dead: {listed(layer.dead_channels)}"
-        yield BrokenLimit("max-dead", key, index, dead, limits.max_dead, text, layer.dead_channels)
-    if limits.max_saturated is not None and layer.saturated is not None and layer.saturated > limits.max_saturated:
-        text = f"{percent(layer.saturated)} of values are within 1 % of a bound"
-        yield BrokenLimit("max-saturated", key, index, layer.saturated, limits.max_saturated, text)
-    if limits.no_nan and (bad := layer.nan + layer.inf):
-        text = f"{nonfinite_words(layer.nan, layer.inf)} of {layer.values:,} values"
-        yield BrokenLimit("no-nan", key, index, bad, 0, text)
-    if limits.max_abs is not None:
-        largest = max(-(layer.min or 0.0), layer.max or 0.0)
-        text = "no finite value" if layer.min is None else f"from {layer.min:.6g} to {layer.max:.6g}"
-        if layer.inf:  # the extremes are those of the finite values
-            largest, text = math.inf, f"{layer.inf:,} Inf, else {text}"
-        if largest > limits.max_abs:
-            yield BrokenLimit("max-abs", key, index, largest, limits.max_abs, text)
-    least = limits.min_rank
-    if limits.min_rank_share is not None:
-        least = limits.min_rank_share * layer.highest_rank
-    if least is not None and layer.rank is not None and layer.rank < least:
-        text = f"effective rank {layer.rank:.4g} of at most {layer.highest_rank} in {layer.channels} channels"
-        yield BrokenLimit("min-rank", key, index, layer.rank, least, text)
-
-
-def junit_xml(
-    suite: str, limits: Sequence[str], layers: Sequence[str], broken: Sequence[BrokenLimit], lost: int = 0
-) -> bytes:
-    """The result as a JUnit test suite, which CI services show: a case for each limit and layer.
-
-    ``lost`` images, which could not be used, are an error in a case of their own.
+    Raises:
+        SelectionError: A term of ``allow`` cannot be read.
     """
-    failures = {(failure.limit, failure.layer): failure for failure in broken}
+    result = LimitsResult({name: {} for name in limits.names})
+    unmeasured = [
+        BrokenLimit(limit, layer, None, None, None, why, unmeasured=True)
+        for layer, why in _not_measured(coverage, allow, every)
+        for limit in limits.names
+    ]
+    for layer in held_layers(layers, allow):
+        for limit in limits.names:
+            if every and limit in ("max-dead", "min-rank") and layer.key not in coverage.with_channels:
+                continue
+            found = _JUDGES[limit](layer, limits)
+            about = (limit, layer.key, layer.call.index, found.value, found.allowed, found.evidence, found.channels)
+            if found.outcome == "unknown" or (found.outcome == "no meaning" and not every):
+                unmeasured.append(BrokenLimit(*about, unmeasured=True))
+            elif found.outcome != "no meaning":
+                result.held[limit][layer.key] = layer.call.type
+                result.broken += [BrokenLimit(*about)] if found.outcome == "broken" else []
+    for limit, held in result.held.items():
+        if not held and not any(each.limit == limit for each in unmeasured):
+            unmeasured.append(BrokenLimit(limit, "", None, None, None, "no call has this quantity", unmeasured=True))
+    (result.allowed if allow_unmeasured else result.broken).extend(unmeasured)
+    return result
+
+
+def _not_measured(coverage: Coverage, allow: Layers, every: bool) -> Iterator[tuple[str, str]]:
+    """Layers that did not run, and calls without statistics, with the reason."""
+    allowed = None if allow in ((), [], "") else Selection.of(allow)
+    outermost: list[str] = []
+    for name in coverage.unused if every else coverage.idle:
+        if not any(name.startswith(f"{outer}.") for outer in outermost):
+            outermost.append(name)
+            if allowed is None or not allowed.wants(name, 0, None):
+                yield name or MODEL, "it did not run"
+    for (call, part), reason in coverage.unmeasured.items():
+        if (not every or not call.name) and (allowed is None or not allowed.wants(call.name, call.call, call.index)):
+            yield key_of(call, part), reason
+
+
+def _dead(layer: LayerStatistics, limits: Limits) -> _Judgement:
+    if layer.values < 2 * layer.channels or not layer.channels:
+        return _Judgement("no meaning", f"{counted(layer.values, 'value')} in {counted(layer.channels, 'channel')}")
+    dead, m, allowed = layer.dead_channels, layer.by_channel, limits.max_dead
+    assert allowed is not None
+    share = len(dead) / layer.channels
+    if share > allowed:
+        are = "is" if len(dead) == 1 else "are"
+        text = f"{len(dead)} of {layer.channels} channels {are} dead: {listed(dead)}"
+        return _Judgement("broken", text, share, allowed, dead)
+    unknown = int(((m.nan + m.inf > 0) & ~(m.low < m.high)).sum())
+    if share + unknown / layer.channels > allowed:
+        have = "has" if unknown == 1 else "have"
+        return _Judgement(
+            "unknown", f"{unknown} of {layer.channels} channels {have} NaN or Inf and no two finite values"
+        )
+    return _Judgement("kept")
+
+
+def _saturated(layer: LayerStatistics, limits: Limits) -> _Judgement:
+    allowed = limits.max_saturated
+    assert allowed is not None
+    if layer.saturated is None:
+        return _Judgement("no meaning", f"{layer.call.type} has no bound")
+    if not layer.values:
+        return _Judgement("unknown", "it put out no values")
+    if layer.saturated > allowed:
+        text = f"{percent(layer.saturated)} of values are within 1 % of a bound"
+        return _Judgement("broken", text, layer.saturated, allowed)
+    if layer.saturated + layer.nan / layer.values > allowed or layer.min is None:
+        return _Judgement("unknown", _nonfinite(layer))
+    return _Judgement("kept")
+
+
+def _nan(layer: LayerStatistics, limits: Limits) -> _Judgement:
+    if not layer.values:
+        return _nothing(layer)
+    if bad := layer.nan + layer.inf:
+        return _Judgement("broken", _nonfinite(layer), bad, 0)
+    return _Judgement("kept")
+
+
+def _size(layer: LayerStatistics, limits: Limits) -> _Judgement:
+    allowed = limits.max_abs
+    assert allowed is not None
+    if not layer.values:
+        return _nothing(layer)
+    largest = max(-(layer.min or 0.0), layer.max or 0.0)
+    text = "no finite value" if layer.min is None else f"from {layer.min:.6g} to {layer.max:.6g}"
+    if layer.inf:  # the extremes are those of the finite values
+        largest, text = math.inf, f"{layer.inf:,} Inf, else {text}"
+    if largest > allowed:
+        return _Judgement("broken", text, largest, allowed)
+    return _Judgement("unknown", _nonfinite(layer)) if layer.nan else _Judgement("kept")
+
+
+def _rank(layer: LayerStatistics, limits: Limits) -> _Judgement:
+    if layer.highest_rank < 1:
+        return _Judgement("no meaning", f"{counted(layer.values, 'value')} in {counted(layer.channels, 'channel')}")
+    if layer.nan or layer.inf:
+        return _Judgement("unknown", _nonfinite(layer))
+    if layer.rank is None:
+        return _Judgement("unknown", f"{layer.channels:,} channels are too many for the rank to be measured")
+    share = limits.min_rank_share
+    least = limits.min_rank if share is None else share * layer.highest_rank
+    assert least is not None
+    if layer.rank >= least:
+        return _Judgement("kept")
+    text = f"effective rank {layer.rank:.4g} of at most {layer.highest_rank} in {layer.channels} channels"
+    return _Judgement("broken", text, layer.rank, least)
+
+
+def _nothing(layer: LayerStatistics) -> _Judgement:
+    """An output without values: of the model this says nothing, inside it some layers have nothing to do."""
+    return _Judgement("no meaning" if layer.call.name else "unknown", "it put out no values")
+
+
+def _nonfinite(layer: LayerStatistics) -> str:
+    return f"{nonfinite_words(layer.nan, layer.inf)} of {layer.values:,} values"
+
+
+_JUDGES: dict[str, Callable[[LayerStatistics, Limits], _Judgement]] = {
+    "max-dead": _dead,
+    "max-saturated": _saturated,
+    "no-nan": _nan,
+    "max-abs": _size,
+    "min-rank": _rank,
+}
+
+
+def junit_xml(suite: str, result: LimitsResult, lost: int = 0) -> bytes:
+    """The result as a JUnit test suite, which CI services show: a case for each limit and call.
+
+    What was not measured is a failure, or is skipped where that is allowed. ``lost`` images, which could not be used,
+    are an error in a case of their own.
+    """
+    failures = {(each.limit, each.layer): each for each in result.broken}
+    skipped = {(each.limit, each.layer): each for each in result.allowed}
+    cases = [(limit, layer) for limit, held in result.held.items() for layer in held]
+    cases += [case for case in (failures | skipped) if case not in set(cases)]
     root = ElementTree.Element("testsuites")
-    tests, errors = len(limits) * len(layers) + bool(lost), int(bool(lost))
-    counts = {"tests": tests, "failures": len(failures), "errors": errors, "skipped": 0}
+    counts = {
+        "tests": len(cases) + bool(lost),
+        "failures": len(failures),
+        "errors": int(bool(lost)),
+        "skipped": len(skipped),
+    }
     attributes = {name: str(count) for name, count in counts.items()}
-    cases = ElementTree.SubElement(root, "testsuite", {"name": printable(suite), **attributes})
+    tree = ElementTree.SubElement(root, "testsuite", {"name": printable(suite), **attributes})
     if lost:
-        case = ElementTree.SubElement(cases, "testcase", {"classname": "images", "name": "all could be used"})
+        case = ElementTree.SubElement(tree, "testcase", {"classname": "images", "name": "all could be used"})
         ElementTree.SubElement(case, "error", {"message": f"{lost} could not be used", "type": "images"})
-    for limit in limits:
-        for layer in layers:
-            case = ElementTree.SubElement(cases, "testcase", {"classname": limit, "name": printable(layer)})
-            if failure := failures.get((limit, layer)):
-                message = printable(failure.evidence)
-                element = ElementTree.SubElement(case, "failure", {"message": message, "type": limit})
-                element.text = f"{message} (measured {failure.value:.6g}, allowed {failure.allowed:.6g})"
+    for limit, layer in cases:
+        case = ElementTree.SubElement(tree, "testcase", {"classname": limit, "name": printable(layer or "(no call)")})
+        found = failures.get((limit, layer)) or skipped.get((limit, layer))
+        if found is not None:
+            message = printable(found.evidence if not found.unmeasured else f"not measured: {found.evidence}")
+            kind = "failure" if (limit, layer) in failures else "skipped"
+            element = ElementTree.SubElement(case, kind, {"message": message, "type": limit})
+            numbers = f" (measured {found.value:.6g}, allowed {found.allowed:.6g})" if found.value is not None else ""
+            element.text = message + numbers
     text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return text if text.endswith(b"\n") else text + b"\n"

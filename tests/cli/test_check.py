@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -38,6 +39,16 @@ def endless():
     broken = net()
     broken.head.bias.data[3] = float("inf")
     return broken
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3), nn.Linear(8, 2)
+    def forward(self, x):
+        return self.fc(torch.relu(self.conv(x) - torch.tensor([99.0, 99.0] + 6 * [0.0]).view(8, 1, 1)).mean((2, 3)))
+
+def functional():
+    return Functional()
 
 class Odd(nn.Module):
     def __init__(self):
@@ -75,14 +86,21 @@ HEADER = "\t".join(FIELDS) + "\n"
 
 def test_all_is_well(run: Run) -> None:
     words = ["--max-dead", "10%", "--max-saturated", "5%", "--no-nan", "--max-abs", "1e4", "--min-rank", "1"]
-    assert run(*words) == (0, HEADER, "")
-    assert run(*words, "--format", "json")[:2] == (0, "[]\n")
+    status, out, note = run(*words)
+    assert (status, out) == (0, HEADER)
+    assert note.startswith("Note: nets.py:net on 4 images: all 8 calls are within the limits: max-dead: 6 calls (2 ")
+    assert run(*words, "--format", "json") == (0, "[]\n", "")
     assert run(*words, "--format", "ndjson")[:2] == (0, "")
     _, out, _ = run(*words, "--format", "table")
-    assert out.endswith(
-        "\n\nnets.py:net on 4 images: all 6 calls are within the limits"
-        " (max-dead, max-saturated, no-nan, max-abs, min-rank)\n"
-    )
+    assert out.endswith("""
+
+nets.py:net on 4 images: all 8 calls are within the limits
+  max-dead: 6 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 Linear)
+  max-saturated: 1 call (1 ReLU6)
+  no-nan: 8 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 AdaptiveAvgPool2d, 1 Flatten, 1 Linear)
+  max-abs: 8 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 AdaptiveAvgPool2d, 1 Flatten, 1 Linear)
+  min-rank: 6 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 Linear)
+""")
 
 
 def test_a_row_says_what_was_measured(run: Run) -> None:
@@ -91,30 +109,67 @@ def test_a_row_says_what_was_measured(run: Run) -> None:
     assert (status, row["limit"], row["layer"], row["index"]) == (3, "max-dead", "relu", None)
     assert (row["value"], row["allowed"], row["channels"]) == (0.1, 0.05, [4, 5])
     assert row["evidence"] == "2 of 20 channels are dead: 4, 5"
-    _, out, _ = run("--max-dead", "5%")
+    _, out, note = run("--max-dead", "5%")
     assert out == HEADER + "max-dead\t\trelu\t0.1\t0.05\t2 of 20 channels are dead: 4, 5\tfrom factory (seed 0)\n"
+    assert note.startswith("Note: nets.py:net on 4 images: of 6 calls 1 breaks a limit: max-dead: 6 calls (2 Conv2d, ")
 
 
 def test_nan(run: Run) -> None:
     status, out, errors = run("--no-nan", "--format", "json", model="nets.py:sick")
-    assert (status, [layer for _, layer, _ in broken(out)], errors) == (3, ["head", "twice", "twice#1", "fc.2"], "")
+    after = ["head", "twice", "twice#1", "fc.0", "fc.1", "fc.2"]
+    assert (status, [layer for _, layer, _ in broken(out)], errors) == (3, after, "")
     for model in ("nets.py:sick", "nets.py:endless"):
-        status, out, errors = run("--max-dead", "50%", model=model)
-        assert (status, out) == (0, HEADER)
-        assert errors == "Note: NaN or Inf in head, twice, twice#1 and 1 more; --no-nan forbids them\n"
+        status, out, errors = run("--max-dead", "50%", "--allow", "fc.*", "--format", "json", model=model)
+        assert (status, out) == (0, "[]\n")
+        assert errors == "Note: NaN or Inf in head, twice, twice#1; --no-nan forbids them\n"
+
+
+def test_what_was_not_measured_has_not_passed(run: Run) -> None:
+    """The classes are NaN: how many of them are dead cannot be known."""
+    status, out, _ = run("--max-dead", "50%", "--format", "json", model="nets.py:sick")
+    assert (status, broken(out)) == (3, [("max-dead", "fc.2", None)])
+    assert json.loads(out)[0]["evidence"] == "2 of 2 channels have NaN or Inf and no two finite values"
+    assert run("--max-dead", "50%", "--allow-unmeasured", model="nets.py:sick")[:2] == (0, HEADER)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "rows"),
+    [
+        (["--max-saturated", "5%", "--layer", "conv"], 3, [("max-saturated", "conv", None)]),
+        (["--max-saturated", "5%", "--layer", "conv,relu", "--allow-unmeasured"], 0, []),
+        (["--max-saturated", "5%", "--type", "ReLU6"], 0, []),
+        (["--max-saturated", "5%", "--allow", "relu"], 3, [("max-saturated", "", None)]),
+        (["--no-nan", "--layer", "(model)"], 0, []),
+    ],
+)
+def test_a_chosen_layer_must_have_the_quantity(run: Run, words: list[str], status: int, rows: list[Any]) -> None:
+    got, out, _ = run(*words, "--format", "json")
+    assert (got, broken(out)) == (status, rows)
+
+
+def test_functional_code_is_checked_unless_it_is_left_out(run: Run) -> None:
+    words = ["--max-dead", "5%", "--format", "json"]
+    status, out, errors = run(*words, model="nets.py:functional")
+    assert (status, [row["layer"] for row in json.loads(out)], errors) == (3, ["::relu"], "")
+    status, out, errors = run(*words, "--no-ops", model="nets.py:functional")
+    assert (status, out) == (0, "[]\n")
+    assert errors == (
+        "Note: not measured: 3 operations that are no modules (1 sub, 1 relu, 1 mean); --ops measures them\n"
+    )
+    assert run(*words, "--layer", "::relu", "--ops", model="nets.py:functional")[0] == 3
 
 
 def test_layers_may_be_allowed(run: Run) -> None:
-    words = ["--no-nan", "--allow", "re:^h", "--allow", "twice#0,fc", "--format", "json"]
+    words = ["--no-nan", "--allow", "re:^h", "--allow", "twice#0,fc*", "--format", "json"]
     status, out, _ = run(*words, model="nets.py:sick")
-    assert (status, [layer for _, layer, _ in broken(out)]) == (3, ["twice#1", "fc.2"])
+    assert (status, [layer for _, layer, _ in broken(out)]) == (3, ["twice#1"])
 
 
-def test_where_all_is_allowed_the_table_says_so(run: Run) -> None:
+def test_where_all_is_allowed_nothing_has_passed(run: Run) -> None:
     status, out, _ = run("--no-nan", "--allow", "*", "--format", "table", model="nets.py:sick")
-    assert (status, out.splitlines()[-1]) == (
-        0,
-        "nets.py:sick on 4 images: there is no call to check (no-nan)",
+    assert (status, out.splitlines()[-2:]) == (
+        3,
+        ["nets.py:sick on 4 images: of 0 calls nothing is held against no-nan", "  no-nan: 0 calls"],
     )
 
 
@@ -128,6 +183,8 @@ def test_where_all_is_allowed_the_table_says_so(run: Run) -> None:
         (["--no-nan", "--allow", "conf"], 1, "no layer 'conf' in nets.py:net; nearest: conv"),
         (["--no-nan", "--allow", "re:("], 2, "bad regular expression"),
         (["--no-nan", "--allow", ""], 2, "empty layer selection"),
+        (["--no-nan", "--layer", "::add"], 1, "no layer '::add' in Sequential; it names an operation; add --ops"),
+        (["--no-nan", "--layer", "::add", "--ops"], 1, "no operation '::add' ran"),
         (["--no-nan", "bad.jpg", "--strict"], 1, "'bad.jpg' is not a picture"),
     ],
 )
@@ -145,8 +202,11 @@ def test_a_lost_image_is_a_failure_but_a_broken_limit_is_the_graver(run: Run) ->
 def test_junit_has_a_case_for_each_limit_and_layer(run: Run, here: Path) -> None:
     assert run("--max-dead", "5%", "--no-nan", "--allow", "head", "--junit", "x.xml")[0] == 3
     suite = ElementTree.parse(here / "x.xml").getroot()[0]
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("10", "1", "0")
-    assert [case.get("name") for case in suite] == ["conv", "relu", "twice", "twice#1", "fc.2"] * 2
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("12", "1", "0")
+    assert [case.get("name") for case in suite] == [
+        *("conv", "relu", "twice", "twice#1", "fc.2"),
+        *("conv", "relu", "twice", "twice#1", "fc.0", "fc.1", "fc.2"),
+    ]
     [failed] = [case for case in suite if len(case)]
     assert (failed.get("classname"), failed.get("name")) == ("max-dead", "relu")
     assert failed[0].text == "2 of 20 channels are dead: 4, 5 (measured 0.1, allowed 0.05)"

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import SelectionError
-from hookscope.statistics import BrokenLimit, LayerStatistics, Limits, broken_limits, held_layers, junit_xml
+from hookscope.statistics import (
+    BrokenLimit,
+    Coverage,
+    LayerStatistics,
+    Limits,
+    LimitsResult,
+    check_limits,
+    held_layers,
+    junit_xml,
+)
 from tests.nets import Function
 from tests.statistics import judge
 
@@ -30,6 +39,12 @@ def layers() -> list[LayerStatistics]:
     inputs[:, 1:4] += 9
     inputs[0, 1, 0, 0] = 100.0
     return measured(net, inputs, rank=True)
+
+
+def broken_limits(layers: list[LayerStatistics], limits: Limits) -> list[BrokenLimit]:
+    """What is broken in calls that all have channels."""
+    coverage = Coverage(with_channels={layer.key for layer in layers})
+    return check_limits(layers, limits, coverage, every=True).broken
 
 
 def broken(layers: list[LayerStatistics], **limits: Any) -> list[tuple[str, str, int | None]]:
@@ -92,7 +107,7 @@ def test_nan_and_inf() -> None:
     assert [(failure.layer, failure.value, failure.allowed) for failure in failures] == [("0", 3, 0), ("1", 2, 0)]
     assert failures[1].evidence == "1 NaN and 1 Inf of 6 values"
     # an Inf is beyond any limit, though the extremes are those of the finite values
-    (one, two) = broken_limits([convolution, function], Limits(max_abs=1e30))
+    one, two = broken_limits([convolution, function], Limits(max_abs=1e30))
     assert (one.value, two.evidence) == (math.inf, "1 Inf, else from 0 to 3")
     only = measured(nn.Sequential(nn.ReLU()), torch.full((1, 1, 2, 2), math.inf))
     assert broken_limits(only, Limits(max_abs=1.0))[0].evidence == "4 Inf, else no finite value"
@@ -138,24 +153,45 @@ def test_a_selection_that_cannot_be_parsed_is_refused() -> None:
         held_layers([], ["re:("])
 
 
+def held(limits: list[str], layers: list[str]) -> dict[str, dict[str, str]]:
+    return {limit: dict.fromkeys(layers, "Conv2d") for limit in limits}
+
+
 def test_a_case_for_each_limit_and_layer() -> None:
     failed = BrokenLimit("max-dead", "relu", None, 0.25, 0.05, "1 of 4 channels is dead: 2", (2,))
-    root = ElementTree.fromstring(junit_xml("check", ["max-dead", "no-nan"], ["conv", "relu"], [failed]))
+    unknown = BrokenLimit("no-nan", "fc", None, None, None, "it did not run", unmeasured=True)
+    result = LimitsResult(held(["max-dead", "no-nan"], ["conv", "relu"]), [failed, unknown])
+    root = ElementTree.fromstring(junit_xml("check", result))
     suite = root[0]
     assert (root.tag, suite.tag) == ("testsuites", "testsuite")
-    assert suite.attrib == {"name": "check", "tests": "4", "failures": "1", "errors": "0", "skipped": "0"}
+    assert suite.attrib == {"name": "check", "tests": "5", "failures": "2", "errors": "0", "skipped": "0"}
     cases = [(case.get("classname"), case.get("name"), len(case)) for case in suite]
-    assert cases == [("max-dead", "conv", 0), ("max-dead", "relu", 1), ("no-nan", "conv", 0), ("no-nan", "relu", 0)]
+    plain = [("max-dead", "conv", 0), ("max-dead", "relu", 1), ("no-nan", "conv", 0), ("no-nan", "relu", 0)]
+    assert cases == [*plain, ("no-nan", "fc", 1)]
     failure = suite[1][0]
     assert (failure.tag, failure.get("type"), failure.get("message")) == ("failure", "max-dead", failed.evidence)
     assert failure.text == "1 of 4 channels is dead: 2 (measured 0.25, allowed 0.05)"
+    assert suite[4][0].text == "not measured: it did not run"
+
+
+def test_what_may_be_unmeasured_is_skipped() -> None:
+    unknown = BrokenLimit("no-nan", "fc", None, None, None, "it did not run", unmeasured=True)
+    suite = ElementTree.fromstring(junit_xml("check", LimitsResult(held(["no-nan"], ["conv"]), [], [unknown])))[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "0", "1")
+    (skipped,) = suite[1]
+    assert (suite[1].get("name"), skipped.tag, skipped.get("message")) == (
+        "fc",
+        "skipped",
+        "not measured: it did not run",
+    )
 
 
 @pytest.mark.parametrize(
     "name", ['a<b>&"c"\x00\x1b]0;x\x07\n\ud800\uffff\u202e\u00e9', "".join(map(chr, range(32))), "\x7f\x85\ufffe\udcff"]
 )
 def test_any_name_makes_valid_xml(name: str) -> None:
-    text = junit_xml(name, ["no-nan"], [name], [BrokenLimit("no-nan", name, 0, float("inf"), 0, name)])
+    failed = BrokenLimit("no-nan", name, 0, float("inf"), 0, name)
+    text = junit_xml(name, LimitsResult(held(["no-nan"], [name]), [failed]))
     assert text.decode("utf-8").startswith("<?xml version='1.0' encoding='utf-8'?>\n")
     assert text.endswith(b">\n")
     suite = ElementTree.fromstring(text)[0]
@@ -164,6 +200,6 @@ def test_any_name_makes_valid_xml(name: str) -> None:
 
 
 def test_lost_images_are_an_error_of_their_own() -> None:
-    suite = ElementTree.fromstring(junit_xml("check", ["no-nan"], ["conv1"], [], lost=2))[0]
+    suite = ElementTree.fromstring(junit_xml("check", LimitsResult(held(["no-nan"], ["conv1"])), lost=2))[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "1")
     assert [case.get("name") for case in suite if case.find("error") is not None] == ["all could be used"]

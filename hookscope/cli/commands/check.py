@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import click
 
 from hookscope import hooks, statistics, system
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, row_of
+from hookscope.cli.output.report import Report, Section, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.image_options import images_argument
 from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
@@ -35,6 +35,7 @@ FIELDS = ("limit", "index", "layer", "value", "allowed", "evidence", "weights")
 @shared.selection_option(
     "--allow", "allow", "Layers without limits: a selection as in --layer; repeatable.", metavar="LAYER"
 )
+@click.option("--allow-unmeasured", is_flag=True, help="Allow what cannot be held against a limit.")
 @shared.file_option("--junit", "Write the result as JUnit XML too.")
 @measuring_options
 @shared.format_option
@@ -46,13 +47,22 @@ def command(
     max_abs: float | None,
     min_rank: tuple[float | None, float | None] | None,
     allow: hooks.Selection | None,
+    allow_unmeasured: bool,
     junit: str | None,
     format: str,
 ) -> None:
     """Check every layer of MODEL against limits, on images; exit with 3 when a limit is broken.
 
-    This command is made for CI. It prints a row for each broken limit, and only the header when all is well. It
-    measures what `stats` measures: without `--layer`, every convolution and every activation function.
+    This command is made for CI. It prints a row for each broken limit, and only the header when all is well. Without
+    `--layer` and `--type` it looks at every call of every module, at operations that are no modules, and at what the
+    model itself returns, which is called (model).
+
+    What was not measured has not passed. A limit is broken, with the reason, where a value is NaN, where a chosen layer
+    did not run, put out nothing, is too wide or does not have the quantity, and where no call has it.
+    `--allow-unmeasured` allows all this. Without `--layer` and `--type` a call is held against the limits that have a
+    meaning for it: `--max-saturated` for functions with a bound, `--max-dead` and `--min-rank` for convolutions, Linear
+    layers, activation functions and the model. A layer that did not run breaks then if nothing used its weights. The
+    summary says how many calls were held against which limit.
 
     \b
     Examples:
@@ -67,35 +77,33 @@ def command(
     if junit is not None:
         system.check_writable(junit)
         refuse_input(junit, images)
-    saved, lost = measure(job, images, rank="min-rank" in limits.names, allow=allow)
-    layers = statistics.held_layers(saved.totals.statistics(), allow or ())
-    broken = statistics.broken_limits(layers, limits)
-    nonfinite = [layer.key for layer in layers if layer.nan or layer.inf]
-    if nonfinite and not limits.no_nan:  # a model that gives nothing but NaN breaks no other limit
+    every = job.layers is None and not job.types
+    if job.ops is None:
+        job = replace(job, ops=every)
+    saved, lost = measure(job, images, rank="min-rank" in limits.names, every=every, allow=allow)
+    layers = saved.totals.statistics()
+    result = statistics.check_limits(
+        layers, limits, saved.coverage, allow or (), every=every, allow_unmeasured=allow_unmeasured
+    )
+    nonfinite = [layer.key for layer in statistics.held_layers(layers, allow or ()) if layer.nan or layer.inf]
+    if nonfinite and not limits.no_nan:  # NaN in a few values need not break another limit
         output.note(f"Note: NaN or Inf in {listed(nonfinite, 3)}; --no-nan forbids them")
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
-        stack.callback(_report, saved, layers, limits, broken, format)
+        stack.callback(_report, saved, result, format)
         if junit is not None:
-            suite, keys = f"hookscope check {job.model.model}", [layer.key for layer in layers]
-            system.write_atomically(junit, statistics.junit_xml(suite, limits.names, keys, broken, lost))
-    if broken:
+            suite = f"hookscope check {job.model.model}"
+            system.write_atomically(junit, statistics.junit_xml(suite, result, lost))
+    if result.broken:
         raise click.exceptions.Exit(3)
     if lost:
         raise click.exceptions.Exit(1)
 
 
-def _report(
-    saved: statistics.SavedStatistics,
-    layers: Sequence[statistics.LayerStatistics],
-    limits: statistics.Limits,
-    broken: Sequence[statistics.BrokenLimit],
-    format: str,
-) -> None:
-    rows = [row_of((*FIELDS, "channels"), limit, weights=saved.source.weights) for limit in broken]
-    count = len({limit.layer for limit in broken})
-    verdict = f"all {len(layers)} calls are within the limits" if layers else "there is no call to check"
-    if count:
-        verdict = f"{count} of {len(layers)} calls {'breaks' if count == 1 else 'break'} a limit"
-    total = f"{saved.source.model} on {counted(saved.totals.images, 'image')}: {verdict} ({', '.join(limits.names)})"
+def _report(saved: statistics.SavedStatistics, result: statistics.LimitsResult, format: str) -> None:
+    rows = [row_of((*FIELDS, "channels"), limit, weights=saved.source.weights) for limit in result.broken]
+    verdict = f"{saved.source.model} on {counted(saved.totals.images, 'image')}: {result.verdict()}"
+    totals = [verdict, *(f"  {line}" for line in result.words())]
+    note = f"Note: {verdict}: {'; '.join(result.words())}"
     with process.reader_may_leave():  # the exit status is the result, even when nobody reads the rows
-        output.write_report(Report.of_rows(rows, FIELDS, [total], more_fields=["channels"]), format)
+        section = Section(rows, FIELDS, more_fields=["channels"], totals=totals)
+        output.write_report(Report([section], flat_note=note), format)

@@ -70,13 +70,14 @@ def measure(
     rank: bool = False,
     save: str | None = None,
     resume: bool = False,
+    every: bool = False,
     allow: hooks.Selection | None = None,
 ) -> tuple[statistics.SavedStatistics, int]:
     """Run every image through the model; returns the statistics and the number of lost images."""
     net = job.model.load()
     check_types(net, job.types)
     if allow is not None:
-        allow.check_names([name for name, _ in net.model.named_modules()], net.name)
+        allow.check_names([name for name, _ in net.model.named_modules()], net.name, ops=bool(job.ops))
     lost_images = LostImages(job.strict or len(images) == 1)  # the error of a single image ends the run
     total = counted(len(images), "image")
     advance: Any = None
@@ -96,6 +97,7 @@ def measure(
             job.types or None,
             rank=rank,
             ops=bool(job.ops),
+            every=every,
             batch_size=job.batch_size,
             workers=job.workers,
             save=save,
