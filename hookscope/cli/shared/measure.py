@@ -109,7 +109,7 @@ def measure(
             on_interrupt=lambda count: output.note(f"Note: {save} holds {count} of {total}; add --resume to go on"),
         )
         lost_images.finish()
-    if words := saved.coverage.operations_in_words():
+    if job.layers is None and (words := saved.coverage.operations_in_words()):
         output.note(f"Note: not measured: {words}; --ops measures them")
     lost = saved.progress.lost if saved.progress is not None else 0
     if lost:
