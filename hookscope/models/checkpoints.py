@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import warnings
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +20,9 @@ from hookscope.errors import WeightsError
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "model_ema", "net")
 _PREFIXES = ("module.", "_orig_mod.")
+_MOST_SWELLING = 32  # bytes in a zip for one of the file: torch packs nothing, and packed weights halve at best
+_ALWAYS_ALLOWED = 1 << 26  # bytes in a zip, whatever the file has
+_LARGEST_HEADER = 1 << 26  # bytes of a pickle or of a safetensors header: each makes a Python object
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -54,6 +59,9 @@ def load_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 def load_content(path: str | os.PathLike[str]) -> Any:
     """The content of a torch or safetensors file, told apart by its first bytes; no code in the file runs."""
     try:
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            # a pipe cannot be read twice, a device may never end
+            raise WeightsError(f"cannot read weights {path}", "it is a pipe or a device", "give a file")
         with open(path, "rb") as file:
             head = file.read(9)
     except (OSError, ValueError) as error:
@@ -61,7 +69,24 @@ def load_content(path: str | os.PathLike[str]) -> Any:
         raise WeightsError(f"cannot read weights {path}: {reason}") from error
     if not head:
         raise WeightsError(f"cannot read weights {path}: the file is empty")
+    _check_size(path, head)
     return _load_safetensors(path) if head[8:9] == b"{" else _load_torch(path, head)
+
+
+def _check_size(path: str | os.PathLike[str], head: bytes) -> None:
+    """Refuse a file whose content would take far more memory than the file itself."""
+    size, header = os.path.getsize(path), int.from_bytes(head[:8], "little") if head[8:9] == b"{" else 0
+    content = 0
+    if head[:2] == b"PK":
+        with contextlib.suppress(zipfile.BadZipFile, ValueError, NotImplementedError), zipfile.ZipFile(path) as file:
+            content = sum(entry.file_size for entry in file.infolist())
+            header = max((entry.file_size for entry in file.infolist() if entry.filename.endswith(".pkl")), default=0)
+    exists = f"it has {size:,} bytes and would unpack to {content:,}"
+    if header > _LARGEST_HEADER:
+        exists = f"its list of tensors has {header:,} bytes"
+    elif content <= max(_ALWAYS_ALLOWED, _MOST_SWELLING * size):
+        return
+    raise WeightsError(f"cannot read weights {path}: too large", exists, "save model.state_dict()")
 
 
 def _load_safetensors(path: str | os.PathLike[str]) -> Any:
@@ -116,12 +141,41 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], path: str) -> list[
     whole: OrderedDict[str, Any] = OrderedDict(**missing, **state)
     # Without the versions of this layout MNASNet and others refuse or rename the keys.
     whole._metadata = own._metadata  # type: ignore[attr-defined]
+    _check_types(own, state, path)
     try:
         model.load_state_dict(whole)
     except (RuntimeError, ValueError, TypeError) as error:
         raise WeightsError(f"{path} does not fit {type(model).__name__}: {_first_line(error)}") from error
     bad = sum(int((~torch.isfinite(value)).sum()) for value in state.values() if value.is_floating_point())
     return [f"{path} holds {bad} values that are NaN or infinite"] if bad else []
+
+
+def _check_types(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
+    """Refuse what a copy would change: floats in other types than floats, fractions in whole numbers."""
+    wrong = [
+        key
+        for key, value in own.items()
+        if isinstance(value, Tensor)
+        and not key.endswith("num_batches_tracked")
+        and not _is_kept(state.get(key, value), value)
+    ]
+    if wrong:
+        first = f"{wrong[0]} is {_type_name(state[wrong[0]])} where the model has {_type_name(own[wrong[0]])}"
+        exists = f"{first}, and so are {len(wrong) - 1} more" if len(wrong) > 1 else first
+        raise WeightsError(f"{path} does not hold the weights as the model has them", exists, "save them as floats")
+
+
+def _is_kept(value: Tensor, own: Tensor) -> bool:
+    """Whether ``value`` has the same numbers, to the precision of floats, in the type of ``own``."""
+    if value.is_quantized or own.is_quantized or value.is_complex() or own.is_complex():
+        return value.dtype == own.dtype or (value.is_complex() and own.is_complex())
+    if own.is_floating_point():
+        return value.is_floating_point()
+    return torch.equal(value.to(own.dtype).to(value.dtype), value)
+
+
+def _type_name(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def load_checkpoint(model: nn.Module, path: str, name: str) -> tuple[str, list[str]]:

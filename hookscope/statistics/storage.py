@@ -116,12 +116,7 @@ def load_statistics(path: StrPath) -> SavedStatistics:
     """
     name = printable(os.fspath(path))
     try:
-        with open(path, "rb") as stream:
-            data = stream.read(len(BEGINNING))
-            if data == BEGINNING:  # a device may never end
-                data += stream.read(_MOST_BYTES)
-        if len(data) > _MOST_BYTES or sum(map(data.count, (b",", b"[", b"{"))) > _MOST_PARTS:
-            raise InputError(f"'{name}' is too large for saved statistics", f"{len(data):,} bytes were read", _GIVE)
+        data = _content(path)
         whole = json.loads(data)
     except OSError as error:
         raise InputError(f"no saved statistics '{name}': {error.strerror or error}") from error
@@ -146,6 +141,21 @@ def load_statistics(path: StrPath) -> SavedStatistics:
         )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, zlib.error) as error:
         raise InputError(f"'{name}' is damaged: {error}", do="measure again") from error
+
+
+def _content(path: StrPath) -> bytearray:
+    """The bytes of a file of `save_statistics`; of another, which may never end, the beginning."""
+    data, parts = bytearray(), 0
+    with open(path, "rb") as stream:
+        while chunk := stream.read(1 << 24 if data else len(BEGINNING)):
+            data += chunk
+            parts += sum(map(chunk.count, (b",", b"[", b"{")))
+            if len(data) > _MOST_BYTES or parts > _MOST_PARTS:
+                asked = f"'{printable(os.fspath(path))}' is too large for saved statistics"
+                raise InputError(asked, f"{len(data):,} bytes were read", _GIVE)
+            if not data.startswith(BEGINNING) or b"\0" in chunk:
+                break
+    return data
 
 
 def merge_statistics(paths: Sequence[StrPath], on_note: OnNote = warn_of_image) -> SavedStatistics:

@@ -7,6 +7,7 @@ import json
 import pickle
 import struct
 import warnings
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -274,3 +275,42 @@ def test_a_damaged_file_or_one_of_another_kind_is_refused(tmp_path: Path, name: 
 )
 def test_files_that_cannot_be_opened(tmp_path: Path, place: str, words: str) -> None:
     assert words in refused(f"{tmp_path}/{place}")
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64])
+def test_other_numbers_than_floats_are_refused(
+    tmp_path: Path, squeezenet: State, suffix: str, dtype: torch.dtype
+) -> None:
+    state = {key: value.to(dtype) if key.startswith("features.0") else value for key, value in squeezenet.items()}
+    path = tmp_path / f"own.{suffix}"
+    (torch.save if suffix == "pth" else save_file)(state, path)
+    text = refused(path, "squeezenet1_1")
+    name = str(dtype).removeprefix("torch.")
+    assert f"features.0.weight is {name} where the model has float32, and so are 1 more" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_floats_of_any_precision_are_loaded(squeezenet: State, dtype: torch.dtype) -> None:
+    net = load_model("squeezenet1_1", weights="none").model
+    load_into(net, {key: value.to(dtype) for key, value in squeezenet.items()}, "own.pth")
+    assert all(torch.equal(value, squeezenet[key].to(dtype).float()) for key, value in net.state_dict().items())
+
+
+def test_counts_may_be_floats_if_they_are_whole() -> None:
+    net = nn.BatchNorm2d(2)
+    net.register_buffer("index", torch.tensor([1, 2]))
+    floats = {key: value.double() for key, value in net.state_dict().items()}
+    assert load_into(net, floats | {"num_batches_tracked": torch.tensor(3.0)}, "own.pth") == []
+    assert net.num_batches_tracked.dtype == torch.int64 and int(net.num_batches_tracked) == 3
+    with pytest.raises(WeightsError, match="index is float32 where the model has int64"):
+        load_into(net, floats | {"index": torch.tensor([0.5, 2])}, "own.pth")
+
+
+def test_a_packed_checkpoint_that_does_not_swell_is_read(tmp_path: Path, squeezenet: State) -> None:
+    torch.save(squeezenet, tmp_path / "own.pth")
+    with zipfile.ZipFile(tmp_path / "own.pth") as plain, zipfile.ZipFile(tmp_path / "packed.pth", "w") as packed:
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry), zipfile.ZIP_DEFLATED)
+    assert (tmp_path / "packed.pth").stat().st_size < (tmp_path / "own.pth").stat().st_size
+    assert read_state_dict(tmp_path / "packed.pth").keys() == squeezenet.keys()
