@@ -34,7 +34,7 @@ BEGINNING = b'{"hookscope": '
 _MOST_BYTES = 1 << 33  # of resnet50 with --rank it has 400 million
 _MOST_PARTS = 2_000_000  # of the JSON; a layer has 150
 _MOST_SWELLING = 64  # bytes of arrays for one of the file; a network has about two
-_ALWAYS_ALLOWED = 1 << 28  # bytes of arrays, whatever the file has
+_ALWAYS_ALLOWED = 1 << 26  # bytes of arrays, whatever the file has
 _GIVE = "give what `stats --save` wrote"
 _ARRAYS = ("int64", "float64")
 

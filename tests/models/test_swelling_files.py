@@ -25,7 +25,7 @@ from hookscope.statistics.storage import load_statistics
 from hookscope.training.log.file import read_runs
 
 used = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (used + (400 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_DATA, (used + (150 << 20),) * 2)
 readers = {"checkpoint": load_content, "statistics": load_statistics, "log": read_runs}
 for line in sys.stdin:
     kind, path = line.rstrip().split(" ", 1)
@@ -35,7 +35,7 @@ for line in sys.stdin:
     except HookscopeError as error:
         print(error, flush=True)
 """
-GIGABYTE = 1 << 30
+SIZE = 1 << 28
 
 
 def zip_of(name: str, size: int) -> Callable[[Path], None]:
@@ -80,19 +80,19 @@ def sparse(beginning: bytes) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         with open(path, "wb") as file:
             file.write(beginning)
-            file.truncate(80 * GIGABYTE)
+            file.truncate(300 * SIZE)
 
     return write
 
 
 BOMBS = [
-    ("checkpoint", zip_of("archive/data/0", GIGABYTE), "would unpack to 1,073,741,824; save model.state_dict()"),
+    ("checkpoint", zip_of("archive/data/0", SIZE), "would unpack to 268,435,456; save model.state_dict()"),
     ("checkpoint", zip_of("archive/data.pkl", 65 << 20), "its list of tensors has 68,157,440 bytes"),
     ("checkpoint", safetensors_header, "its list of tensors has 104,857,600 bytes"),
     ("checkpoint", sparse(b""), "damaged, cut short or not a checkpoint"),
     ("checkpoint", "/dev/zero", "it is a pipe or a device; give a file"),
-    ("statistics", statistics_of([GIGABYTE >> 3], GIGABYTE), "its arrays are far larger than the file"),
-    ("statistics", statistics_of([1], GIGABYTE), "is damaged"),
+    ("statistics", statistics_of([SIZE >> 3], SIZE), "its arrays are far larger than the file"),
+    ("statistics", statistics_of([1], SIZE), "is damaged"),
     ("statistics", lambda path: path.write_bytes(BEGINNING + b"[]," * 2_000_000), "is too large for saved statistics"),
     ("statistics", sparse(b""), "holds no saved statistics"),
     ("statistics", sparse(BEGINNING), "holds no saved statistics, or is damaged"),
