@@ -55,11 +55,13 @@ def pass_progress() -> Iterator[Callable[[int, int], None] | None]:
         return
     with ExitStack() as stack:
         advance: Callable[[int], None] | None = None
-        before = 0
+        before, expected = 0, 0
 
         def on_progress(done: int, total: int) -> None:
-            nonlocal advance, before
-            advance = advance or stack.enter_context(image_progress(total, "passes"))
+            nonlocal advance, before, expected
+            if advance is None or total != expected:
+                stack.close()
+                advance, before, expected = stack.enter_context(image_progress(total, "passes")), 0, total
             advance(done - before)
             before = done
 

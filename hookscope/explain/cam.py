@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,17 +257,31 @@ def _check_finite(layer: MapLayer, what: str, values: Tensor) -> None:
         raise InputError(asked, f"its {what} holds NaN or Inf", "see gradients --detect-anomaly")
 
 
-def fused(maps: Sequence[ClassActivationMap]) -> ClassActivationMap:
-    """Fuse the maps for one class: scale each to a maximum of 1, resize all to the finest, and average.
+def shared_tops(maps: Iterable[ClassActivationMap]) -> dict[str, float]:
+    """The highest value of each layer over all classes: on its own scale, a weak class would look as strong as others.
 
-    Negative values count as 0, and maps that are all zero take part. The frames of a clip are averaged first, because
-    layers differ in their number.
+    Each key is that of a call; the value is 0 where no class has a value above 0.
+    """
+    tops: dict[str, float] = {}
+    for cam in maps:
+        tops[cam.call.key] = max(tops.get(cam.call.key, 0.0), float(cam.still.max()))
+    return tops
+
+
+def fused(maps: Sequence[ClassActivationMap], tops: Mapping[str, float] | None = None) -> ClassActivationMap:
+    """Fuse the maps for one class: divide each by the one of ``tops``, resize all to the finest, and average.
+
+    ``tops`` are the highest values of several classes, see `shared_tops`; by default those of these maps. Negative
+    values count as 0, and maps that are all zero take part. The frames of a clip are averaged first, because layers
+    differ in their number.
     """
     if len({(cam.prediction.index, cam.seen) for cam in maps}) != 1:
         raise HookscopeError("maps of several classes or images cannot be fused")
     stills = [torch.from_numpy(cam.still).relu() for cam in maps]
     size = (max(still.shape[0] for still in stills), max(still.shape[1] for still in stills))
-    scaled = [still / peak if (peak := float(still.max())) > 0 else still for still in stills]
+    tops = shared_tops(maps) if tops is None else tops
+    peaks = [tops[cam.call.key] for cam in maps]
+    scaled = [still / peak if peak > 0 else still for still, peak in zip(stills, peaks, strict=True)]
     together = torch.stack([resized(still[None, None], size)[0, 0] for still in scaled]).mean(0)
     first = maps[0]
     name = " + ".join(cam.call.key for cam in maps)

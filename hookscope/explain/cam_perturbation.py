@@ -17,13 +17,16 @@ from hookscope.scores import class_scores
 Progress = Callable[[int, int], None]
 
 
-def progress_counter(on_progress: Progress | None, total: int) -> Callable[[int], None]:
-    """A function that adds a number to those done, and calls ``on_progress`` with done and in all."""
+def progress_counter(on_progress: Progress | None, total: int) -> Callable[..., None]:
+    """A function that adds a number to those done, and calls ``on_progress`` with done and in all.
+
+    ``more`` is what is to be done beyond the total.
+    """
     done = 0
 
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
+    def advance(count: int, more: int = 0) -> None:
+        nonlocal done, total
+        done, total = done + count, total + more
         if on_progress is not None:
             on_progress(done, total)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,9 @@ from hookscope.gradients import ClampGradientSign, change_gradients
 from hookscope.hooks import Selection, differentiable, leaves_of, passed_on
 from hookscope.scores import Prediction, Target, check_finite_score, class_scores, one_picture, predictions
 
+_GAP = 0.05  # relative difference of the sum of the shares and the score
+_ROUNDING = 1e-5  # relative rounding error of the score difference
+
 
 @dataclass(frozen=True)
 class Saliency:
@@ -32,6 +35,7 @@ class Saliency:
         expected: The score minus that of an image of zeros, which the sum of ``values`` approaches with more steps;
             None for methods without this property.
         unguided: Number of ReLU functions in a ``forward``, which guided methods cannot hook.
+        steps: Points of Integrated Gradients that were taken; None for other methods.
     """
 
     prediction: Prediction
@@ -39,6 +43,15 @@ class Saliency:
     values: Tensor
     expected: float | None = None
     unguided: int = 0
+    steps: int | None = None
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether the sum of ``values`` misses ``expected`` by more than 5 %, beyond rounding errors."""
+        if self.expected is None:
+            return False
+        missed = abs(float(self.values.double().sum()) - self.expected)
+        return missed > _GAP * abs(self.expected) + _ROUNDING * abs(self.prediction.score)
 
     @property
     def map(self) -> Tensor:
@@ -80,7 +93,8 @@ def saliency_maps(
         target: A class index, a class name or ``top:K``.
         method: One of `SALIENCY_METHODS`.
         categories: Names of the classes.
-        settings: Samples, noise, steps, batch size and seed.
+        settings: Samples, noise, steps, batch size and seed. Integrated Gradients doubles its steps, up to a limit,
+            while the shares miss the score by more than 5 %; `Saliency.steps` says where it ended.
         on_progress: Called with images done and in all.
 
     Raises:
@@ -111,13 +125,20 @@ def saliency_maps(
         maps = []
         with change_gradients(model, {_relus(model): guide} if how.guided else {}):
             for answer in answers:
-                values = how.attribute(_gradient_of(model, answer.index, advance, guide), picture, settings)[0]
-                if not bool(torch.isfinite(values).all()):
-                    asked = f"the gradient of class {answer.index} is not finite"
-                    raise InputError(asked, do="see gradients --detect-anomaly")
                 expected = None if zeros is None else answer.score - zeros[answer.index]
-                unguided = guide.missed if how.guided else 0
-                maps.append(Saliency(answer, method, values.to(wide(picture)), expected, unguided))
+                gradient, chosen = _gradient_of(model, answer.index, advance, guide), settings
+                while True:
+                    values = how.attribute(gradient, picture, chosen)[0]
+                    if not bool(torch.isfinite(values).all()):
+                        asked = f"the gradient of class {answer.index} is not finite"
+                        raise InputError(asked, do="see gradients --detect-anomaly")
+                    unguided, steps = guide.missed if how.guided else 0, chosen.steps if how.completes else None
+                    found = Saliency(answer, method, values.to(wide(picture)), expected, unguided, steps)
+                    if not found.incomplete or 2 * chosen.steps > chosen.most_steps:
+                        break
+                    chosen = replace(chosen, steps=2 * chosen.steps)
+                    advance(0, more=chosen.steps)
+                maps.append(found)
         if how.guided and not guide.met:
             raise _nothing_to_guide(model, " that the gradient passes")
     return maps

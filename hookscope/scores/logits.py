@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from hookscope.findings import counted
 from hookscope.hooks import shape_of, tensors_in
 from hookscope.scores.target import Target, class_label
 
+_SEEN = 0.02  # of the best probability
 _LOGITS = ("out", "logits")  # as torchvision and transformers call them
 _GIVES = {"detection": "boxes, labels and scores of objects", "optical_flow": "the flow of pixels"}
 _INSTEAD = "visualize, stats and `gradients --loss mse` work on it"
@@ -28,12 +29,19 @@ class Prediction:
         label: Name of the class, None if unknown.
         score: The logit.
         probability: The softmax over all classes, 0 to 1.
+        best: The probability of the best class.
     """
 
     index: int
     label: str | None
     score: float
     probability: float
+    best: float = field(default=0.0, compare=False, repr=False)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the model does not see the class: it gives it less than a fiftieth of the best probability."""
+        return self.probability < _SEEN * self.best
 
 
 def class_scores(output: Any, what: str = "the model") -> Tensor:
@@ -128,7 +136,8 @@ def predictions(scores: Tensor, categories: Sequence[str] | None, target: Target
     shares = probabilities(scores).tolist()
     values = scores.detach().cpu().double().tolist()
     classes = (target or Target("top:5")).indices(values, categories)
-    return [Prediction(at, class_label(at, categories), values[at], shares[at]) for at in classes]
+    best = max(shares)
+    return [Prediction(at, class_label(at, categories), values[at], shares[at], best) for at in classes]
 
 
 def check_finite_score(prediction: Prediction) -> None:

@@ -14,7 +14,7 @@ import hookscope
 from hookscope.drawing.png import read_provenance
 from hookscope.explain.cam import fused
 from hookscope.explain.cam_methods import CAM_METHODS
-from tests.cli.helpers import Run, files, one_error, rows
+from tests.cli.helpers import ROOT, Run, files, one_error, rows
 
 NETS = """
 
@@ -142,6 +142,23 @@ def test_a_map_that_is_all_zero_is_drawn_with_a_note(run: Run, here: Path) -> No
     assert errors.startswith(f"Note: cat.jpg: the map of {row['layer']} for class {row['class']}: all zero: ")
     assert not np.load("x.npy").any()
     assert read_provenance(here / row["file"])["maps"][0]["high"] == 0
+
+
+@pytest.mark.parametrize("words", [[], ["--layer", "features.10,features.12.expand3x3", "--fuse"]])
+def test_an_unseen_class_alone_is_drawn_on_the_scale_of_the_best(run: Run, here: Path, words: list[str]) -> None:
+    star = str(ROOT / "samples" / "shapes" / "star.png")
+    for target in ("7", "9", "7,9"):
+        folder = f"of{target}"
+        (here / folder).mkdir()
+        status, out, errors = run(star, "--target", target, "-o", folder, *words, model="shapes", size="128")
+        found = {row["class"]: row for row in rows(out)}
+        assert status == 0 and [row["unseen"] for row in found.values()] == [number == 9 for number in found]
+        says = "class 9: the model does not see this class: it has 0.57 %, the best class 95.4 %"
+        assert errors == (f"Note: {star}: {says}\n" if 9 in found else "")
+        for row in found.values():
+            [drawn] = read_provenance(row["file"])["maps"]
+            assert drawn["top"] == pytest.approx(0.9755 if words else 1.1638, abs=1e-4)
+            assert (drawn["high"] < drawn["top"] / 5) == (row["class"] == 9)
 
 
 def test_a_still_is_repeated_as_a_clip_with_a_map_for_each_frame(run: Run) -> None:

@@ -19,7 +19,7 @@ from hookscope.drawing.png import read_provenance, write_png
 from hookscope.drawing.sheet import Origin
 from hookscope.errors import UsageError
 from hookscope.explain import page as pages
-from hookscope.explain.cam import ClassActivationMap, fused
+from hookscope.explain.cam import ClassActivationMap, fused, shared_tops
 from hookscope.explain.page import (
     OverlaySource,
     answer_facts,
@@ -27,7 +27,9 @@ from hookscope.explain.page import (
     draw_overlay,
     draw_saliency,
     draw_sheet,
+    saliency_top,
     why_empty,
+    why_unseen,
 )
 from hookscope.explain.saliency import Saliency
 from hookscope.explain.saliency_methods import SALIENCY_METHODS
@@ -192,6 +194,40 @@ def test_the_classes_of_a_layer_share_a_scale_on_the_sheet(drawn: dict[str, Any]
     assert [panel.heat.top for panel in drawn["rows"][0]] == [48, pytest.approx(0.48)]
 
 
+UNSEEN = Prediction(7, None, -1.5, 0.006, 0.875)
+
+
+def test_a_weak_class_is_drawn_on_the_scale_of_the_best_and_a_line_says_that_the_model_does_not_see_it(
+    drawn: dict[str, Any],
+) -> None:
+    maps = [cam("layer3", VALUES), cam("layer3", VALUES / 64, UNSEEN)]
+    says = "the model does not see this class: it has 0.6 %, the best class 87.5 %"
+    _, about = draw_overlay(source(weights="DEFAULT"), [maps[1]], tops=shared_tops(maps))
+    assert drawn["warning"] == says and only(drawn).words[-1] == "highest 0.75, of all classes 48"
+    assert only(drawn).heat.top == about["maps"][0]["top"] == 48  # type: ignore[union-attr]
+    draw_overlay(source(), [maps[1]])
+    assert drawn["warning"] == f"the weights are random: class and map mean nothing; {says}"
+    draw_sheet(source(), maps)
+    assert [panel.alarm for panel in drawn["rows"][0]] == ["", "", says]
+    draw_overlay(source(weights="DEFAULT"), [maps[0]], tops=shared_tops(maps))
+    assert drawn["warning"] == "" and only(drawn).words[-1] == "Sequential  512 channels of 7×7"
+
+
+def test_saliency_maps_of_several_classes_share_a_scale(drawn: dict[str, Any]) -> None:
+    found = saliency(np.full((3, 4, 4), 2.0), answer=UNSEEN)
+    assert saliency_top(found) == 2
+    _, about = draw_saliency(source(weights="DEFAULT"), found, top=8.0)
+    assert (only(drawn).heat.top, about["top"]) == (8, 8)  # type: ignore[union-attr]
+    assert only(drawn).words[-1] == "colours end at 8, as for the other classes, here 2; highest 2"
+    assert drawn["warning"].startswith("the model does not see this class")
+
+
+@pytest.mark.parametrize(("share", "best", "unseen"), [(0.0179, 0.9, True), (0.0181, 0.9, False), (1e-5, 1e-5, False)])
+def test_a_class_is_unseen_below_a_fiftieth_of_the_best(share: float, best: float, unseen: bool) -> None:
+    answer = Prediction(0, None, 0.0, share, best)
+    assert answer.unseen == bool(why_unseen(answer)) == unseen
+
+
 def test_the_file_remembers_where_it_comes_from(tmp_path: Path) -> None:
     page, about = draw_overlay(source(), [cam(), cam("relu", VALUES - 60, call=1, type="ReLU")], "magma")
     write_png(page, tmp_path / "x.png", about)
@@ -206,6 +242,7 @@ def test_the_file_remembers_where_it_comes_from(tmp_path: Path) -> None:
     assert first == {
         "layer": "layer4", "call": 0, "type": "Sequential", "class": 281, "label": "tabby", "score": 12.25,
         "probability": 0.875, "shape": [7, 7], "low": 0.0, "high": 48.0,
+        "top": 48.0,
     }  # fmt: skip
     assert (second["layer"], second["call"], second["low"], second["high"]) == ("relu", 1, -60.0, -12.0)
 

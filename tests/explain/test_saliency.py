@@ -103,7 +103,10 @@ def test_layers_in_place_agree_with_captum_and_with_the_same_net_without(method:
     ours, other = (only(small(inplace), x, 1, method, settings=FEW) for inplace in (True, False))
     close(ours, other[None], 1e-6)
     for at in (0, 3) if method in CAPTUM else ():
-        close(only(small(), x, at, method, settings=Settings(steps=7)), judged(method, small(inplace=False), x, at))
+        close(
+            only(small(), x, at, method, settings=Settings(steps=7, most_steps=7)),
+            judged(method, small(inplace=False), x, at),
+        )
 
 
 @pytest.mark.slow
@@ -122,7 +125,7 @@ def test_captum_agrees_on_models_of_torchvision(name: str, method: str) -> None:
             only(net, picture(64, 64), 3, method)
         return
     x = picture(64, 64)
-    close(only(net, x, 3, method, settings=Settings(steps=7)), judged(method, apart, x, 3), 1e-4)
+    close(only(net, x, 3, method, settings=Settings(steps=7, most_steps=7)), judged(method, apart, x, 3), 1e-4)
 
 
 def test_smoothgrad_is_the_mean_gradient_of_noisy_pictures() -> None:
@@ -155,8 +158,36 @@ def test_integrated_gradients_add_up_to_the_score(act: Callable[..., nn.Module])
         between = float((net(x) - net(x * 0))[0, 3])
     assert abs(between) > 0.01
     assert float(found.values.sum()) == pytest.approx(between, rel=1e-6 if act is nn.Tanh else 1e-2)
-    [few] = saliency_maps(net, x, 3, "integrated-gradients", settings=Settings(steps=1))
+    [few] = saliency_maps(net, x, 3, "integrated-gradients", settings=Settings(steps=1, most_steps=1))
     assert abs(float(few.values.sum()) - between) > abs(float(found.values.sum()) - between)
+
+
+class Steep(nn.Module):
+    """A sigmoid that saturates: few points between zeros and the picture miss where it rises."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(40 * x.mean((2, 3)) - 10)
+
+
+@pytest.mark.parametrize(("most", "steps", "incomplete"), [(800, 16, False), (8, 8, True), (3, 2, True), (1, 2, True)])
+def test_integrated_gradients_double_their_steps_until_the_shares_add_up(
+    most: int, steps: int, incomplete: bool
+) -> None:
+    net, x, seen = Steep().double(), torch.ones(1, 3, 4, 4, dtype=torch.double), list[tuple[int, int]]()
+    settings = Settings(steps=2, most_steps=most)
+    [found] = saliency_maps(
+        net, x, 1, "integrated-gradients", settings=settings, on_progress=lambda *at: seen.append(at)
+    )
+    assert (found.steps, found.incomplete) == (steps, incomplete)
+    assert found.expected == pytest.approx(
+        float(torch.sigmoid(torch.tensor(30.0)) - torch.sigmoid(torch.tensor(-10.0)))
+    )
+    assert (abs(float(found.values.sum()) / found.expected - 1) > 0.05) == incomplete
+    judge = captum.IntegratedGradients(net).attribute(x, torch.zeros_like(x), 1, n_steps=steps, method="gausslegendre")
+    close(found.values[None], judge)
+    taken = sum(number for number in (2, 4, 8, 16) if number <= steps)
+    assert seen[-1] == (taken, taken) and seen == sorted(seen)
+    assert [other.steps for other in saliency_maps(net, x, 1, "gradient")] == [None]
 
 
 @pytest.mark.parametrize("method", SALIENCY_METHODS)
@@ -181,7 +212,7 @@ def test_the_size_of_a_batch_does_not_count_and_progress_is_complete(method: str
     found = {}
     for size in (1, 3, 7, 50):
         steps: list[tuple[int, int]] = []
-        settings = Settings(samples=7, steps=7, batch_size=size)
+        settings = Settings(samples=7, steps=7, most_steps=7, batch_size=size)
         found[size] = saliency_maps(
             net, x, "top:2", method, settings=settings, on_progress=lambda *at, to=steps: to.append(at)
         )

@@ -21,7 +21,7 @@ from hookscope.findings import counted, listed
 
 FIELDS = (
     "image", "layer", "type", "call", "method", "class", "label", "score", "probability", "shape", "max", "peak_x",
-    "peak_y", "weights", "file",
+    "peak_y", "weights", "file", "unseen",
 )  # fmt: skip
 _SHEET_TARGET, _MOST_CLASSES = "top:3", 20
 
@@ -69,6 +69,8 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     row for each map: layer, class, score, probability, highest value, and the position of that value in pixels of the
     image. For a video model the position is that in the mean over the frames. Without --layer the command uses the last
     non-pooling layer with a map that the score depends on. A map with no value above 0 is drawn, and a note says so.
+    The classes of an image share one scale. A class with less than a fiftieth of the best probability is unseen: the
+    page and a note say so, and the scale is that of the best class.
     Layers without a map are left out when a range, a pattern or `all` chose them.
 
     \b
@@ -108,12 +110,16 @@ def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: Out
 def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
     """Write the pages of one image, and yield a row for each map."""
     maps = _maps(explanation, options, options.layers, options.target)
-    groups = _groups(maps, options.fuse)
+    # a class that the model does not see is drawn on the scale of the best one
+    unseen = all(result.prediction.unseen for result in maps)
+    best = _maps(explanation, options, options.layers, scores.Target("top:1")) if unseen else []
+    groups, tops = _groups(maps, best, options.fuse)
     explanation.raw.expect(sum(map(len, groups)))
     if options.sheet is not None:
         _write_sheet(explanation, options, options.sheet, maps)
     for group in groups:
-        page, provenance = explain.draw_overlay(explanation.source, group, options.cmap, options.fuse)
+        explanation.note_unseen(group[0].prediction)
+        page, provenance = explain.draw_overlay(explanation.source, group, options.cmap, options.fuse, tops)
         layers = "+".join(result.call.key for result in group).replace(" + ", "+")
         what = options.method + ("-fused" if options.fuse else "") + (f"-{layers}" if options.layers else "")
         path = explanation.write(page, provenance, what, group[0].prediction.index, len(groups) == 1)
@@ -121,16 +127,25 @@ def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
             yield _row(explanation, result, path, options.fuse)
 
 
-def _groups(maps: Sequence[explain.ClassActivationMap], fuse: bool) -> list[list[explain.ClassActivationMap]]:
-    """The maps of each class, which share a page; ``fuse`` joins the maps of a class."""
+def _groups(
+    maps: Sequence[explain.ClassActivationMap], best: Sequence[explain.ClassActivationMap], fuse: bool
+) -> tuple[list[list[explain.ClassActivationMap]], dict[str, float]]:
+    """The maps of each class, which share a page, and the ends of the scales, which the maps of ``best`` share.
+
+    ``fuse`` joins the maps of a class.
+    """
+    tops = explain.shared_tops([*maps, *best])
     by_class: dict[int, list[explain.ClassActivationMap]] = {}
     for result in maps:
         by_class.setdefault(result.prediction.index, []).append(result)
     groups = list(by_class.values())
-    if fuse and len(groups[0]) == 1:
+    if not fuse:
+        return groups, tops
+    if len(groups[0]) == 1:
         exists = f"the selection has one: {maps[0].call.key}"
         raise UsageError("--fuse needs several layers", exists, "choose several with --layer")
-    return [[explain.fused(group)] for group in groups] if fuse else groups
+    joined = [explain.fused(group, tops) for group in ([*groups, best] if best else groups)]
+    return [[result] for result in joined[: len(groups)]], explain.shared_tops(joined)
 
 
 def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str, fuse: bool) -> Row:

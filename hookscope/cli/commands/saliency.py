@@ -19,11 +19,9 @@ from hookscope.findings import counted
 
 FIELDS = (
     "image", "method", "class", "label", "score", "probability", "shape", "sum", "expected", "max", "peak_x", "peak_y",
-    "weights", "file",
+    "weights", "file", "unseen", "steps",
 )  # fmt: skip
 _DEFAULTS = explain.Settings()
-_GAP = 0.05  # relative difference of sum and score from which a note says so
-_ROUNDING = 1e-5  # relative rounding error of the score difference
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,7 @@ class Options(ExplainOptions):
     samples: int
     noise: float
     steps: int
+    most_steps: int
     batch_size: int
 
 
@@ -61,6 +60,11 @@ _methods = kept_rows("saliency", "explain", _read_methods)
     "--steps", "Number of points between zeros and the image for integrated-gradients.", _DEFAULTS.steps
 )
 @shared.count_option(
+    "--most-steps",
+    "Number of points up to which integrated-gradients doubles --steps while the shares do not add up.",
+    _DEFAULTS.most_steps,
+)
+@shared.count_option(
     "--batch-size", "Images in one forward pass of smoothgrad and integrated-gradients.", _DEFAULTS.batch_size
 )
 @explain_options("IMAGE/CLASS")
@@ -68,10 +72,11 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     """Show which pixels of each IMAGE the score of a class depends on.
 
     IMAGE is a file, or - for standard input. The command draws a grey map over the image and writes it as PNG. It
-    prints a row: class, score, probability, the sum of the signed values, the expected sum, the highest value of the
-    map, and the position of that value in pixels of the image. For a video model the position is that in the mean over
-    the frames. The expected sum of integrated-gradients is the score minus the score of an image of zeros; a note says
-    when more --steps are needed. --raw keeps the signed values (3, H, W) of the model's input.
+    prints a row: class, score, probability, the sum of the signed values, the expected sum, the highest value of
+    the map, and the position of that value in pixels of the image. For a video model the position is that in the
+    mean over the frames. The expected sum of integrated-gradients is the score minus the score of an image of
+    zeros. While the sum misses it by more than 5 %, the command doubles the steps, and a note says so. --raw keeps
+    the signed values (3, H, W) of the model's input.
 
     \b
     Methods:
@@ -85,7 +90,9 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope saliency resnet18 cat.jpg --method integrated-gradients --raw shares.npy --format json
     """
     options = Options(**values)
-    settings = explain.Settings(options.samples, options.noise, options.steps, options.batch_size, model.seed)
+    settings = explain.Settings(
+        options.samples, options.noise, options.steps, options.most_steps, options.batch_size, model.seed
+    )
     draw = lambda explanation: _draw(explanation, options, settings)  # noqa: E731
     explain_images(model, paths, options, options.check(paths), FIELDS, draw)
 
@@ -102,29 +109,35 @@ def _draw(explanation: Explanation, options: Options, settings: explain.Settings
             settings=settings,
             on_progress=on_progress,
         )
+    top = max(map(explain.saliency_top, maps))  # one scale for all classes
     for result in maps:
-        page, provenance = explain.draw_saliency(explanation.source, result, options.cmap)
+        explanation.note_unseen(result.prediction)
+        page, provenance = explain.draw_saliency(explanation.source, result, options.cmap, top)
         path = explanation.write(page, provenance, options.method, result.prediction.index, len(maps) == 1)
-        yield _row(explanation, result, path)
+        yield _row(explanation, result, path, options.steps)
 
 
-def _row(explanation: Explanation, result: explain.Saliency, path: str) -> Row:
+def _row(explanation: Explanation, result: explain.Saliency, path: str, steps: int) -> Row:
     index = result.prediction.index
     if not result.still.any():
         explanation.note(f"class {index} does not depend on any pixel: the map is all zero")
     total = float(result.values.double().sum())
-    _note_limits(explanation, result, total)
+    _note_limits(explanation, result, total, steps)
     explanation.raw.keep(f"{explanation.word}/{index}", result.values.cpu().float().numpy())
     return explanation.row(FIELDS, result, path, sum=total)
 
 
-def _note_limits(explanation: Explanation, result: explain.Saliency, total: float) -> None:
-    """Report a map that does not have the properties of its method."""
-    index, score, expected = result.prediction.index, result.prediction.score, result.expected
-    if expected is not None and abs(total - expected) > _GAP * abs(expected) + _ROUNDING * abs(score):
+def _note_limits(explanation: Explanation, result: explain.Saliency, total: float, steps: int) -> None:
+    """Report a map that does not have the properties of its method; it was asked for with ``steps``."""
+    index = result.prediction.index
+    if result.incomplete:
         explanation.note(
-            f"the shares of class {index} add up to {total:.4g}, but the score minus the score of zeros is"
-            f" {expected:.4g}; raise --steps"
+            f"the shares of class {index} add up to {total:.4g} with {result.steps:,} steps, but the score minus the"
+            f" score of zeros is {result.expected:.4g}; raise --most-steps"
+        )
+    elif result.steps is not None and result.steps > steps:
+        explanation.note(
+            f"with {steps:,} steps the shares of class {index} miss the score by more than 5 %; took {result.steps:,}"
         )
     if result.unguided:
         calls = counted(result.unguided, "functional ReLU call")

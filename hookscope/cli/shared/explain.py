@@ -81,6 +81,11 @@ class Explanation:
         """Print a note on this image on standard error."""
         output.note(f"Note: {self.source.origin.image}: {text}")
 
+    def note_unseen(self, answer: scores.Prediction) -> None:
+        """Print a note on a class that the model does not see."""
+        if answer.unseen:
+            self.note(f"class {answer.index}: {explain.why_unseen(answer)}")
+
     def write(self, page: Any, provenance: Mapping[str, Any], what: str, index: int, alone: bool) -> str:
         """Write the picture of class ``index`` and return its path; ``alone`` if the image has no other picture.
 
