@@ -7,6 +7,7 @@ from .atomic_files import (
     replacement as replacement,
     write_atomically as write_atomically,
 )
+from .child_processes import InChildren as InChildren
 from .import_hook import after_import as after_import
 from .script import Script as Script, find_script as find_script
-from .signals import signals_held as signals_held
+from .signals import before_termination as before_termination, signals_held as signals_held

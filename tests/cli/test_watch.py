@@ -281,7 +281,7 @@ def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_run_that_is_killed_leaves_what_was_sampled(tmp_path: Path) -> None:
     processes = {}
-    for number in (signal.SIGKILL, signal.SIGINT):
+    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
         folder = tmp_path / number.name
         folder.mkdir()
         waits = "import time; print('ready', flush=True); time.sleep(60)"
@@ -297,7 +297,8 @@ def test_a_run_that_is_killed_leaves_what_was_sampled(tmp_path: Path) -> None:
         assert process.returncode == -number
         [run] = read_runs(tmp_path / number.name / "hookscope.ndjson")
         assert [row["step"] for row in run.rows] == [step for step in range(4) for _ in range(6)]
-        assert (run.end is not None) == (number == signal.SIGINT)
+        ends = {signal.SIGKILL: None, signal.SIGINT: ("stopped", None), signal.SIGTERM: ("exit", 143)}
+        assert (run.end and (run.end["reason"], run.end["status"])) == ends[number]
         assert (b"KeyboardInterrupt" in errors) == (number == signal.SIGINT) and b"hookscope/" not in errors
 
 
@@ -307,6 +308,56 @@ def test_a_script_that_closes_the_log_goes_on_with_one_note(tmp_path: Path, trai
     assert tuple(same) == trained
     assert len([note for note in notes if "hookscope.ndjson: somebody closed it" in note]) == 1 and len(notes) <= 2
     assert not any(path.stat().st_size for path in tmp_path.glob("mine*"))
+
+
+PROCESSES = """
+import sys, time
+import torch
+from torch import multiprocessing, nn
+
+def train(rank, folder, waits=False):
+    torch.manual_seed(rank)
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(4):
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    open(f"{folder}/weights{rank}", "wb").write(net.weight.detach().numpy().tobytes())
+    if waits:
+        open(f"{folder}/ready", "w").close()
+        time.sleep(60)
+
+if __name__ == "__main__":
+    import os
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=train, args=(7, sys.argv[1], True))
+    child.start()
+    context.Process(target=print, args=("no torch here",)).start()
+    multiprocessing.spawn(train, args=(sys.argv[1],))
+    while not os.path.exists(sys.argv[1] + "/ready"):
+        time.sleep(0.1)
+    child.terminate()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+def test_processes_that_the_script_starts_have_a_log_each(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "watched").mkdir()
+    name = script(tmp_path, PROCESSES)
+    with ThreadPoolExecutor() as pool:
+        plain = pool.submit(ended, tmp_path, name, "plain")
+        *same, notes = watched(tmp_path, "--every", "2", "--", name, "watched")
+        assert tuple(same) == plain.result() and same[0] == 0
+    for file in ("weights0", "weights7"):
+        assert (tmp_path / "plain" / file).read_bytes() == (tmp_path / "watched" / file).read_bytes()
+    logs = {path.name.split(".")[1]: read_runs(path)[0] for path in sorted(tmp_path.glob("hookscope.process*"))}
+    assert {log: (run.end["reason"], run.end["status"]) for log, run in logs.items()} == {
+        "process1": ("exit", 143), "process3": ("done", None),
+    }  # fmt: skip
+    assert all([row["step"] for row in run.rows] == [0, 2] for run in logs.values())
+    assert sum("hookscope.process" in note for note in notes) == 1
 
 
 REFUSED = {

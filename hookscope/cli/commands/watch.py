@@ -115,8 +115,9 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
     --show prints the findings of a run, the gravest first; the run may still go on. The format json also has the run
     and the last metrics of each layer. The exit status is 0, with or without findings.
 
-    torchrun starts hookscope, as in the example below; each rank writes its own log. Processes that the script itself
-    starts are not watched.
+    torchrun starts hookscope, as in the example below; each rank writes its own log. So does each process that the
+    script starts with multiprocessing and that trains: its log has .process1, .process2... in the name. Other processes
+    that the script starts are not watched.
 
     \b
     Examples:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from hookscope.cli.output import formats as output
 from hookscope.errors import NonFiniteError
 from hookscope.findings import counted, verdict
-from hookscope.system import Script, after_import, check_folder
+from hookscope.system import InChildren, Script, after_import, before_termination, check_folder
 from hookscope.training import RunLog
 
 _QUICKLY_READ = 16 * 2**20  # bytes; about a second
@@ -27,6 +28,8 @@ class WatchRun:
     it: a script may set the number of threads first.
     """
 
+    of_script: WatchRun | None = None  # that of this process
+
     def __init__(
         self,
         script: Script,
@@ -36,7 +39,7 @@ class WatchRun:
         rank: int,
         world_size: int,
     ) -> None:
-        self._script, self._log = script, log
+        self._name, self._script, self._log = script.name, script, log
         self._path = os.path.abspath(log)  # the script may change the current folder
         self._stops = options["stop_on"] is not None
         self._settings = {
@@ -62,8 +65,10 @@ class WatchRun:
 
     def run(self) -> None:
         """Run the script; its exceptions propagate."""
-        self._stderr = sys.stderr
+        self._stderr, WatchRun.of_script = sys.stderr, self
         atexit.register(self._end)  # registered first, so called last, after the threads of the script have ended
+        settings = {name: value for name, value in self._settings.items() if name != "on_trouble"}
+        InChildren("hookscope.cli.commands.watch_child", "watch_child", (self._path, self._name, settings)).wait()
         after_import("torch", self._enter)
         try:
             self._script.run()
@@ -86,6 +91,11 @@ class WatchRun:
             self._error = SystemExit(error.code) if isinstance(error, SystemExit) else error
             raise
 
+    def forget(self) -> None:
+        """Remove all hooks, in a process that was forked off."""
+        if self._monitor is not None:
+            self._monitor.__exit__(None, None, None)
+
     def _enter(self) -> None:
         if os.getpid() != self._pid:
             return
@@ -93,8 +103,13 @@ class WatchRun:
             from hookscope.training import Monitor
 
             self._monitor = Monitor(**self._settings, log=self._opened).__enter__()
+            before_termination(self._terminate)
         except Exception as error:  # the `import torch` of the script, in which this runs, has succeeded
             self._say(f"Note: cannot watch, the script goes on: {error}")
+
+    def _terminate(self) -> None:
+        """SIGTERM is about to end the process."""
+        self._monitor.__exit__(SystemExit, SystemExit(128 + signal.SIGTERM), None)
 
     def _end(self) -> None:
         if os.getpid() == self._pid:  # not in a forked child
@@ -113,7 +128,7 @@ class WatchRun:
         return ""
 
     def _summary(self) -> str:
-        name = self._script.name
+        name = self._name
         if "torch" not in sys.modules:
             return f"Note: {name} did not import torch: there was nothing to watch"
         if self._monitor is None:  # a note has said why

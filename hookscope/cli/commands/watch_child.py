@@ -1,0 +1,84 @@
+"""``hookscope watch SCRIPT``: a process that the script has started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing import process, util
+from typing import Any
+
+from hookscope.cli.commands.watch_run import WatchRun
+from hookscope.system import after_import
+from hookscope.training import RunLog
+
+
+class _LateLog:
+    """A log that is opened with its first line of a layer or note: most processes train nothing."""
+
+    def __init__(self, path: Callable[[], str]) -> None:
+        self._path = path
+        self._log: RunLog | None = None
+        self._waiting: list[Mapping[str, Any]] = []
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        self._waiting += lines
+        if all(line.get("row") in ("run", "end") for line in self._waiting) or _loads_data():
+            return
+        self._log = self._log or RunLog(self._path())
+        self._log.write(self._waiting)
+        self._waiting = []
+
+    def close(self) -> None:
+        if self._log is not None:
+            if self._waiting:
+                self._log.write(self._waiting)
+            self._log.close()
+
+
+class _WatchedChild(WatchRun):
+    """A process that a watched script has started; its log has ``.process1``, ``.process2``... in the name."""
+
+    def __init__(self, path: str, script: str, settings: Mapping[str, Any]) -> None:
+        self._name, self._path = script, path
+        self._settings = {**settings, "on_trouble": lambda text: self._say(f"Note: {self._name}: {text}")}
+        self._pid, self._stderr = os.getpid(), sys.stderr
+        self._monitor: Any = None
+        self._error: BaseException | None = None
+        self._opened: Any = _LateLog(self._own_log)
+
+    def _own_log(self) -> str:
+        number = "-".join(map(str, process.current_process()._identity))
+        begin, suffix = os.path.splitext(self._path)
+        self._name = f"process {number} of {self._name}"
+        self._path = self._log = f"{begin}.process{number}{suffix}"
+        return self._path
+
+    def begin(self) -> None:
+        after_import("torch", self._enter)
+
+    def leave(self) -> None:
+        error = sys.exc_info()[1]
+        self._error = SystemExit(error.code) if isinstance(error, SystemExit) else error
+        note = self._close()
+        if self._monitor is not None and self._monitor.steps and not _loads_data():
+            self._say(note)
+
+
+def _loads_data() -> bool:
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+_here: _WatchedChild | None = None
+
+
+def watch_child(settings: tuple[str, str, Mapping[str, Any]]) -> None:
+    """Watch this process, which a watched script has started."""
+    global _here
+    if _here is None or _here._pid != os.getpid():
+        if WatchRun.of_script is not None:  # forked off: take the hooks of the parent away
+            WatchRun.of_script.forget()
+        _here = _WatchedChild(*settings)
+        _here.begin()
+    util.Finalize(None, _here.leave, exitpriority=-1)
