@@ -41,7 +41,11 @@ class _WatchedChild(WatchRun):
 
     def __init__(self, path: str, script: str, settings: Mapping[str, Any]) -> None:
         self._name, self._path = script, path
-        self._settings = {**settings, "on_trouble": lambda text: self._say(f"Note: {self._name}: {text}")}
+        self._settings = {
+            **settings,
+            "tensorboard": None,
+            "on_trouble": lambda text: self._say(f"Note: {self._name}: {text}"),
+        }
         self._pid, self._stderr = os.getpid(), sys.stderr
         self._monitor: Any = None
         self._error: BaseException | None = None
