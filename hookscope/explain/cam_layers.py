@@ -16,6 +16,7 @@ from hookscope.hooks import Activations, Call, InputSize, Layers, Maps, Selectio
 
 _LAST_FEW = 8
 _EDGE = 6
+_PROPORTIONS = ((0.475, 0.525), (0.7, 1.4), (1.9, 2.1))
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class MapLayer:
         """Whether the map has about the proportions of the image, and the layer is not inside an attention block.
 
         Inside attention, queries, keys and weights have shapes such as (1, heads, tokens, channels), which are no maps.
+        A stride of two in one direction alone makes proportions of 2 or 1/2.
         """
         if any(word in type(self.module).__name__ for word in ("Linear", "Dropout", "Identity", "Softmax")):
             return False
@@ -44,7 +46,8 @@ class MapLayer:
         share = shown.height / shown.width
         # convolutions without padding shorten both sides by the same amount
         off = min(abs(high - wide * share), abs(wide - high / share))
-        return 0.5 <= high / wide / share <= 2 or off < _EDGE
+        proportions = high / wide / share
+        return off < _EDGE or any(least <= proportions <= most for least, most in _PROPORTIONS)
 
     def read(self, tensor: Tensor, shown: InputSize) -> Tensor:
         """``tensor``, of the layer's shape, as maps ``(C, h, w)``."""

@@ -50,20 +50,21 @@ class CallSignature:
     """How a call was given its tensors, which recorded inputs alone do not say.
 
     ``args`` counts the positional inputs. ``same`` has for each tensor the position of the first one that is the same
-    object, on which attention depends.
+    object, on which attention depends. ``strides`` has the memory layout of each, on which rounding depends.
     """
 
     args: int
     keywords: bool
     same: tuple[int, ...]
     shapes: Shapes
+    strides: tuple[tuple[int, ...] | None, ...]
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSignature:
         tensors = list(tensors_in((args, kwargs)).values())
         first: dict[int, int] = {}
         same = tuple(first.setdefault(id(tensor), position) for position, tensor in enumerate(tensors))
-        return cls(len(args), bool(kwargs), same, shapes_in(tensors))
+        return cls(len(args), bool(kwargs), same, shapes_in(tensors), tuple(map(_strides_of, tensors)))
 
     def arguments(self, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(args, kwargs)`` from what `Activations.inputs` holds of the call."""
@@ -74,12 +75,26 @@ class CallSignature:
         copies: list[Tensor] = []
 
         def copied(tensor: Tensor) -> Tensor:
-            first = self.same[len(copies)]
-            copies.append(copies[first] if first < len(copies) else tensor.clone())
+            at = len(copies)
+            first = self.same[at]
+            copies.append(copies[first] if first < at else _laid_out(tensor, self.strides[at]))
             return copies[-1]
 
         args, kwargs = map_tensors(self.arguments(inputs), copied)
         return args, kwargs
+
+
+def _strides_of(tensor: Tensor) -> tuple[int, ...] | None:
+    """The strides, None for a tensor that is not dense and for one that repeats itself (``expand``)."""
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
+    return tensor.stride() if plain and 0 not in tensor.stride() else None
+
+
+def _laid_out(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """A copy with these strides: a vectorised kernel may round the last bit otherwise in another layout."""
+    if strides is None or strides == tensor.stride():
+        return tensor.clone()
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def shapes_in(value: Any) -> Shapes:

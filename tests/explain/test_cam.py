@@ -100,6 +100,48 @@ class Attends(nn.Module):
         return self.head(mixed.mean(2).flatten(1))
 
 
+class PositionsInsideAttention(nn.Module):
+    """What it puts out looks like a map that is about twice as high as wide: (1, heads, tokens, channels of a head)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens.unflatten(2, (2, -1)).transpose(1, 2)
+
+
+class AttendsWithPositions(nn.Module):
+    """Attention of 49 tokens and a head of 27 channels, as in CoAT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm, self.positions = nn.Conv2d(3, 54, 4, 4), nn.LayerNorm(54), PositionsInsideAttention()
+        self.head = nn.Linear(27, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.norm(self.patches(x).flatten(2).transpose(1, 2))
+        return self.head(self.positions(tokens).mean((1, 2)))
+
+
+class OneWay(nn.Module):
+    """Strides of two in one direction at a time: maps of 14x27, 13x14 and 7x14."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 2, (2, 1)), nn.Conv2d(4, 4, (2, 3), (1, 2), (0, 1))
+        self.third = nn.Conv2d(4, 5, (1, 1), (2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(self.second(self.first(x))).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "shape"), [(AttendsWithPositions, "norm", (7, 7)), (OneWay, "third", (7, 14))]
+)
+def test_the_default_has_the_proportions_of_the_picture_or_a_stride_in_one_direction(
+    build: Callable[[], nn.Module], name: str, shape: tuple[int, int]
+) -> None:
+    cam = only(build(), picture(28, 28))
+    assert (cam.call.name, cam.values.shape) == (name, shape)
+
+
 @pytest.mark.parametrize("size", [(16, 16), (32, 32), (32, 48)])
 def test_layers_inside_attention_are_skipped(size: tuple[int, int]) -> None:
     cam = only(seeded(Attends), picture(*size))

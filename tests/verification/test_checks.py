@@ -184,6 +184,32 @@ def test_tensors_that_are_one_object_are_one_in_the_re_computation() -> None:
     assert not failing(results)
 
 
+class LayoutDependent(nn.Module):
+    """Its result depends on the strides of its input, as the last bit of vectorised kernels does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor(x.stride()).sum()
+
+
+class Layouts(nn.Module):
+    """Gives a layer a slice, a transposed, a contiguous and a channels-last input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = LayoutDependent()
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = self.layer(x.chunk(2, dim=-1)[0])
+        turned = self.layer(half.transpose(1, 3))
+        wide = self.layer(turned.mean(1, keepdim=True).expand(-1, 3, -1, -1).contiguous())
+        return self.layer(wide.contiguous(memory_format=torch.channels_last))
+
+
+def test_a_re_computation_gets_its_inputs_in_the_same_memory_layout() -> None:
+    results = checks(Layouts())
+    assert results["re-computation"].holds and results["re-computation"].compared == 4
+
+
 def test_a_layer_that_cannot_be_copied_is_noted() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
     model[1].kept = torch.ones(1, requires_grad=True) * 2
