@@ -476,6 +476,11 @@ _kind(
             "Use these parameters in forward, or remove them. Auxiliary heads that run only in training are unused in"
             " eval mode.",
         ),
+        "other output": Case(
+            "The layer leads to an output of the model that this loss does not take.",
+            "This is right where the training has a loss for each output.",
+            "note",
+        ),
         "auxiliary": Case(
             "Auxiliary heads run only in training.",
             "To measure them, put the model in train mode.",

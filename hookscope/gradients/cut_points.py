@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from hookscope.findings import chains
 from hookscope.gradients.autograd_flow import Cut, Flow, LeafCall, node_of, nodes_behind, refuse_reentrant_checkpoints
-from hookscope.hooks import differentiable, holder_of, leaves_of, passed_on
+from hookscope.hooks import differentiable, holder_of, leaves_of, passed_on, tensors_in
 from hookscope.scores import LossLike, as_loss
 
 
@@ -20,6 +20,7 @@ class Stop:
 
     ``reason`` is ``detached``, ``no graph`` or ``unused``; ``layer`` is the last call of the chain, or the layer of the
     parameters. ``why`` is the reason in words: ``detached between 'conv1' and 'conv2' by detach at net.py:17``.
+    ``in_output`` says whether an unused call leads to an output of the model that the loss does not take.
     """
 
     reason: str
@@ -28,6 +29,7 @@ class Stop:
     parameters: tuple[str, ...]
     why: str
     place: str = ""
+    in_output: bool = False
 
 
 def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tuple[Stop, ...]:
@@ -44,14 +46,16 @@ def gradient_stops(model: nn.Module, inputs: Any, loss: LossLike = None) -> tupl
             output = model(*passed_on(leaves_of(inputs)))
             value, _ = loss.of(output, type(model).__name__)
         refuse_reentrant_checkpoints(model, value)
-        return _Chains(flow, value).stops()
+        return _Chains(flow, value, output).stops()
 
 
 class _Chains:
     """The calls and parameters that the loss's graph does not reach, grouped by the reason."""
 
-    def __init__(self, flow: Flow, value: Any) -> None:
+    def __init__(self, flow: Flow, value: Any, output: Any) -> None:
         self._flow = flow
+        outputs = [tensor for tensor in tensors_in(output).values() if tensor.requires_grad]
+        self._before_output = nodes_behind([node_of(tensor) for tensor in outputs])
         self._order = {call.bit: at for at, call in enumerate(flow.calls)}
         sources = flow.mask_of(value)
         reached = nodes_behind([node_of(value)] if value.requires_grad else ())
@@ -118,7 +122,8 @@ class _Chains:
     def _unused(self, idle: Sequence[LeafCall]) -> Iterator[Stop]:
         order = self._order
         for run in chains(idle, lambda run, call: order[call.bit] == order[run[-1].bit] + 1):
-            yield self._stop("unused", run, f"the loss does not depend on the output of '{run[-1].key}'")
+            stop = self._stop("unused", run, f"the loss does not depend on the output of '{run[-1].key}'")
+            yield replace(stop, in_output=bool(self._before_output.intersection(run[-1].nodes)))
 
     def _stop(self, reason: str, calls: Sequence[LeafCall], why: str, place: str = "") -> Stop:
         names = {call.name for call in calls}

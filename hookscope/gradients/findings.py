@@ -343,6 +343,7 @@ def _stopped(report: GradientReport, stops: Sequence[Stop]) -> Iterator[Finding]
         numbers: Numbers = {"reason": stop.reason, "place": stop.place, "calls": len(stop.calls)}
         numbers["parameters"] = len(stop.parameters)
         case = "auxiliary" if stop.reason == "unused" and _AUXILIARY.search(stop.layer) else stop.reason
+        case = "other output" if stop.in_output else case
         yield CATALOGUE["no-gradient"].finding(stop.layer, text, case, numbers=numbers)
     unreached = [] if stops else [p for p in report.parameters if p.gradient is None and not p.frozen]
     if unreached:

@@ -359,7 +359,7 @@ def _duplicates(layer: LayerStatistics, before: LayerStatistics | None, measured
     text = f"{len(channels)} of {layer.channels} channels are the same as another: {same}"
     numbers = {"duplicate": len(channels), "channels": layer.channels}
     kind, many = CATALOGUE["duplicate-channels"], len(channels) > _MANY_DUPLICATE * layer.channels
-    case = "many" if many and not _is_squeezed(layer) else ""
+    case = "many" if many and not measured.few and not _is_squeezed(layer) else ""
     return kind.finding(layer.key, text, case, channels=channels, groups=groups, numbers=numbers)
 
 

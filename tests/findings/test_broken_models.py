@@ -190,7 +190,7 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], Break, int, dict[str, tuple[str
         },
     ),
     "equal filters": (
-        plain, filled("2.weight", 0.1), 3,
+        plain, filled("2.weight", 0.1), 20,
         {"weights": ("warning", "constant-weights", "2.weight"), "stats": ("warning", "duplicate-channels", "2")},
     ),
     "one NaN": (

@@ -140,6 +140,23 @@ def frozen() -> nn.Module:
     return nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU()).requires_grad_(False)
 
 
+class TwoHeads(nn.Module):
+    """A head for classes, and one for boxes that a loss on classes does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boxes, self.classes = nn.Conv2d(16, 4, 1), nn.Conv2d(16, 5, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"boxes": self.boxes(x), "logits": self.classes(x).mean((2, 3))}
+
+
+def test_the_head_of_another_output_is_a_note() -> None:
+    torch.manual_seed(0)
+    (finding,) = COMMANDS["gradients"](nn.Sequential(nn.Conv2d(3, 16, 3), TwoHeads()).eval(), pictures(1, 64))
+    assert (finding.finding, finding.layer, finding.severity) == ("no-gradient", "1.boxes", "note")
+
+
 USUAL = {
     "layer scale": (lambda: Scaled(1e-6), "vanishing-gradient"),
     "zero-initialised scale": (ZeroAtFirst, "vanishing-gradient"),
