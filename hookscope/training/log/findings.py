@@ -32,10 +32,10 @@ _Intervals = Mapping[str, Sequence[FindingInterval]]
 def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -> list[TimedFinding]:
     """Findings on a run, the gravest first, then in order of the step at which each began.
 
-    Layers that began together have one finding.
-    A finding must show in `TrainingThresholds.patience` sampled steps in a row, unless values are not finite. Findings
-    that begin in a model while it computes NaN or Inf are consequences, and left out. If fewer steps were sampled, the
-    last finding says so.
+    Layers that began together have one finding. A finding must show in `TrainingThresholds.patience` sampled steps in
+    a row, unless values are not finite. Findings that begin in a model while it computes NaN or Inf are consequences,
+    and left out. A warning that explains a later error is an error; one that has passed while the loss fell is a note.
+    If fewer steps were sampled, the last finding says so.
     """
     thresholds = thresholds or TrainingThresholds()
     series = series_of(run)
@@ -54,10 +54,10 @@ def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -
 
 
 def _as_grave_as_its_symptoms(finding: TimedFinding, findings: Sequence[TimedFinding], run: RunSeries) -> TimedFinding:
-    """A cause as an error if it explains an error that begins later; as a note if it has passed without harm."""
-    if finding.finding not in _CAUSES:
+    """A cause as an error if it explains an error that begins later; a warning as a note if it passed without harm."""
+    if finding.severity != "warning" or not finding.layers:
         return finding
-    symptoms = [other for other in findings if other.finding in _CAUSES[finding.finding]]
+    symptoms = [other for other in findings if other.finding in _CAUSES.get(finding.finding, ())]
     if any(other.severity == "error" and other.step >= finding.step for other in symptoms):
         return dataclasses.replace(finding, severity="error")
     is_harmless = not finding.lasts and run.loss_of(finding.optimizer).falls_after(finding.step)

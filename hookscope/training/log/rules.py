@@ -18,7 +18,7 @@ Mask = NDArray[np.bool_]
 
 _USUAL_GRADIENT = 1e-4  # of the weight's norm; random weights have 7e-4 or more, see GradientThresholds
 _USUAL_UPDATE = 1e-4  # of the weight's norm; weight decay alone changes a weight by up to 5e-5
-_FEWEST_VALUES = 32  # of a channel: with fewer, most channels may be 0 by chance
+_RARE = 0.005  # share of the values for which a channel of a sound layer may be active
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,8 @@ def _dead_layer(context: LayerContext) -> Array:
 def _dead_channels(context: LayerContext) -> Array:
     """Without layers that begin dead, which have a finding of their own, and with `few_values` taken into account."""
     share, limits, values = dead_share(context.layer), context.thresholds, context["channel_values"]
-    few = (values < _FEWEST_VALUES) | ((values < limits.few_values) & (share <= limits.dead_of_few))
+    by_chance = np.fmax(limits.dead_of_few, (1 - _RARE) ** values)  # NaN where the number of values is unknown
+    few = (values < limits.few_values) & (share <= by_chance)
     return _where(_puts_out_its_own(context) & ~few & ((share < 1) | (share[:1] < 1)), share)
 
 

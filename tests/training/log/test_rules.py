@@ -218,7 +218,10 @@ def test_the_size_of_an_activation(mean: float, std: float, name: str) -> None:
     assert finding.evidence.endswith("; all 2 other layers too")
 
 
-@pytest.mark.parametrize(("values", "dead", "layers"), [(32, 30, []), (32, 40, ["b"]), (4096, 30, ["b"])])
+@pytest.mark.parametrize(
+    ("values", "dead", "layers"),
+    [(32, 50, []), (32, 60, ["b"]), (200, 30, []), (200, 40, ["b"]), (4096, 30, ["b"])],
+)
 def test_channels_with_few_values_may_be_0(values: int, dead: int, layers: list[str]) -> None:
     findings = findings_of(in_layer("b", {"dead_channels": dead, "channel_values": values}))
     assert [finding.layer for finding in findings] == layers
@@ -364,6 +367,13 @@ def test_a_cause_is_as_grave_as_what_follows_from_it() -> None:
     first, second = findings_of(lambda step, layer: large(step, layer) | dead(step, layer))
     assert (first.finding, first.severity) == ("update-too-large", "error")
     assert (second.finding, second.severity) == ("dead-layer", "error")
+
+
+def test_a_warning_that_has_passed_while_the_loss_fell_is_a_note() -> None:
+    sparse = in_layer("b", {"dead_channels": 30}, 0, 300)
+    for last, severity in ((0.1, "note"), (1.0, "warning")):
+        [finding] = findings_of(lambda step, layer: sparse(step, layer) | {"loss": 1.0 if step < 250 else last})  # noqa: B023
+        assert (finding.finding, finding.severity, finding.lasts) == ("dead-channels", severity, False)
 
 
 def test_many_findings_of_one_kind_become_one() -> None:
