@@ -227,8 +227,8 @@ _kind(
     Threshold(
         "dead_of_few",
         0.5,
-        "share that replaces 0.2 then: small healthy nets reach 40 %; below 138 values 0.995^values, as a channel that is"
-        " active in 1 of 200 values has",
+        "share that replaces 0.2 then: small healthy nets reach 40 %; below 138 values 0.995^values, as a channel that"
+        " is active in 1 of 200 values has",
     ),
     Threshold(
         "many_dead",
