@@ -27,6 +27,8 @@ MAX_PIXELS = 100_000_000
 MAX_SIDE_RATIO = 100
 """The largest ratio of the sides: resizing the shorter one to 256 then stays below 7 megapixels."""
 
+_PNG = b"\x89PNG\r\n\x1a\n"
+
 
 class ImageWarning(UserWarning):
     """A note about a picture that was read."""
@@ -193,11 +195,27 @@ def _decode(content: bytes, name: str, count: int) -> tuple[tuple[Image.Image, .
     except MemoryError as error:
         raise ImageError(f"'{name}' does not fit into memory", do="make it smaller first") from error
     except Exception as error:  # Pillow's decoders raise any kind of exception
+        if len(plain := _without_text(content)) < len(content):
+            decoded, notes = _decode(plain, name, count)
+            return decoded, [*notes, "its text or colour profile is damaged or too large, and was left out"]
         reason = str(error) or type(error).__name__
         exists = f"its {len(content):,} bytes are damaged, cut short or of a rare kind"
         raise ImageError(
             f"'{name}' cannot be decoded: {reason}", exists, "get it again or convert it to PNG"
         ) from error
+
+
+def _without_text(content: bytes) -> bytes:
+    """A PNG file without text and colour profile, which Pillow unpacks with the pixels; other files as they are."""
+    if not content.startswith(_PNG):
+        return content
+    kept, at = [_PNG], len(_PNG)
+    while at < len(content):
+        end = at + 12 + int.from_bytes(content[at : at + 4], "big")  # length, type, data, checksum
+        if content[at + 4 : at + 8] not in (b"tEXt", b"zTXt", b"iTXt", b"iCCP"):
+            kept.append(content[at:end])
+        at = end
+    return b"".join(kept)
 
 
 def _open(content: bytes, name: str) -> ImageFile.ImageFile:

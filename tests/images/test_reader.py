@@ -652,12 +652,22 @@ def test_cut_short(form):
         assert line.startswith(("'a' cannot be decoded: ", "'a' is not a picture that can be read; it begins like "))
 
 
-def test_compressed_text_bombs():
-    for before in (True, False):
-        text = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(9 << 20)))
-        content = png(1, 1, 8, 0, b"\0\0", *([text] if before else []))
-        content = content if before else content[:-12] + text + content[-12:]
-        assert refusal(content, name="a").lower().startswith("'a' cannot be decoded: decompressed data too large")
+@pytest.mark.parametrize(
+    ("kind", "begin"), [(b"zTXt", b"a\0\0"), (b"iTXt", b"a\0\1\0\0\0"), (b"iCCP", b"a\0\0")], ids=["z", "i", "profile"]
+)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_huge_text_leaves_the_pixels_as_they_are(kind, begin, before):
+    text = chunk(kind, begin + zlib.compress(bytes(9 << 20)))
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    plain = png(2, 1, 8, 0, b"\0\7\11", chunk(b"eXIf", turned.tobytes().removeprefix(b"Exif\0\0")))
+    at = 33 if before else len(plain) - 12
+    picture = read_picture(plain[:at] + text + plain[at:], name="a")
+    assert picture.notes == ("its text or colour profile is damaged or too large, and was left out",)
+    assert (picture.image.size, picture.image.tobytes()) == ((1, 2), bytes([7, 7, 7, 9, 9, 9]))
+    assert picture.sha256 == hashlib.sha256(plain[:at] + text + plain[at:]).hexdigest()
+    damaged = plain[:-20] + text
+    assert refusal(damaged, name="a").startswith("'a' cannot be decoded: ")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), Image.DecompressionBombError("Image size (7 pixels) is a bomb")])
