@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import queue
 import re
 import threading
@@ -17,7 +18,7 @@ import torch
 
 from hookscope.errors import WeightsError
 from hookscope.models.model_source import Progress
-from hookscope.system import replacement
+from hookscope.system import cache, replacement
 
 # Two waits, for the answer and for its first bytes, stay below fifteen seconds even if packets vanish.
 PATIENCE_SECONDS = 7.0
@@ -32,7 +33,9 @@ def fetch(url: str, progress: Progress | None = None) -> Path:
     Raises:
         WeightsError: no network, no answer in time, a damaged download, a folder that cannot be written.
     """
-    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
+    base = cache.user_folder() if cache.other_homes() and "TORCH_HOME" not in os.environ else None
+    path = Path(base, "torch", "hub") if base else Path(torch.hub.get_dir())
+    path = path / "checkpoints" / url.rsplit("/", 1)[-1]
     match = re.search(r"-([0-9a-f]{6,})\.", path.name)
     expected = match[1] if match else ""
     damaged = ""

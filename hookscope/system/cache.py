@@ -20,13 +20,37 @@ FORMAT = 3
 
 
 def folder() -> str | None:
-    """The cache folder of this user, which need not exist; None if the user has no home.
+    """The cache folder of this user, which need not exist; None if the user has no home."""
+    base = user_folder()
+    return None if base is None else os.path.join(base, "hookscope")
 
-    The place follows torch's rule: ``$XDG_CACHE_HOME``, else ``~/.cache``. Importing platformdirs would take 14 ms.
+
+def user_folder() -> str | None:
+    """The folder for all caches of this user; None if the user has no home.
+
+    The place follows torch's rule: ``$XDG_CACHE_HOME``, else ``~/.cache``; one that is not absolute or not UTF-8 is
+    left out, and the home of the user data base is the last choice. Importing platformdirs would take 14 ms.
     """
-    path = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    # Without a home the path stays "~/…", which would create a folder "~" in the current one.
-    return os.path.join(path, "hookscope") if os.path.isabs(path) else None
+    homes = [os.environ.get("HOME", "")]
+    with contextlib.suppress(ImportError, KeyError, AttributeError):  # no such module, no such user
+        import pwd
+
+        homes.append(pwd.getpwuid(os.getuid()).pw_dir)
+    places = [os.environ.get("XDG_CACHE_HOME", ""), *(os.path.join(home, ".cache") for home in homes if home)]
+    return next(filter(_is_usable, places), None)
+
+
+def other_homes() -> bool:
+    """Whether a library that looks for the user's folders by itself would write in odd places."""
+    names = {"HOME", *(name for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME") if os.environ.get(name))}
+    return not all(_is_usable(os.environ.get(name, "/")) for name in names)
+
+
+def _is_usable(path: str) -> bool:
+    """Whether the path is absolute, so that it does not depend on the current folder, and text."""
+    with contextlib.suppress(UnicodeError):
+        return os.path.isabs(path) and bool(path.encode())
+    return False
 
 
 def load(kind: str, key: Mapping[str, Any]) -> Any | None:

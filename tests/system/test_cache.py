@@ -159,3 +159,36 @@ cache.store("kind", {"a": 1}, 2); print(cache.folder(), cache.load("kind", {"a":
     )
     assert (answer.stdout, answer.stderr) == ("None None\n", "")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        {"HOME": ""},
+        {"HOME": "relative"},
+        {"HOME": os.fsdecode(b"/tmp/caf\xe9")},
+        {"XDG_CACHE_HOME": "relative"},
+        {"XDG_CACHE_HOME": os.fsdecode(b"/tmp/caf\xe9"), "HOME": "~"},
+    ],
+)
+def test_odd_homes_fall_back_to_the_home_of_the_user_data_base(odd: dict[str, str], tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")} | odd
+    code = f"""
+import os, pwd
+pwd.getpwuid = lambda number: pwd.struct_passwd(("me", "", 0, 0, "", {str(tmp_path / "home")!r}, ""))
+from hookscope.system import cache
+from hookscope.cli.shared.output_paths import check_plot
+cache.store("kind", {{"a": 1}}, 2)
+check_plot("plot.png", [])
+print(cache.folder(), cache.load("kind", {{"a": 1}}), cache.other_homes() == bool({odd!r}))
+import matplotlib.font_manager
+"""
+    environment["PYTHONPATH"] = str(ROOT)
+    here = tmp_path / "here"
+    here.mkdir()
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=here, env=environment, capture_output=True, check=True, text=True
+    )
+    assert (answer.stdout, answer.stderr) == (f"{tmp_path}/home/.cache/hookscope 2 True\n", "")
+    assert list(here.iterdir()) == [] and not os.path.lexists(b"/tmp/caf\xe9")

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from hookscope import drawing
 from hookscope.errors import UsageError, WriteError
 from hookscope.hooks import Call
-from hookscope.system import check_folder, check_writable, write_atomically
+from hookscope.system import cache, check_folder, check_writable, write_atomically
 
 # In bytes: file systems take 255. The parts are cut so that the index, by which names sort and differ, is whole.
 _LONGEST_NAME, _LONGEST_IMAGE, _LONGEST_MODEL = 180, 80, 60
@@ -103,6 +103,8 @@ def refuse_input(output: str, inputs: Iterable[str], kind: str = "image") -> Non
 def check_plot(path: str | None, inputs: Iterable[str], kind: str = "image") -> None:
     """Refuse a ``--plot`` of another format, in a place that cannot be written, or over an input."""
     if path is not None:
+        if cache.other_homes() and (base := cache.user_folder()):  # before matplotlib is imported
+            os.environ.setdefault("MPLCONFIGDIR", os.path.join(base, "matplotlib"))
         drawing.plot_suffix(path)
         check_writable(path)
         refuse_input(path, inputs, kind)
