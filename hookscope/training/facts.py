@@ -120,10 +120,11 @@ class StepFacts:
             if args and any(kept() is args[0] for kept in self._unlabelled):
                 self._now().validation = type(module).__name__
             return
-        if not module.training or not any(model.module() is module for model in self._models.models):
+        if not module.training or not any(id(module) in model.layers for model in self._models.models):
             return
         if any(_differs_in_eval(part) for part in module.modules()):
-            self._unlabelled = [weakref.ref(tensor) for tensor in values_of(output)]
+            kept = [weakref.ref(tensor) for tensor in values_of(output)]
+            self._unlabelled = [*self._unlabelled, *kept][-_MOST_NAMES:]
             if isinstance(output, Mapping) and isinstance(output.get("loss"), torch.Tensor):
                 self._now().validation = "loss of the model"
 

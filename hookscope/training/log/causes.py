@@ -147,7 +147,7 @@ def _judge(
     if not at:
         return None
     first, last = at[0], at[-1]
-    evidence = shown[first]
+    evidence = shown[last if rows[first].get("optimizer") is None else first]  # counts of a whole run grow
     assert evidence is not None
     time, lasts = known(rows[first].get("time")), last == len(rows) - 1
     when = int(rows[first]["step"]), int(rows[last]["step"]), time, lasts
@@ -436,10 +436,10 @@ def _rate_vanishes(now: History) -> Evidence | None:
         )
         words += f", and {steps[-1] - steps[first] + 1:,} of {steps[-1] + 1:,} steps came after"
         return Evidence(words, numbers={"rate": rate, "highest": peak})
-    largest = _largest_update(now) if rate <= now.limits["tiny_rate"] else None
-    if largest is not None and largest < _FLOAT32 and not _has_no_gradient(now) and steps[-1] and rate >= peak / 2:
-        words = f"a step changes no layer by more than {largest:.1g} of its norm (learning rate {rate:g}); a float32"
-        words += " weight changes from 6e-8 of its value on"
+    largest = _largest_update(now) if 0 < rate <= peak <= now.limits["tiny_rate"] else None
+    if largest is not None and largest < _FLOAT32 and not _has_no_gradient(now):
+        change = f"no layer by more than {largest:.1g} of its norm" if largest else "no weight"
+        words = f"a step changes {change} (learning rate {rate:g}); float32 rounds away less than 6e-8 of a value"
         return Evidence(words, "too small", numbers={"rate": rate, "largest_update": largest})
     return None
 

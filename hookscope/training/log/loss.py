@@ -100,7 +100,7 @@ def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds
     first = max(float(losses[:part].mean()), float(losses[0]) - 3 * noise)  # it may fall within few steps
     fall = max(thresholds["flat_loss"] * abs(first), 2 * noise / math.sqrt(part))
     chance = math.log(classes) if classes > 1 else math.nan
-    guesses = abs(last - chance) <= 0.05 * chance and float(losses[part : 2 * part].mean()) - last <= fall
+    guesses = abs(last - chance) <= 0.02 * chance and float(losses[part : 2 * part].mean()) - last <= fall
     has_fallen = first - last > fall or first - float(smooth.min()) > 4 * fall
     if not first or last - first > thresholds.rising * abs(first) or (has_fallen and not guesses):
         return
