@@ -20,6 +20,7 @@ from hookscope.hooks import as_float, class_names
 from hookscope.training.loss_graph import loss_facts
 from hookscope.training.loss_tap import ClippingTap, LossTap
 from hookscope.training.optimizers import Optimizers, TrackedOptimizer
+from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
 from hookscope.training.reductions import FetchedScalars, local, norm, values_of
 from hookscope.training.tracker import Layer, ModelTracker, Pass
@@ -65,14 +66,14 @@ class StepFacts:
     A value is read back from its device only at a sampled step, or after many backward passes without a step.
     """
 
-    def __init__(self, models: ModelTracker, optimizers: Optimizers, tap: LossTap) -> None:
-        self._models, self._optimizers, self._tap = models, optimizers, tap
+    def __init__(self, run: RunProgress, models: ModelTracker, optimizers: Optimizers, tap: LossTap) -> None:
+        self._run, self._models, self._optimizers, self._tap = run, models, optimizers, tap
         self.clipping = ClippingTap(tap.is_scaled)
         self._segments: list[SegmentFacts] = []
         self._with_input: Pass | None = None
         self._unlabelled: list[weakref.ref[Tensor]] = []  # outputs of models in train mode, without gradients
         self._stale: dict[int, set[int]] = {}
-        self._backwards = self._reported = 0  # before the first step
+        self._reported = 0
         self._copies: list[tuple[weakref.ref[Tensor], Tensor]] = []
         self._searches: dict[frozenset[int], int] = {}
         self._waiting: dict[int, str] = {}
@@ -150,8 +151,8 @@ class StepFacts:
             else:
                 self._stale.pop(tracked.number, None)
         if not self._has_stepped:
-            self._backwards += 1
-            if self._backwards == 1:
+            self._run.backwards += 1
+            if self._run.backwards == 1:
                 self._copies = list(self._copied())
 
     def after_backward(self) -> None:
@@ -201,9 +202,9 @@ class StepFacts:
         """
         if self._has_stepped:
             return {"optimizer": None, **scaling} if at_end and (scaling := self._scaling()) else None
-        if self._backwards == self._reported or not (at_end or self._backwards in _REPORTS):
+        if self._run.backwards == self._reported or not (at_end or self._run.backwards in _REPORTS):
             return None
-        self._reported = self._backwards
+        self._reported = self._run.backwards
         pairs = [(kept(), copy) for kept, copy in self._copies]
         changed = any(
             now is not None and not torch.equal(local(now.detach()).to(copy.device), copy) for now, copy in pairs
@@ -214,7 +215,7 @@ class StepFacts:
         return {
             "optimizer": None,
             "optimizer_steps": 0,
-            "backwards": self._backwards,
+            "backwards": self._run.backwards,
             "weights_changed": changed,
             "optimizers": sorted({type(holder).__name__ for holder in holders}),
             **self._scaling(),

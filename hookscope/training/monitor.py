@@ -67,6 +67,7 @@ class Monitor(RunProgress):
     Attributes:
         steps: Number of steps so far, of all optimizers.
         sampled: Number of sampled steps.
+        backwards: Number of backward passes before the first step.
         rows: The lines, where there is no log.
         facts: The facts of the sampled steps, where there is no log.
         trouble: The first message to the user, None without one.

@@ -28,6 +28,7 @@ class RunProgress:
 
     steps: int = 0
     sampled: int = 0
+    backwards: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
     trouble: str | None = None

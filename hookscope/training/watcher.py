@@ -70,7 +70,7 @@ class TrainingWatcher:
         # the same bound methods throughout: compiled models compare hooks by identity
         self._before_module, self._after_module = self._before, self._after
         self._loss_tap = LossTap(self._before_backward, self._after_backward)
-        self._facts = StepFacts(models, optimizers, self._loss_tap)
+        self._facts = StepFacts(run, models, optimizers, self._loss_tap)
         self._hidden = hidden_from_compile((self._before_module, self._after_module))
         self._compiled = CompiledCalls(self._hide, self._before_compiled, self._after_compiled)
 

@@ -275,7 +275,7 @@ def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     reader.start()
     watched_here(pipe, FunctionAsScript(trains))
     reader.join()
-    assert [json.loads(line)["row"] for line in lines] == ["run", "layer", "layer", "layer", "end"]
+    assert [json.loads(line)["row"] for line in lines] == ["run", *["layer", "facts"] * 3, "end"]
     assert capsys.readouterr().err == f"Note: 3 of 3 steps sampled, in {pipe}\n"  # nobody can show it from there
 
 

@@ -134,7 +134,8 @@ class WatchRun:
         if self._monitor is None:  # a note has said why
             return ""
         if not self._monitor.steps:
-            note = f"Note: no optimizer of torch took a step in {name}: there was nothing to watch"
+            seen = self._contents() if self._monitor.backwards else ": there was nothing to watch"
+            note = f"Note: no optimizer of torch took a step in {name}{seen}"
             options = [word for word in self._script.words[1:] if word.partition("=")[0] in _OWN_OPTIONS]
             return f"{note}; {options[0]} went to the script: options of watch go before it" if options else note
         return f"Note: {self._monitor.sampled:,} of {counted(self._monitor.steps, 'step')} sampled{self._contents()}"
@@ -153,7 +154,7 @@ class WatchRun:
             findings = findings_over_time(run)
         except Exception:  # the script may have changed the file
             return ""
-        counts = f"{counted(len(run.rows), 'line')} in {self._log}"
+        counts = f"{counted(len(run.rows) or len(run.facts), 'line')} in {self._log}"
         return f", {counts}; {verdict(findings)}{show}"
 
     def _say(self, text: str) -> None:
