@@ -245,7 +245,8 @@ def channel_grid(
     value is written above them.
 
     Args:
-        activation: Feature maps ``(C, H, W)``, one map ``(H, W)``, or a batch of one.
+        activation: Feature maps ``(C, H, W)``, one map ``(H, W)``, or maps of a clip or volume ``(C, D, H, W)``, whose
+            slices stand side by side; or a batch of one.
         columns: Maps in a row; None for a grid of about 3:2.
         cmap: A colour map of matplotlib.
         scale: ``channel``, ``layer``, ``symmetric``, ``percentile:LO,HI``, ``LO:HI`` or ``(low, high)``.
@@ -265,24 +266,27 @@ def channel_grid(
     """
     if columns is not None and columns < 1:
         raise UsageError(f"columns must be at least 1 or None, not {columns}")
-    maps = _one_activation(activation)
+    maps, slices = _one_activation(activation)
     if channels is None:
         choice = ChannelChoice()
     else:
         choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
     tiles = reduce_maps(maps, choice, Scale.parse(scale) if isinstance(scale, str) else RangeScale(*scale))
-    return to_image(draw_grid(tiles, columns, cell, plain).pixels, cmap)
+    return to_image(draw_grid(tiles, columns, cell, plain, slices).pixels, cmap)
 
 
-def _one_activation(activation: Any) -> Tensor:
+def _one_activation(activation: Any) -> tuple[Tensor, int]:
+    """The maps ``(C, H, W)``, and how many slices of a volume stand side by side in each."""
     activation = torch.as_tensor(activation)
     shape = tuple(activation.shape)
     if not activation.numel():
         raise NoMapError(f"an activation of {shape} has no values")
     tensor = as_float(activation)
-    while tensor.dim() > 3 and tensor.shape[0] == 1:
+    while tensor.dim() > 3 and len(tensor) == 1:
         tensor = tensor[0]
+    if tensor.dim() == 4:
+        return tensor.permute(0, 2, 1, 3).flatten(2), shape[-3]
     tensor = tensor[None] if tensor.dim() == 2 else tensor
     if tensor.dim() != 3:
         raise NoMapError(f"a channel grid takes (C, H, W), not {shape}", do="take one item of a batch: activation[0]")
-    return tensor
+    return tensor, 1

@@ -8,7 +8,12 @@ from .batches import (
 )
 from .catalogue import ModelInfo as ModelInfo, find_models as find_models
 from .checkpoints import load_content as load_content
-from .inputs import example_inputs as example_inputs, family_of as family_of
+from .inputs import (
+    check_size as check_size,
+    example_inputs as example_inputs,
+    family_of as family_of,
+    first_channels as first_channels,
+)
 from .installation import (
     broken_pair as broken_pair,
     missing_package as missing_package,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,11 +23,26 @@ _FAMILIES = {
 
 
 def family_of(model: nn.Module) -> str:
-    """``classification``, ``segmentation``, ``detection``, ``video`` or ``optical_flow``."""
+    """``classification``, ``segmentation``, ``detection``, ``video`` or ``optical_flow``.
+
+    A model with convolutions of three dimensions alone takes clips or volumes, and counts as ``video``.
+    """
     for package, family in _FAMILIES.items():
         if any(cls.__module__.startswith(package) for cls in type(model).__mro__):
             return family
-    return "classification"
+    dimensions = {len(module.kernel_size) for module in _convolutions(model)}
+    return "video" if dimensions == {3} else "classification"
+
+
+def _convolutions(model: nn.Module) -> Iterator[nn.Conv2d | nn.Conv3d]:
+    return (module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Conv3d)))
+
+
+def check_size(model: nn.Module, size: Sequence[int] | None, family: str = "") -> None:
+    """Refuse ``(D, H, W)`` for a model that takes pictures."""
+    if size is not None and len(size) == 3 and (family or family_of(model)) != "video":
+        asked = f"an input of {'x'.join(map(str, size))} has a depth, and {type(model).__name__} takes pictures"
+        raise UsageError(asked, do="give height x width, such as 224x224")
 
 
 def native_size(model: nn.Module) -> tuple[int, int] | None:
@@ -45,10 +60,13 @@ def native_size(model: nn.Module) -> tuple[int, int] | None:
 
 def in_channels(model: nn.Module) -> int:
     """The colour channels of the input: 3, or 1 if the first convolution takes grey pictures."""
-    for module in model.modules():
-        if isinstance(module, (nn.Conv2d, nn.Conv3d)):
-            return module.in_channels if module.in_channels in (1, 3) else 3
-    return 3
+    first = first_channels(model)
+    return first if first in (1, 3) else 3
+
+
+def first_channels(model: nn.Module) -> int:
+    """The input channels of the first convolution, 3 without one."""
+    return next((module.in_channels for module in _convolutions(model)), 3)
 
 
 def as_batch(family: str, pictures: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -71,10 +89,12 @@ def as_batch(family: str, pictures: Sequence[Tensor]) -> tuple[Any, ...]:
     return (stacked, stacked) if family == "optical_flow" else (stacked,)
 
 
-def example_inputs(model: nn.Module, input_size: Sequence[int]) -> tuple[Any, ...]:
+def example_inputs(model: nn.Module, input_size: Sequence[int], channels: int | None = None) -> tuple[Any, ...]:
     """Zeros in the shape that the family of ``model`` takes, with the model's dtype and device.
 
-    ``input_size`` is ``(H, W)`` of the picture, or a full shape with batch and channels.
+    ``input_size`` is ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a full shape with batch and
+    channels. ``channels`` are those of a picture, by default 1 or 3; a volume has as many as the first convolution
+    takes.
     """
     size = [int(n) for n in ((input_size, input_size) if isinstance(input_size, int) else input_size)]
     if not size or min(size) < 1:
@@ -82,8 +102,9 @@ def example_inputs(model: nn.Module, input_size: Sequence[int]) -> tuple[Any, ..
     first = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.empty(0))
     zeros = partial(torch.zeros, dtype=first.dtype, device="cpu" if first.is_meta else first.device)
     family = family_of(model)
+    if family == "video" and len(size) in (2, 3):
+        return as_batch(family, [zeros([first_channels(model), *[CLIP_FRAMES][len(size) - 2 :], *size])])
     if len(size) == 2:
-        size = [3, CLIP_FRAMES, *size] if family == "video" else [in_channels(model), *size]
-        return as_batch(family, [zeros(size)])
+        return as_batch(family, [zeros([channels or in_channels(model), *size])])
     full = zeros(size)
     return (full, full) if family == "optical_flow" else (full,)

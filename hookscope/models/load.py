@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hookscope.errors import ModelError, UsageError
+from hookscope.models.inputs import check_size
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.model_source import Progress
 from hookscope.models.preprocess import MODES, made_for
@@ -24,7 +25,7 @@ def load_model(
     device: str = "auto",
     *,
     preprocess: str = "weights",
-    input_size: tuple[int, int] | None = None,
+    input_size: tuple[int, ...] | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Build a model in eval mode with its weights, and find the preprocessing and class names that belong to them.
@@ -40,7 +41,7 @@ def load_model(
         seed: Seed of random weights; the global random state stays as it was.
         device: ``auto``, ``cpu``, ``cuda`` (``cuda:1``) or ``mps``.
         preprocess: ``weights``, ``stretch`` or ``none``, see `Preprocess`.
-        input_size: ``(H, W)`` of the model's input.
+        input_size: ``(H, W)`` of the model's input, ``(D, H, W)`` of a clip or volume.
         progress: Called with bytes done and total during a download.
 
     Raises:
@@ -68,12 +69,17 @@ def load_model(
     if any(parameter.is_meta for parameter in loaded.model.parameters()):
         raise ModelError(f"{model} is on the meta device: it has shapes and no values", do="build it on the cpu")
     loaded.model.eval().to(where)
+    check_size(loaded.model, input_size, loaded.family)
     usual = loaded.preprocess
     # A ViT without weights may be made for another size than its default weights (vit_h_14).
     other_size = not usual.is_own and made_for(usual.transforms) != usual.default_size
     if input_size is None and preprocess == "weights" and other_size:
         input_size = usual.default_size
-    return replace(loaded, device=where, preprocess=replace(usual, mode=preprocess, size=input_size, device=where))
+    size, frames = None, usual.frames
+    if input_size is not None:
+        size, frames = (input_size[-2], input_size[-1]), input_size[0] if len(input_size) == 3 else frames
+    changed = replace(usual, mode=preprocess, size=size, device=where, frames=frames)
+    return replace(loaded, device=where, preprocess=changed)
 
 
 def pick_device(device: str) -> str:

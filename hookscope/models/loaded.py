@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.images import InputImage
-from hookscope.models.inputs import CLIP_FRAMES, as_batch, family_of, in_channels, native_size
+from hookscope.models.inputs import CLIP_FRAMES, as_batch, family_of, first_channels, in_channels, native_size
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.preprocess import Preprocess, made_for, usual_transforms
 
@@ -49,7 +49,7 @@ class LoadedModel:
             family=family,
             transforms=transforms,
             default_size=(size[-2], size[-1]) if size else native_size(model) or made_for(transforms),
-            channels=size[0] if len(size) > 2 else in_channels(model),
+            channels=size[0] if len(size) > 2 else first_channels(model) if family == "video" else in_channels(model),
             frames=size[1] if len(size) == 4 else CLIP_FRAMES if family == "video" else 1,
             dtype=next((p.dtype for p in model.parameters() if p.is_floating_point()), None),
         )

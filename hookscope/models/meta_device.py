@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
     return model.to("meta")
 
 
-def meta_forward(model: nn.Module, args: tuple[Any, ...]) -> Any:
+def meta_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
     """One forward pass on the meta device, with meta tensors in place of the parameters and buffers of ``model``.
 
     The model raises some exception if an operation needs values (``nonzero`` in detectors).
@@ -39,4 +39,5 @@ def meta_forward(model: nn.Module, args: tuple[Any, ...]) -> Any:
     named = [*model.named_parameters(), *model.named_buffers()]
     replacements = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
     with torch.no_grad():
-        return functional_call(model, replacements, map_tensors(args, lambda tensor: tensor.to("meta")))
+        on_meta = map_tensors((args, dict(kwargs or {})), lambda tensor: tensor.to("meta"))
+        return functional_call(model, replacements, *on_meta)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:  # a cached list of layers needs no torch
     from torch import nn
 
 _VERSION = 2  # of what is stored: raise it when `Trace` changes
-Listing = tuple[tuple[int, int], Trace]
+Listing = tuple[tuple[int, ...], Trace]
 
 
-def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
+def listing(name: str, input_size: tuple[int, ...] | None = None) -> Listing:
     """The input size and the trace of the model ``name``, from the cache if it is there.
 
     A model that a factory builds is traced anew each time.
@@ -30,24 +30,27 @@ def listing(name: str, input_size: tuple[int, int] | None = None) -> Listing:
     cached = cached_listing(name, input_size)
     if cached is not None:
         return cached
-    from hookscope.tracing.summary import trace
+    from hookscope.tracing.summary import first_accepted
 
     skeleton = models.find_source(name).skeleton(name)
     if skeleton is None:
         import torch
 
         net = models.load_model(name, weights="none", device="cpu", input_size=input_size)
-        shape = net.preprocess.input_shape
-        picture = torch.zeros(shape, dtype=net.preprocess.dtype)
+        channels, *sides = net.preprocess.input_shape
+        counts = dict.fromkeys([channels, models.first_channels(net.model)])
+        pictures = (torch.zeros(count, *sides, dtype=net.preprocess.dtype) for count in counts)
         with models.advice_on_inputs(name):
-            return (shape[-2], shape[-1]), trace(net.model, net.inputs(picture))
+            traced = first_accepted(net.model, map(net.inputs, pictures))
+        return tuple(sides if len(input_size or ()) == 3 else sides[-2:]), traced
+    models.check_size(skeleton.model, input_size)
     size = input_size or skeleton.size
-    traced = size, _traced(name, skeleton.model, size)
-    cache.store("layers", _key(name, input_size), _packed(*traced))
-    return traced
+    listed = size, _traced(name, skeleton.model, size)
+    cache.store("layers", _key(name, input_size), _packed(*listed))
+    return listed
 
 
-def cached_listing(name: str, input_size: tuple[int, int] | None = None) -> Listing | None:
+def cached_listing(name: str, input_size: tuple[int, ...] | None = None) -> Listing | None:
     """The size and the trace from the cache alone, None if they are not there; never imports torch."""
     stored = cache.load("layers", _key(name, input_size))
     try:
@@ -56,12 +59,12 @@ def cached_listing(name: str, input_size: tuple[int, int] | None = None) -> List
         return None
 
 
-def _key(name: str, input_size: tuple[int, int] | None) -> dict[str, Any]:
+def _key(name: str, input_size: tuple[int, ...] | None) -> dict[str, Any]:
     size = list(input_size) if input_size else None
     return {"model": name, "input_size": size, "trace": _VERSION, **models.package_versions()}
 
 
-def _traced(name: str, model: nn.Module, size: tuple[int, int]) -> Trace:
+def _traced(name: str, model: nn.Module, size: tuple[int, ...]) -> Trace:
     from hookscope.tracing.summary import trace
 
     inputs = models.example_inputs(model, size)
@@ -79,13 +82,12 @@ def _wants_values(error: BaseException | None) -> bool:
     return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
-def _packed(size: tuple[int, int], traced: Trace) -> dict[str, Any]:
+def _packed(size: tuple[int, ...], traced: Trace) -> dict[str, Any]:
     layers, calls = [astuple(layer) for layer in traced.layers], [astuple(call) for call in traced.calls]
     return {"size": list(size), "layers": layers, "calls": calls, "sizes": traced.sizes, "real": traced.real}
 
 
 def _unpacked(stored: dict[str, Any]) -> Listing:
-    height, width = stored["size"]
     layers = tuple(
         TracedLayer(name, tuple(types), single, tuple(parameters), shared)
         for name, types, single, parameters, shared in stored["layers"]
@@ -98,7 +100,13 @@ def _unpacked(stored: dict[str, Any]) -> Listing:
         raise IndexError("a call of no layer")
     if traced.params != traced.params_of(range(len(layers))):
         raise ValueError("a parameter of no layer")
-    return (height, width), traced
+    return _side_lengths(*stored["size"]), traced
+
+
+def _side_lengths(*sides: int) -> tuple[int, ...]:
+    if not 2 <= len(sides) <= 3:
+        raise ValueError(f"no size: {sides}")
+    return sides
 
 
 def _shape(stored: Any) -> Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,9 +28,11 @@ from hookscope.hooks import (
     shape_of,
     tensors_in,
 )
-from hookscope.models import example_inputs, meta_forward
+from hookscope.models import example_inputs, first_channels, meta_forward
 from hookscope.tracing.facts import LayerTotals, Trace, TracedCall, TracedLayer, rows_of_type, totals_of_type
 from hookscope.tracing.macs import MacCounter
+
+Inputs = tuple[Any, ...] | Mapping[str, Any]
 
 
 @contextmanager
@@ -63,11 +65,12 @@ def _everything_as_before(model: nn.Module) -> Iterator[None]:
                 (container.extend if isinstance(container, list) else container.update)(content)
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace:
-    """Run ``model(*args)`` without arithmetic, or with it where the model needs values, and record every call.
+def trace(model: nn.Module, inputs: Inputs, *, dry: bool = True) -> Trace:
+    """Run ``model`` without arithmetic, or with it where the model needs values, and record every call.
 
-    Modes, hooks, buffers and random states of the model are as before afterwards. Its own hooks do not fire meanwhile;
-    a model that needs one of them to take the input is refused. ``dry=False`` goes straight to the real pass.
+    ``inputs`` are a tuple of positional inputs or a mapping of keywords. Modes, hooks, buffers and random states of the
+    model are as before afterwards. Only hooks that are part of the model fire meanwhile, see `other_hooks_set_aside`; a
+    model that needs another one to take the input is refused. ``dry=False`` goes straight to the real pass.
 
     Raises:
         InputError: when the model refuses the input, or needs values and is on the meta device.
@@ -77,14 +80,15 @@ def trace(model: nn.Module, args: tuple[Any, ...], *, dry: bool = True) -> Trace
     lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
     if lazy is not None:  # the first pass makes lazy layers other layers, and cannot be undone
         raise ModelError(f"'{lazy}' has no shape yet: the model is lazy", do="run it once on a real input first")
-    recorder, real = _record(model, args, dry)
+    recorder, real = _record(model, inputs, dry)
     parameters = {id(parameter): parameter.numel() for parameter in model.parameters()}
     layers = tuple(_traced_layers(model, {key: position for position, key in enumerate(parameters)}))
     return Trace(layers, tuple(recorder.calls), tuple(parameters.values()), real)
 
 
-def _record(model: nn.Module, args: tuple[Any, ...], dry: bool) -> tuple[_Recorder, bool]:
+def _record(model: nn.Module, inputs: Inputs, dry: bool) -> tuple[_Recorder, bool]:
     """The recorder of a pass without arithmetic, or of a real one where that fails; and whether it was real."""
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
     refusal: Exception | None = None
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     for real in [False] * dry + [True] * (not on_meta or not dry):
@@ -95,14 +99,14 @@ def _record(model: nn.Module, args: tuple[Any, ...], dry: bool) -> tuple[_Record
                 handles.forward(module, recorder.after)
             try:
                 with MacCounter(recorder.count):
-                    _ = model(*args) if real else meta_forward(model, args)
+                    _ = model(*args, **kwargs) if real else meta_forward(model, args, kwargs)
                 return recorder, real
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
                 refusal = error
     assert refusal is not None
-    shapes = " and ".join("x".join(map(str, tensor.shape)) for tensor in tensors_in(args).values())
+    shapes = " and ".join("x".join(map(str, tensor.shape)) for tensor in tensors_in(inputs).values())
     lines = str(refusal).strip().splitlines() or [type(refusal).__name__]
     raise InputError(f"{type(model).__name__} refuses an input of {shapes}: {lines[0][:200]}") from refusal
 
@@ -133,16 +137,17 @@ def list_layers(
     model: nn.Module,
     input_size: Sequence[int] = (224, 224),
     types: Iterable[Any] = ("Conv2d",),
-    inputs: tuple[Any, ...] | None = None,
+    inputs: Inputs | None = None,
 ) -> list[LayerCall]:
     """Every call of the chosen types in one forward pass of ``model``, in order of execution.
 
     Args:
         model: Any eager module; torchvision's detectors, clips and flow models get the input their family needs.
-        input_size: ``(H, W)`` of the picture, or a whole shape such as ``(1, 1, 28, 28)``.
+        input_size: ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a whole shape such as
+            ``(1, 1, 28, 28)``.
         types: Class names (or classes), ``("all",)`` for every layer without children or with own
             parameters.
-        inputs: The positional inputs themselves, instead of ``input_size``.
+        inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
 
     Multiply-accumulates are half of the FLOPs that torch's formulas count for what each call computes itself, and
     one for each value that a convolution adds its bias to. A row counts the layers inside it that have no row. With
@@ -169,7 +174,7 @@ def layer_totals(
     model: nn.Module,
     input_size: Sequence[int] = (224, 224),
     types: Iterable[Any] = ("Conv2d",),
-    inputs: tuple[Any, ...] | None = None,
+    inputs: Inputs | None = None,
 ) -> LayerTotals:
     """The parameters and multiply-accumulates of ``model``, and of its calls of the chosen types.
 
@@ -184,8 +189,22 @@ def layer_totals(
     return totals_of_type(_traced(model, input_size, inputs), types)
 
 
-def _traced(model: nn.Module, input_size: Sequence[int], inputs: tuple[Any, ...] | None) -> Trace:
-    return trace(model, example_inputs(model, input_size) if inputs is None else inputs)
+def _traced(model: nn.Module, input_size: Sequence[int], inputs: Inputs | None) -> Trace:
+    if inputs is not None:
+        return trace(model, inputs)
+    counts = dict.fromkeys([None, first_channels(model)]) if len(input_size) == 2 else [None]
+    return first_accepted(model, (example_inputs(model, input_size, channels) for channels in counts))
+
+
+def first_accepted(model: nn.Module, candidates: Iterable[Inputs]) -> Trace:
+    """The trace with the first inputs that the model takes; the error is that of the first of all."""
+    refusals = []
+    for inputs in candidates:
+        try:
+            return trace(model, inputs)
+        except InputError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 @dataclass(slots=True)

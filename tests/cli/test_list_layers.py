@@ -35,6 +35,9 @@ class Pair(nn.Module):
 def pair():
     return nn.Sequential(Pair())
 
+def volumes():
+    return nn.Sequential(nn.Conv3d(4, 2, 3), nn.ReLU())
+
 def grey():
     return nn.Sequential(nn.Conv2d(1, 2, 3))
 """
@@ -91,6 +94,8 @@ def test_json_is_one_array(run: Run) -> None:
         ("nets.py:pair", ["--type", "Pair"], "output_shape", {"one": [1, 2, 224, 224], "two": [1, 3, 224, 224]}),
         ("nets.py:Net", [], "input_shape", [1, 3, 224, 224]),
         ("nets.py:grey", ["--input-size", "9"], "input_shape", [1, 1, 9, 9]),
+        ("nets.py:volumes", ["--input-size", "7x8x9"], "output_shape", [1, 2, 5, 6, 7]),
+        ("r3d_18", ["--input-size", "5x64x72"], "input_shape", [1, 3, 5, 64, 72]),
         ("torchvision.models:squeezenet1_1", ["--input-size", "63"], "note", "overwritten by features.1"),
         ("r3d_18", [], "type", "Conv3DSimple"),
     ],
@@ -161,6 +166,12 @@ def test_totals_of_the_default_type_say_what_the_whole_model_has(run: Run) -> No
     ]
     (row,) = json.loads(printed(run, "--total", model="vit_b_32"))
     assert (row["params"], row["type_params"]) == (88_224_232, 2_360_064)
+
+
+@pytest.mark.parametrize("model", ["nets.py:volumes", "r3d_18"])
+def test_the_totals_name_the_depth_again_from_the_cache(run: Run, model: str) -> None:
+    for _ in range(2):
+        assert f"\n{model} at 5x64x72: " in printed(run, "--input-size", "5x64x72", model=model, format="table")
 
 
 def test_a_real_pass_is_named(run: Run) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 import hookscope
 from hookscope.drawing import colours, grid as grids
-from hookscope.drawing.grid import MOST_PIXELS, draw_alike, draw_grid, lay_out, strongest
+from hookscope.drawing.grid import MOST_PIXELS, draw_alike, draw_grid, lay_out, strongest, to_image
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.text import number_pixels
 from hookscope.drawing.tiles import reduce_maps
@@ -168,11 +168,22 @@ def test_channel_grid_takes_channels_shapes_scales_and_colour_maps() -> None:
     assert isinstance(hookscope.channel_grid(values[0].half()), Image.Image)
 
 
+def test_slices_of_a_volume_stand_side_by_side() -> None:
+    volume = torch.rand(4, 3, 5, 6)
+    flat = torch.cat([volume[:, depth] for depth in range(3)], dim=2)  # (4, 5, 18)
+    [tiles] = [reduce_maps(flat, None, Scale.parse("channel"))]
+    judge = to_image(draw_grid(tiles, 2, 12, True, 3).pixels, "viridis")
+    for given in (volume, volume[None], volume.numpy()):
+        assert hookscope.channel_grid(given, columns=2, cell=12, plain=True).tobytes() == judge.tobytes()
+    one = hookscope.channel_grid(torch.rand(1, 1, 3, 5, 6))  # one channel: each slice is a map
+    assert one.size == hookscope.channel_grid(torch.rand(3, 5, 6)).size
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "error", "words"),
     [
         ((7,), {}, NoMapError, r"takes \(C, H, W\), not \(7,\); take one item"),
-        ((2, 3, 4, 4), {}, NoMapError, "take one item of a batch"),
+        ((2, 2, 3, 4, 4), {}, NoMapError, "take one item of a batch"),
         ((3, 0, 4), {}, NoMapError, "has no values"),
         ((3, 4, 4), {"scale": "loud"}, UsageError, "no scale 'loud'"),
         ((3, 4, 4), {"cmap": "virids"}, UsageError, "nearest: viridis"),

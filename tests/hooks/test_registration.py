@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from hookscope.errors import ModelError
 from hookscope.hooks.registration import HookHandles, StopForward, check_hookable, hook_tensor, other_hooks_set_aside
@@ -192,3 +195,44 @@ class TestOtherHooksSetAside:
             theirs.remove()
         net(torch.ones(1, 2))
         assert fired == [] and hooks_on(net) == 0
+
+    def test_hooks_of_the_library_that_defines_the_class_fire(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "site-packages").mkdir()
+        (tmp_path / "site-packages" / "library_of_models.py").write_text(LIBRARY)
+        monkeypatch.syspath_prepend(tmp_path / "site-packages")
+        net, fired = importlib.import_module("library_of_models").Model(), []
+        net.register_forward_hook(lambda *args: fired.append("theirs"))
+        with other_hooks_set_aside(net):
+            assert float(net(torch.ones(1))) == 1
+        assert fired == []
+        net(torch.ones(1))
+        assert fired == ["theirs"]
+
+    def test_hooks_of_torch_fire(self) -> None:
+        net = nn.Sequential(prune.l1_unstructured(nn.Linear(4, 1), "weight", 2))
+        with torch.no_grad(), other_hooks_set_aside(net):
+            net[0].weight_orig.fill_(1.0)
+            net[0].bias.zero_()
+            assert float(net(torch.ones(1, 4))) == 2
+
+
+LIBRARY = """
+import torch
+
+class Model(torch.nn.Module):
+    \"\"\"Needs its own hook, as models of transformers do after their first pass.\"\"\"
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Identity()
+        self.kept = []
+        self.register_forward_pre_hook(keep)
+
+    def forward(self, x):
+        return self.kept.pop()
+
+def keep(model, args):
+    model.kept.append(args[0])
+"""

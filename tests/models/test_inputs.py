@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torchvision.models.segmentation import FCN
 
 from hookscope.errors import InputError, UsageError
-from hookscope.models.inputs import CLIP_FRAMES, as_batch, example_inputs, family_of, in_channels, native_size
+from hookscope.models.inputs import (
+    CLIP_FRAMES,
+    as_batch,
+    check_size,
+    example_inputs,
+    family_of,
+    in_channels,
+    native_size,
+)
+from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.torchvision_builders import build_skeleton
@@ -58,6 +69,41 @@ def test_native_size() -> None:
 def test_colour_channels(net: nn.Module, channels: int) -> None:
     assert in_channels(net) == channels
     assert example_inputs(net, (5, 6))[0].shape == (1, channels, 5, 6)
+
+
+def volumes(channels: int = 4) -> nn.Sequential:
+    return nn.Sequential(nn.Conv3d(channels, 2, 3), nn.ReLU())
+
+
+def test_models_of_volumes_take_any_depth_and_number_of_channels() -> None:
+    assert family_of(volumes()) == "video"
+    assert family_of(nn.Sequential(nn.Conv3d(1, 2, 1), nn.Conv2d(1, 2, 1))) == "classification"
+    assert example_inputs(volumes(), (7, 20, 24))[0].shape == (1, 4, 7, 20, 24)
+    assert example_inputs(volumes(1), (20, 24))[0].shape == (1, 1, CLIP_FRAMES, 20, 24)
+    assert example_inputs(volumes(), (2, 4, 7, 20, 24))[0].shape == (2, 4, 7, 20, 24)
+    assert example_inputs(build_skeleton("r3d_18").model, (5, 64, 72))[0].shape == (1, 3, 5, 64, 72)
+    assert example_inputs(nn.Conv1d(7, 2, 3), (2, 7, 9))[0].shape == (2, 7, 9)
+
+
+def test_a_depth_is_for_models_of_volumes() -> None:
+    check_size(volumes(), (7, 20, 24))
+    check_size(nn.Conv2d(3, 4, 3), (20, 24))
+    with pytest.raises(UsageError, match="an input of 7x20x24 has a depth, and Conv2d takes pictures"):
+        check_size(nn.Conv2d(3, 4, 3), (7, 20, 24))
+
+
+def test_the_depth_of_a_loaded_model_is_that_of_its_clips() -> None:
+    net = load_model("r3d_18", weights="none", device="cpu", input_size=(5, 32, 40))
+    assert (net.preprocess.frames, net.preprocess.size) == (5, (32, 40))
+    assert net.preprocess(Image.new("RGB", (64, 48))).shape == (3, 5, 32, 40)
+    with pytest.raises(UsageError, match="ResNet takes pictures"):
+        load_model("resnet18", weights="none", device="cpu", input_size=(5, 32, 40))
+
+
+def test_the_side_that_a_transformers_config_states() -> None:
+    net = nn.Conv2d(3, 4, 3)
+    net.config = SimpleNamespace(image_size=48)
+    assert native_size(net) == (48, 48)
 
 
 def test_a_full_shape_is_kept_with_the_models_dtype_and_device() -> None:

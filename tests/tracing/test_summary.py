@@ -466,6 +466,23 @@ def test_given_inputs() -> None:
     assert list_layers(net, inputs=(torch.zeros(2, 3, 4, 5), 2.0))[0].output_shape == (2, 4, 4, 5)
 
 
+def test_keywords_and_dictionaries() -> None:
+    net = Function(lambda net, picture, scale=1.0: net.conv(picture) * scale, conv=nn.Conv2d(3, 4, 1))
+    (row,) = list_layers(net, inputs={"picture": torch.zeros(2, 3, 4, 5), "scale": 2.0})
+    assert row.output_shape == (2, 4, 4, 5)
+    batches = Function(lambda net, batch: net.conv(batch["image"]), conv=nn.Conv2d(3, 4, 1))
+    (row,) = list_layers(batches, inputs=({"image": torch.zeros(2, 3, 4, 5)},))
+    assert row.output_shape == (2, 4, 4, 5)
+
+
+def test_the_first_convolution_says_how_many_channels_there_are() -> None:
+    assert list_layers(nn.Sequential(nn.Conv2d(5, 4, 1)), (4, 5))[0].input_shape == (1, 5, 4, 5)
+    (row,) = list_layers(nn.Sequential(nn.Conv3d(5, 4, 1)), (7, 4, 5), ("Conv3d",))
+    assert row.output_shape == (1, 4, 7, 4, 5)
+    with pytest.raises(InputError, match="refuses an input of 1x3x4x5"):
+        list_layers(nn.Sequential(nn.Conv2d(5, 4, 1), nn.Linear(9, 9)), (4, 5))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_models_of_other_numbers(dtype: torch.dtype) -> None:
     assert list_layers(nn.Sequential(nn.Conv2d(3, 4, 3)).to(dtype), (5, 5))[0].output_shape == (1, 4, 3, 3)

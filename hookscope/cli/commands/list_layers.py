@@ -23,7 +23,7 @@ TOTAL_FIELDS = (
 @size_option
 @click.option("--total", is_flag=True, help="Print one row of totals: of the whole model, and of the types.")
 @format_option
-def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | None, total: bool, format: str) -> None:
+def command(model: str, types: tuple[str, ...], input_size: tuple[int, ...] | None, total: bool, format: str) -> None:
     """List the layers of a model, in order of execution.
 
     MODEL is resnet34 by default. The index is what `--layer` takes in other commands. Shapes come from a pass without
@@ -52,12 +52,12 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, int] | No
         write_report(Report.of_rows([row], TOTAL_FIELDS), format)
     else:
         rows = [row_of(FIELDS, call) for call in tracing.rows_of_type(trace, types)]
-        lines = _lines(totals, types, f"{model} at {size[0]}x{size[1]}")
+        lines = _lines(totals, types, f"{model} at {'x'.join(map(str, size))}")
         lines[-1] += " (by a real pass)" if trace.real else ""
         write_report(Report.of_rows(rows, FIELDS, lines), format)
 
 
-def _trace(model: str, input_size: tuple[int, int] | None) -> tuple[tuple[int, int], tracing.Trace]:
+def _trace(model: str, input_size: tuple[int, ...] | None) -> tuple[tuple[int, ...], tracing.Trace]:
     if (cached := tracing.cached_listing(model, input_size)) is not None:
         return cached
     models.find_source(model)  # an unknown name fails before torch is imported

@@ -29,7 +29,7 @@ class ModelOptions:
     seed: int = 0
     device: str = "cpu"
     preprocess: str = "weights"
-    input_size: tuple[int, int] | None = None
+    input_size: tuple[int, ...] | None = None
 
     def load(self) -> models.LoadedModel:
         """Load the model; notes and the progress of a download go to standard error."""

@@ -20,19 +20,20 @@ Option = Callable[[Any], Any]
 
 
 class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
-    """``HxW`` in pixels, or one number for a square, to ``(H, W)``."""
+    """``HxW`` in pixels, or one number for a square, to ``(H, W)``; ``DxHxW`` to ``(D, H, W)``."""
 
-    name = "HxW"
+    name = "[Dx]HxW"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         """``"224x320"`` to ``(224, 320)``; a side is between 1 and 16384 pixels."""
         if isinstance(value, tuple):
-            return value[0], value[1]
-        sides = re.fullmatch(r"(\d{1,5})(?:[xX×](\d{1,5}))?", value.strip())
-        size = (int(sides[1]), int(sides[2] or sides[1])) if sides else (0, 0)
+            return value
+        is_size = re.fullmatch(r"\d{1,5}(?:[xX×]\d{1,5}){0,2}", value.strip())
+        size = tuple(map(int, re.findall(r"\d+", value))) if is_size else (0,)
         if not 1 <= min(size) <= max(size) <= 16384:
-            self.fail(f"'{value}' is not a size; write height x width in pixels, such as 224x320", param, ctx)
-        return size
+            says = f"'{value}' is not a size; write height x width in pixels, such as 224x320"
+            self.fail(f"{says}, or depth x height x width", param, ctx)
+        return size * 2 if len(size) == 1 else size
 
 
 class Seed(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -214,9 +215,9 @@ type_option = type_option_with(
 )
 size_option = click.option(
     "--input-size",
-    metavar="HxW",
+    metavar="[Dx]HxW",
     type=InputSize(),
-    help="Height and width of the model's input.  [default: the model's own]",
+    help="Height and width of the model's input, of clips and volumes also the depth.  [default: the model's own]",
 )
 format_option = click.option(
     "--format",

@@ -26,14 +26,23 @@ def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("224x320", (224, 320)), ("33X57", (33, 57)), ("7×9", (7, 9)), (" 64 ", (64, 64)), ("16384x1", (16384, 1))],
+    [
+        ("224x320", (224, 320)),
+        ("33X57", (33, 57)),
+        ("7×9", (7, 9)),
+        (" 64 ", (64, 64)),
+        ("16384x1", (16384, 1)),
+        ("8x64x32", (8, 64, 32)),
+    ],
 )
-def test_sizes(text: str, size: tuple[int, int]) -> None:
+def test_sizes(text: str, size: tuple[int, ...]) -> None:
     assert InputSize().convert(text, None, None) == size
     assert InputSize().convert(size, None, None) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "224x", "x224", "0x5", "5x0", "-3", "2.5", "1x2x3", "16385", "1e3", "9x9px"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "224x", "x224", "0x5", "5x0", "-3", "2.5", "1x2x3x4", "1x0x3", "16385", "1e3", "9x9px"]
+)
 def test_texts_that_are_no_size(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a size; write height x width in pixels, such as 224x320"):
         InputSize().convert(text, None, None)
