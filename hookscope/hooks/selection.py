@@ -98,12 +98,12 @@ class LayerCall:
     note: str
 
 
-def matches_type(type_names: Sequence[str], types: Sequence[str], single: bool) -> bool:
+def matches_type(type_names: Sequence[str], types: Sequence[str], leaf: bool) -> bool:
     """Whether a layer with these class names is of one of ``types``.
 
-    These are class names, globs, and ``all`` for every ``single`` layer: without children, or with own parameters.
+    These are class names, globs, and ``all`` for every ``leaf``: without children, or with own parameters.
     """
-    return any(single if t == "all" else any(fnmatch.fnmatchcase(n, t) for n in type_names) for t in types)
+    return any(leaf if t == "all" else any(fnmatch.fnmatchcase(n, t) for n in type_names) for t in types)
 
 
 def passes_values_on(type_name: str) -> bool:

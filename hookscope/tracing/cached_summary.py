@@ -89,8 +89,8 @@ def _packed(size: tuple[int, ...], traced: Trace) -> dict[str, Any]:
 
 def _unpacked(stored: dict[str, Any]) -> Listing:
     layers = tuple(
-        TracedLayer(name, tuple(types), single, tuple(parameters), shared)
-        for name, types, single, parameters, shared in stored["layers"]
+        TracedLayer(name, tuple(types), leaf, tuple(parameters), shared)
+        for name, types, leaf, parameters, shared in stored["layers"]
     )
     calls = tuple(
         TracedCall(layer, depth, _shape(i), _shape(o), macs, by) for layer, depth, i, o, macs, by in stored["calls"]

@@ -18,7 +18,7 @@ class TracedLayer:
 
     name: str
     types: tuple[str, ...]
-    single: bool
+    leaf: bool
     parameters: tuple[int, ...]
     shared_with: str
 
@@ -110,7 +110,7 @@ def totals_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",)) -> LayerTo
 def _listed(traced: Trace, types: Iterable[Any]) -> tuple[list[LayerCall], list[int]]:
     """The rows, and the layers that they count: each with the layers inside it that have no row."""
     names = select_types(types)
-    chosen = {place for place, layer in enumerate(traced.layers) if matches_type(layer.types, names, layer.single)}
+    chosen = {place for place, layer in enumerate(traced.layers) if matches_type(layer.types, names, layer.leaf)}
     if not chosen:
         raise no_such_type(names, Counter(layer.type for layer in traced.layers))
     shown = chosen | ({call.layer for call in traced.calls if call.macs} if "all" in names else set())

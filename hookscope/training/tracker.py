@@ -86,7 +86,7 @@ class Layer:
     def is_counted(self, module: nn.Module) -> bool:
         """Whether its calls have an index: a single layer of the chosen types."""
         if self.is_compiled:
-            return matches_type(class_names(module), self.choice.types, single=True) and not self.is_loss
+            return matches_type(class_names(module), self.choice.types, leaf=True) and not self.is_loss
         if self._counted is None or self._counted[0] is not type(module):  # a lazy layer changes its class
             names = class_names(module) or ["Module"]
             matches = matches_type(names, self.choice.types, self.is_single(module))
