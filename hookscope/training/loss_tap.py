@@ -66,8 +66,11 @@ def divisor_of(roots: Sequence[Tensor]) -> float | None:
     operation = None if node is None else node.name()
     if operation not in ("DivBackward0", "MulBackward0"):
         return None
-    factor = node._saved_other
-    if factor is None or factor.numel() != 1 or factor.device.type != "cpu" or not factor:
+    try:
+        factor = node._saved_other
+    except RuntimeError:  # an earlier backward pass has freed it
+        return None
+    if factor is None or factor.numel() != 1 or factor.device.type != "cpu" or factor.is_complex() or not factor:
         return None
     return float(factor) if operation == "DivBackward0" else round(1 / float(factor), 6)
 

@@ -14,7 +14,7 @@ from torch.nn.modules import module as modules
 
 from hookscope.hooks.registration import HookHandles
 from hookscope.training import Monitor
-from hookscope.training.loss_tap import LossTap, scalar_of
+from hookscope.training.loss_tap import LossTap, divisor_of, scalar_of
 
 
 class Halving(torch.amp.GradScaler):
@@ -125,6 +125,14 @@ def train_compiled(steps: int) -> None:
     for _ in range(steps):
         compiled(torch.ones(2, 3)).sum().backward()
         optimizer.step()
+
+
+def test_the_divisor_of_a_loss() -> None:
+    free = loss(6.0) / 4
+    free.backward()
+    assert divisor_of([free]) is None  # its graph is gone
+    assert [divisor_of([loss(6.0) / 4]), divisor_of([0.25 * loss(6.0)]), divisor_of([-loss(6.0)])] == [4.0, 4.0, None]
+    assert divisor_of([loss(6.0) * 0]) is None and divisor_of([loss(1.0) / 4, loss(2.0) / 4]) is None
 
 
 def test_a_script_that_compiles_and_makes_errors_of_warnings_goes_on() -> None:
