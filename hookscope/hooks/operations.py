@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookscope.hooks.layer_types import is_leaf
-from hookscope.hooks.registration import HookHandles
+from hookscope.hooks.registration import HookHandles, check_hookable
 from hookscope.hooks.tensors import shares_storage, storage_keys, tensors_in
 
 _TENSOR_PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
@@ -50,6 +50,7 @@ class OpenModules:
     """The modules that run now; ``mode`` is on while the outermost of them runs."""
 
     def __init__(self, model: nn.Module, mode: Any) -> None:
+        check_hookable(model)
         self._model, self._mode = model, mode
         # the functions that a layer of torch itself calls are that layer's work
         self._places = {id(module): None if _is_closed(module) else name for name, module in model.named_modules()}

@@ -412,7 +412,11 @@ class Selection:
         """
         for term in self._indices:
             if not term.within(total):
-                kind, of_type = "range" if ":" in term.text else "index", "/".join(types)
+                kind = "range" if ":" in term.text else "index"
+                of_type = "layer" if "all" in types else "/".join(types)
+                if term.text == "all":
+                    asked = f"no {of_type} ran as a module"
+                    raise LayerError(asked, do="stats --ops measures other operations", kind=kind, name=term.text)
                 have = f"there are {total} {of_type} calls: 0 to {total - 1}" if total else f"no {of_type} ran"
                 meant = f"the layer named {term.text} is re:^{term.text}$" if term.text in named else ""
                 do = meant or "indices are those of list-layers"

@@ -39,6 +39,9 @@ class PythonSource(ModelSource):
         (built, said), label, notes = _call_factory(model), f"from factory (seed {seed})", list[str]()
         if weights.kind is WeightsKind.FILE:
             label, notes = load_checkpoint(built, weights.text, model)
+        if "_orig_mod" in built._modules:
+            built = built.get_submodule("_orig_mod")
+            notes = [*notes, f"{model} is compiled by torch.compile: this is the eager model inside"]
         if "model_inputs" in said:
             take_pictures(built, said["model_inputs"], model.rpartition(":")[0])
         metadata = with_declared_input(WeightsMetadata(notes=tuple(notes)), said, model)

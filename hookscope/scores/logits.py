@@ -58,7 +58,9 @@ def class_scores(output: Any, what: str = "the model") -> Tensor:
             return logits
         if logits.is_floating_point() and logits.dim() == 4 and isinstance(output, Mapping):
             return logits.mean((2, 3))
-    raise ModelError(f"{what} gives {_described(output)}, no score for each class", do=_INSTEAD)
+    of_places = isinstance(output, Tensor) and output.dim() == 4
+    do = f"{_INSTEAD}; a segmentation model returns {{'out': scores}}" if of_places else _INSTEAD
+    raise ModelError(f"{what} gives {_described(output)}, no score for each class", do=do)
 
 
 def _first(output: Any) -> Tensor | None:
@@ -86,7 +88,9 @@ def _described(output: Any) -> str:
         return f"a list of {len(output)} tensors"
     shape = shape_of(output)
     if isinstance(shape, dict):
-        return ", ".join(f"{part} of {'x'.join(map(str, sizes))}" for part, sizes in list(shape.items())[:3])
+        return ", ".join(
+            f"{part} of {'x'.join(map(str, sizes)) or 'one value'}" for part, sizes in list(shape.items())[:3]
+        )
     if shape is None:
         return "no tensor"
     return f"{'x'.join(map(str, shape))} values" if shape else "one value"
@@ -118,7 +122,8 @@ def check_categories(categories: Sequence[str], classes: int, what: str = "the m
 def one_picture(scores: Tensor) -> Tensor:
     """The scores ``(K,)`` of the only picture in ``(1, K)``, which must have at least one class."""
     if len(scores) != 1:
-        raise UsageError(f"expected one picture, got {len(scores)}", do="call it for each picture")
+        do = "call it for each picture; a model that gives several rows for one has no score for each class"
+        raise UsageError(f"expected one picture, got {len(scores)}", do=do)
     if not scores.shape[1]:
         raise ModelError("the model has no classes: its scores are empty", do=_INSTEAD)
     return scores[0]

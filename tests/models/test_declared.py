@@ -117,7 +117,7 @@ def test_what_the_file_declares_is_what_list_layers_and_verify_run_on(declare, l
     pictures = noise_pictures(net)
     with capture(net.model, "all", ("all",)) as activations, torch.no_grad():
         net.model(*net.inputs(*pictures))
-    assert len(activations) == sum(trace.layers[call.layer].leaf for call in trace.calls)
+    assert len(activations) == sum(trace.layers[call.layer].single for call in trace.calls)
 
 
 def test_keyword_inputs_are_what_the_model_gets_and_the_layers_keep_their_names(declare):
@@ -222,3 +222,10 @@ def test_a_size_that_the_model_itself_states_is_the_default(declare, of):
     model = declare(f"def make():\n    m = net()\n    {line}\n    return m\n")
     assert load_model(model, device="cpu").preprocess.input_shape == (3, 30, 31)
     assert len(list_layers(load_model(model, device="cpu").model, (30, 31))) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_is_taken_from_its_wrapper(declare):
+    net = load_model(declare("def make(): return torch.compile(net(), backend='eager')"), device="cpu")
+    assert net.notes == ("nets.py:make is compiled by torch.compile: this is the eager model inside",)
+    assert [name for name, _ in net.model.named_children()] == ["0", "1", "2", "3", "4"]

@@ -113,7 +113,7 @@ def test_outputs_without_scores(output: Any, words: str) -> None:
         class_scores(output, "mynet")
     assert caught.value.asked.startswith(f"mynet gives {words}")
     assert caught.value.asked.endswith(", no score for each class")
-    assert caught.value.do == "visualize, stats and `gradients --loss mse` work on it"
+    assert caught.value.do.startswith("visualize, stats and `gradients --loss mse` work on it")
 
 
 def test_the_scores_of_the_only_picture_stay_in_the_graph() -> None:
@@ -121,7 +121,9 @@ def test_the_scores_of_the_only_picture_stay_in_the_graph() -> None:
     only = one_picture(scores * 2)
     assert only.tolist() == [2, 6] and only.requires_grad
     for count in (0, 2, 7):
-        with pytest.raises(UsageError, match=f"^expected one picture, got {count}; call it for each picture$"):
+        with pytest.raises(
+            UsageError, match=f"^expected one picture, got {count}; call it for each picture; a model that"
+        ):
             one_picture(torch.zeros(count, 3))
     with pytest.raises(ModelError, match="has no classes: its scores are empty; visualize, stats and `gradients"):
         one_picture(torch.zeros(1, 0))
@@ -191,3 +193,11 @@ def test_torchvisions_models(family: str, name: str) -> None:
     assert torch.equal(scores, output["out"].mean((2, 3)) if family == "segmentation" else output)
     (best,) = predictions(scores[0], net.categories, Target("top:1"))  # refuses another number of names
     assert best.index == int(scores[0].argmax())
+
+
+def test_what_a_model_without_scores_gives_is_named() -> None:
+    loss = {"loss": torch.tensor(1.0), "maps": torch.zeros(1, 3, 4, 4)}
+    with pytest.raises(ModelError, match="mynet gives loss of one value, maps of 1x3x4x4, no score for each class"):
+        class_scores(loss, "mynet")
+    with pytest.raises(ModelError, match=r"gives 1x3x4x4 values.*; a segmentation model returns \{'out': scores\}$"):
+        class_scores(torch.zeros(1, 3, 4, 4))

@@ -420,3 +420,9 @@ def test_what_was_left_out_is_counted() -> None:
     assert collector.coverage.left_out == {"BatchNorm2d": 2, "Flatten": 1}
     assert collector.coverage.words() == "not measured: 2 BatchNorm2d, 1 Flatten"
     assert collected(net, images(2), layers="0").coverage.words() == ""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scripted_model_is_refused() -> None:
+    with pytest.raises(hookscope.HookscopeError, match="scripted or traced: hooks do not fire in it"):
+        StatisticsCollector(torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))).__enter__()
