@@ -187,6 +187,7 @@ def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
     comparison = Comparison("re-computation", tolerance)
     layers = dict(passes.model.named_modules())
     uncopied = 0
+    refused: list[str] = []
     for call in passes.calls:
         key = call.key
         layer = _copied(layers[call.name])
@@ -202,14 +203,25 @@ def _recomputation(passes: PairedPasses, tolerance: float) -> Check:
                 args, kwargs = passes.signatures[key].copied_arguments(passes.activations.inputs[key])
                 return layer(*args, **kwargs)
 
-            agrees = comparison.compare(key, passes.activations[key], recompute(layer))
+            try:
+                again = recompute(layer)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+                refused.append(f"'{key}' cannot run alone: {reason}")
+                continue
+            agrees = comparison.compare(key, passes.activations[key], again)
             if not agrees and len(comparison.offences) == 1:
                 first, second = (recompute(copy.deepcopy(layers[call.name])) for _ in range(2))
                 if largest_difference(first, second):
                     comparison.notes.append(f"'{key}' is random: two re-computations differ too")
+    if refused:
+        more = f", nor can {len(refused) - 1} more" if len(refused) > 1 else ""
+        comparison.notes.append(refused[0] + more)
     if uncopied:
         comparison.notes.append(f"{uncopied} of {len(passes.calls)} calls are of layers that cannot be copied")
-    return comparison.check("nothing can be computed again" if uncopied else "no chosen layer ran")
+    return comparison.check("nothing can be computed again" if uncopied or refused else "no chosen layer ran")
 
 
 def _copied(layer: nn.Module) -> nn.Module | None:

@@ -500,3 +500,84 @@ def holds(name: str, side: int | None) -> list[Check]:
     assert [check for check in results if check.holds is False] == []
     assert hooks_on(net.model) == 0
     return results
+
+
+def plain_outputs(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The output of each named layer as a hook sees it, before a later layer writes to it."""
+    outputs: dict[str, Tensor] = {}
+    handles = [
+        module.register_forward_hook(lambda module, args, output, name=name: outputs.update({name: output.clone()}))
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Conv2d, nn.LayerNorm))
+    ]
+    model(x.clone())
+    for handle in handles:
+        handle.remove()
+    return outputs
+
+
+@torch.no_grad()
+def test_all_nodes_of_torchvisions_extractor_at_once_are_overwritten_and_captures_are_not() -> None:
+    model, x = torchvision.models.squeezenet1_1().eval(), torch.randn(1, 3, 64, 64)
+    truth = plain_outputs(model, x)
+    together = create_feature_extractor(copy.deepcopy(model), list(truth)).eval()(x.clone())
+    wrong = [name for name in truth if not torch.equal(together[name], truth[name])]
+    assert len(truth) == 26 and len(wrong) > 20, "a ReLU in place follows each convolution"
+    with capture(model) as activations:
+        model(x.clone())
+    alone = node_outputs(model, x)
+    for name, output in truth.items():
+        assert torch.equal(activations[name], output) and torch.equal(alone[name], output), name
+
+
+@torch.no_grad()
+def test_a_node_of_torchvisions_extractor_may_be_another_layer_and_ours_is_not() -> None:
+    sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 16, "num_classes": 3}
+    model = torchvision.models.VisionTransformer(image_size=16, patch_size=8, **sizes).eval()
+    x = torch.randn(1, 3, 16, 16)
+    truth = plain_outputs(model, x)
+    first, second = (f"encoder.layers.encoder_layer_0.ln_{number}" for number in (1, 2))
+    theirs = create_feature_extractor(copy.deepcopy(model), [first]).eval()(x.clone())[first]
+    assert torch.equal(theirs, truth[second]) and not torch.equal(theirs, truth[first])
+    alone = node_outputs(model, x)
+    with capture(model, [first, second]) as activations:
+        model(x.clone())
+    for name in (first, second):
+        assert torch.equal(activations[name], truth[name]) and torch.equal(alone[name], truth[name]), name
+
+
+class Once(nn.Module):
+    """Works only in the pass of its parent, which gives it a factor."""
+
+    factor: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Residual(nn.Module):
+    """Hangs its input on the tensor that the second layer gets, as fastai's U-Net does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.merge, self.once = nn.Conv2d(3, 3, 1), Function(lambda x: torch.cat([x, x.orig], 1)), Once()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.conv(x)
+        hidden.orig = x
+        merged = self.merge(hidden)
+        hidden.orig = None
+        self.once.factor = 2
+        doubled = self.once(merged)
+        self.once.factor = None
+        return doubled
+
+
+def test_layers_that_cannot_run_alone_are_noted_and_the_rest_is_checked() -> None:
+    results = checks(Residual())
+    assert list(results) == NAMES and not failing(results)
+    check = results["re-computation"]
+    assert (check.holds, check.compared) == (True, 1)
+    assert check.note == "'merge' cannot run alone: 'Tensor' object has no attribute 'orig', nor can 1 more"
+    only = checks(Residual(), "merge")["re-computation"]
+    assert (only.holds, only.compared) == (None, 0) and only.note.startswith("nothing can be computed again; 'merge'")
