@@ -28,19 +28,6 @@ def named(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-class Net(nn.Module):
-    """Layers by name, called by ``forward(net, ...)``."""
-
-    def __init__(self, forward: Callable[..., Any], **layers: nn.Module) -> None:
-        super().__init__()
-        self.call = forward
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *inputs: Any, **options: Any) -> Any:
-        return self.call(self, *inputs, **options)
-
-
 class Twice(nn.Module):
     """``3 * (3 * x)`` by one layer, called twice, that has two names."""
 
@@ -78,17 +65,6 @@ class Fails(nn.Module):
         if self.passes >= self.at:
             raise RuntimeError("as planned")
         return x
-
-
-class Apply(nn.Module):
-    """A layer that applies a function to its inputs."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        return self.function(*inputs, **keywords)
 
 
 def row(*values: float) -> Tensor:

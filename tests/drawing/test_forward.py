@@ -19,7 +19,7 @@ from hookscope.models.load import load_model
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.preprocess import Preprocess
 from tests.helpers import hooks_on
-from tests.nets import Apply
+from tests.nets import Function
 
 
 class Small(nn.Module):
@@ -137,7 +137,7 @@ def fails_with(error: BaseException) -> Any:
     def fail(*inputs: Any) -> Any:
         raise error
 
-    return Apply(fail)
+    return Function(fail)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def fails_with(error: BaseException) -> Any:
 )
 def test_only_a_model_that_ends_the_program_is_an_input_error(error: BaseException, raised: type[Exception]) -> None:
     with pytest.raises(raised, match=r"can't allocate memory|143|ends the program"):
-        run_and_reduce(net(fails_with(error)), [PICTURE], types=["Apply"])
+        run_and_reduce(net(fails_with(error)), [PICTURE], types=["Function"])
 
 
 def test_input_frames_are_what_the_network_receives(small: LoadedModel) -> None:

@@ -14,7 +14,7 @@ from hookscope import StatisticsCollector, diagnose
 from hookscope.findings import Finding
 from hookscope.gradients import examine_gradients
 from hookscope.parameters import parameter_findings, parameter_statistics
-from tests.nets import Net
+from tests.nets import Function
 
 Break = Callable[[Any], None]
 
@@ -144,15 +144,15 @@ def shortcut_only(net: Any) -> None:
 
 
 def detached(net: Any) -> None:
-    net[4] = Net(lambda _, x: nn.functional.max_pool2d(x.detach(), 2))
+    net[4] = Function(lambda x: nn.functional.max_pool2d(x.detach(), 2))
 
 
 def step(net: Any) -> None:
-    net[4] = Net(lambda _, x: nn.functional.max_pool2d(x, 2).sign())
+    net[4] = Function(lambda x: nn.functional.max_pool2d(x, 2).sign())
 
 
 def without_graph(net: Any) -> None:
-    net[4] = Net(lambda _, x: (nn.functional.max_pool2d(x, 2) > 0.5).float())
+    net[4] = Function(lambda x: (nn.functional.max_pool2d(x, 2) > 0.5).float())
 
 
 def unused(net: Any) -> None:
@@ -160,19 +160,19 @@ def unused(net: Any) -> None:
 
 
 def root_of_zero(net: Any) -> None:
-    net[4] = Net(lambda _, x: nn.functional.max_pool2d((x - x.detach()).abs().sqrt() + x, 2))
+    net[4] = Function(lambda x: nn.functional.max_pool2d((x - x.detach()).abs().sqrt() + x, 2))
 
 
 def unscaled(net: Any) -> None:
-    net.insert(0, Net(lambda _, x: 127 + 60 * x))
+    net.insert(0, Function(lambda x: 127 + 60 * x))
 
 
 def not_normalised(net: Any) -> None:
-    net.insert(0, Net(lambda _, x: 0.45 + 0.02 * x))
+    net.insert(0, Function(lambda x: 0.45 + 0.02 * x))
 
 
 def equal_images(net: Any) -> None:
-    net.insert(0, Net(lambda _, x: x[:1].expand_as(x)))
+    net.insert(0, Function(lambda x: x[:1].expand_as(x)))
 
 
 BROKEN: dict[str, tuple[Callable[[], nn.Module], Break, int, dict[str, tuple[str, str, str]]]] = {

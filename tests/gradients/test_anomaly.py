@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hookscope.gradients.anomaly import Anomaly, first_anomaly
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.scores.losses import Loss
-from tests.nets import Apply
+from tests.nets import Function
 
 NAN, INF = float("nan"), float("inf")
 UNKNOWN = "a tensor of unknown origin"
@@ -46,7 +46,7 @@ def mask_with_inf(x: Tensor) -> Tensor:
 
 def net(block: Block = lambda x: x) -> nn.Sequential:
     ends = [nn.Conv2d(4, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), Apply(block), *ends)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), Function(block), *ends)
 
 
 def anomaly_of(model: nn.Module, x: Tensor | None = None, loss: str = "score") -> Anomaly | None:
@@ -122,10 +122,10 @@ def test_an_attribute_and_a_listed_tensor_bring_nan() -> None:
     ("add", "origin"), [(lambda x: torch.full((1,), INF), "full"), (lambda x: torch.full_like(x, 1000).exp(), "exp")]
 )
 def test_inf_counts_in_the_loss_and_where_it_becomes_nan(add: Block, origin: str) -> None:
-    huge = Apply(lambda x: x + add(x))
+    huge = Function(lambda x: x + add(x))
     anomaly = anomaly_of(nn.Sequential(huge, nn.AdaptiveMaxPool2d(1), nn.Flatten()))
     assert anomaly is not None and (anomaly.phase, anomaly.kind, anomaly.operation) == ("forward", "Inf", origin)
-    anomaly = anomaly_of(nn.Sequential(huge, Apply(lambda x: x - x), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    anomaly = anomaly_of(nn.Sequential(huge, Function(lambda x: x - x), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
     assert anomaly is not None and anomaly.infinite is not None
     assert (anomaly.operation, anomaly.infinite.operation, anomaly.infinite.kind) == ("sub", origin, "Inf")
 
@@ -150,7 +150,7 @@ def test_a_loss_that_is_not_finite_is_always_an_anomaly() -> None:
         with torch._C.DisableTorchFunction():
             return x.mean((2, 3)) * NAN
 
-    anomaly = anomaly_of(nn.Sequential(nn.Conv2d(3, 4, 3), Apply(hidden)))
+    anomaly = anomaly_of(nn.Sequential(nn.Conv2d(3, 4, 3), Function(hidden)))
     assert anomaly is not None and (anomaly.phase, anomaly.kind, anomaly.source) == ("forward", "NaN", UNKNOWN)
     anomaly = anomaly_of(net(), torch.full((1, 3, 10, 10), 1e25), loss="mse")
     assert anomaly is not None and (anomaly.phase, anomaly.kind, anomaly.operation) == ("forward", "Inf", "the loss")
@@ -167,8 +167,8 @@ def test_nan_in_a_weight_and_in_the_input() -> None:
 
 
 def test_the_call_of_a_layer_that_runs_twice() -> None:
-    log = Apply(torch.log1p)
-    anomaly = anomaly_of(nn.Sequential(log, Apply(lambda x: x - 5), log, Apply(lambda x: x.mean((2, 3)))))
+    log = Function(torch.log1p)
+    anomaly = anomaly_of(nn.Sequential(log, Function(lambda x: x - 5), log, Function(lambda x: x.mean((2, 3)))))
     assert anomaly is not None and (anomaly.operation, anomaly.layer) == ("log1p", "0#1")
 
 

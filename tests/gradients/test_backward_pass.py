@@ -15,7 +15,7 @@ from hookscope.hooks import size_of, total_norm
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.models.load import load_model
 from hookscope.scores.losses import Loss
-from tests.nets import Apply, PaddedConv, conv, named
+from tests.nets import Function, PaddedConv, conv, named
 
 SCORE = Loss("score", "0")
 
@@ -123,7 +123,7 @@ class Feeds(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.two, self.same = nn.Identity(), Apply(add_double), Apply(add_double)
+        self.first, self.two, self.same = nn.Identity(), Function(add_double), Function(add_double)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -150,7 +150,7 @@ class WrittenTo(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.writes = Apply(lambda x, total: (total.add_(x), x * 3)[1])
+        self.writes = Function(lambda x, total: (total.add_(x), x * 3)[1])
 
     def forward(self, x: Tensor) -> Tensor:
         both = torch.stack([x * 1, x * 10])
@@ -173,7 +173,7 @@ class Between(nn.Module):
 
     def __init__(self, way: str) -> None:
         super().__init__()
-        self.two, self.way = Apply(add_double), way
+        self.two, self.way = Function(add_double), way
 
     def forward(self, x: Tensor) -> Tensor:
         x = x * 1
@@ -267,7 +267,7 @@ def test_a_layer_that_does_not_run_is_reported() -> None:
 def test_outputs_without_scores_or_without_a_graph_are_refused() -> None:
     with pytest.raises(ModelError, match="no score for each class"):
         layer_gradients(nn.Sequential(nn.Conv2d(3, 1, 1)), picture())
-    cut = named(flat=nn.Flatten(), fc=nn.Linear(108, 2), cut=Apply(lambda x: x.detach()))
+    cut = named(flat=nn.Flatten(), fc=nn.Linear(108, 2), cut=Function(lambda x: x.detach()))
     with pytest.raises(ModelError, match=r"no gradient; detached inside 'cut' by detach at .*s.py:\d+; let"):
         layer_gradients(cut, picture())
 

@@ -24,7 +24,7 @@ from hookscope.gradients.findings import (
     parameter_finding_names,
 )
 from hookscope.scores.losses import Loss
-from tests.nets import Apply
+from tests.nets import Function
 
 SCORE = Loss("score", "1")
 
@@ -83,7 +83,7 @@ def test_a_chain_in_the_middle_says_how_many_of_those_before_it() -> None:
     net = deep(nn.ReLU, 4)
     for at in (2, 4):
         net[at].weight.data *= 1e9
-        net[at + 1] = Apply(lambda x: (x * 1e-9).relu())
+        net[at + 1] = Function(lambda x: (x * 1e-9).relu())
     (found,) = findings_of(net)
     assert (found.layer, found.numbers["weights"]) == ("4", 2)
     assert "; likewise 1 of the 2 weights nearer the input, least in '" in found.evidence
@@ -116,7 +116,7 @@ def test_weights_scaled_up_explode_in_one_chain() -> None:
 
 
 def test_nearer_the_input_is_by_execution() -> None:
-    net = Apply(lambda x: net.head(net.stem(x).mean((2, 3))))
+    net = Function(lambda net, x: net.head(net.stem(x).mean((2, 3))))
     net.head, net.stem = nn.Linear(4, 2), nn.Conv2d(3, 4, 3)
     (found,) = findings_of(net, thresholds=GradientThresholds(vanishing=1e2))
     assert found.layer == "head" and "; likewise the weight nearer the input, least in '" in found.evidence
@@ -132,7 +132,7 @@ def test_a_loss_of_zero_is_named() -> None:
 
 def test_nan_is_one_finding_at_the_gradient_nearest_to_the_loss() -> None:
     net = deep(nn.ReLU, 4)
-    net[5] = Apply(lambda x: (x - x).sqrt() * 0 + x)
+    net[5] = Function(lambda x: (x - x).sqrt() * 0 + x)
     (found,) = findings_of(net)
     assert (found.finding, found.layer) == ("exploding-gradient", "4")
     assert found.evidence == "8 NaN in the gradient of '4.bias', and in those of 5 parameters before it"
@@ -155,7 +155,7 @@ def inf_of_both_signs(x: Tensor, bias: Tensor) -> Tensor:
 def test_the_origin_of_inf_stands_before_that_of_nan() -> None:
     net = deep(nn.ReLU, 4)
     bias = nn.Parameter(torch.zeros(1, 8, 1, 1))  # the sum of its gradient over an image is NaN
-    net[5] = Apply(lambda x: inf_of_both_signs(x, bias))
+    net[5] = Function(lambda x: inf_of_both_signs(x, bias))
     net[5].bias = bias
     (found,) = findings_of(net, anomaly=first_anomaly(net, picture()))
     assert re.fullmatch(
@@ -169,7 +169,7 @@ def test_the_origin_of_inf_stands_before_that_of_nan() -> None:
 
 def test_nan_from_inf_and_minus_inf_of_two_paths_leads_to_the_inf() -> None:
     net = deep(nn.ReLU, 4)
-    net[5] = Apply(lambda x: (x - x).sqrt() + x)
+    net[5] = Function(lambda x: (x - x).sqrt() + x)
     anomaly = first_anomaly(net, picture())
     assert anomaly is not None and (anomaly.operation, anomaly.kind, anomaly.layer) == ("SqrtBackward0", "Inf", "5")
 
@@ -185,7 +185,9 @@ def test_nan_in_the_forward_pass_is_found_at_its_first_activation() -> None:
 
 
 def branches() -> nn.Module:
-    net = Apply(lambda x: (y := net.bn(net.stem(x)).detach(), net.side(y), net.head(net.last(y).mean((2, 3))))[-1])
+    net = Function(
+        lambda net, x: (y := net.bn(net.stem(x)).detach(), net.side(y), net.head(net.last(y).mean((2, 3))))[-1]
+    )
     net.stem, net.bn, net.side = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
     net.idle, net.last, net.head = nn.Linear(2, 2), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
     return net.eval()
@@ -218,7 +220,7 @@ def test_frozen_layers_are_grouped_and_let_gradients_through() -> None:
 
 
 def backbone() -> nn.Module:
-    net = Apply(lambda x: net.head(torch.no_grad()(lambda x: net.two(net.one(x)))(x).mean((2, 3))))
+    net = Function(lambda net, x: net.head(torch.no_grad()(lambda x: net.two(net.one(x)))(x).mean((2, 3))))
     net.one, net.two, net.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
     net.one.requires_grad_(False)
     net.two.requires_grad_(False)
@@ -278,7 +280,7 @@ def test_names_of_rows() -> None:
 
 
 def test_scales_near_zero_are_no_weights() -> None:
-    net = Apply(lambda x: (net.conv(x) * (1 + net.scale)).mean((2, 3)))
+    net = Function(lambda net, x: (net.conv(x) * (1 + net.scale)).mean((2, 3)))
     net.conv, net.scale = nn.Conv2d(3, 2, 1), nn.Parameter(torch.full((2, 1, 1), 1e-6))
     report = layer_gradients(net, picture(), SCORE)
     (scale,) = [p for p in report.parameters if p.name == "scale"]

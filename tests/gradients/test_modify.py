@@ -25,7 +25,7 @@ from hookscope.gradients.modify import (
 )
 from hookscope.hooks.model_state import ModelSnapshot
 from tests.helpers import hooks_on, numbers
-from tests.nets import Apply, Fails, Twice, conv, named, row
+from tests.nets import Fails, Function, Twice, conv, named, row
 
 X = row(1, -2, 3)
 
@@ -199,8 +199,8 @@ def test_a_layer_that_runs_twice_can_be_changed_as_a_whole_or_by_call(
 
 
 def test_each_tensor_of_a_container_is_changed_by_itself() -> None:
-    parts = Apply(lambda x: {"two": 2 * x, "rest": [3 * x, x.argmax()], "same": x})
-    net = named(parts=parts, sum=Apply(lambda outputs: outputs["two"] + outputs["rest"][0] + 10 * outputs["same"]))
+    parts = Function(lambda x: {"two": 2 * x, "rest": [3 * x, x.argmax()], "same": x})
+    net = named(parts=parts, sum=Function(lambda outputs: outputs["two"] + outputs["rest"][0] + 10 * outputs["same"]))
     x = row(1).requires_grad_()
     with change_gradients(net, {"parts": ClipGradientValue(0.5)}):
         net(x).sum().backward()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hookscope.training import Monitor
-from tests.nets import Net
+from tests.nets import Function
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def net() -> Any:
     block = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3))
     layers = {"conv": nn.Conv2d(1, 4, 3), "bn": nn.BatchNorm2d(4), "block": block}
-    return Net(lambda net, x: net.block(net.bn(net.conv(x))), **layers)
+    return Function(lambda net, x: net.block(net.bn(net.conv(x))), **layers)
 
 
 class Loop:

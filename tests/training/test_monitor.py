@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from hookscope.errors import LayerError, ModelError, NonFiniteError, UsageError, WriteError
 from hookscope.training import Monitor
 from hookscope.training.log.file import RunLog, read_runs
-from tests.nets import Net, named
+from tests.nets import Function, named
 
 Row = dict[str, Any]
 
@@ -245,7 +245,7 @@ class TestPasses:
             fc = nn.Linear(1, 3, bias=False)
             fc.weight.data.copy_(torch.tensor([[1.0], [-1.0], [0.0]]))
             forward = lambda net, x: net.relu(net.fc(x)).square() + 0 * net.bn(x)  # noqa: E731
-            net = Net(forward, fc=fc, relu=nn.ReLU(), bn=nn.BatchNorm1d(1))
+            net = Function(forward, fc=fc, relu=nn.ReLU(), bn=nn.BatchNorm1d(1))
             optimizer = sgd(net)
             with Monitor(every=1) as monitor:
                 for part in torch.tensor([[1.0], [2.0], [-1.0], [-4.0]]).chunk(chunks):  # two dead channels a half
@@ -304,7 +304,9 @@ class TestPasses:
                 x = net.backbone(x)
             return net.head.forward(net.neck(x))
 
-        net = Net(forward, backbone=nn.Linear(2, 2), neck=nn.Linear(2, 2), head=nn.Linear(2, 1), unused=nn.Linear(2, 1))
+        net = Function(
+            forward, backbone=nn.Linear(2, 2), neck=nn.Linear(2, 2), head=nn.Linear(2, 1), unused=nn.Linear(2, 1)
+        )
 
         def lines(layers: Any, types: Any = ("all",)) -> list[tuple[str, Any, bool, bool]]:
             optimizer = sgd(net)
@@ -323,15 +325,15 @@ class TestPasses:
         assert lines("0", ("Linear",)) == [("neck", 0, True, True)]
 
     def test_inf_of_one_sign_and_the_spread_of_one_number(self) -> None:
-        ways = {"mask": lambda _, x: x.masked_fill(x > 0, -math.inf), "loss": lambda _, x: x.exp().sum()}
-        ways["mixed"] = lambda _, x: torch.where(x > 0, math.inf, -math.inf)
-        layers: dict[str, nn.Module] = {name: Net(forward) for name, forward in ways.items()}
+        ways = {"mask": lambda x: x.masked_fill(x > 0, -math.inf), "loss": lambda x: x.exp().sum()}
+        ways["mixed"] = lambda x: torch.where(x > 0, math.inf, -math.inf)
+        layers: dict[str, nn.Module] = {name: Function(forward) for name, forward in ways.items()}
 
         def forward(net: Any, x: Tensor) -> Tensor:
             net.mixed(net.fc(x))
             return net.loss(net.mask(net.fc(x)))
 
-        net = Net(forward, fc=filled(nn.Linear(2, 2), 1.0), **layers)
+        net = Function(forward, fc=filled(nn.Linear(2, 2), 1.0), **layers)
         with Monitor(every=1) as monitor:
             net(torch.tensor([[1.0, 2.0], [-1.0, -2.0]])).backward()
             sgd(net).step()
@@ -344,7 +346,7 @@ class TestPasses:
             return net.twin(net.act(net.fc(x)))
 
         act = nn.ReLU()
-        blocks = [Net(block, fc=nn.Linear(2, 2), act=act, twin=act) for _ in range(3)]
+        blocks = [Function(block, fc=nn.Linear(2, 2), act=act, twin=act) for _ in range(3)]
         net = nn.Sequential(*blocks, act)
 
         def calls(layers: str) -> list[tuple[str, int]]:
@@ -382,7 +384,7 @@ class TestPasses:
                 raise ValueError("no")
             return net.inner(x)
 
-        net = Net(forward, inner=nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+        net = Function(forward, inner=nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
         optimizer = sgd(net)
         with Monitor(every=1) as monitor:
             net.fails = True
@@ -399,7 +401,7 @@ class TestPasses:
             x = net.fc(x)
             return net(x, again=False) if again else x
 
-        net = Net(forward, fc=nn.Linear(2, 2))
+        net = Function(forward, fc=nn.Linear(2, 2))
         with Monitor(every=1) as monitor:
             step(net, sgd(net))
         assert keys(monitor.rows) == [("fc", 0), ("fc", 1)]
@@ -613,7 +615,7 @@ class TestKindsOfModels:
             return {"out": net.attention(x, x, x), "state": state}
 
         lstm, attention = nn.LSTM(3, 4, batch_first=True), nn.MultiheadAttention(4, 2, batch_first=True)
-        net = Net(forward, lstm=lstm, attention=attention)
+        net = Function(forward, lstm=lstm, attention=attention)
         norm = torch.cat([p.detach().flatten() for name, p in lstm.named_parameters() if "bias" not in name]).norm()
         rows = by_key(self.rows(net, lambda: net(torch.randn(2, 5, 3))["out"][0].sum()))
         assert close(rows["lstm", 0]["weight_norm"], float(norm))
@@ -740,8 +742,8 @@ def spoils_its_weight(net: Any, x: Tensor) -> Tensor:
     return net.fc(x)
 
 
-def of_fc(forward: Callable[..., Tensor], bias: float = 0.0, **layers: nn.Module) -> Net:
-    return Net(forward, fc=filled(nn.Linear(3, 3), 0, bias), **layers)
+def of_fc(forward: Callable[..., Tensor], bias: float = 0.0, **layers: nn.Module) -> Function:
+    return Function(forward, fc=filled(nn.Linear(3, 3), 0, bias), **layers)
 
 
 NON_FINITE = {
@@ -773,7 +775,7 @@ NON_FINITE = {
     "after the last layer": (
         of_fc(lambda net, x: (net.fc(x) - x).log(), 9),
         10.0,
-        "NaN in the output of the model (Net); made by log",
+        "NaN in the output of the model (Function); made by log",
         "log",
     ),
 }

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.nets import Net
+from tests.nets import Function
 
 CLASSES = 5
 SCRIPTS: dict[str, Callable[[], nn.Module]] = {}
@@ -50,7 +50,7 @@ def mnist() -> nn.Module:
         x = net.dropout1(F.max_pool2d(F.relu(net.conv2(F.relu(net.conv1(x)))), 2)).flatten(1)
         return F.log_softmax(net.fc2(net.dropout2(F.relu(net.fc1(x)))), 1)
 
-    net = Net(
+    net = Function(
         forward,
         conv1=nn.Conv2d(1, 8, 3),
         conv2=nn.Conv2d(8, 16, 3),
@@ -135,7 +135,7 @@ def siamese() -> nn.Module:
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
     )  # fmt: skip
-    net = Net(forward, backbone=backbone, head=nn.Sequential(nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 1)))
+    net = Function(forward, backbone=backbone, head=nn.Sequential(nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 1)))
     optimizer, criterion = torch.optim.Adadelta(net.parameters(), 0.5), nn.BCEWithLogitsLoss()
     for x, y in batches(60, 32):
         (first, second), (left, right) = x.chunk(2), y.chunk(2)
@@ -152,7 +152,7 @@ def super_resolution() -> nn.Module:
     def forward(net: Any, x: Tensor) -> Tensor:
         return net.shuffle(net.conv3(net.relu(net.conv2(net.relu(net.conv1(x))))))
 
-    net = Net(
+    net = Function(
         forward,
         relu=nn.ReLU(),
         conv1=nn.Conv2d(1, 32, 5, padding=2),
@@ -180,7 +180,7 @@ def vae() -> nn.Module:
         code = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         return torch.sigmoid(net.fc4(F.relu(net.fc3(code)))), mean, log_variance
 
-    net = Net(
+    net = Function(
         forward,
         fc1=nn.Linear(256, 64),
         mean=nn.Linear(64, 8),
@@ -225,7 +225,7 @@ def fine_tuning_under_no_grad() -> nn.Module:
         return net.head(features)
 
     backbone = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
-    net = Net(forward, backbone=backbone.eval(), head=nn.Linear(256, CLASSES))
+    net = Function(forward, backbone=backbone.eval(), head=nn.Linear(256, CLASSES))
     optimizer = Adam(net.head.parameters(), 1e-3)
     for x, y in batches(40, 16):
         optimizer.zero_grad()
@@ -277,7 +277,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.qkv, self.mask, self.out = nn.Linear(width, 3 * width), Net(_mask), nn.Linear(width, width)
+        self.qkv, self.mask, self.out = nn.Linear(width, 3 * width), Function(_mask), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
@@ -286,7 +286,7 @@ class Attention(nn.Module):
         return attended
 
 
-def _mask(net: Any, scores: Tensor) -> Tensor:
+def _mask(scores: Tensor) -> Tensor:
     return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
 
 
@@ -300,13 +300,13 @@ def masked_attention() -> nn.Module:
             tokens = tokens + attention(norm(tokens))
         return net.loss(net.head(tokens.mean(1)), y)
 
-    net = Net(
+    net = Function(
         forward,
         embed=nn.Linear(48, 32),
         norms=nn.ModuleList([nn.LayerNorm(32) for _ in range(2)]),
         attentions=nn.ModuleList([Attention(32) for _ in range(2)]),
         head=nn.Linear(32, CLASSES),
-        loss=Net(lambda net, scores, labels: F.cross_entropy(scores, labels)),
+        loss=Function(lambda scores, labels: F.cross_entropy(scores, labels)),
     )
     optimizer = AdamW(net.parameters(), 3e-3)
     for at, (x, y) in enumerate(batches(120, 8)):

@@ -16,7 +16,7 @@ from hookscope.training import Monitor
 from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.summary import TimedFinding
-from tests.nets import Net
+from tests.nets import Function
 
 
 def train(
@@ -124,7 +124,7 @@ def test_a_zeroed_scale_that_learns_is_sound() -> None:
 
 def test_a_root_of_0_spoils_the_gradient_before_it_and_then_everything() -> None:
     model = net()
-    model[5] = Net(lambda root, x: (x - x.amin()).sqrt() if root.is_on else x.relu())
+    root = model[5] = Function(lambda x: (x - x.amin()).sqrt() if root.is_on else x.relu())
 
     def switch(step: int) -> None:
         model[5].is_on = step >= 20
@@ -145,7 +145,7 @@ def test_twenty_sigmoids_vanish() -> None:
     assert "worst in '0'" in findings[0].evidence
 
 
-def branches(is_detached: bool) -> Net:
+def branches(is_detached: bool) -> Function:
     """Two branches, of which the right one can be detached."""
 
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ def branches(is_detached: bool) -> Net:
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Net(forward, left=nn.Conv2d(3, 8, 3), right=nn.Conv2d(3, 8, 3), fc=nn.Linear(16, 4))
+        return Function(forward, left=nn.Conv2d(3, 8, 3), right=nn.Conv2d(3, 8, 3), fc=nn.Linear(16, 4))
 
 
 def test_a_branch_that_does_not_learn() -> None:
