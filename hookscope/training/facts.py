@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from hookscope.hooks import as_float, class_names
 from hookscope.training.loss_graph import loss_facts
 from hookscope.training.loss_tap import ClippingTap, LossTap
-from hookscope.training.optimizers import Optimizers, TrackedOptimizer
+from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOptimizer
 from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
 from hookscope.training.reductions import FetchedScalars, local, norm, values_of
@@ -261,7 +261,7 @@ class StepFacts:
             "stale_gradients": None if stale is None else len(stale),
             **({} if clipping is None else {f"clip_{name}": value for name, value in asdict(clipping).items()}),
             **self._scaling(),
-            **_settings(tracked.optimizer()),
+            **({} if isinstance(tracked, BackwardSteps) else _settings(tracked.optimizer())),
             **self._of_passes(begun, [model.number for model in models], latest.loss if latest else {}),
         }
 
@@ -312,6 +312,8 @@ class StepFacts:
 
     def _not_optimized(self, step: OptimizerStep) -> dict[str, Any]:
         """Parameters with a gradient that no optimizer holds, or one that has made no step yet."""
+        if isinstance(step.optimizer, BackwardSteps):  # it holds what it is not told
+            return {}
         held = self._optimizers.all_parameters()
         free = [
             (model, layer.name, id(p))

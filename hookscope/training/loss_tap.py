@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.nn.modules import module as modules
 
+from hookscope.hooks import hook_tensor
 from hookscope.system import after_import
+from hookscope.training.modes import outside_modes
 
 _SCALE = "hookscope.scale"
 _MOST_NODES = 8  # searched for a loss scale: scripts divide a scaled loss or add others to it
@@ -117,10 +119,11 @@ class ClippingTap:
 class LossTap:
     """Calls ``on_loss(value, roots)`` before each backward pass that starts at scalars, and ``on_done()`` after it.
 
-    Torch has no hook there, so ``torch.autograd.backward`` is wrapped; ``Tensor.backward`` calls it too. A copy that a
-    script imported by name beforehand is missed. ``value`` is the sum of the scalars, detached and divided by the
-    scale of a ``GradScaler``: ``GradScaler.scale`` is wrapped to note the scale in the autograd node of its result.
-    What ``on_loss`` raises is raised in the script, in place of the backward pass.
+    Torch has no hook there. To wrap ``torch.autograd.backward`` would put a frame into the traceback of each error of a
+    backward pass, and miss copies that a script imported by name. So a small function is wrapped that it calls first,
+    and that returns before anything can fail. ``value`` is the sum of the scalars, detached and divided by the scale
+    of a ``GradScaler``: ``GradScaler.scale`` is wrapped to note the scale in the autograd node of its result. What
+    ``on_loss`` raises is raised in the script, in place of the backward pass.
     """
 
     def __init__(
@@ -130,14 +133,14 @@ class LossTap:
         self._scaler: weakref.ref[Any] | None = None
         self._last_scale: Tensor | None = None  # changed in place by the scaler
         self._patches: list[Patch] = []
-        self._has_scales = False
+        self._has_scales = self._waits_for_end = False
 
     def on(self) -> None:
         if self._patches:
             return
         scalers = {torch.amp.GradScaler, *_subclasses(torch.amp.GradScaler)}
         self._patches = [Patch(scaler, "scale", self._scale) for scaler in scalers if "scale" in vars(scaler)]
-        self._patches.append(Patch(torch.autograd, "backward", self._backward))
+        self._patches.append(Patch(torch.autograd, "_tensor_or_tensors_to_tuple", self._backward))
         for patch in self._patches:
             patch.on()
 
@@ -158,21 +161,32 @@ class LossTap:
         states: Mapping[int, Mapping[str, Any]] = scaler._per_optimizer_states
         return all(state["stage"] is OptState.READY for state in states.values())
 
-    def _backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensors, Iterator):  # can be consumed only once
-            tensors = tuple(tensors)
-        vector = args[0] if args else kwargs.get("grad_tensors")
-        if vector is None and not torch.compiler.is_compiling():  # a vector-Jacobian product has no loss
-            roots, value = (tensors,) if isinstance(tensors, torch.Tensor) else tensors, None
-            with contextlib.suppress(Exception):  # backward itself reports bad arguments
-                roots = tuple(roots)
-                value = self._unscaled_sum(roots)
-            if value is not None:
-                self._on_loss(value, roots)
-                original(tensors, *args, **kwargs)
-                self._on_done()
-                return None
-        return original(tensors, *args, **kwargs)
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(2)
+        if caller.f_code.co_name == "backward" and caller.f_globals is vars(torch.autograd):
+            names = caller.f_locals
+            if names.get("grad_tensors") is None and not torch.compiler.is_compiling():  # else it has no loss
+                roots, value = names.get("tensors", ()), None
+                with contextlib.suppress(Exception), outside_modes():  # backward itself reports bad arguments
+                    value = self._unscaled_sum(roots)
+                if value is not None:
+                    self._on_loss(value, roots)
+                    self._call_when_done(roots[0])
+        return original(*args, **kwargs)
+
+    def _call_when_done(self, root: Tensor) -> None:
+        autograd = sys.modules.get("torch._dynamo.compiled_autograd")  # it compiles hooks too
+        if not root.requires_grad or torch._C._current_graph_task_id() != -1:
+            return
+        if not getattr(autograd, "compiled_autograd_enabled", False):
+            self._waits_for_end = True
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            hook_tensor(root, lambda gradient: queue(self._end))
+
+    def _end(self) -> None:
+        if self._waits_for_end:  # once, although the hook is called again for each later pass from the same root
+            self._waits_for_end = False
+            self._on_done()
 
     def _unscaled_sum(self, roots: Sequence[Any]) -> Tensor | None:
         values = []
@@ -189,7 +203,7 @@ class LossTap:
     def _scale(self, original: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
         scaled = original(scaler, *args, **kwargs)
         if not torch.compiler.is_compiling():
-            with contextlib.suppress(Exception):  # a scaler that is not built like torch's
+            with contextlib.suppress(Exception), outside_modes():  # a scaler that is not built like torch's
                 if scaler.is_enabled():
                     self._scaler, self._last_scale = weakref.ref(scaler), scaler._scale
                     self._note_scale(scaled, scaler._scale.detach())  # `update` comes after the backward pass

@@ -33,6 +33,9 @@ class Monitor(RunProgress):
     without gradients (validation) are ignored. All passes since the last step are accumulated, including those of
     steps that a ``GradScaler`` skipped. If the watching itself fails, it ends with one warning, and training goes on.
 
+    Where weights change without an optimizer of torch (fastai and Keras have their own), each backward pass counts as a
+    step. In a sampled step, a script that lists the global hooks of torch sees those of hookscope.
+
     A sampled step of a tiny model takes several times as long as another. Code compiled by ``torch.compile`` is never
     compiled again for the watching: a compiled part has a line for what it returns, the layers in it have lines with
     the metrics of their parameters only, and compiled steps of optimizers count as other steps do.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookscope.training.tracker import is_on_stack
@@ -66,6 +66,28 @@ class TrackedOptimizer:
         return is_on_stack(optimizer, _STEP_CODE, beyond=int(starting is optimizer))
 
 
+class BackwardSteps(TrackedOptimizer):
+    """The backward passes of a run whose weights change without an optimizer of torch, as steps of one optimizer."""
+
+    def __init__(self, models: Callable[[], Iterable[nn.Module | None]]) -> None:
+        self._models = models
+        self.number = self.steps = self.since = self.idle = 0
+        self.was_searched, self.steps_eagerly = True, True
+
+    def optimizer(self) -> None:  # type: ignore[override]
+        return None
+
+    def parameters(self) -> Iterator[Tensor]:
+        roots = (root for root in self._models() if root is not None)
+        yield from {id(p): p for root in roots for p in root.parameters() if p.requires_grad}.values()
+
+    def learning_rates(self) -> tuple[None, dict[int, float | None]]:
+        return None, {}
+
+    def is_due(self, every: int) -> bool:
+        return self.steps % every == 0
+
+
 class Optimizers:
     """The optimizers that are followed: ``only`` or all; each ``every``-th step is sampled."""
 
@@ -74,6 +96,10 @@ class Optimizers:
         self.all: list[TrackedOptimizer] = [] if only is None else [TrackedOptimizer(only, 0)]
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._found: dict[int, tuple[weakref.ref[Any], weakref.WeakSet[Optimizer]]] = {}
+
+    @property
+    def are_all(self) -> bool:
+        return self._only is None
 
     def of(self, optimizer: Optimizer) -> TrackedOptimizer | None:
         """None if the optimizer is not followed."""

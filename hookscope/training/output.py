@@ -33,6 +33,7 @@ class RunProgress:
     facts: list[dict[str, Any]] = field(default_factory=list)
     trouble: str | None = None
     stopped: NonFiniteError | None = None
+    on_caught: Callable[[], None] | None = None  # the script has caught ``stopped`` and goes on
 
 
 class WatcherOutput:

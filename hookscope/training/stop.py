@@ -30,6 +30,8 @@ class StopRule:
         """Raise the error once more, if a script has caught it and goes on."""
         error = self._run.stopped
         if error is not None:
+            if self._run.on_caught is not None:
+                self._run.on_caught()
             raise NonFiniteError(error.asked, error.exists, error.do)
 
     def before_call(self, now: Pass, module: nn.Module, args: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
@@ -16,7 +17,15 @@ from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import HookHandles
 from hookscope.training.facts import StepFacts
 from hookscope.training.loss_tap import CompiledCalls, LossTap, divisor_of, hidden_from_compile, scalar_of
-from hookscope.training.optimizers import Optimizers, gradient_scale, has_closure, skips_step
+from hookscope.training.modes import are_tensors_fake, outside_modes
+from hookscope.training.optimizers import (
+    BackwardSteps,
+    Optimizers,
+    TrackedOptimizer,
+    gradient_scale,
+    has_closure,
+    skips_step,
+)
 from hookscope.training.output import RunProgress, WatcherOutput
 from hookscope.training.recorder import MetricsRecorder, OptimizerStep, running_statistics
 from hookscope.training.stop import StopRule
@@ -36,16 +45,21 @@ def _guarded(
         # where calls of compiled code are not seen, the compiler reads this function, and must find nothing to compile
         if torch.compiler.is_compiling():
             return
-        if self.is_off or os.getpid() != self._pid:  # forked workers are not watched
+        if self.is_off or os.getpid() != self._pid or are_tensors_fake():  # forked workers are not watched
             return
         try:
-            body(self, *args, **kwargs)
+            with outside_modes():
+                body(self, *args, **kwargs)
         except NonFiniteError:
             raise
         except Exception as error:
             self._fail(error)
 
     return hook
+
+
+def _tracers() -> tuple[Any, Any]:
+    return sys.gettrace(), sys.getprofile()
 
 
 class TrainingWatcher:
@@ -61,10 +75,14 @@ class TrainingWatcher:
     ) -> None:
         self.last_step: int | None = None
         self.is_off, self._pid = True, os.getpid()
+        self._tracers = _tracers()
         self._run, self._models, self._optimizers, self._output = run, models, optimizers, output
         self._stop = StopRule(run, output, optimizers) if stops else None
         self._recorder = MetricsRecorder()
         self._open: OptimizerStep | None = None
+        self._own_steps: TrackedOptimizer | None = None  # counted from when weights have changed without a step
+        self._own_open: OptimizerStep | None = None
+        self._may_own_steps_follow = optimizers.are_all
         self._samples = self._hooks_are_on = False
         self._step_hooks, self._module_hooks = HookHandles(), HookHandles()
         # the same bound methods throughout: compiled models compare hooks by identity
@@ -86,6 +104,7 @@ class TrainingWatcher:
         self._compiled.on()
 
     def off(self) -> None:
+        self._finish_own_step()
         self._write_facts(at_end=True)
         self.is_off, self._open = True, None
         self._compiled.off()
@@ -105,7 +124,7 @@ class TrainingWatcher:
         with contextlib.suppress(Exception):
             for hooks in (self._step_hooks, self._module_hooks):
                 (hooks.hide if compiled_code_runs else hooks.show)()
-            if self._hooks_are_on:
+            if self._hooks_are_on or self._own_steps is not None:
                 (self._loss_tap.off if compiled_code_runs else self._loss_tap.on)()
             (self._facts.clipping.off if compiled_code_runs else self._facts.clipping.on)()
 
@@ -161,6 +180,7 @@ class TrainingWatcher:
         if now is None or layer is None:
             return
         if begins:
+            self._finish_own_step()
             if self._stop is not None:
                 self._stop.raise_again()
             self._recorder.begin(now)
@@ -201,6 +221,7 @@ class TrainingWatcher:
     def _before_backward(self, value: Tensor, roots: Sequence[Tensor]) -> None:
         if torch._C._current_graph_task_id() != -1:  # a backward pass inside another
             return
+        self._finish_own_step()
         with torch.no_grad():
             if self._stop is not None:
                 self._stop.before_backward(roots)
@@ -210,17 +231,46 @@ class TrainingWatcher:
 
     @_guarded
     def _after_backward(self) -> None:
-        if self._samples and torch._C._current_graph_task_id() == -1:
+        if self._samples:
             with torch.no_grad():
                 self._facts.after_backward()
                 self._write_facts()
+        if self._own_steps is not None or (self._may_own_steps_follow and not self._run.steps and self._open is None):
+            self._begin_own_step()
+
+    def _begin_own_step(self) -> None:
+        """A backward pass has ended, and no optimizer of torch has made a step so far."""
+        tracked = self._own_steps or BackwardSteps(lambda: [model.module() for model in self._models.models])
+        step = OptimizerStep(tracked, False, self._recorder.losses_since(tracked))
+        if not tracked.is_due(self._optimizers.every):
+            self._finish(step)
+            return
+        with torch.no_grad():
+            self._measure_weights(step)
+            step.gradients = self._facts.gradients(step)
+        self._own_open = step
+
+    @_guarded
+    def _finish_own_step(self) -> None:
+        """Before a pass, or at the end of the run: whether weights have changed since the last backward pass."""
+        step, self._own_open = self._own_open, None
+        if step is None or step.weights is None:
+            return
+        if self._own_steps is None:
+            if self._run.steps or not step.weights.have_changed():
+                return
+            self._own_steps = step.optimizer
+            text = "the weights change without an optimizer of torch: each backward pass counts as a step"
+            self._output.announce("backward-steps", self.last_step, text)
+        self._finish(step)
 
     @_guarded
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._open is not None and self._open.optimizer.is_stepping(optimizer):
             self._open.depth += 1
             return
-        self._open = None
+        self._open = self._own_open = None
+        self._may_own_steps_follow = False
         tracked = self._optimizers.of(optimizer)
         if tracked is None:
             return
@@ -262,6 +312,10 @@ class TrainingWatcher:
                 facts = self._facts.row(step, gradients, self._recorder.loss_of(step))
             self._output.write_step(tracked.steps, lines)
             self._output.write_facts(tracked.steps, facts)
+            for tracer, before, name in zip(_tracers(), self._tracers, ("settrace", "setprofile"), strict=True):
+                if tracer is not None and tracer is not before:
+                    text = f"the script traces its calls with sys.{name}, and sees those of hookscope in sampled steps"
+                    self._output.announce("traced", self.last_step, text)
             if not lines:
                 self._announce_empty_step()
         self._facts.step_is_done(tracked)
@@ -320,7 +374,8 @@ class TrainingWatcher:
         self._module_hooks.close()
         self._hooks_are_on = False
         self._hidden.off()
-        self._loss_tap.off()
+        if self._own_steps is None or self.is_off:
+            self._loss_tap.off()
 
     def _announce_empty_step(self) -> None:
         """Say why a sampled step has no lines."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hookscope.training.reductions import FetchedScalars, count_non_finite, local, norm
@@ -40,6 +41,11 @@ class StepWeights:
         self._updates: dict[int, _Size] = {}
         self._weights = _sizes(self._copies)
         self._gradients = self._measure_gradients() if gradients else None
+
+    def have_changed(self) -> bool:
+        """Whether any weight is another than at the start."""
+        pairs = ((local(self._parameters[key].detach()), copy) for key, copy in self._copies.items())
+        return any(not torch.equal(now.to(copy.device), copy) for now, copy in pairs)
 
     def step_is_done(self) -> None:
         """Measure the update, and drop the copies."""

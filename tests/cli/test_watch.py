@@ -261,6 +261,36 @@ def test_a_script_that_catches_everything_ends_with_the_status_of_a_stop(
     assert read_runs(tmp_path / "log")[0].end["reason"] == "stopped"
 
 
+def test_a_script_that_catches_the_error_of_a_stop_does_not_train_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, steps = nn.Linear(1, 1), []
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def catches() -> None:
+        for value in (1.0, float("nan"), 1.0, 1.0):
+            try:
+                net(torch.full((1, 1), value)).sum().backward()
+                optimizer.step()
+                steps.append(value)
+            except Exception:
+                continue
+
+    with pytest.raises(SystemExit) as caught:
+        watched_here(tmp_path / "log", FunctionAsScript(catches), stop_on="non-finite")
+    assert caught.value.code == 3 and steps == [1.0]
+    assert capsys.readouterr().err.startswith("Error: step 1: NaN in the input of the model")
+    assert read_runs(tmp_path / "log")[0].end["reason"] == "stopped"
+
+
+def test_a_run_that_never_steps_points_to_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = nn.Linear(1, 1)
+    trains = FunctionAsScript(lambda: [net(torch.randn(4, 1)).sum().backward() for _ in range(12)])
+    watched_here(tmp_path / "log", trains)
+    note = capsys.readouterr().err
+    assert note.startswith("Note: no optimizer of torch took a step in train.py, 0 lines in") and "no-step" in note
+
+
 def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net, pipe, lines = nn.Linear(1, 1), tmp_path / "pipe", []
     optimizer = torch.optim.SGD(net.parameters(), 0.1)

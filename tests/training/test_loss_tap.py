@@ -39,14 +39,14 @@ def tapped() -> Iterator[list[float]]:
     """The losses of the block; the wrapped functions are back afterwards."""
     losses: list[float] = []
     tap = LossTap(lambda value, roots: losses.append(value.item()))
-    originals = torch.amp.GradScaler.scale, Halving.scale, torch.autograd.backward
+    originals = torch.amp.GradScaler.scale, Halving.scale, torch.autograd._tensor_or_tensors_to_tuple
     tap.on()
     tap.on()
     try:
         yield losses
     finally:
         tap.off()
-    assert (torch.amp.GradScaler.scale, Halving.scale, torch.autograd.backward) == originals
+    assert (torch.amp.GradScaler.scale, Halving.scale, torch.autograd._tensor_or_tensors_to_tuple) == originals
 
 
 def loss(value: float) -> torch.Tensor:
@@ -65,20 +65,54 @@ def test_losses_are_passed_on_and_gradients_stay_the_same() -> None:
     assert losses == [6.0, 6.0, 2.0, 2.0] and x.grad.tolist() == [13.0, 11.0]
 
 
-def test_a_wrapper_put_over_it_stays() -> None:
+def test_a_wrapper_put_over_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[float] = []
-    tap, original = LossTap(lambda value, roots: losses.append(value.item())), torch.autograd.backward
+    scale, tap = torch.amp.GradScaler.scale, LossTap(lambda value, roots: losses.append(value.item()))
+    monkeypatch.setattr(torch.amp.GradScaler, "scale", scale)
     tap.on()
-    ours = torch.autograd.backward
-    torch.autograd.backward = theirs = lambda *args, **kwargs: ours(*args, **kwargs)
+    ours = torch.amp.GradScaler.scale
+    torch.amp.GradScaler.scale = theirs = lambda *args: ours(*args)
     tap.off()
+    assert torch.amp.GradScaler.scale is theirs
+    assert torch.amp.GradScaler("cpu", init_scale=2.0).scale(loss(3.0)).item() == 6 and losses == []
+
+
+def test_an_error_in_a_backward_pass_has_the_traceback_that_it_has_unwatched() -> None:
+    import traceback
+
+    def frames() -> list[str]:
+        x = torch.ones(2, requires_grad=True)
+        try:
+            (x * 2).backward()
+        except RuntimeError as error:
+            shape = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        y = x.sum()
+        y.backward()
+        try:
+            y.exp().backward(retain_graph=True)
+            torch.autograd.backward(y.detach())
+        except RuntimeError as error:
+            return shape + [f"{frame.filename}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+        return []
+
+    plain = frames()
+    with tapped() as losses:
+        assert frames() == plain and len(plain) > 3
+    assert len(losses) == 3
+
+
+def test_the_end_of_a_backward_pass_is_told_once_all_gradients_are_there() -> None:
+    x, seen = torch.ones(2, requires_grad=True), []
+    tap = LossTap(lambda value, roots: None, lambda: seen.append(x.grad.tolist()))
+    tap.on()
     try:
-        assert torch.autograd.backward is theirs
-        x = torch.ones(1, requires_grad=True)
-        x.sum().backward()
-        assert losses == [] and x.grad is not None
+        y = x.prod()
+        y.backward(retain_graph=True)
+        y.backward()
+        (x.sum() + y.detach()).backward()
     finally:
-        torch.autograd.backward = original
+        tap.off()
+    assert seen[0] == [1, 1] and seen[-1] == [3, 3]
 
 
 def test_an_exception_of_on_loss_replaces_the_backward_pass() -> None:

@@ -222,13 +222,13 @@ def test_a_seeded_run_ends_with_the_same_bits(
 def test_hooks_are_gone_after_the_block_and_after_an_exception() -> None:
     tables = [modules._global_forward_hooks, modules._global_forward_pre_hooks]
     tables += [optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks]
-    before, backward = [dict(table) for table in tables], torch.autograd.backward
+    before, backward = [dict(table) for table in tables], torch.autograd._tensor_or_tensors_to_tuple
     for error in (None, ValueError("x"), KeyboardInterrupt(), SystemExit(3)):
         with suppress(BaseException), Monitor(every=1):
-            assert all(tables) and torch.autograd.backward is not backward
+            assert all(tables) and torch.autograd._tensor_or_tensors_to_tuple is not backward
             if error is not None:
                 raise error
-        assert [dict(table) for table in tables] == before and torch.autograd.backward is backward
+        assert [dict(table) for table in tables] == before and torch.autograd._tensor_or_tensors_to_tuple is backward
 
 
 def test_module_hooks_are_on_only_for_a_step_that_is_sampled() -> None:
@@ -927,3 +927,149 @@ def test_the_same_metrics_as_scalars_of_tensorboard(tmp_path: Path) -> None:
     assert math.isclose(scalars["relu#1/activation_mean"][2], row["activation_mean"], rel_tol=1e-6)
     assert math.isclose(scalars["loss"][2], row["loss"], rel_tol=1e-6) and scalars["learning_rate"].keys() == {0, 2}
     assert "conv/running_mean_shift" not in scalars and scalars["bn/frozen"][0] == 0
+
+
+class OwnOptimizer:
+    """Plain gradient descent that knows nothing of torch.optim, and writes where no version is counted."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.parameters = list(net.parameters())
+
+    def step(self) -> None:
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+                parameter.grad = None
+
+
+class TestOptimizersOfOthers:
+    def run(self, watching: Any, every_other: bool = False) -> tuple[Small, list[float]]:
+        net, losses = small(), []
+        optimizer = OwnOptimizer(net)
+        with watching:
+            for at, (x, y) in enumerate(batches(7)):
+                loss = F.cross_entropy(net(x), y)
+                loss.backward()
+                losses.append(loss.item())
+                if at % 2 or not every_other:
+                    optimizer.step()
+        return net, losses
+
+    def test_each_backward_pass_counts_as_a_step(self) -> None:
+        notes: list[str] = []
+        monitor = Monitor(every=3, on_trouble=notes.append)
+        net, losses = self.run(monitor)
+        plain, _ = self.run(nullcontext())
+        assert all(
+            torch.equal(a, b) for a, b in zip(net.state_dict().values(), plain.state_dict().values(), strict=True)
+        )
+        assert len(notes) == 1 and "each backward pass counts as a step" in notes[0]
+        assert monitor.steps == 7 and monitor.sampled == 3 and {row["step"] for row in monitor.rows} == {0, 3, 6}
+        assert keys(monitor.rows, 0) == keys(monitor.rows, 3) == ORDER
+        for at in (0, 3, 6):
+            row = by_key(monitor.rows, at)["conv", 0]
+            assert close(row["loss"], losses[at])
+            assert (
+                close(row["update_to_weight"], 0.1 * row["gradient_norm"] / row["weight_norm"]) or row["gradient_norm"]
+            )
+        assert not modules._global_forward_hooks
+
+    def test_gradients_and_updates_are_those_of_the_step(self) -> None:
+        net = nn.Linear(2, 1, bias=False)
+        optimizer, monitor, hand = OwnOptimizer(net), Monitor(every=1, on_trouble=lambda text: None), []
+        with monitor:
+            for at in range(3):
+                net(torch.full((1, 2), at + 1.0)).square().sum().backward()
+                hand.append((float(net.weight.grad.norm()), float(net.weight.detach().norm())))
+                optimizer.step()
+        assert len(monitor.rows) == 3
+        for row, (gradient, weight) in zip(monitor.rows, hand, strict=True):
+            assert close(row["gradient_norm"], gradient) and close(row["weight_norm"], weight)
+            assert close(row["update_to_weight"], 0.1 * gradient / weight)
+
+    def test_what_never_steps_or_steps_with_torch_later_has_no_such_steps(self) -> None:
+        net, notes = nn.Linear(2, 1), []
+        optimizer = sgd(net)
+        with Monitor(every=1, on_trouble=notes.append) as monitor:
+            for at in range(6):
+                net(torch.ones(1, 2)).sum().backward()
+                if at > 2:
+                    optimizer.step()
+        assert notes == [] and monitor.steps == 3 and [row["passes"] for row in monitor.rows] == [4, 1, 1]
+        with Monitor(every=1, on_trouble=notes.append) as monitor:
+            for _ in range(6):
+                net(torch.ones(1, 2)).sum().backward()
+        assert notes == [] and monitor.steps == 0 and monitor.rows == []
+
+
+class TestModes:
+    def test_modes_of_the_script_see_what_they_see_unwatched(self) -> None:
+        from torch.overrides import TorchFunctionMode
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        seen: list[str] = []
+
+        class Functions(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(str(func))
+                return func(*args, **(kwargs or {}))
+
+        class Operations(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(str(func))
+                return func(*args, **(kwargs or {}))
+
+        def run(mode: Any, watching: Any) -> list[str]:
+            net = small()
+            seen.clear()
+            scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=4.0), sgd(net)
+            with watching, mode:
+                for x, y in batches(3):
+                    scaler.scale(F.cross_entropy(net(x), y)).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+            return list(seen)
+
+        for mode in (Functions, Operations):
+            plain = run(mode(), nullcontext())
+            assert run(mode(), Monitor(every=1)) == plain and len(plain) > 20
+            assert run(mode(), Monitor(every=1, stop_on="non-finite")) == plain
+
+    def test_a_pass_of_fake_tensors_is_no_pass(self) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        net = small()
+        with Monitor(every=1) as monitor:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                net(torch.ones(2, 1, 6, 6))
+            train(net, sgd(net), batches(1))
+        assert monitor.trouble is None and keys(monitor.rows) == ORDER
+
+    @pytest.mark.parametrize("name", ["settrace", "setprofile"])
+    def test_a_script_that_traces_its_calls_is_told_once(self, name: str) -> None:
+        import sys
+
+        net, notes = small(), []
+        before = getattr(sys, name.replace("set", "get"))()
+        with Monitor(every=1, on_trouble=notes.append):
+            getattr(sys, name)(lambda frame, event, argument: None)
+            try:
+                train(net, sgd(net), batches(3))
+            finally:
+                getattr(sys, name)(before)
+        assert len(notes) == 1 and f"sys.{name}" in notes[0]
+
+    def test_models_copied_and_pickled_in_a_sampled_step_have_no_hooks(self) -> None:
+        net, copies = small(), []
+        with Monitor(every=1, stop_on="non-finite"):
+            handle = net.fc1.register_forward_hook(
+                lambda module, args, output: copies.extend((copy.deepcopy(net), pickle.loads(pickle.dumps(net.conv))))
+            )
+            hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in net.modules()]
+            with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+                pickle.dumps(net)  # because of the lambda of the script's own
+            train(net, sgd(net), batches(1))
+            handle.remove()
+            pickle.loads(pickle.dumps(net))
+        assert len(copies) == 2 and sum(hooks) == 1
+        assert not any(module._forward_hooks for module in copies[1].modules())

@@ -89,6 +89,10 @@ class WatchRun:
         except BaseException as error:
             # only the status of an exit: its frames would keep objects of the script alive
             self._error = SystemExit(error.code) if isinstance(error, SystemExit) else error
+            stopped = None if self._monitor is None else self._monitor.stopped
+            if stopped is not None and isinstance(error, SystemExit) and error.code == stopped.exit_code:
+                self._error = stopped
+                self._say(f"Error: {stopped}")
             raise
 
     def forget(self) -> None:
@@ -103,9 +107,14 @@ class WatchRun:
             from hookscope.training import Monitor
 
             self._monitor = Monitor(**self._settings, log=self._opened).__enter__()
+            self._monitor.on_caught = self._end_script
             before_termination(self._terminate)
         except Exception as error:  # the `import torch` of the script, in which this runs, has succeeded
             self._say(f"Note: cannot watch, the script goes on: {error}")
+
+    def _end_script(self) -> None:
+        """End a script that has caught the error of ``--stop-on``: no ``except Exception`` catches this."""
+        raise SystemExit(NonFiniteError.exit_code)
 
     def _terminate(self) -> None:
         """SIGTERM is about to end the process."""

@@ -12,6 +12,7 @@ from hookscope.hooks import call_key
 from hookscope.training.log.series import LayerSeries, RunSeries
 from hookscope.training.log.summary import NON_FINITE, TimedFinding, known, step_words, timed_finding, when_words
 
+_TRUE_NOTES = ("backward-steps", "compiled", "traced")  # how a run was watched, which nothing is wrong with
 _PHASES = dict(zip(("forward", "backward", "weights"), NON_FINITE, strict=True))
 
 
@@ -41,7 +42,8 @@ def note_finding(note: Mapping[str, Any]) -> TimedFinding:
     layer = call_key(str(note.get("layer") or ""), note.get("call") or 0)
     text = str(note.get("text") or "")
     if name != "non-finite":
-        return timed_finding(name, text, step, step, time, False, layer=layer)
+        more = {"severity": "note"} if name in _TRUE_NOTES else {}
+        return timed_finding(name, text, step, step, time, False, layer=layer, **more)
     text = (
         f"at step {step_words(step, time)}, where the run was stopped: {text or note.get('operation') or 'NaN or Inf'}"
     )
