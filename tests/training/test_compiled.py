@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from contextlib import nullcontext
 from typing import Any
@@ -31,6 +32,7 @@ class Loop:
     def __init__(self, part: str, options: dict[str, Any], watched: bool) -> None:
         from torch._dynamo.utils import counters
 
+        gc.collect()  # the optimizers of earlier tests
         torch._dynamo.reset()
         counters.clear()
         torch.manual_seed(0)
