@@ -228,15 +228,17 @@ class StepFacts:
         """The facts of the gradients that a step is about to use, or has used if it has a closure."""
         parameters = list(step.optimizer.parameters())
         trainable = [p for p in parameters if p.requires_grad]
-        gradients = [p.grad for p in trainable if p.grad is not None]
-        sizes = [norm(gradient) for gradient in gradients]
-        scalars = FetchedScalars(sizes)
+        known = {} if step.weights is None else step.weights.gradient_norms()
+        gradients = {id(p): p.grad for p in trainable if p.grad is not None}
+        others = {key: norm(gradient) for key, gradient in gradients.items() if key not in known}
+        scalars = FetchedScalars(others.values())
+        sizes = [scalars[others[key]] if key in others else known[key] for key in gradients]
         return {
             "parameters": len(parameters),
             "trainable": len(trainable),
             "with_gradient": len(gradients),
-            "zero_gradients": sum(scalars[size] == 0 for size in sizes),
-            "gradient_norm": math.hypot(*(scalars[size] for size in sizes)),
+            "zero_gradients": sizes.count(0),
+            "gradient_norm": math.hypot(*sizes),
             **self._without_gradient([p for p in trainable if p.grad is None]),
             **self._not_optimized(step),
         }

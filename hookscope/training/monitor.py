@@ -51,6 +51,21 @@ class Monitor(RunProgress):
     BatchNorm in train mode ``running_mean_shift`` and ``running_var_ratio``: the batch against the running
     statistics before the pass. A field without a value is None.
 
+    After the lines of a sampled step, one line, ``facts``, holds what findings need to name a cause, without fields
+    that have no value: ``backwards``; of the optimizer ``optimizer_type``, ``rate``, ``momentum``, ``weight_decay``,
+    ``maximize`` (of several groups the largest); of its parameters their number in ``parameters``, ``trainable``,
+    ``with_gradient``, ``zero_gradients``, ``stale_gradients`` (from before the last step when backward began),
+    ``gradients_after_backward``, ``zero_after_backward``, ``gradient_norm``, ``without_gradient`` (layers),
+    ``under_no_grad`` (layers), ``of_no_model``; ``not_optimized`` parameters of the model that no optimizer holds,
+    and those ``waiting`` for one that made no step; ``clip_function``, ``clip_limit``, ``clip_scaled``;
+    ``loss_scale``, ``first_loss_scale``; ``loss_function``, ``loss_input`` (the operation before it), ``classes``,
+    ``targets``, ``target_min``, ``target_max``, ``loss_without_graph``, ``loss_negated``, ``softmax_over_batch``,
+    ``loss_input_sums_to_1``; ``input_shape``, ``input_mean``, ``input_std``, ``input_min``, ``input_max``,
+    ``input_spread`` (between samples) of the first layer with weights; ``train_mode``, ``modes`` (layers with dropout
+    or BatchNorm), ``eval_modes`` (those in eval mode), ``validation_in_train_mode``; ``batchnorm`` with the smallest
+    batch, ``batchnorm_values`` of a channel, ``batchnorm_samples``. A run without steps has such a line after 10, 100,
+    1,000... backward passes and at its end, with ``optimizer_steps``, ``weights_changed`` and ``optimizers``.
+
     Args:
         model: The only model to watch; None for every model that is called.
         optimizer: The only optimizer to follow; None for all.

@@ -47,6 +47,10 @@ class StepWeights:
         pairs = ((local(self._parameters[key].detach()), copy) for key, copy in self._copies.items())
         return any(not torch.equal(now.to(copy.device), copy) for now, copy in pairs)
 
+    def gradient_norms(self) -> dict[int, float]:
+        """The norms of the gradients that were measured, by ``id`` of the parameter."""
+        return {key: size for key, (size, _) in (self._gradients or {}).items()}
+
     def step_is_done(self) -> None:
         """Measure the update, and drop the copies."""
         if self._gradients is None:

@@ -346,8 +346,12 @@ def divided_by_255_twice() -> None:
 @mistake("input-scale")
 def normalised_twice() -> None:
     net = Convolutional()
-    once = lambda x: ((x * 0.2 + 0.5).clamp(0, 1) - 0.45) / 0.22  # noqa: E731
-    train(net, SGD(net.parameters(), 0.05), changed(lambda x, y: ((once(x) - 0.45) / 0.22, y)))
+
+    def normalised(pictures: Tensor) -> Tensor:
+        return (pictures - 0.45) / 0.22
+
+    twice = changed(lambda x, y: (normalised(normalised((x * 0.2 + 0.5).clamp(0, 1))), y))
+    train(net, SGD(net.parameters(), 0.05), twice)
 
 
 @mistake("input-constant")
@@ -530,7 +534,7 @@ def no_more_steps_after_nan() -> None:
     optimizer, scaler = SGD(net.parameters(), 0.05), torch.amp.GradScaler("cpu")
     for number, (inputs, labels) in enumerate(batches()):
         if number == 20:
-            nn.init.constant_(net[1].weight, float("nan"))
+            nn.init.constant_(next(net.parameters()), float("nan"))
         optimizer.zero_grad()
         scaler.scale(F.cross_entropy(net(inputs), labels)).backward()
         scaler.step(optimizer)
@@ -572,7 +576,7 @@ def all_weights_zero() -> None:
 @mistake("dead-layer", "dead-channels")
 def biases_far_below_zero() -> None:
     net = perceptron()
-    nn.init.constant_(net[3].bias, -30.0)
+    nn.init.constant_(net.get_parameter("3.bias"), -30.0)
     train(net, SGD(net.parameters(), 0.05))
 
 

@@ -109,6 +109,9 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
       running_mean_shift, running_var_ratio
                             BatchNorm: the batch against the running statistics
 
+    A second line, facts, tells of each sampled step why a run may not learn: backward passes, clipping, gradients left
+    over, inputs, targets, the loss function, modes, settings of the optimizer, loss scale.
+
     Steps are counted for each optimizer separately. However the run ends, the log is complete up to the last sampled
     step. If watching fails, one note says so and the training goes on.
 

@@ -1,0 +1,241 @@
+"""The facts of a step against numbers that were worked out without hookscope."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hookscope.training import Monitor
+from hookscope.training.loss_graph import loss_facts
+from tests.helpers import same_bits
+
+Facts = dict[str, Any]
+
+
+def watched(run: Callable[[nn.Module, torch.optim.Optimizer], None], net: nn.Module | None = None) -> list[Facts]:
+    """The facts of every step of ``run``, which gets a model ``(N, 4)`` to ``(N, 3)`` and its optimizer."""
+    torch.manual_seed(0)
+    net = net or nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with Monitor(every=1, on_trouble=pytest.fail) as monitor:
+        run(net, optimizer)
+    return monitor.facts
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3, zero: bool = True, passes: int = 1) -> None:
+    for step in range(steps):
+        if zero:
+            optimizer.zero_grad()
+        for _ in range(passes):
+            F.cross_entropy(net(torch.full((6, 4), 2.0) + step), torch.tensor([0, 1, 2, 2, 1, 2])).backward()
+        optimizer.step()
+
+
+def test_the_input_is_that_of_the_first_layer_with_weights() -> None:
+    data = torch.randn(6, 4) * 3 + 1
+
+    def run(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        F.cross_entropy(net(data), torch.tensor([0, 1, 2, 2, 1, 2])).backward()
+        optimizer.step()
+
+    [facts] = watched(run)
+    assert facts["input_shape"] == [6, 4]
+    assert facts["input_mean"] == pytest.approx(float(data.mean()), rel=1e-5)
+    assert facts["input_std"] == pytest.approx(float(data.std(correction=0)), rel=1e-5)
+    assert (facts["input_min"], facts["input_max"]) == (float(data.min()), float(data.max()))
+    assert facts["input_spread"] == pytest.approx(float((data - data[0]).abs().max()))
+
+
+def test_gradients_modes_batch_loss_and_settings_of_a_step() -> None:
+    first, second, _ = watched(train)
+    assert (first["parameters"], first["trainable"], first["with_gradient"], first["backwards"]) == (6, 6, 6, 1)
+    assert "stale_gradients" not in first and second["stale_gradients"] == 0
+    assert (first["train_mode"], first["modes"], first["eval_modes"]) == (True, 2, 0)
+    assert (first["batchnorm"], first["batchnorm_values"], first["batchnorm_samples"]) == ("1", 6, 6)
+    assert (first["loss_function"], first["loss_input"], first["classes"]) == ("cross_entropy", "Addmm", 3)
+    assert (first["targets"], first["target_min"], first["target_max"]) == (6, 0, 2)
+    assert (first["optimizer_type"], first["rate"], first["momentum"], first["maximize"]) == ("SGD", 0.1, 0, False)
+    assert (first["input_spread"], first["input_std"]) == (0, 0)
+
+
+def test_the_gradient_norm_is_that_of_all_parameters() -> None:
+    norms: list[float] = []
+
+    def run(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        def keep(*_: object) -> None:
+            norms.append(math.hypot(*(float(p.grad.norm()) for p in net.parameters() if p.grad is not None)))
+
+        optimizer.register_step_post_hook(keep)
+        train(net, optimizer)
+
+    assert [facts["gradient_norm"] for facts in watched(run)] == pytest.approx(norms, rel=1e-5)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize(("zero", "stale"), [(True, 0), (False, 6)])
+def test_gradients_are_stale_only_without_zero_grad(zero: bool, stale: int, passes: int) -> None:
+    later = watched(lambda net, optimizer: train(net, optimizer, 3, zero, passes))[1:]
+    assert [(facts["stale_gradients"], facts["backwards"]) for facts in later] == [(stale, passes)] * 2
+
+
+def test_gradients_of_another_loss_that_are_cleared_before_its_own_are_not_stale() -> None:
+    """The generator's loss leaves gradients in the discriminator, which clears them before its own."""
+    torch.manual_seed(0)
+    one, other = nn.Linear(2, 2), nn.Linear(2, 1)
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (one, other)]
+    with Monitor(every=1) as monitor:
+        for _ in range(4):
+            for net, optimizer in zip((other, one), reversed(optimizers), strict=True):
+                net.zero_grad()
+                other(one(torch.ones(3, 2))).mean().backward()
+                optimizer.step()
+    assert {facts.get("stale_gradients", 0) for facts in monitor.facts} == {0}
+
+
+@pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
+def test_the_last_clipping_of_a_step_and_the_gradient_that_it_left(name: str) -> None:
+    original = getattr(nn.utils, name)
+
+    def run(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        F.cross_entropy(net(torch.randn(6, 4)), torch.tensor([0, 1, 2, 2, 1, 2])).backward()
+        getattr(nn.utils, name)(net.parameters(), 0.0)
+        optimizer.step()
+
+    [facts] = watched(run)
+    assert (facts["clip_function"], facts["clip_limit"], facts["clip_scaled"]) == (name, 0, False)
+    assert (facts["zero_gradients"], facts["gradients_after_backward"], facts["zero_after_backward"]) == (6, 6, False)
+    assert getattr(nn.utils, name) is original
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_clipping_knows_whether_the_gradients_still_have_the_loss_scale(unscales: bool) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def run(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.randn(6, 4)).square().mean()).backward()
+            if unscales:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+    facts = watched(run)
+    assert [each["clip_scaled"] for each in facts if "clip_scaled" in each] == [not unscales] * 2
+    assert {each["loss_scale"] for each in facts} == {1024.0}
+
+
+def test_a_run_without_steps_is_told_from_one_with_an_optimizer_of_its_own() -> None:
+    def own(net: nn.Module, _: torch.optim.Optimizer, rate: float = 0.1) -> None:
+        for _step in range(12):
+            net.zero_grad()
+            net(torch.randn(6, 4)).square().mean().backward()
+            for parameter in net.parameters():
+                assert parameter.grad is not None
+                parameter.data -= rate * parameter.grad
+
+    assert [(facts["backwards"], facts["weights_changed"]) for facts in watched(own)] == [(10, True), (12, True)]
+    still = watched(lambda net, optimizer: own(net, optimizer, 0.0))
+    assert [(facts["backwards"], facts["weights_changed"]) for facts in still] == [(10, False), (12, False)]
+    assert still[-1]["optimizers"] == ["SGD"]
+
+
+LOGITS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+BCE = F.binary_cross_entropy_with_logits
+TARGETS = torch.tensor([0, 1, 2, 2, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "function", "fed_by"),
+    [
+        (lambda x: F.cross_entropy(x * 2, TARGETS), "cross_entropy", "Mul"),
+        (lambda x: F.cross_entropy(x.softmax(1).reshape(6, 3), TARGETS), "cross_entropy", "Softmax"),
+        (lambda x: F.cross_entropy(x.softmax(1), TARGETS, label_smoothing=0.1) + x.sum(), "cross_entropy", "Softmax"),
+        (lambda x: F.cross_entropy(x.sigmoid().double(), TARGETS) / 4, "cross_entropy", "Sigmoid"),
+        (lambda x: F.cross_entropy(x.relu(), F.one_hot(TARGETS).float()), "cross_entropy", "Relu"),
+        (lambda x: F.nll_loss(F.log_softmax(x.tanh(), 1), TARGETS), "cross_entropy", "Tanh"),
+        (lambda x: F.nll_loss(x.softmax(1), TARGETS), "nll_loss", "Softmax"),
+        (lambda x: F.nll_loss((x.softmax(1) + 1e-9).log(), TARGETS), "nll_loss", "Log"),
+        (lambda x: BCE(x.sigmoid(), torch.ones(6, 3)), BCE.__name__, "Sigmoid"),
+        (lambda x: F.mse_loss(x.softmax(1), torch.ones(6, 3)), None, None),
+    ],
+)  # fmt: skip
+def test_the_graph_names_the_loss_function_and_what_feeds_it(
+    loss_of: Callable[[Tensor], Tensor], function: str | None, fed_by: str | None
+) -> None:
+    facts = loss_facts([loss_of(LOGITS.clone().requires_grad_())])
+    assert (facts.get("loss_function"), facts.get("loss_input")) == (function, fed_by)
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "negated"),
+    [
+        (lambda loss: -loss, True),
+        (lambda loss: -(loss / 4), True),
+        (lambda loss: loss.neg().neg(), False),
+        (lambda loss: loss, False),
+        (lambda loss: loss.detach() - loss, False),  # not the loss alone
+    ],
+)
+def test_a_negated_loss(loss_of: Callable[[Tensor], Tensor], negated: bool) -> None:
+    loss = F.cross_entropy(LOGITS.clone().requires_grad_() * 2, TARGETS)
+    assert loss_facts([loss_of(loss)])["loss_negated"] is negated
+
+
+def test_ignored_targets_do_not_count() -> None:
+    targets = torch.tensor([1, -100, 1, 1, -100, 1])
+    facts = loss_facts([F.cross_entropy(LOGITS.clone().requires_grad_() * 2, targets)])
+    assert (facts["targets"], int(facts["target_min"]), int(facts["target_max"])) == (4, 1, 1)
+
+
+def test_tensors_that_a_hook_would_have_to_fetch_are_left_alone() -> None:
+    fetched: list[Tensor] = []
+
+    def fetch(kept: Tensor) -> Tensor:
+        fetched.append(kept)
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, fetch):
+        loss = F.cross_entropy(LOGITS.clone().requires_grad_() * 2, TARGETS)
+    assert "targets" not in loss_facts([loss]) and not fetched
+
+
+def test_a_loss_without_a_graph() -> None:
+    assert loss_facts([torch.tensor(1.0, requires_grad=True)]) == {"loss_without_graph": True}
+
+
+@pytest.mark.parametrize("mistake", ["clipping", "scaler", "no zero_grad", "validation", "plain"])
+def test_a_watched_run_ends_with_the_same_bits(mistake: str) -> None:
+    def run(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        scaler, criterion = torch.amp.GradScaler("cpu", enabled=mistake == "scaler"), nn.CrossEntropyLoss()
+        for _ in range(4):
+            if mistake != "no zero_grad":
+                optimizer.zero_grad()
+            scaler.scale(criterion(net(torch.randn(6, 4)), TARGETS)).backward()
+            if mistake == "clipping":
+                nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            if mistake == "validation":
+                with torch.no_grad():
+                    criterion(net(torch.randn(6, 4)), TARGETS)
+
+    def end_of(is_watched: bool) -> list[Tensor]:
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        with Monitor(every=1) if is_watched else nullcontext():
+            run(net, optimizer)
+        moments = [state["momentum_buffer"] for state in optimizer.state.values()]
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        return [*net.state_dict().values(), *moments, *gradients, torch.get_rng_state().long()]
+
+    assert all(same_bits(*pair) for pair in zip(end_of(True), end_of(False), strict=True))
