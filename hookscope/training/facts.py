@@ -80,7 +80,7 @@ class StepFacts:
         self._first_scale: float | None = None
 
     def _now(self) -> SegmentFacts:
-        segment = sum(tracked.steps for tracked in self._optimizers.all)
+        segment = self._run.steps
         if not self._segments or self._segments[-1].segment != segment:
             self._segments = [*self._segments[-3:], SegmentFacts(segment)]
             self._with_input = None
