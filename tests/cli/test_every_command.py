@@ -131,11 +131,6 @@ def test_a_terminal_has_a_bar(
     assert (status, bar in terminal.getvalue(), bar in out) == (0, True, False)
 
 
-def each_command_of(table: list[tuple[Iterable[str], list[str], int, str]]) -> pytest.MarkDecorator:
-    cases = [(command, *case) for commands, *case in table for command in commands]
-    return pytest.mark.parametrize(("command", "words", "status", "message"), cases)
-
-
 WRONG: list[tuple[Iterable[str], list[str], int, str]] = [
     (OF_LAYERS, ["--layer", "conv9"], 1, "no layer 'conv9' in ...; nearest: conv"),
     (OF_LAYERS, ["--layer", "re:("], 2, "bad regular expression"),
@@ -154,14 +149,6 @@ WRONG: list[tuple[Iterable[str], list[str], int, str]] = [
     (OF_CLASSES, ["--target", "4"], 1, "no class 4; the model has 4 classes: 0 to 3"),
     (OF_CLASSES, ["--target", "top:0"], 2, "bad target 'top:0'"),
 ]
-
-
-@each_command_of(WRONG)
-def test_a_wrong_option_is_one_line(
-    run: Run, here: Path, command: str, words: list[str], status: int, message: str
-) -> None:
-    one_error(run(command, *words), status, message)
-    assert files(here) == []
 
 
 WRONG_FILES: list[tuple[Iterable[str], list[str], int, str]] = [
@@ -184,11 +171,18 @@ WRONG_FILES: list[tuple[Iterable[str], list[str], int, str]] = [
 ]
 
 
-@each_command_of(WRONG_FILES)
-def test_a_wrong_file_is_one_line_before_the_model_is_loaded(
-    run: Run, here: Path, command: str, words: list[str], status: int, message: str
+# a wrong file is an error before the model is loaded
+TABLES = {"nets.py:Small": WRONG, "no_such_model": WRONG_FILES}
+CASES = [
+    (model, command, *case) for model, table in TABLES.items() for commands, *case in table for command in commands
+]
+
+
+@pytest.mark.parametrize(("model", "command", "words", "status", "message"), CASES)
+def test_what_is_wrong_is_said_in_one_line(
+    run: Run, here: Path, model: str, command: str, words: list[str], status: int, message: str
 ) -> None:
-    one_error(run(command, *words, model="no_such_model"), status, message)
+    one_error(run(command, *words, model=model), status, message)
     assert files(here) == []
 
 

@@ -107,8 +107,8 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     types = counted_types(subject.net, options.types)
     with process.prints_to_standard_error():
         built = [(change.where, change.build(subject.net, types)) for change in changes]
-    run = _ablate if options.ablate else _compare
-    output.write_report(run(subject, changes, built, types, model.seed, options), options.format)
+    task = _Task(subject, changes, built, types, model.seed, options)
+    output.write_report(_ablate(task) if options.ablate else _compare(task), options.format)
 
 
 def _check(paths: Sequence[str], options: Options) -> list[Change]:
@@ -130,37 +130,43 @@ def _check(paths: Sequence[str], options: Options) -> list[Change]:
     return changes
 
 
-def _ablate(
-    subject: ModelAndImages,
-    changes: Sequence[Change],
-    built: list[tuple[hooks.Selection, Any]],
-    types: Sequence[str],
-    seed: int,
-    options: Options,
-) -> Report:
+@dataclass(frozen=True)
+class _Task:
+    """What the command is to do: the parsed ``changes``, and ``built`` from them the interventions."""
+
+    subject: ModelAndImages
+    changes: Sequence[Change]
+    built: list[tuple[hooks.Selection, Any]]
+    types: Sequence[str]
+    seed: int
+    options: Options
+
+
+def _ablate(task: _Task) -> Report:
     """Set channel after channel to 0, on top of what ``--at`` changes."""
+    subject, options = task.subject, task.options
     net, categories = subject.net, categories_of(subject.net, options.categories)
     assert options.ablate is not None
     with ExitStack() as stack:
         stack.enter_context(subject.run())
-        resolved = list(interventions.from_the_start(net.model, subject.inputs, built, types, seed))
-        stack.enter_context(interventions.intervene(net.model, resolved, types))
+        resolved = list(interventions.from_the_start(net.model, subject.inputs, task.built, task.types, task.seed))
+        stack.enter_context(interventions.intervene(net.model, resolved, task.types))
         ablation = interventions.ablate_each(
             net.model,
             subject.inputs,
             options.ablate,
             options.target,
-            types=types,
+            types=task.types,
             categories=categories,
             batch_size=options.batch_size,
             on_progress=stack.enter_context(pass_progress()),
-            seed=seed,
+            seed=task.seed,
         )
     if ablation.skipped:
         skipped = counted(len(ablation.skipped), "call")
         output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
     if ablation.channels and all(channel.worth == 0 for channel in ablation.channels):
-        also = ", with the changes of --at" if changes else ""
+        also = ", with the changes of --at" if task.changes else ""
         output.note(f"Note: the score is the same without any of these channels{also}")
     shown, prediction = ablation.channels[: options.top], ablation.prediction
     name, count = f"{prediction.index} {prediction.label or ''}".strip(), counted(len(ablation.channels), "channel")
@@ -171,39 +177,33 @@ def _ablate(
     return Report([channel_section(shown, categories, net.weights)], totals=totals)
 
 
-def _compare(
-    subject: ModelAndImages,
-    changes: Sequence[Change],
-    built: list[tuple[hooks.Selection, Any]],
-    types: Sequence[str],
-    seed: int,
-    options: Options,
-) -> Report:
+def _compare(task: _Task) -> Report:
     """Run both passes and compare them."""
+    subject, options = task.subject, task.options
     net, draws = subject.net, options.grid is not None
     with subject.run():
         effect = interventions.intervention_effect(
             net.model,
             subject.inputs,
-            built,
+            task.built,
             options.layers,
-            types,
-            seed=seed,
+            task.types,
+            seed=task.seed,
             keep=options.layers if draws else None,
             keep_changed=draws and not options.layers,
         )
     classes = _classes(subject, effect, options)
-    _note_idle(changes, effect)
+    _note_idle(task.changes, effect)
     if effect.missing:
         output.note(f"Note: {counted(len(effect.missing), 'call')} ran in only one pass: {listed(effect.missing, 3)}")
     if options.grid is not None:
-        _draw(options.grid, subject, changes, effect, seed)
+        _draw(options.grid, subject, task.changes, effect, task.seed)
     about = {
         "model": net.name,
         "weights": net.weights,
-        "seed": seed,
+        "seed": task.seed,
         "image": [image.name for image in subject.images],
-        "interventions": [{"at": str(change.where), "word": change.spec.text} for change in changes],
+        "interventions": [{"at": str(change.where), "word": change.spec.text} for change in task.changes],
         "changed": effect.changed,
     }
     total = f"changed: {listed(list(effect.changed), 6)}" if effect.changed else "nothing was changed"
