@@ -134,6 +134,13 @@ def test_pictures_become_a_batch_as_their_family_takes_it() -> None:
     assert [tuple(picture.shape) for picture in pictures] == [(3, 4, 5), (3, 6, 7)]
 
 
+def test_one_picture_keeps_the_memory_layout_of_its_transforms_in_memory_of_its_own() -> None:
+    picture = torch.rand(8, 8, 3).permute(2, 0, 1)  # as torchvision makes a tensor of a photograph
+    (batch,) = as_batch("classification", [picture])
+    assert batch.stride() == picture[None].stride() and batch.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(batch[0], picture) and batch.data_ptr() != picture.data_ptr()
+
+
 def test_two_pictures_of_optical_flow_are_compared_with_each_other() -> None:
     net = LoadedModel.of(nn.Identity(), "net", "none", WeightsMetadata(), family="optical_flow")
     first, second = net.inputs(torch.zeros(3, 4, 5), torch.ones(3, 4, 5))
