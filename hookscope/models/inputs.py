@@ -85,7 +85,7 @@ def as_batch(family: str, pictures: Sequence[Tensor]) -> tuple[Any, ...]:
         return (list(pictures),)
     if len(shapes) > 1:
         raise InputError("pictures of different shapes do not stack", ", ".join(shapes), "make batches of one shape")
-    # one picture keeps the memory layout of its transforms, as `transforms(picture)[None]` does; a layer may write to it
+    # one picture keeps the memory layout of its transforms; a copy, because a layer may write to it
     stacked = pictures[0][None].clone() if len(pictures) == 1 else torch.stack(list(pictures))
     return (stacked, stacked) if family == "optical_flow" else (stacked,)
 
