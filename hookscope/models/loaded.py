@@ -44,6 +44,8 @@ class LoadedModel:
         """The record of a model on the CPU, with the transforms of ``metadata`` or the usual ones of its family."""
         size = metadata.input_size or ()
         family = family or ("video" if len(size) == 4 else family_of(model))
+        if family == "video" and len(size) == 3:  # the model's file says that it takes pictures
+            family = "classification"
         transforms = metadata.transforms or usual_transforms(family)
         preprocess = Preprocess(
             family=family,

@@ -102,6 +102,11 @@ DECLARED = {
         "make = Clips\nmodel_inputs = lambda pictures: pictures[:, None].expand(-1, 2, -1, -1, -1)",
         (3, 24, 24),
     ),
+    "pictures for a model of volumes": (
+        "def make(): return nn.Sequential(nn.Conv3d(3, 4, (1, 3, 3)), nn.ReLU())\ninput_size = (3, 16, 18)\n"
+        "model_inputs = lambda pictures: pictures[:, :, None]",
+        (3, 16, 18),
+    ),
     "a preprocess": ("make = net\npreprocess = T.Compose([T.Resize((12, 14)), T.ToTensor()])", (3, 12, 14)),
 }
 
