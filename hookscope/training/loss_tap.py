@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import weakref
@@ -22,6 +23,7 @@ from hookscope.system import after_import
 from hookscope.training.modes import outside_modes
 
 _SCALE = "hookscope.scale"
+_SUM = 2  # torch's number for reduction="sum"
 _MOST_NODES = 8  # searched for a loss scale: scripts divide a scaled loss or add others to it
 _HOOK_TABLES = (
     "_global_backward_pre_hooks",
@@ -61,7 +63,10 @@ class Patch:
 
 
 def divisor_of(roots: Sequence[Tensor]) -> float | None:
-    """The number by which a script divides the only one of ``roots``, apart from the scale of a ``GradScaler``."""
+    """The number by which a script divides the only one of ``roots``, apart from the scale of a ``GradScaler``.
+
+    Infinity where it divides a sum over samples, so that the losses of all passes add up to the mean over the step.
+    """
     node: Any = roots[0].grad_fn if len(roots) == 1 else None
     while node is not None and _SCALE in node.metadata:
         node = node.next_functions[0][0]
@@ -74,6 +79,8 @@ def divisor_of(roots: Sequence[Tensor]) -> float | None:
         return None
     if factor is None or factor.numel() != 1 or factor.device.type != "cpu" or factor.is_complex() or not factor:
         return None
+    if operation == "DivBackward0" and getattr(node.next_functions[0][0], "_saved_reduction", None) == _SUM:
+        return math.inf
     return float(factor) if operation == "DivBackward0" else round(1 / float(factor), 6)
 
 

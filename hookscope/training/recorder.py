@@ -269,8 +269,10 @@ class MetricsRecorder:
             losses = self._losses[: step.losses_before + 1 if step.has_closure else count]
             self._most_losses = max(self._most_losses, len(losses))
             [divisor, *others] = {divisor for _, divisor in losses}
-            is_mean = divisor == self._most_losses and not others
-            return [value for value, _ in losses], divisor if is_mean and divisor is not None else 1.0
+            factor = 1.0
+            if divisor is not None and not others and divisor in (self._most_losses, math.inf):
+                factor = len(losses) if divisor == math.inf else divisor
+            return [value for value, _ in losses], factor
         if self._loss_output is not None and self._loss_output[0] >= step.optimizer.since:
             return [self._loss_output[1]], 1.0
         return [], 1.0

@@ -272,7 +272,7 @@ class TestPasses:
             "scale(loss / 4)": lambda loss: scaler.scale(loss / 4),
             "undivided": lambda loss: loss,
         }
-        losses = []
+        losses: list[float] = []
         with Monitor(every=1) as monitor:
             for x in torch.randn(10, 2, 1):
                 loss = net(x).square().mean()
@@ -283,6 +283,16 @@ class TestPasses:
         expected = [sum(part) / len(part) for part in (losses[:4], losses[4:8], losses[8:])]
         assert [row["loss"] for row in monitor.rows] == pytest.approx(expected)
         assert [row["passes"] for row in monitor.rows] == [4, 4, 2]
+
+    def test_a_sum_that_is_divided_by_the_samples_of_all_passes_is_their_mean(self) -> None:
+        net, (x, y) = nn.Linear(2, 3), (torch.randn(12, 2), torch.arange(12) % 3)
+        with Monitor(every=1) as monitor:
+            expected = F.cross_entropy(net(x), y).item()
+            for part, labels in ((x[:3], y[:3]), (x[3:5], y[3:5]), (x[5:], y[5:])):
+                (F.cross_entropy(net(part), labels, reduction="sum") / torch.tensor(12)).backward()
+            sgd(net).step()
+        [row] = monitor.rows
+        assert (row["loss"], row["passes"]) == (pytest.approx(expected), 3)
 
     def test_a_closure_is_the_last_of_the_accumulated_passes(self) -> None:
         net, losses = nn.Linear(1, 1), []
