@@ -62,26 +62,34 @@ class Patch:
         self._original = self._ours = None
 
 
-def divisor_of(roots: Sequence[Tensor]) -> float | None:
+def divisor_of(roots: Sequence[Tensor]) -> float:
     """The number by which a script divides the only one of ``roots``, apart from the scale of a ``GradScaler``.
 
     Infinity where it divides a sum over samples, so that the losses of all passes add up to the mean over the step.
     """
     node: Any = roots[0].grad_fn if len(roots) == 1 else None
-    while node is not None and _SCALE in node.metadata:
+    divisor = 1.0
+    for _ in range(_MOST_NODES):
+        if node is None or (_SCALE not in node.metadata and not (factor := _factor(node))):
+            break
+        divisor *= 1.0 if _SCALE in node.metadata else factor
         node = node.next_functions[0][0]
-    operation = None if node is None else node.name()
-    if operation not in ("DivBackward0", "MulBackward0"):
-        return None
-    try:
-        factor = node._saved_other
-    except RuntimeError:  # an earlier backward pass has freed it
-        return None
-    if factor is None or factor.numel() != 1 or factor.device.type != "cpu" or factor.is_complex() or not factor:
-        return None
-    if operation == "DivBackward0" and getattr(node.next_functions[0][0], "_saved_reduction", None) == _SUM:
+    if divisor != 1.0 and getattr(node, "_saved_reduction", None) == _SUM:
         return math.inf
-    return float(factor) if operation == "DivBackward0" else round(1 / float(factor), 6)
+    return round(divisor, 6)
+
+
+def _factor(node: Any) -> float:
+    """The number on the CPU by which a node divides; 0 for a node that does something else."""
+    if node.name() not in ("DivBackward0", "MulBackward0") or node.next_functions[0][0] is None:
+        return 0.0
+    try:
+        other = node._saved_other
+    except RuntimeError:  # an earlier backward pass has freed it
+        return 0.0
+    if other is None or other.numel() != 1 or other.device.type != "cpu" or other.is_complex() or not other:
+        return 0.0
+    return float(other) if node.name() == "DivBackward0" else 1 / float(other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class MetricsRecorder:
     def __init__(self) -> None:
         self.segment = 0
         self._records: dict[int, SegmentRecord] = {}
-        self._losses: list[tuple[Tensor, float | None]] = []  # each with its divisor
+        self._losses: list[tuple[Tensor, float]] = []  # each with its divisor
         self._losses_of, self._most_losses = -1, 0
         self._loss_output: tuple[int, Tensor] | None = None
 
@@ -171,7 +171,7 @@ class MetricsRecorder:
             metrics.batch = metrics.batch or BatchMoments(*expected)
             metrics.batch.add(values)
 
-    def add_loss(self, value: Tensor, divisor: float | None = None) -> None:
+    def add_loss(self, value: Tensor, divisor: float = 1.0) -> None:
         """``backward`` starts at ``value``, which the script has divided by ``divisor``."""
         if self._losses_of != self.segment:
             self._losses, self._losses_of = [], self.segment
@@ -270,7 +270,7 @@ class MetricsRecorder:
             self._most_losses = max(self._most_losses, len(losses))
             [divisor, *others] = {divisor for _, divisor in losses}
             factor = 1.0
-            if divisor is not None and not others and divisor in (self._most_losses, math.inf):
+            if not others and divisor in (self._most_losses, math.inf):
                 factor = len(losses) if divisor == math.inf else divisor
             return [value for value, _ in losses], factor
         if self._loss_output is not None and self._loss_output[0] >= step.optimizer.since:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -164,9 +165,14 @@ def train_compiled(steps: int) -> None:
 def test_the_divisor_of_a_loss() -> None:
     free = loss(6.0) / 4
     free.backward()
-    assert divisor_of([free]) is None  # its graph is gone
-    assert [divisor_of([loss(6.0) / 4]), divisor_of([0.25 * loss(6.0)]), divisor_of([-loss(6.0)])] == [4.0, 4.0, None]
-    assert divisor_of([loss(6.0) * 0]) is None and divisor_of([loss(1.0) / 4, loss(2.0) / 4]) is None
+    assert divisor_of([free]) == 1  # its graph is gone
+    ways = [loss(6.0) / 4, 0.25 * loss(6.0), loss(6.0) / 8 * 2 / torch.tensor(1), -loss(6.0), loss(6.0) * 0, loss(6.0)]
+    assert [divisor_of([way]) for way in ways] == [4, 4, 4, 1, 1, 1]
+    assert divisor_of([loss(1.0) / 4, loss(2.0) / 4]) == 1
+    assert (
+        divisor_of([nn.functional.cross_entropy(loss(1.0).expand(2, 3), torch.zeros(2).long(), reduction="sum") / 9])
+        == math.inf
+    )
 
 
 def test_a_script_that_compiles_and_makes_errors_of_warnings_goes_on() -> None:
