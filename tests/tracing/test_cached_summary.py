@@ -13,11 +13,13 @@ import pytest
 
 from hookscope import models
 from hookscope.errors import InputError, ModelError
+from hookscope.models.catalogue import find_models
 from hookscope.models.sources import model_names
+from hookscope.models.torchvision_builders import build_skeleton
 from hookscope.system import cache
 from hookscope.tracing import cached_summary as listing
 from hookscope.tracing.cached_summary import cached_listing, listing as listed
-from hookscope.tracing.facts import rows_of_type
+from hookscope.tracing.facts import rows_of_type, totals_of_type
 
 ROOT = Path(__file__).parents[2]
 NAME = "squeezenet1_1"
@@ -164,7 +166,14 @@ def test_every_model_lists(name: str) -> None:
     size, summary = listed(name)
     assert min(size) >= 112
     assert rows_of_type(summary, ("Conv2d", "Conv3d"))
-    assert summary.params > 0 and summary.macs > 0
+    judge = build_skeleton(name).model
+    totals = totals_of_type(summary, ("all",))
+    assert summary.params == totals.type_params == sum(parameter.numel() for parameter in judge.parameters())
+    assert summary.macs == totals.type_macs > 0
+    [stated] = find_models(f"re:^{name}$")
+    # torchvision counts no bias, and rounds; its vit_h_14 is for pictures of 518 pixels
+    if stated.task in ("classification", "video") and stated.gflops and name != "vit_h_14":
+        assert summary.macs / 1e9 == pytest.approx(stated.gflops, rel=0.02, abs=0.006)
     assert summary.real == (summary.layers[0].types[-1] in ("GeneralizedRCNN", "FCOS", "RetinaNet", "SSD"))
 
 
