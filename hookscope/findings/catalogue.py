@@ -279,7 +279,7 @@ _kind(
         "R",
         most=1.0,
     ),
-    Threshold("many_duplicate", 0.5, "chosen: share of the channels that is a warning, as for dead channels"),
+    Threshold("many_duplicate", 0.5, "chosen: share of spare channels that is a warning, as for dead channels"),
     cases={"many": Case(advice="Look for filters that were copied or initialised equally.", severity="warning")},
     severity="note",
 )
@@ -365,6 +365,11 @@ _kind(
     ),
     cases={
         "untrained": _UNTRAINED,
+        "small weights": Case(
+            "The weights are near 0, so any gradient is large beside them.",
+            "This is right for a head that starts near 0.",
+            "note",
+        ),
         "non-finite": Case(
             _NONFINITE_STEP,
             f"Find the operation with gradients --detect-anomaly. {_EDGE}",

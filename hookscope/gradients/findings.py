@@ -274,7 +274,7 @@ def _case(
     if report.updated and not any(report.updated.values()) and not report.trained:
         return "untrained"
     if name == "exploding-gradient":
-        return ""
+        return "small weights" if all(map(_is_small, chain)) else ""
     if report.loss in ("cross-entropy", "mse") and report.value < _LEARNED:
         return "learned"
     if _small_scale(source, weights, report) is not None:
@@ -295,10 +295,14 @@ def _small_scale(
     blocks = {source.layer.rsplit(".", levels)[0] for levels in (1, 2) if source.layer.count(".") >= levels}
     near = [*report.parameters[begin:end], *(p for p in report.parameters if p.layer in blocks)]
     for p in near:
-        small = p.weight_norm < _SMALL_SCALE * math.sqrt(math.prod(p.shape)) * (not _is_weight(p)) or not p.weight_norm
+        small = not p.weight_norm if _is_weight(p) else _is_small(p)
         if small and p.gradient is not None and p.gradient.max_abs and not p.name.endswith("bias"):
             return p
     return None
+
+
+def _is_small(parameter: ParameterGradient) -> bool:
+    return parameter.weight_norm < _SMALL_SCALE * math.sqrt(math.prod(parameter.shape))
 
 
 def _chain_words(

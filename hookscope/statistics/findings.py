@@ -275,7 +275,7 @@ def _constants(measured: Measured) -> Iterator[Finding]:
             case = "untrained"
         elif through and layer.min == layer.max == 0 and not _is_function(layer):
             case = "" if any(call.channels != layer.channels for call in later) else "head"
-        elif not through and (not whole or _is_squeezed(layer) or "Norm" in layer.call.type):
+        elif not through and (not whole or layer.values == layer.items * layer.channels or "Norm" in layer.call.type):
             case = "side"
         yield kind.as_case(finding, case)
 
@@ -358,7 +358,7 @@ def _duplicates(layer: LayerStatistics, before: LayerStatistics | None, measured
     same = listed([" = ".join(map(str, group)) for group in groups], 4)
     text = f"{len(channels)} of {layer.channels} channels are the same as another: {same}"
     numbers = {"duplicate": len(channels), "channels": layer.channels}
-    kind, many = CATALOGUE["duplicate-channels"], len(channels) > _MANY_DUPLICATE * layer.channels
+    kind, many = CATALOGUE["duplicate-channels"], len(channels) - len(groups) > _MANY_DUPLICATE * layer.channels
     case = "many" if many and not measured.few and not _is_squeezed(layer) else ""
     return kind.finding(layer.key, text, case, channels=channels, groups=groups, numbers=numbers)
 
