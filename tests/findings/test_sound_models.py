@@ -136,6 +136,34 @@ class SqueezeExcite(nn.Module):
         return x * (1 + self.gate(self.fc2(self.relu(self.fc1(self.pool(x))))))
 
 
+class ClassToken(nn.Module):
+    """A query from a class token, which does not depend on the picture, beside the picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.query = nn.Parameter(torch.ones(1, 16)), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.query(self.token.expand(len(x), -1))
+        return x + x * (x.mean((2, 3)) * query).softmax(1)[:, :, None, None]
+
+
+@pytest.mark.parametrize("count", [3, 16])
+def test_a_query_from_a_token_is_a_note(count: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), ClassToken(), nn.Conv2d(16, 4, 3)).eval()
+    found = [(f.finding, f.layer, f.severity) for f in COMMANDS["stats"](net, pictures(count, 64))]
+    assert found == [("constant-output", "1.query", "note")]
+
+
+def test_a_head_that_starts_near_0_is_a_note() -> None:
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Conv2d(3, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)).eval()
+    net[3].weight.data *= 1e-5
+    (finding,) = [f for f in COMMANDS["gradients"](net, pictures(1, 64)) if f.finding == "exploding-gradient"]
+    assert (finding.layer, finding.severity) == ("3", "note")
+
+
 def frozen() -> nn.Module:
     return nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU()).requires_grad_(False)
 
