@@ -17,6 +17,7 @@ from .finding import (
     listed as listed,
     merged as merged,
     nonfinite_words as nonfinite_words,
+    operations_in_words as operations_in_words,
     percent as percent,
     ranked as ranked,
     single as single,

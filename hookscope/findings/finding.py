@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -116,6 +117,13 @@ def listed(items: Sequence[Any], most: int = 8) -> str:
 def counted(number: int, noun: str) -> str:
     """A number and its noun, such as ``1 image`` or ``20,000 images``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def operations_in_words(operations: Counter[str]) -> str:
+    """``8 operations that are no modules (8 add)`` from the number of each; empty where there are none."""
+    parts = [f"{count:,} {name}" for name, count in operations.most_common()]
+    are = "is no module" if operations.total() == 1 else "are no modules"
+    return f"{counted(operations.total(), 'operation')} that {are} ({listed(parts, 4)})" if parts else ""
 
 
 def percent(share: float) -> str:

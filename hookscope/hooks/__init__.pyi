@@ -47,7 +47,11 @@ from .norms import (
     total_norm as total_norm,
 )
 from .observer import Observer as Observer, is_recomputing as is_recomputing
-from .operations import Operation as Operation, OperationCounter as OperationCounter
+from .operations import (
+    Operation as Operation,
+    OperationCounter as OperationCounter,
+    Operations as Operations,
+)
 from .registration import (
     HookHandles as HookHandles,
     check_hookable as check_hookable,
@@ -58,6 +62,7 @@ from .selection import (
     ACTIVATION_FUNCTIONS as ACTIVATION_FUNCTIONS,
     EVERY_OPERATION as EVERY_OPERATION,
     MODEL as MODEL,
+    OPERATION as OPERATION,
     Call as Call,
     LayerCall as LayerCall,
     Layers as Layers,

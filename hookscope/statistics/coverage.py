@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from hookscope.findings import counted, listed
+from hookscope.findings import listed
 from hookscope.hooks import Call
 
 
@@ -41,10 +41,3 @@ class Coverage:
         """What was left out, in a line; empty where that is nothing."""
         parts = [f"{count:,} {name}" for name, count in self.left_out.most_common()]
         return f"not measured: {listed(parts, 6)}" if parts else ""
-
-    def operations_in_words(self) -> str:
-        """``8 operations that are no modules (8 add)``; empty where there are none or where they were measured."""
-        parts = [f"{count:,} {name}" for name, count in self.operations.most_common()]
-        total = counted(self.operations.total(), "operation")
-        are = "is no module" if self.operations.total() == 1 else "are no modules"
-        return f"{total} that {are} ({listed(parts, 4)})" if parts else ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,6 +20,8 @@ from hookscope.hooks import (
     HookHandles,
     Layers,
     Observer,
+    Operation,
+    OperationCounter,
     differentiable,
     keep_and_hand_on,
     leaves_of,
@@ -81,6 +85,7 @@ class PassRecord:
         value: Value of the loss.
         targets: The classes of the loss.
         without_backward: Why the requested backward pass was not possible.
+        operations: How often each function ran that is no module, by torch's internal names; empty with ``ops``.
     """
 
     calls: tuple[CallRecord, ...]
@@ -89,6 +94,7 @@ class PassRecord:
     value: float | None = None
     targets: tuple[Prediction, ...] = ()
     without_backward: str = ""
+    operations: Counter[str] = field(default_factory=Counter)
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -120,6 +126,7 @@ def trace_events(
     backward: bool = False,
     loss: LossLike = None,
     values: int = 0,
+    ops: bool = False,
 ) -> PassRecord:
     """Run ``model`` once with hooks, and record the input, output and gradient of each chosen call.
 
@@ -137,6 +144,8 @@ def trace_events(
         loss: The loss, see `as_loss`; None for the score of the most likely class, or the mean square of the whole
             output where there is no such score (no classes, several pictures).
         values: Tensors of at most so many values are recorded whole.
+        ops: Whether operations that are no modules, such as `torch.relu` and ``+``, are calls too. The output of one
+            that works in place is what it returned.
 
     Raises:
         LayerError: no such layer.
@@ -158,11 +167,15 @@ def trace_events(
         stack.enter_context(differentiable(model))
         if not backward:
             stack.enter_context(torch.no_grad())
-        recorder = _Recorder(model, layers, types, stack.enter_context(HookHandles()) if backward else None, values)
-        with recorder.observer:
+        handles = stack.enter_context(HookHandles()) if backward else None
+        recorder = _Recorder(model, layers, types, handles, values, ops)
+        with HookHandles() as counting, recorder.observer:
+            if not ops:
+                recorder.counter.modules.watch(counting)
             output = model(*passed_on(leaves_of(inputs)))
         about = _differentiate(model, output, chosen, recorder) if backward else {}
-        return PassRecord(tuple(recorder.records()), _idle(model, recorder.observer), **about)
+        idle, operations = _idle(model, recorder.observer), recorder.counter.counts
+        return PassRecord(tuple(recorder.records()), idle, **about, operations=operations)
 
 
 def _idle(model: nn.Module, observer: Observer) -> tuple[str, ...]:
@@ -211,33 +224,48 @@ class _ReturnedCall:
     began: int
     returned: int
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    versions: list[int] = field(default_factory=list)
     gradient: Facts = field(default_factory=dict)
     differentiated: int | None = None
 
 
 class _Recorder:
     def __init__(
-        self, model: nn.Module, layers: Layers, types: Iterable[Any], handles: HookHandles | None, values: int
+        self,
+        model: nn.Module,
+        layers: Layers,
+        types: Iterable[Any],
+        handles: HookHandles | None,
+        values: int,
+        ops: bool,
     ) -> None:
         self._returned: list[_ReturnedCall] = []
         self._clock = count()
         self._handles, self._values = handles, values
-        self.observer = Observer(model, layers, types, self._on_call, on_input=self._on_input)
+        self.counter = OperationCounter(model)
+        hide = partial if ops else self._hidden  # an observer of operations hides the work of its functions itself
+        self.observer = Observer(model, layers, types, hide(self._on_call), on_input=hide(self._on_input), ops=ops)
 
-    def _on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _hidden(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(self.counter.paused, function)
+
+    def _on_input(self, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # now, because a layer that works in place changes the values
         return next(self._clock), facts_of(named_inputs(args, kwargs), self._values)
 
-    def _on_call(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    def _on_call(self, call: Call, module: nn.Module | Operation, args: Any, kwargs: Any, output: Any) -> Any:
         began, inputs = self.observer.input
         record = _ReturnedCall(call, inputs, facts_of(output, self._values), began, next(self._clock))
         self._returned.append(record)
         if self._handles is None:
             return None
-        kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
+        kept, handed_on = output, None
+        if isinstance(module, nn.Module):  # what an operation writes to must stay the tensor that it is
+            kept, handed_on = keep_and_hand_on(module, args, kwargs, output)
         # the same tensor may be in two places, and has one gradient
         first = {id(tensor): part for part, tensor in reversed(tensors_in(kept).items())}
         record.tensors = {part: t for part, t in tensors_in(kept).items() if t.requires_grad and first[id(t)] == part}
+        record.versions = [tensor._version for tensor in record.tensors.values()]
         for part, tensor in record.tensors.items():
             self._wait_for(record, part, tensor)
         return handed_on
@@ -256,7 +284,12 @@ class _Recorder:
 
     def outputs_in_graph(self) -> list[Tensor]:
         """The outputs of the wanted calls that are in the autograd graph."""
-        return [tensor for record in self._chosen() for tensor in record.tensors.values()]
+        tensors = [
+            (tensor, version)
+            for record in self._chosen()
+            for tensor, version in zip(record.tensors.values(), record.versions, strict=True)
+        ]
+        return [tensor for tensor, version in tensors if tensor._version == version]  # others are overwritten
 
     def records(self) -> Iterator[CallRecord]:
         """The wanted calls as facts, in order of execution."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from hookscope.hooks import LayerCall, Shape, matches_type, no_such_type, select_types
+from hookscope.hooks import OPERATION, LayerCall, Shape, matches_type, no_such_type, select_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,26 @@ class Trace:
     def macs(self) -> int:
         return sum(call.macs for call in self.calls)
 
+    @property
+    def operations(self) -> Counter[str]:
+        """How often each function ran that is no module."""
+        names = [self.layers[call.layer].name for call in self.calls]
+        return Counter(name.rpartition(OPERATION)[2] for name in names if OPERATION in name)
+
+    def without_operations(self) -> Trace:
+        """The layers alone, with the MACs of operations in the calls in which these ran."""
+        calls: list[TracedCall] = []
+        macs: Counter[int] = Counter()  # of operations, by their depth
+        for call in self.calls:
+            if OPERATION in self.layers[call.layer].name:
+                macs[call.depth] += call.macs
+            else:
+                by = call.overwritten_by
+                by = by if by is None else by.partition(OPERATION)[0] or "the model"
+                calls.append(replace(call, macs=call.macs + macs.pop(call.depth + 1, 0), overwritten_by=by))
+        layers = tuple(layer for layer in self.layers if OPERATION not in layer.name)
+        return replace(self, layers=layers, calls=tuple(calls))
+
     def params_of(self, layers: Iterable[int]) -> int:
         """How many values the parameters of these layers have, shared ones once."""
         held = {parameter for layer in layers for parameter in self.layers[layer].parameters}
@@ -88,27 +108,29 @@ class LayerTotals:
     did_not_run: int
 
 
-def rows_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",)) -> list[LayerCall]:
+def rows_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",), ops: bool = False) -> list[LayerCall]:
     """The rows of ``list-layers``: calls of the chosen types in order of execution, then layers that did not run.
 
-    With ``all`` there is also a row without an index for each call that computes beside the layers in it.
+    With ``all`` there is also a row without an index for each call that computes beside the layers in it. With ``ops``
+    operations are calls too, of the type of their function.
 
     Raises:
         LayerError: when the model has no layer of these types; it says which it has.
     """
-    return _listed(traced, types)[0]
+    return _listed(traced, types, ops)[0]
 
 
-def totals_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",)) -> LayerTotals:
+def totals_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",), ops: bool = False) -> LayerTotals:
     """The sums of the rows of ``list-layers``, and of the whole model."""
-    rows, layers = _listed(traced, types)
+    rows, layers = _listed(traced, types, ops)
     ran = [row for row in rows if row.call is not None]
     macs = sum(row.macs for row in ran)
     return LayerTotals(traced.params, traced.macs, len(ran), traced.params_of(layers), macs, len(rows) - len(ran))
 
 
-def _listed(traced: Trace, types: Iterable[Any]) -> tuple[list[LayerCall], list[int]]:
+def _listed(traced: Trace, types: Iterable[Any], ops: bool) -> tuple[list[LayerCall], list[int]]:
     """The rows, and the layers that they count: each with the layers inside it that have no row."""
+    traced = traced if ops else traced.without_operations()
     names = select_types(types)
     chosen = {place for place, layer in enumerate(traced.layers) if matches_type(layer.types, names, layer.leaf)}
     if not chosen:
@@ -153,7 +175,8 @@ def _layers_inside(traced: Trace, shown: Collection[int]) -> tuple[dict[int, lis
     inside: dict[int, list[int]] = {place: [] for place in shown}
     parted: set[int] = set()
     for place, layer in enumerate(traced.layers):  # a layer stands before those inside it
-        around = innermost.get(layer.name.rpartition(".")[0]) if layer.name else None
+        outer = layer.name.rpartition(OPERATION if OPERATION in layer.name else ".")[0]
+        around = innermost.get(outer) if layer.name else None
         if place in shown:
             parted |= set() if around is None else {around}
             around = place

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from hookscope.errors import InputError, ModelError, is_out_of_memory
 from hookscope.hooks import (
+    OPERATION,
     HookHandles,
     LayerCall,
+    Operations,
     Shape,
     buffers_kept,
     check_hookable,
@@ -82,8 +85,9 @@ def trace(model: nn.Module, inputs: Inputs, *, dry: bool = True) -> Trace:
         raise ModelError(f"'{lazy}' has no shape yet: the model is lazy", do="run it once on a real input first")
     recorder, real = _record(model, inputs, dry)
     parameters = {id(parameter): parameter.numel() for parameter in model.parameters()}
-    layers = tuple(_traced_layers(model, {key: position for position, key in enumerate(parameters)}))
-    return Trace(layers, tuple(recorder.calls), tuple(parameters.values()), real)
+    layers = [*_traced_layers(model, {key: position for position, key in enumerate(parameters)})]
+    layers += [TracedLayer(name, (name.rpartition(OPERATION)[2],), True, (), "") for name in recorder.operations]
+    return Trace(tuple(layers), tuple(recorder.calls), tuple(parameters.values()), real)
 
 
 def _record(model: nn.Module, inputs: Inputs, dry: bool) -> tuple[_Recorder, bool]:
@@ -94,9 +98,11 @@ def _record(model: nn.Module, inputs: Inputs, dry: bool) -> tuple[_Recorder, boo
     for real in [False] * dry + [True] * (not on_meta or not dry):
         recorder = _Recorder(model)
         with _everything_as_before(model), HookHandles() as handles:
+            operations = Operations(model, recorder.around)
+            operations.modules.watch(handles)
             for module in model.modules():
-                handles.forward_pre(module, recorder.before)
-                handles.forward(module, recorder.after)
+                handles.forward_pre(module, partial(operations.paused, recorder.before))
+                handles.forward(module, partial(operations.paused, recorder.after))
             try:
                 with MacCounter(recorder.count):
                     _ = model(*args, **kwargs) if real else meta_forward(model, args, kwargs)
@@ -138,6 +144,8 @@ def list_layers(
     input_size: Sequence[int] = (224, 224),
     types: Iterable[Any] = ("Conv2d",),
     inputs: Inputs | None = None,
+    *,
+    ops: bool = False,
 ) -> list[LayerCall]:
     """Every call of the chosen types in one forward pass of ``model``, in order of execution.
 
@@ -148,6 +156,8 @@ def list_layers(
         types: Class names (or classes), ``("all",)`` for every layer without children or with own
             parameters.
         inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
+        ops: Whether operations that are no modules, such as `torch.relu` and ``+``, are calls too. Their type is the
+            name of the function, and their name begins with that of the module in which they run: ``block1::relu``.
 
     Multiply-accumulates are half of the FLOPs that torch's formulas count for what each call computes itself, and
     one for each value that a convolution adds its bias to. A row counts the layers inside it that have no row. With
@@ -167,7 +177,7 @@ def list_layers(
         >>> rows[0].name, rows[0].output_shape, rows[0].macs
         ('0', (1, 8, 7, 7), 10976)
     """
-    return rows_of_type(_traced(model, input_size, inputs), types)
+    return rows_of_type(_traced(model, input_size, inputs), types, ops)
 
 
 def layer_totals(
@@ -227,7 +237,7 @@ class _WatchedOutput:
 
 
 class _Recorder:
-    """The two hooks of every module, `before` and `after`, and the calls in the order in which they returned."""
+    """Hooks of modules and operations, `before`, `after` and `around`; calls in the order in which they returned."""
 
     def __init__(self, model: nn.Module) -> None:
         named = list(model.named_modules())
@@ -241,10 +251,14 @@ class _Recorder:
         self._open: list[_OpenCall] = []
         self._watched: list[_WatchedOutput] = []
         self.calls: list[TracedCall] = []
+        self.operations: dict[str, int] = {}
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._begin(self._positions[id(module)], args, kwargs)
+
+    def _begin(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._look_for_writes()
-        self._open.append(_OpenCall(self._positions[id(module)], shape_of(named_inputs(args, kwargs)), len(self.calls)))
+        self._open.append(_OpenCall(layer, shape_of(named_inputs(args, kwargs)), len(self.calls)))
 
     def count(self, macs: int, added: int) -> None:
         """Book what `MacCounter` counts to the innermost call that runs now."""
@@ -253,9 +267,28 @@ class _Recorder:
             self._open[-1].macs += macs * left // weights + added
 
     def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._end(self._positions[id(module)], output)
+
+    def around(self, place: str, kind: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of torch, and record it if its result is a tensor."""
+        name = f"{place}{OPERATION}{kind}"
+        layer = self.operations.get(name, len(self._names))
+        self._begin(layer, args, kwargs)
+        output = function(*args, **kwargs)
+        result = args[0] if kind == "setitem" else output
+        if tensors_in(result):
+            if name not in self.operations:
+                self.operations[name] = layer
+                self._names.append(name)
+            self._end(layer, result)
+        else:
+            self._open.pop()
+        return output
+
+    def _end(self, layer: int, output: Any) -> None:
         self._look_for_writes()
         opened = self._open.pop()
-        while opened.layer != self._positions[id(module)]:  # a call that failed, and whose failure the model caught
+        while opened.layer != layer:  # a call that failed, and whose failure the model caught
             failed, opened = opened, self._open.pop()
             opened.macs += failed.macs
             self.calls[failed.returned :] = [replace(c, depth=c.depth - 1) for c in self.calls[failed.returned :]]

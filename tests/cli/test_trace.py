@@ -138,7 +138,10 @@ def test_parts_types_and_values_that_are_not_finite(run: Run) -> None:
     # 2 / 0 is Inf, 0 / 0 is NaN: nothing is finite
     assert (join["output_nonfinite"], join["output_min"], join["output_max"]) == (27, None, None)
     assert join["output_values"][0][2] == [[None] * 3] * 3
-    assert errors == "Note: 1 chosen layer did not run: idle\n"
+    assert errors == (
+        "Note: not shown: 3 operations that are no modules (1 mul, 1 sub, 1 div); --ops shows them\n"
+        "Note: 1 chosen layer did not run: idle\n"
+    )
 
 
 def test_a_table_of_parts_is_short_and_says_what_is_unusual(run: Run) -> None:
@@ -165,7 +168,10 @@ def test_calls_without_a_gradient_are_in_a_note(run: Run) -> None:
     events = [(row["event"], row["name"]) for row in map(json.loads, out.splitlines())]
     assert (status, events[-2:]) == (0, [("backward", ""), ("backward", "main")])
     assert ("forward", "side") in events and ("backward", "side") not in events
-    assert errors == "Note: 1 call has no gradient and no backward event: side\n"
+    assert errors == (
+        "Note: not shown: 1 operation that is no module (1 add); --ops shows them\n"
+        "Note: 1 call has no gradient and no backward event: side\n"
+    )
     _, out, errors = run("nets.py:Blind", "cat.png", "--type", "Linear", "--events", "--format", "tsv")
     assert [line.split("\t")[1] for line in out.splitlines()[1:]] == ["pre-hook", "forward"]
     assert errors == "Note: no backward pass: the output of Blind has no gradient\n"

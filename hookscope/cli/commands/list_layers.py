@@ -8,8 +8,8 @@ from hookscope import hooks, models, tracing
 from hookscope.cli import process
 from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, row_of
-from hookscope.cli.shared.options import format_option, model_argument, size_option, type_option
-from hookscope.findings import counted
+from hookscope.cli.shared.options import format_option, model_argument, ops_option, size_option, type_option
+from hookscope.findings import counted, operations_in_words
 
 FIELDS = ("index", "name", "type", "call", "input_shape", "output_shape", "params", "macs", "note")
 TOTAL_FIELDS = (
@@ -21,9 +21,12 @@ TOTAL_FIELDS = (
 @model_argument(default="resnet34")
 @type_option
 @size_option
+@ops_option
 @click.option("--total", is_flag=True, help="Print one row of totals: of the whole model, and of the types.")
 @format_option
-def command(model: str, types: tuple[str, ...], input_size: tuple[int, ...] | None, total: bool, format: str) -> None:
+def command(
+    model: str, types: tuple[str, ...], input_size: tuple[int, ...] | None, ops: bool | None, total: bool, format: str
+) -> None:
     """List the layers of a model, in order of execution.
 
     MODEL is resnet34 by default. The index is what `--layer` takes in other commands. Shapes come from a pass without
@@ -32,6 +35,9 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, ...] | No
     row, so --type all adds up to the model; a block that computes beside its layers has a row without an index there.
     The note says that the layers inside have rows, that a layer is called more than once, that a later layer overwrites
     this output in place, that a layer is shared, or that a layer did not run.
+
+    With --ops there is a row for each operation that is no module, such as torch.relu and +. Its type is the name of
+    the function. Without --type all calls are listed then. Without --ops a line says how many operations there are.
 
     The lines under the table are the totals of the types and those of the whole model, in which parameters count once
     each. --total prints them as one row.
@@ -43,17 +49,20 @@ def command(model: str, types: tuple[str, ...], input_size: tuple[int, ...] | No
       hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
       hookscope list-layers inception_v3 --input-size 299x299 --format json
       hookscope list-layers vit_b_32 --total --format json | jq '.[0].macs'
+      hookscope list-layers resnet18 --ops --type '*add*'
     """
     size, trace = _trace(model, input_size)
-    types = types or hooks.usual_types(layer.types for layer in trace.layers)
-    totals = tracing.totals_of_type(trace, types)
+    types = types or (("all",) if ops else hooks.usual_types(layer.types for layer in trace.layers))
+    totals = tracing.totals_of_type(trace, types, bool(ops))
     if total:
         row = row_of(TOTAL_FIELDS, totals, model=model, input_size=size, type="/".join(types))
         write_report(Report.of_rows([row], TOTAL_FIELDS), format)
     else:
-        rows = [row_of(FIELDS, call) for call in tracing.rows_of_type(trace, types)]
+        rows = [row_of(FIELDS, call) for call in tracing.rows_of_type(trace, types, bool(ops))]
         lines = _lines(totals, types, f"{model} at {'x'.join(map(str, size))}")
         lines[-1] += " (by a real pass)" if trace.real else ""
+        if not ops and (words := operations_in_words(trace.operations)):
+            lines = [f"not listed: {words}; --ops lists them", *lines]
         write_report(Report.of_rows(rows, FIELDS, lines), format)
 
 

@@ -16,7 +16,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_types, model_options
 from hookscope.errors import UsageError
-from hookscope.findings import counted, listed
+from hookscope.findings import counted, listed, operations_in_words
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Options:
 
     layers: hooks.Selection | None
     types: tuple[str, ...]
+    ops: bool | None
     events: bool
     target: scores.Target
     categories: tuple[str, ...] | None
@@ -41,6 +42,7 @@ class Options:
     f"Layer class that is shown and that indices count; repeatable. A glob works; {shared.ALL_TYPES}  [default: all;"
     " with --events and no --layer '*', every module]"
 )
+@shared.ops_option
 @click.option("--events", is_flag=True, help="Print a row for each event, in the order of the events.")
 @target_option(help="With --events, the class whose score is differentiated")
 @categories_option
@@ -82,6 +84,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope trace vgg16 cat.jpg --layer 'features.*' --format ndjson
       hookscope trace resnet18 cat.jpg --events --type BasicBlock --type ReLU --target tabby
       hookscope trace nets.py:ones tiny.png --preprocess none --values --events
+      hookscope trace resnet18 cat.jpg --ops --layer 'layer1.0*'
       hookscope trace raft_small first.png second.png --layer 'feature_encoder*'
     """
     options = Options(**values)
@@ -104,6 +107,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
             backward=options.events,
             loss=loss,
             values=options.most if options.values else 0,
+            ops=bool(options.ops),
         )
     totals = _totals(subject, record, categories, options)
     output.write_report(Report([section(record, net.weights, options.events, options.values, totals)]), options.format)
@@ -138,6 +142,8 @@ def _totals(
 
 def _note_the_rest(record: tracing.PassRecord, options: Options) -> None:
     """Report layers, gradients and tensors that have no row."""
+    if options.layers is None and (words := operations_in_words(record.operations)):
+        output.note(f"Note: not shown: {words}; --ops shows them")
     if idle := record.did_not_run:
         output.note(f"Note: {counted(len(idle), 'chosen layer')} did not run: {listed(idle, 3)}")
     if options.events and record.without_backward:

@@ -16,7 +16,7 @@ from hookscope.cli.shared import image_options
 from hookscope.cli.shared.lost_images import LostImages
 from hookscope.cli.shared.model import ModelOptions, check_types, model_options
 from hookscope.cli.shared.options import apply_options, layer_option, ops_option, type_option
-from hookscope.findings import counted
+from hookscope.findings import counted, operations_in_words
 
 _layer_option = layer_option(
     "Calls to measure, as in visualize; indices count Conv2d unless --type is given.  [default: every convolution,"
@@ -109,7 +109,7 @@ def measure(
             on_interrupt=lambda count: output.note(f"Note: {save} holds {count} of {total}; add --resume to go on"),
         )
         lost_images.finish()
-    if job.layers is None and (words := saved.coverage.operations_in_words()):
+    if job.layers is None and (words := operations_in_words(saved.coverage.operations)):
         output.note(f"Note: not measured: {words}; --ops measures them")
     lost = saved.progress.lost if saved.progress is not None else 0
     if lost:
