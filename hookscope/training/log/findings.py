@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -167,7 +167,9 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
         text += f", in {named.times} of {span} sampled steps"
     text += f": {_values(rule, named, first.step)}{_other_layers(rule, group, named, worst, judged)}{after}"
     value = worst.value if abs(worst.value) < float("inf") else None
-    severity = rule.of_all if rule.of_all and len(group) == judged else rule.severity
+    severity: dict[str, Any] = {"severity": rule.severity} if rule.severity else {}
+    if rule.of_all and len(group) == judged:
+        severity = {"severity": rule.of_all}
     return timed_finding(
         rule.kind.name,
         text,
@@ -177,7 +179,7 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
         layers=tuple(interval.layer.label for interval in group),
         model=named.layer.model,
         optimizer=named.layer.optimizer,
-        **({"severity": severity} if severity else {}),
+        **severity,
     )
 
 

@@ -104,7 +104,7 @@ def _bad_steps(layer: LayerSeries) -> list[int]:
 def _contained_steps(optimizer: int, run: RunSeries) -> set[int]:
     """The steps in which some outputs have Inf of one sign, while the loss, all gradients and weights are finite."""
     layers, loss = [layer for layer in run.layers if layer.optimizer == optimizer], run.loss_of(optimizer)
-    spread = [loss.steps[np.isnan(loss.losses)] if not np.isnan(loss.losses).all() else []]
+    spread: list[Any] = [loss.steps[np.isnan(loss.losses)] if not np.isnan(loss.losses).all() else []]
     for layer in layers:
         values = layer.values
         parameters = (values["gradient_non_finite"] > 0) | (values["weight_non_finite"] > 0)

@@ -119,7 +119,7 @@ def _ratio(over: Array, under: Array) -> Array:
     return ratio
 
 
-def _where(condition: Mask, values: Array | float) -> Array:
+def _where(condition: Mask | bool, values: Array | float) -> Array:
     return np.where(condition, values, np.nan)
 
 
@@ -323,9 +323,10 @@ def _large_update(context: LayerContext) -> Array:
 
 @Rule(CATALOGUE["update-too-small"], "update_to_weight", "too_small", _update_words, lowest=True, named="worst")
 def _small_update(context: LayerContext) -> Array:
-    """NaN where the gradient is small or the loss has converged."""
+    """NaN where the gradient is small or the loss has converged, and for normalisations: 1 absorbs small updates."""
     update = context["update_to_weight"]
-    can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ~context.run.learned(context.layer)
+    can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ("Norm" not in context.layer.type)
+    can_learn &= ~context.run.learned(context.layer)
     some_change = context.run.changing(context.layer, 0.0)
     return _where(_learns(context) & can_learn & ((update > 0) | some_change & ~_others_change(context)), update)
 
