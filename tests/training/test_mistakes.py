@@ -23,6 +23,7 @@ def found(name: str, folder: Path, every: int = 5) -> list[TimedFinding]:
 
 
 @_NAMES
-def test_a_mistake_is_named_by_its_cause_among_the_first_three_findings(name: str, tmp_path: Path) -> None:
+def test_a_mistake_is_named_by_its_cause_before_its_symptoms(name: str, tmp_path: Path) -> None:
     findings = found(name, tmp_path)
-    assert any(finding.finding in MISTAKES[name][1] for finding in findings[:3]), findings
+    place = next((at for at, finding in enumerate(findings) if finding.finding in MISTAKES[name][1]), 99)
+    assert place <= (2 if name == "the_first_batch_again_and_again" else 0), findings  # there it is a note
