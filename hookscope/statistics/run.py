@@ -149,7 +149,7 @@ class _Run:
         exists = f"its first {progress.done} are not those of this run"
         if len(totals.pictures) == progress.done - progress.lost:
             here = pictures_in(self.paths[: progress.done])
-            others = (Counter(totals.pictures) - Counter(here)).total()
+            others = (Counter(totals.pictures) - Counter(picture for picture in here if picture is not None)).total()
             same = len(here) == progress.done and others <= here.count(None)  # a pipe cannot be read again
             exists = f"{others} of the first {progress.done} are not those of this run" if others else exists
         else:
