@@ -40,15 +40,22 @@ class Patch:
         self._owner, self._name, self._wrapper = owner, name, wrapper
         self._original: Callable[..., Any] | None = None
         self._ours: Callable[..., Any] | None = None
+        self._is_on = False
 
     def on(self) -> None:
-        if self._ours is not None:
+        if self._is_on:
             return
+        self._is_on = True
         original, wrapper = getattr(self._owner, self._name), self._wrapper
+        if self._ours is not None and original is self._original:  # compiled code switches often
+            setattr(self._owner, self._name, self._ours)
+            return
 
         @wraps(original)
         def ours(*args: Any, **kwargs: Any) -> Any:
-            if self._ours is not ours:  # switched off, but a later wrapper of somebody else still calls this one
+            if (
+                not self._is_on or self._ours is not ours
+            ):  # switched off, but a later wrapper of somebody else still calls this one
                 return original(*args, **kwargs)
             return wrapper(original, *args, **kwargs)
 
@@ -57,9 +64,9 @@ class Patch:
 
     def off(self) -> None:
         """Put the original back, unless somebody else has wrapped ours since."""
-        if self._ours is not None and getattr(self._owner, self._name, None) is self._ours:
+        if self._is_on and getattr(self._owner, self._name, None) is self._ours:
             setattr(self._owner, self._name, self._original)
-        self._original = self._ours = None
+        self._is_on = False
 
 
 def divisor_of(roots: Sequence[Tensor]) -> float:
@@ -269,6 +276,9 @@ class CompiledCalls:
         on_switch: Called with True before compiled code runs in any thread, with False when it runs in none.
         on_call: Called with the function, the arguments and the keywords of a call of compiled code, before that.
         on_return: Called with what ``on_call`` returned, and the result, after a call that did not raise.
+
+    Attributes:
+        shows_inside: Whether functions that are not compiled count as outside where compiled code calls them.
     """
 
     def __init__(
@@ -278,6 +288,7 @@ class CompiledCalls:
         on_return: Callable[[Any, Any], None],
     ) -> None:
         self._on_switch, self._on_call, self._on_return = on_switch, on_call, on_return
+        self.shows_inside = True
         self._patches: list[Patch] = []
         self._thread = threading.local()
         self._running: set[int] = set()  # the threads
@@ -301,10 +312,14 @@ class CompiledCalls:
             patch.on()
 
     def _set(self, original: Callable[[Any], Any], callback: Any) -> Any:
+        switches: list[_Switch] | None = self._thread.__dict__.get("switches")
+        if callback is None and not switches:  # it was off already
+            return original(None)
         frame = sys._getframe(2)
         if frame.f_code.co_name == "_maybe_set_eval_frame" and frame.f_back is not None:
             frame = frame.f_back
-        switches: list[_Switch] = self._thread.__dict__.setdefault("switches", [])
+        if switches is None:
+            switches = self._thread.switches = []
         last = switches[-1] if switches else None
         if callback is not None:
             if last is not None and last.frame is frame and not last.is_on:
@@ -330,7 +345,8 @@ class CompiledCalls:
 
     def _switch(self, switches: Sequence[_Switch]) -> None:
         was_running, thread = bool(self._running), threading.get_ident()
-        (self._running.add if switches and switches[-1].is_on else self._running.discard)(thread)
+        runs = bool(switches) and (switches[-1].is_on or not self.shows_inside)
+        (self._running.add if runs else self._running.discard)(thread)
         if bool(self._running) != was_running:
             self._on_switch(not was_running)
 

@@ -132,10 +132,11 @@ class TrainingWatcher:
         """Compiled code is called; what is returned goes to `_after_compiled`."""
         owner = getattr(function, "__self__", function)
         if isinstance(owner, nn.Module):
-            self._before(owner, args)
-            model = self._models.mark_compiled(owner)
-            if model is not None:
-                self._on_model(model)
+            if self._samples or self._stop is not None:
+                self._before(owner, args)
+                model = self._models.mark_compiled(owner)
+                if model is not None:
+                    self._on_model(model)
         elif isinstance(owner, Optimizer) and getattr(function, "__name__", "") == "step":
             self._before_step(owner, (owner, *args), kwargs)
         else:
@@ -147,7 +148,8 @@ class TrainingWatcher:
     def _after_compiled(self, called: Any, result: Any) -> None:
         owner, args, kwargs = called
         if isinstance(owner, nn.Module):
-            self._after(owner, args, kwargs, result)
+            if self._samples or self._stop is not None:
+                self._after(owner, args, kwargs, result)
         elif isinstance(owner, Optimizer):
             self._after_step(owner, (owner, *args), kwargs)
         else:
@@ -363,6 +365,7 @@ class TrainingWatcher:
     def _switch_hooks(self) -> None:
         """Hooks of modules slow a step down, so they are on only before a step that is sampled."""
         self._samples = self._optimizers.is_any_due()
+        self._compiled.shows_inside = self._samples or self._stop is not None
         if not self._samples and self._stop is None:
             self._remove_module_hooks()
         elif not self._hooks_are_on:
