@@ -288,7 +288,7 @@ def test_a_run_that_never_steps_points_to_its_log(tmp_path: Path, capsys: pytest
     trains = FunctionAsScript(lambda: [net(torch.randn(4, 1)).sum().backward() for _ in range(12)])
     watched_here(tmp_path / "log", trains)
     note = capsys.readouterr().err
-    assert note.startswith("Note: no optimizer of torch took a step in train.py, 0 lines in") and "no-step" in note
+    assert note.startswith("Note: no optimizer of torch took a step in train.py, ") and "no-step" in note
 
 
 def test_a_log_may_be_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
