@@ -378,7 +378,8 @@ def _low_rank(layer: LayerStatistics, before: LayerStatistics | None, measured: 
 @rule(CATALOGUE["batchnorm-drift"])
 def _drifts(measured: Measured) -> Iterator[Finding]:
     for finding, _ in _sources((_drift(drift, measured.thresholds), True) for drift in measured.drifts):
-        wide = finding.numbers["shift"] > _WIDE_SHIFT or finding.numbers["ratio"] > _WIDE_RATIO
+        shift, ratio = (float(finding.numbers[name] or 0) for name in ("shift", "ratio"))
+        wide = shift > _WIDE_SHIFT or ratio > _WIDE_RATIO
         yield CATALOGUE["batchnorm-drift"].as_case(finding, "few" if measured.few and not wide else "")
 
 
