@@ -802,9 +802,12 @@ _kind(
     "With a momentum of 1 the steps add up and never fade.",
     "Use a momentum of 0.9.",
     Threshold("adaptive_rate", 1.0, "chosen: weights are usually below 1, and Adam changes each by the rate"),
+    Threshold("overwriting", 3.0, "update norm over weight norm, the median of the layers; healthy first steps: 0.2"),
     Threshold("decay", 0.01, "weight decay times learning rate: 69 such steps halve a weight"),
     cases={
-        "rate": Case("One step overwrites the weights.", "Use a learning rate of about 1e-3."),
+        "rate": Case(
+            "One step overwrites the weights.", "Lower the learning rate: Adam usually takes 1e-3, SGD 0.1 to 0.001."
+        ),
         "decay": Case("The decay is stronger than what is learned.", "Use a weight decay of 1e-4 to 0.05."),
     },
     severity="error",

@@ -67,9 +67,11 @@ class StepWeights:
         weights = [id(p) for name, p in own.items() if not is_bias(name)]
         weight_norm, weight_non_finite = _total(self._weights, weights)
         update_norm, _ = _total(self._updates, weights)
-        gradient_norm, gradient_non_finite = _total(self._gradients or {}, [id(p) for p in own.values()])
+        gradients = self._gradients or {}
+        gradient_norm, gradient_non_finite = _total(gradients, [id(p) for p in own.values()])
         return {
             "gradient_norm": gradient_norm,
+            "weight_gradient_norm": _total(gradients, weights)[0],
             "gradient_non_finite": gradient_non_finite,
             "weight_norm": weight_norm,
             "weight_non_finite": weight_non_finite,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -411,6 +412,10 @@ def _settings(now: History) -> Evidence | None:
     if rate >= limits["adaptive_rate"] and kind in _ADAPTIVE:
         words = f"{kind} has a learning rate of {rate:g}: it changes each weight by about as much at a step"
         return Evidence(words, "rate", numbers={"rate": rate})
+    update = statistics.median(_updates(now) or [0.0])
+    if update > limits["overwriting"]:
+        words = f"a step of {kind} changes a weight by {update:.2g} times its norm (median of the layers; learning rate"
+        return Evidence(f"{words} {rate:g})", "rate", numbers={"rate": rate, "update": update})
     if rate * decay > limits["decay"]:
         words = (
             f"{kind} has weight decay {decay:g} and learning rate {rate:g}: each step takes {min(rate * decay, 1):.0%}"
@@ -436,7 +441,7 @@ def _rate_vanishes(now: History) -> Evidence | None:
         )
         words += f", and {steps[-1] - steps[first] + 1:,} of {steps[-1] + 1:,} steps came after"
         return Evidence(words, numbers={"rate": rate, "highest": peak})
-    largest = _largest_update(now) if 0 < rate <= peak <= now.limits["tiny_rate"] else None
+    largest = max(_updates(now), default=None) if 0 < rate <= peak <= now.limits["tiny_rate"] else None
     if largest is not None and largest < _FLOAT32 and not _has_no_gradient(now):
         change = f"no layer by more than {largest:.1g} of its norm" if largest else "no weight"
         words = f"a step changes {change} (learning rate {rate:g}); float32 rounds away less than 6e-8 of a value"
@@ -444,16 +449,15 @@ def _rate_vanishes(now: History) -> Evidence | None:
     return None
 
 
-def _largest_update(now: History) -> float | None:
-    """Of the layers of this optimizer at this step; None where the log has none."""
+def _updates(now: History) -> list[float]:
+    """The updates of the layers of this optimizer at this step, over the norms of their weights before it."""
     values = [
         float(value)
         for layer in now.run.layers
         if layer.optimizer == now["optimizer"] and now["step"] in layer.steps
         for value in layer.values["update_to_weight"][layer.steps == now["step"]]
     ]
-    known_values = [value for value in values if not math.isnan(value)]
-    return max(known_values, default=None)
+    return [value for value in values if not math.isnan(value)]
 
 
 @cause("batchnorm-small-batch", explains=("loss-flat", "batchnorm-drift"), precedes=_UNSTABLE)

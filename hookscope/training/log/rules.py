@@ -139,7 +139,16 @@ def dead_share(layer: LayerSeries) -> Array:
     return _where(_finite(layer), np.where(layer.values["zero_share"] == 1, 1.0, share))
 
 
+def _gets_zeros(layer: LayerSeries) -> Mask:
+    """``(S,)`` where the input is 0 everywhere: then a bias has a gradient, and the weight beside it has one of 0."""
+    is_zero = (layer.values["weight_gradient_norm"] == 0) & (layer.values["gradient_norm"] > 0)
+    return is_zero & _finite(layer) & ("Norm" not in layer.type)
+
+
 def _dead_words(layer: LayerSeries, at: int) -> str:
+    if _gets_zeros(layer)[at]:
+        norm = layer.values["gradient_norm"][at]
+        return f"its input is 0 everywhere: its bias has a gradient of norm {norm:.2g}, its weight one of 0"
     dead, channels = layer.values["dead_channels"][at], layer.values["channels"][at]
     if math.isnan(dead) or math.isnan(channels):
         return "every value is 0"
@@ -153,7 +162,9 @@ def _puts_out_its_own(context: LayerContext) -> bool:
 
 @Rule(CATALOGUE["dead-layer"], "dead_channels", default("dead-layer", "dead_layer"), _dead_words)
 def _dead_layer(context: LayerContext) -> Array:
-    return _where(_puts_out_its_own(context), dead_share(context.layer))
+    """1 too where the input is 0 and no layer is seen to put that out, as behind ``torch.relu``."""
+    share = _where(_puts_out_its_own(context), dead_share(context.layer))
+    return np.where(_gets_zeros(context.layer) & ~context.run.starved(context.layer), 1.0, share)
 
 
 @Rule(CATALOGUE["dead-channels"], "dead_channels", "dead", _dead_words, named="worst", severity="warning")
@@ -290,22 +301,20 @@ def _others_change(context: LayerContext) -> Mask:
 
 
 def _no_update_words(layer: LayerSeries, at: int) -> str:
-    text = f"its gradient has norm {layer.values['gradient_norm'][at]:.2g}, but a step leaves its weight as it is"
+    norm = layer.values["weight_gradient_norm"][at]
+    text = f"its gradient has norm {norm:.2g}, but a step leaves its weight as it is"
     rate = layer.values["learning_rate"][at]
     return text if math.isnan(rate) else f"{text} (learning rate {rate:g})"
 
 
 @Rule(CATALOGUE["no-update"], "update_to_weight", 0.5, _no_update_words)
 def _no_update(context: LayerContext) -> Array:
-    """1 where a weight with a gradient does not change, while others of its optimizer do, or nothing does.
-
-    Without normalisations, and without layers whose input is all 0, where only the bias has a gradient.
-    """
+    """1 where a weight with a gradient does not change, while others of its optimizer do, or nothing does."""
     unchanged = np.nan_to_num(context["update_to_weight"]) == 0
-    can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ("Norm" not in context.layer.type)
+    ratio = _ratio(context["weight_gradient_norm"], context["weight_norm"])
+    can_learn = (ratio > _USUAL_GRADIENT) & ("Norm" not in context.layer.type)
     nothing_changes = ~context.run.changing(context.layer, 0.0)
     judged = _learns(context) & can_learn & (_others_change(context) | nothing_changes)
-    judged &= ~context.run.starved(context.layer)
     return _where(judged, unchanged.astype(float))
 
 

@@ -18,11 +18,13 @@ Array = NDArray[np.float64]
 
 METRICS = (
     "activation_mean", "activation_std", "zero_share", "channels", "channel_values", "dead_channels", "non_finite",
-    "infinite", "gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite", "update_to_weight",
+    "infinite", "gradient_norm", "weight_gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite",
+    "update_to_weight",
     "running_mean_shift", "running_var_ratio", "frozen", "learning_rate", "index",
 )  # fmt: skip
 """The fields of a layer's line that are numbers or booleans, as the log names them."""
 
+_BEFORE = {"weight_gradient_norm": "gradient_norm"}  # the fields of logs of 0.1.0 that come nearest
 _MOST = 2**53
 _CONVERGED = 0.05  # of the first loss
 _SMALL = 0.01  # norm of a weight that is meant to grow, such as a layer scale of 1e-6 or a gamma of 0
@@ -196,7 +198,7 @@ def _layer(
         index=places[len(places) // 2],
         steps=np.array([row["step"] for row in rows], np.int64),
         times=_numbers([steps[optimizer][row["step"]] for row in rows], "time"),
-        values={metric: _numbers(rows, metric) for metric in METRICS},
+        values={metric: _numbers(rows, metric, _BEFORE.get(metric, metric)) for metric in METRICS},
     )
 
 
@@ -226,8 +228,9 @@ def _loss(optimizer: int, steps: Mapping[int, _Row]) -> LossSeries:
     return LossSeries(optimizer, np.array(numbers, np.int64), *arrays)
 
 
-def _numbers(rows: Sequence[_Row], name: str) -> Array:
-    values: Iterable[Any] = (row.get(name) for row in rows)
+def _numbers(rows: Sequence[_Row], name: str, before: str = "") -> Array:
+    """The numbers ``name`` of the rows, NaN where it is none; rows without the field have it as ``before``."""
+    values: Iterable[Any] = (row.get(name, row.get(before)) for row in rows)
     return np.array([float(value) if isinstance(value, (int, float)) else np.nan for value in values], np.float64)
 
 

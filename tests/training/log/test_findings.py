@@ -104,6 +104,26 @@ def test_a_rate_next_to_0_is_one_finding_for_all_layers(optimizer: Any) -> None:
     assert "; all 3 other layers too" in finding.evidence
 
 
+def test_zeros_that_a_function_puts_out_are_seen_at_the_layer_behind_it() -> None:
+    """The bias of that layer gets a gradient, the weight one of 0; the optimizer is not to blame."""
+    model = Function(
+        lambda self, x: self.head(torch.relu(self.body(x.flatten(1)))),
+        body=nn.Linear(192, 8),
+        head=nn.Linear(8, 4),
+    )
+    nn.init.constant_(model.body.bias, -100)
+    findings = findings_over_time(train(model, sgd(model)))
+    assert named(findings) == [("dead-layer", "head"), ("no-gradient", "body")]
+    assert "its input is 0 everywhere: its bias has a gradient of norm" in findings[0].evidence
+
+
+def test_a_frozen_weight_beside_a_bias_that_learns_is_no_weight_that_is_left_out() -> None:
+    model = net()
+    for parameter in list(model.parameters())[:-1]:
+        parameter.requires_grad_(False)
+    assert "no-update" not in [finding.finding for finding in findings_over_time(train(model, sgd(model)))]
+
+
 def test_a_bias_far_below_0_kills_the_relu_and_what_comes_before_gets_no_gradient() -> None:
     model = net(norm=False)
     model[2].bias.data.fill_(-10)
