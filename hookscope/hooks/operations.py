@@ -148,7 +148,7 @@ class OperationCounter(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.modules = OpenModules(model, self)
         self.counts: Counter[str] = Counter()
         self.used: set[int] = set()

@@ -311,7 +311,10 @@ class _Pass:
     def known(self, tensor: Any) -> _Known | None:
         """What is known of ``tensor``, if it is measured and was not written to since."""
         known = self.measured.get(id(tensor))
-        return known if known is not None and known.tensor() is tensor and tensor._version == known.version else None
+        measured = None if known is None else known.tensor()
+        if known is None or measured is not tensor or tensor._version != known.version:
+            return None
+        return known
 
     def images_of(self, items: int) -> Sequence[str | None]:
         """The image of each item; None if items are not images, such as the proposals of a detector."""

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from hookscope.errors import printable
 from hookscope.findings import counted, listed, nonfinite_words, percent
-from hookscope.hooks import MODEL, Layers, Selection
+from hookscope.hooks import MODEL, OPERATION, Call, Layers, Selection
 from hookscope.statistics.coverage import Coverage
 from hookscope.statistics.layer_statistics import LayerStatistics, key_of
 
@@ -117,7 +117,12 @@ def held_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[L
     if allow in ((), [], ""):
         return list(layers)
     allowed, total = Selection.of(allow), sum(layer.call.index is not None for layer in layers)
-    return [layer for layer in layers if not allowed.wants(layer.call.name, layer.call.call, layer.call.index, total)]
+
+    def is_allowed(call: Call) -> bool:
+        module = call.name.rpartition(OPERATION)[0]  # operations of an allowed module are allowed with it
+        return allowed.wants(call.name, call.call, call.index, total) or bool(module and allowed.wants(module, 0, None))
+
+    return [layer for layer in layers if not is_allowed(layer.call)]
 
 
 def check_limits(

@@ -294,3 +294,9 @@ def test_a_selection_with_operations_checks_them_alone() -> None:
     net = of(some_dead, conv=conv(), fc=linear())
     assert [each.layer for each in checked(net, layers="::relu", ops=True, max_dead=0.05).broken] == ["::relu"]
     assert str(Selection("::relu")) == "::relu"
+
+
+def test_operations_of_an_allowed_module_are_allowed_with_it() -> None:
+    net = of(lambda net, x: net.block(x).mean((2, 3)), block=through(lambda x: torch.log(-x.abs() - 1).nan_to_num(0.0)))
+    assert [each.layer for each in checked(net, no_nan=True).broken] == ["block::log"]
+    assert not checked(net, no_nan=True, allow="block").broken
