@@ -34,7 +34,7 @@ def advice_on_inputs(model: str) -> Iterator[None]:
     except InputError as error:
         if error.do or not (do := _advice(model)):
             raise
-        raise InputError(error.asked, error.exists, do) from error.__cause__
+        raise InputError(error.asked.rstrip("."), error.exists, do) from error.__cause__
 
 
 def _advice(model: str, about_size: bool = False) -> str:
