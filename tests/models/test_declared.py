@@ -188,7 +188,7 @@ REFUSED = {
         "keyword argument 'nope'; set input_size, preprocess or model_inputs next to its factory",
     ),
     "a sentence": (
-        "def make():\n    m = net()\n    def refuse(x): raise ValueError('Wrong.')\n    m.forward = refuse\n    return m",
+        "def refuse(x): raise ValueError('Wrong.')\ndef make():\n    m = net()\n    m.forward = refuse\n    return m",
         "refuses an input of 1x3x224x224: Wrong; set input_size",
     ),
     "nothing declared": (
