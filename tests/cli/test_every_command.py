@@ -91,7 +91,9 @@ def test_a_reader_that_leaves_ends_the_output_and_not_the_run(
 @POSIX
 def test_a_reader_that_leaves_does_not_open_the_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with output_to(monkeypatch, pipe_without_a_reader()):
-        assert run("check", "--max-abs", "0") == (3, "", "")
+        status, out, errors = run("check", "--max-abs", "0")
+    assert (status, out) == (3, "")
+    assert errors.startswith("Note: ") and "break a limit" in errors
 
 
 @FULL
@@ -242,7 +244,8 @@ def test_a_model_without_classes_has_other_commands(
     assert (status, out, errors.count("Error: ")) == (1, "", 1)
     message = "no score for each class; visualize, stats and `gradients --loss mse` work on it"
     name = "Conv2d" if ":" in model else model
-    assert errors.splitlines()[-1] == f"Error: {name} gives {output}, {message}"
+    more = "; a segmentation model returns {'out': scores}" if ":" in model else ""
+    assert errors.splitlines()[-1] == f"Error: {name} gives {output}, {message}{more}"
     assert files(here) == []
 
 

@@ -110,8 +110,8 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
             ops=bool(options.ops),
         )
     totals = _totals(subject, record, categories, options)
-    output.write_report(Report([section(record, net.weights, options.events, options.values, totals)]), options.format)
     _note_the_rest(record, options)
+    output.write_report(Report([section(record, net.weights, options.events, options.values, totals)]), options.format)
 
 
 def _check(paths: Sequence[str], options: Options) -> None:

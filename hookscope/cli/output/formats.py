@@ -109,13 +109,21 @@ def _csv_line(values: Sequence[Plain]) -> str:
 def _write_flat(report: Report, stream: TextIO, line: Callable[[Sequence[Plain]], str]) -> None:
     section = next(section for section in report.sections if section.in_flat)
     header = line(list(section.fields))
-    for row in section.rows:
-        section.check(row)
-        cells = {name: _json(row[name]) if name in section.as_json else row[name] for name in row}
-        # the header is written with the first row, because an error may come instead
-        _emit(stream, header + line([_plain(cells.get(name)) for name in section.fields]))
-        header = ""
-    _emit(stream, header)
+    try:
+        for row in section.rows:
+            section.check(row)
+            cells = {name: _json(row[name]) if name in section.as_json else row[name] for name in row}
+            # the header is written with the first row, because an error may come instead
+            _emit(stream, header + line([_plain(cells.get(name)) for name in section.fields]))
+            header = ""
+        _emit(stream, header)
+    except BrokenPipeError:
+        _note_of(report)
+        raise
+    _note_of(report)
+
+
+def _note_of(report: Report) -> None:
     if report.flat_note:
         note(report.flat_note)
 
