@@ -1,22 +1,15 @@
-"""Findings on why a run does not learn, read from the facts of its steps: the causes, of which others are symptoms."""
+"""The causes of a run that does not learn: how each shows in the facts of a step."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from hookscope.findings import SEVERITIES, counted, listed, thresholds_for
-from hookscope.training.log.file import Run
-from hookscope.training.log.loss import flat_findings
-from hookscope.training.log.rules import TrainingThresholds
-from hookscope.training.log.series import RunSeries, runs_of_true
-from hookscope.training.log.summary import TimedFinding, known, timed_finding, when_words
+from hookscope.findings import CATALOGUE, FindingKind, add_kind, counted, listed
+from hookscope.training.log.series import RunSeries
 
 Facts = Mapping[str, Any]
 
@@ -70,13 +63,13 @@ class CauseRule:
     """Looks for one cause in the facts of a step.
 
     Attributes:
-        name: The finding.
+        kind: The entry of the catalogue.
         patience: Sampled steps in a row, where not that of the thresholds.
-        explains: Findings that are left out: they say the same less well.
+        explains: Findings that are left out, because the cause says more.
         precedes: Findings that follow from the cause, which becomes as grave as they are.
     """
 
-    name: str
+    kind: FindingKind
     patience: int | None
     explains: frozenset[str]
     precedes: frozenset[str]
@@ -88,90 +81,26 @@ CAUSES: list[CauseRule] = []
 
 
 def cause(
-    name: str, patience: int | None = None, explains: Iterable[str] = (), precedes: Iterable[str] = ()
+    kind: FindingKind,
+    patience: int | None = None,
+    explains: Iterable[str] = (),
+    precedes: Iterable[str] = (),
+    before: str | None = None,
 ) -> Callable[[Look], Look]:
-    """Register the function below as a rule for the finding ``name``."""
+    """Register the function below as a rule for findings of ``kind``, which joins the catalogue, see `add_kind`."""
+    add_kind(kind, "training", before)
 
     def register(look: Look) -> Look:
-        CAUSES.append(CauseRule(name, patience, frozenset(explains), frozenset(precedes), look))
+        CAUSES.append(CauseRule(kind, patience, frozenset(explains), frozenset(precedes), look))
         return look
 
     return register
 
 
-def with_causes(
-    run: Run, series: RunSeries, thresholds: TrainingThresholds, symptoms: Sequence[TimedFinding]
-) -> list[TimedFinding]:
-    """The causes in a run, and ``symptoms`` without what the causes explain; a cause comes before its symptoms."""
-    classes = next((row["classes"] for row in run.facts if isinstance(row.get("classes"), int)), math.nan)
-    if all(finding.severity == "note" for finding in symptoms):  # else these say why
-        symptoms = [*symptoms, *flat_findings(series, classes, thresholds)]
-    found = _found(run, series, {entry.name: thresholds[entry.name] for entry in thresholds_for("training")})
-    kept = [
-        (rule, finding)
-        for rule, finding in found
-        if not any(
-            other.severity != "note" and finding.finding in by.explains and by is not rule for by, other in found
-        )
-    ]
-    explained = frozenset[str]().union(*(rule.explains for rule, finding in kept if finding.severity != "note"))
-    causes = [_as_grave(rule, finding, symptoms) for rule, finding in kept]
-    causes = sorted(causes, key=lambda finding: math.inf if finding.severity == "note" else 0.0)
-    return [*causes, *(finding for finding in symptoms if finding.finding not in explained)]
-
-
-def _found(run: Run, series: RunSeries, limits: Mapping[str, float]) -> list[tuple[CauseRule, TimedFinding]]:
-    by_optimizer: dict[int | None, dict[int, Facts]] = {}
-    for row in run.facts:
-        if isinstance(row.get("step"), int):
-            number = row.get("optimizer")
-            number = number if isinstance(number, int) else None
-            by_optimizer.setdefault(number, {})[row["step"] if number is not None else row.get("backwards") or 0] = row
-    found: list[tuple[CauseRule, TimedFinding]] = []
-    for number, rows in by_optimizer.items():
-        history = [row for _, row in sorted(rows.items())]
-        for rule in CAUSES:
-            finding = _judge(rule, history, series, limits)
-            is_known = number is None and any(known_rule is rule for known_rule, _ in found)
-            found += [] if finding is None or is_known else [(rule, finding)]
-    return sorted(found, key=lambda pair: CAUSES.index(pair[0]))
-
-
-def _judge(
-    rule: CauseRule, rows: Sequence[Facts], series: RunSeries, limits: Mapping[str, float]
-) -> TimedFinding | None:
-    """The finding from the first to the last long enough series of steps that show it."""
-    shown = [rule.look(History(rows, at, series, limits)) for at in range(len(rows))]
-    needed = min(int(limits["patience"]) if rule.patience is None else rule.patience, len(rows))
-    mask = np.array([evidence is not None for evidence in shown])
-    at = [n for begin, end in runs_of_true(mask) if end - begin >= needed for n in range(begin, end)]
-    if not at:
-        return None
-    first, last = at[0], at[-1]
-    evidence = shown[last if rows[first].get("optimizer") is None else first]  # counts of a whole run grow
-    assert evidence is not None
-    time, lasts = known(rows[first].get("time")), last == len(rows) - 1
-    when = int(rows[first]["step"]), int(rows[last]["step"]), time, lasts
-    layer = evidence.layers[0] if len(evidence.layers) == 1 else ""
-    optimizer = rows[first].get("optimizer") or 0
-    more: dict[str, Any] = {"layers": evidence.layers, "optimizer": optimizer, "numbers": dict(evidence.numbers)}
-    begin = "" if rows[first].get("optimizer") is None else f"{when_words(*when, len(rows))}: "
-    return timed_finding(rule.name, f"{begin}{evidence.words}", *when, evidence.case, layer, **more)
-
-
-def _as_grave(rule: CauseRule, finding: TimedFinding, symptoms: Iterable[TimedFinding]) -> TimedFinding:
-    """The cause with the severity of the gravest symptom, so that it comes before that."""
-    if finding.severity == "note":
-        return finding
-    follow = (s.severity for s in symptoms if s.finding in rule.precedes and s.step >= finding.step)
-    gravest = min([finding.severity, *follow], key=SEVERITIES.index)
-    return dataclasses.replace(finding, severity=gravest)
-
-
 # Gradients and steps
 
 
-@cause("loss-scale", 1, explains=("no-step", "loss-flat", "no-gradient"), precedes=_UNSTABLE)
+@cause(CATALOGUE["loss-scale"], 1, explains=("no-step", "loss-flat", "no-gradient"), precedes=_UNSTABLE)
 def _loss_scale(now: History) -> Evidence | None:
     scale, first = now.number("loss_scale"), now.number("first_loss_scale")
     if now["optimizer_steps"] == 0 and scale == scale and now["weights_changed"] is False:
@@ -191,7 +120,7 @@ def _loss_scale(now: History) -> Evidence | None:
     return None
 
 
-@cause("no-step", 1, explains=_LIFELESS | {"gradients-accumulate", "not-optimized"})
+@cause(CATALOGUE["no-step"], 1, explains=_LIFELESS | {"gradients-accumulate", "not-optimized"})
 def _no_step(now: History) -> Evidence | None:
     backwards = now["backwards"] or 0
     if now["optimizer_steps"] == 0 and backwards >= now.limits["few_backwards"] and not now["weights_changed"]:
@@ -210,7 +139,7 @@ def _has_no_gradient(now: History) -> bool:
     return bool(now["trainable"]) and now["with_gradient"] == now["zero_gradients"]
 
 
-@cause("not-optimized", 1, explains=_LIFELESS | {"learning-rate-vanishes"})
+@cause(CATALOGUE["not-optimized"], 1, explains=_LIFELESS | {"learning-rate-vanishes"})
 def _not_optimized(now: History) -> Evidence | None:
     lost, layers = now["not_optimized"] or 0, tuple(now["not_optimized_layers"] or ())
     if not lost:
@@ -227,7 +156,7 @@ def _not_optimized(now: History) -> Evidence | None:
     return Evidence(text, "other model" if now["not_optimized_models"] else "", layers, numbers)
 
 
-@cause("no-gradient", 1, explains=_LIFELESS | {"learning-rate-vanishes", "gradients-accumulate"})
+@cause(CATALOGUE["no-gradient"], 1, explains=_LIFELESS | {"learning-rate-vanishes", "gradients-accumulate"})
 def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     held, loss = now["parameters"] or 0, now["loss"]
     numbers = {"parameters": held, "backwards": now["backwards"], "loss": loss}
@@ -262,7 +191,7 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
     return Evidence(words, "no path", numbers=numbers)
 
 
-@cause("no-gradient", explains=("no-gradient",))
+@cause(CATALOGUE["no-gradient"], explains=("no-gradient",))
 def _under_no_grad(now: History) -> Evidence | None:
     count, names = now["under_no_grad_layers"] or 0, tuple(now["under_no_grad"] or ())
     if not count or _has_no_gradient(now):
@@ -272,7 +201,7 @@ def _under_no_grad(now: History) -> Evidence | None:
     return Evidence(words, "under no_grad", names, {"layers": count})
 
 
-@cause("gradients-accumulate", 1, explains=("loss-flat",), precedes=_UNSTABLE)
+@cause(CATALOGUE["gradients-accumulate"], 1, explains=("loss-flat",), precedes=_UNSTABLE)
 def _gradients_accumulate(now: History) -> Evidence | None:
     stale = now["stale_gradients"] or 0
     if not stale or not now["backwards"]:
@@ -284,7 +213,7 @@ def _gradients_accumulate(now: History) -> Evidence | None:
 # Loss functions
 
 
-@cause("probabilities-as-logits", 1, explains=("loss-flat", "update-too-small", "vanishing-gradient"))
+@cause(CATALOGUE["probabilities-as-logits"], 1, explains=("loss-flat", "update-too-small", "vanishing-gradient"))
 def _probabilities(now: History) -> Evidence | None:
     function, fed_by = now["loss_function"], str(now["loss_input"])
     by_name = function in ("cross_entropy", "binary_cross_entropy_with_logits") and fed_by in _PROBABILITIES
@@ -296,7 +225,7 @@ def _probabilities(now: History) -> Evidence | None:
     return Evidence(words, numbers={"loss_input": fed_by})
 
 
-@cause("loss-input", 1, explains=("loss-flat", "update-too-small", "loss-rises"), precedes=_UNSTABLE)
+@cause(CATALOGUE["loss-input"], 1, explains=("loss-flat", "update-too-small", "loss-rises"), precedes=_UNSTABLE)
 def _loss_input(now: History) -> Evidence | None:
     function, fed_by = now["loss_function"], str(now["loss_input"])
     numbers = {"loss_input": fed_by}
@@ -310,7 +239,7 @@ def _loss_input(now: History) -> Evidence | None:
     return None
 
 
-@cause("loss-maximized", 1, explains=("loss-rises",), precedes=_UNSTABLE)
+@cause(CATALOGUE["loss-maximized"], 1, explains=("loss-rises",), precedes=_UNSTABLE)
 def _maximized(now: History) -> Evidence | None:
     if now["loss_negated"] and not now["maximize"]:
         return Evidence(f"backward starts at the negative of {now['loss_function']}", numbers={"loss": now["loss"]})
@@ -323,7 +252,7 @@ def _maximized(now: History) -> Evidence | None:
 # Data
 
 
-@cause("input-constant", explains=("loss-flat", "constant-output"), precedes=_UNSTABLE)
+@cause(CATALOGUE["input-constant"], explains=("loss-flat", "constant-output"), precedes=_UNSTABLE)
 def _input_constant(now: History) -> Evidence | None:
     shape = now["input_shape"] or [0]
     if now["input_min"] is not None and now["input_min"] == now["input_max"]:
@@ -336,7 +265,7 @@ def _input_constant(now: History) -> Evidence | None:
     return None
 
 
-@cause("input-constant")
+@cause(CATALOGUE["input-constant"])
 def _input_repeats(now: History) -> Evidence | None:
     names = ("input_shape", "input_mean", "input_std", "input_min", "input_max")
     own = [now[name] for name in names]
@@ -352,7 +281,7 @@ def _input_repeats(now: History) -> Evidence | None:
     return Evidence(f"{words} {own[2]:.6g}", "repeats", numbers={"mean": own[1], "std": own[2]})
 
 
-@cause("target-constant", explains=("loss-flat",))
+@cause(CATALOGUE["target-constant"], explains=("loss-flat",))
 def _target_constant(now: History) -> Evidence | None:
     count, target = now["targets"] or 0, now["target_min"]
     if count < now.limits["few_targets"] or target != now["target_max"]:
@@ -365,7 +294,7 @@ def _target_constant(now: History) -> Evidence | None:
     return Evidence(f"all {count} targets are class {target:.0f}", numbers=numbers)
 
 
-@cause("input-scale", precedes=_UNSTABLE | {"loss-flat"})
+@cause(CATALOGUE["input-scale"], precedes=_UNSTABLE | {"loss-flat"})
 def _input_scale(now: History) -> Evidence | None:
     size = math.hypot(now.number("input_mean"), now.number("input_std"))
     limits = now.limits
@@ -383,7 +312,7 @@ def _input_scale(now: History) -> Evidence | None:
 # Modes and settings
 
 
-@cause("eval-mode")
+@cause(CATALOGUE["eval-mode"])
 def _eval_mode(now: History) -> Evidence | None:
     count, layers = now["eval_modes"] or 0, tuple(now["eval_layers"] or ())
     if not count or not now["backwards"]:
@@ -393,7 +322,7 @@ def _eval_mode(now: History) -> Evidence | None:
     return Evidence(words, "some" if now["train_mode"] else "", layers, {"layers": count, "of": now["modes"]})
 
 
-@cause("eval-mode", 1)
+@cause(CATALOGUE["eval-mode"], 1)
 def _validation(now: History) -> Evidence | None:
     loss = now["validation_in_train_mode"]
     if not loss:
@@ -401,7 +330,7 @@ def _validation(now: History) -> Evidence | None:
     return Evidence(f"a pass without gradients ran in train mode, and its loss was taken ({loss})", "validation")
 
 
-@cause("optimizer-settings", 1, explains=("loss-flat", "learning-rate-vanishes"), precedes=_UNSTABLE)
+@cause(CATALOGUE["optimizer-settings"], 1, explains=("loss-flat", "learning-rate-vanishes"), precedes=_UNSTABLE)
 def _settings(now: History) -> Evidence | None:
     kind, rate, decay = now["optimizer_type"], now.number("rate"), now.number("weight_decay")
     limits = now.limits
@@ -424,7 +353,9 @@ def _settings(now: History) -> Evidence | None:
     return None
 
 
-@cause("learning-rate-vanishes", explains=("update-too-small", "no-update", "loss-flat", "vanishing-gradient"))
+@cause(
+    CATALOGUE["learning-rate-vanishes"], explains=("update-too-small", "no-update", "loss-flat", "vanishing-gradient")
+)
 def _rate_vanishes(now: History) -> Evidence | None:
     rates = [row.get("rate") for row in now.rows]
     rate, peak = now["rate"], max((r for r in rates if r is not None), default=None)
@@ -460,7 +391,7 @@ def _updates(now: History) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-@cause("batchnorm-small-batch", explains=("loss-flat", "batchnorm-drift"), precedes=_UNSTABLE)
+@cause(CATALOGUE["batchnorm-small-batch"], explains=("loss-flat", "batchnorm-drift"), precedes=_UNSTABLE)
 def _small_batch(now: History) -> Evidence | None:
     values, samples, name = now["batchnorm_values"], now["batchnorm_samples"], now["batchnorm"]
     if values is None or (values > 2 and samples > 2):

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from hookscope.findings import GRAVITY, counted, merged, ranked
-from hookscope.training.log.causes import with_causes
+from hookscope.training.log.cause_findings import with_causes
 from hookscope.training.log.file import Run
 from hookscope.training.log.intervals import FindingInterval, grouped, judge, spacing
 from hookscope.training.log.loss import loss_findings

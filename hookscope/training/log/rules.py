@@ -142,7 +142,8 @@ def dead_share(layer: LayerSeries) -> Array:
 def _gets_zeros(layer: LayerSeries) -> Mask:
     """``(S,)`` where the input is 0 everywhere: then a bias has a gradient, and the weight beside it has one of 0."""
     is_zero = (layer.values["weight_gradient_norm"] == 0) & (layer.values["gradient_norm"] > 0)
-    return is_zero & _finite(layer) & ("Norm" not in layer.type)
+    gets_zeros: Mask = is_zero & _finite(layer) & ("Norm" not in layer.type)
+    return gets_zeros
 
 
 def _dead_words(layer: LayerSeries, at: int) -> str:
