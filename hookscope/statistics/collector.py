@@ -311,8 +311,7 @@ class _Pass:
     def known(self, tensor: Any) -> _Known | None:
         """What is known of ``tensor``, if it is measured and was not written to since."""
         known = self.measured.get(id(tensor))
-        measured = None if known is None else known.tensor()
-        if known is None or measured is not tensor or tensor._version != known.version:
+        if known is None or known.tensor() is not tensor or tensor._version != known.version:
             return None
         return known
 
