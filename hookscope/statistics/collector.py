@@ -311,7 +311,8 @@ class _Pass:
     def known(self, tensor: Any) -> _Known | None:
         """What is known of ``tensor``, if it is measured and was not written to since."""
         known = self.measured.get(id(tensor))
-        if known is None or known.tensor() is not tensor or tensor._version != known.version:
+        measured = None if known is None else known.tensor()
+        if known is None or measured is None or measured is not tensor or measured._version != known.version:
             return None
         return known
 
