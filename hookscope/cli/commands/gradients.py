@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ import click
 from hookscope import gradients, hooks, models, scores
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.gradient_rows import sections, totals
-from hookscope.cli.output.report import Report
+from hookscope.cli.output.report import Report, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_types, model_options
@@ -22,6 +21,8 @@ from hookscope.cli.shared.output_paths import check_plot, write_plot
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import Finding
+
+_TARGET_FIELDS = ("index", "label", "score", "probability")
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def _about(net: models.LoadedModel, report: gradients.GradientReport, options: O
         "model": net.name,
         "weights": net.weights,
         "loss": {"name": options.loss, "value": report.value},
-        "targets": [dataclasses.asdict(prediction) for prediction in report.targets],
+        "targets": [row_of(_TARGET_FIELDS, prediction) for prediction in report.targets],
         "total_norm": report.total_norm,
         "total_norm_after": report.total_after,
     }
