@@ -133,12 +133,12 @@ def saliency_maps(
                         asked = f"the gradient of class {answer.index} is not finite"
                         raise InputError(asked, do="see gradients --detect-anomaly")
                     unguided, steps = guide.missed if how.guided else 0, chosen.steps if how.completes else None
-                    found = Saliency(answer, method, values.to(wide(picture)), expected, unguided, steps)
-                    if not found.incomplete or 2 * chosen.steps > chosen.most_steps:
+                    saliency = Saliency(answer, method, values.to(wide(picture)), expected, unguided, steps)
+                    if not saliency.incomplete or 2 * chosen.steps > chosen.most_steps:
                         break
                     chosen = replace(chosen, steps=2 * chosen.steps)
                     advance(0, more=chosen.steps)
-                maps.append(found)
+                maps.append(saliency)
         if how.guided and not guide.met:
             raise _nothing_to_guide(model, " that the gradient passes")
     return maps

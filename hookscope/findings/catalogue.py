@@ -1,4 +1,4 @@
-"""The catalogue of findings: what each one means, what to do about it, and which thresholds it is judged by."""
+"""The catalogue of findings: the meaning, the advice and the thresholds of each kind."""
 
 from __future__ import annotations
 
@@ -479,7 +479,7 @@ _kind(
         ),
         "under no_grad": Case(
             "These layers do not learn.",
-            "Remove no_grad. Right for a frozen backbone: then give the optimizer only the other layers.",
+            "Remove no_grad. This is right for a frozen backbone: then give the optimizer only the other layers.",
         ),
         "unused": Case(
             "An optimizer never changes unused parameters, and distributed training stops at them.",
@@ -682,11 +682,11 @@ _kind(
 _kind(
     "eval-mode",
     "Dropout is off, and BatchNorm neither uses nor learns the statistics of the batch.",
-    "Call model.train() at the begin of each epoch, after model.eval() of the validation. Models from_pretrained"
-    " begin in eval mode.",
+    "Call model.train() at the start of each epoch, after model.eval() of the validation. Models of from_pretrained"
+    " start in eval mode.",
     cases={
         "some": Case(
-            "The rest of the model is in train mode.", "Right for frozen BatchNorms when fine-tuning.", "note"
+            "The rest of the model is in train mode.", "This is right for frozen BatchNorms in fine-tuning.", "note"
         ),
         "validation": Case(
             "The loss is that of a model with dropout and batch statistics, and BatchNorm learns from validation data.",
@@ -697,7 +697,7 @@ _kind(
 _kind(
     "not-optimized",
     "These parameters never change.",
-    "Give them to the optimizer. Right if only the other layers are to be trained: then set requires_grad False.",
+    "Give them to the optimizer. If only the other layers are to be trained, set requires_grad False.",
     cases={
         "replaced": Case(
             "The optimizer holds other tensors than the model that trains.",
@@ -707,7 +707,8 @@ _kind(
         ),
         "other model": Case(
             "The gradients of this model are computed and never used.",
-            "Right for a loss network or a discriminator that is not trained: set requires_grad False to save time.",
+            "This is right for a loss network or a discriminator that is not trained: set requires_grad False, to save"
+            " time.",
             "note",
         ),
     },
@@ -719,27 +720,31 @@ _kind(
     Threshold("large_input", 10.0, "chosen: root mean square; normalised data have 1, pictures of 0 to 255 about 130"),
     Threshold("odd_input", 2.5, "root mean square of pictures that were normalised twice: 3 to 5"),
     Threshold("small_input", 0.01, "root mean square of pictures that were divided by 255 twice: 0.002"),
-    cases={"odd": Case("", "Look whether the data are normalised not at all, or twice.", "note")},
+    cases={"odd": Case("", "Check whether the data are normalised twice, or not at all.", "note")},
 )
 _kind(
     "input-constant",
-    "The model cannot tell the samples apart.",
+    "The model cannot distinguish the samples.",
     "Look at the data set: an index that is not used, a file that is read for all, a transform that clears the values.",
     cases={
         "repeats": Case(
             "Each step trains on the same data.",
-            "Right for a test that overfits one batch, and where one batch is all data; otherwise look at the loop and"
-            " the loader.",
+            "This is right for a test that overfits one batch, and where one batch is all data; otherwise look at the"
+            " loop and the loader.",
             "note",
         )
     },
 )
 _kind(
     "target-constant",
-    "The model learns to answer always the same.",
-    "Look at the labels of the data set. Right for contrastive losses that put the positive first.",
+    "The model learns to give every input the same answer.",
+    "Look at the labels of the data set. This is right for contrastive losses that put the positive first.",
     Threshold("few_targets", 8, "chosen: fewer targets may be equal by chance"),
-    cases={"sorted": Case("Each step unlearns the class before.", "Shuffle the data: DataLoader(..., shuffle=True).")},
+    cases={
+        "sorted": Case(
+            "Each step forgets the class of the step before.", "Shuffle the data: DataLoader(..., shuffle=True)."
+        )
+    },
 )
 _kind(
     "loss-flat",
@@ -775,7 +780,7 @@ _kind(
 _kind(
     "loss-maximized",
     "The steps make the loss larger.",
-    "Remove the sign before the loss, or maximize=True. Right to unlearn, and for an adversary.",
+    "Remove the sign before the loss, or maximize=True. This is right for unlearning and for an adversary.",
 )
 _kind(
     "learning-rate-vanishes",
@@ -793,13 +798,13 @@ _kind(
             "No step changes a weight.", "Look at the learning rate of the optimizer and at the scheduler.", "error"
         ),
         "too small": Case(
-            "Rounding swallows the steps.", "Raise the learning rate; 1e-3 is usual for Adam, 0.1 for SGD.", "error"
+            "The steps are lost in rounding.", "Raise the learning rate; 1e-3 is usual for Adam, 0.1 for SGD.", "error"
         ),
     },
 )
 _kind(
     "optimizer-settings",
-    "With a momentum of 1 the steps add up and never fade.",
+    "With a momentum of 1 all earlier steps are repeated at full length.",
     "Use a momentum of 0.9.",
     Threshold("adaptive_rate", 1.0, "chosen: weights are usually below 1, and Adam changes each by the rate"),
     Threshold("overwriting", 3.0, "update norm over weight norm, the median of the layers; healthy first steps: 0.2"),
@@ -828,12 +833,12 @@ _kind(
 )
 _kind(
     "batchnorm-small-batch",
-    "Of two values of a channel, BatchNorm leaves only which is larger; of one, nothing.",
+    "From two values of a channel BatchNorm keeps only which one is larger, from one value nothing.",
     "Use larger batches, GroupNorm or LayerNorm, or drop the last batch of an epoch.",
     cases={
         "few samples": Case(
             "The statistics are those of single pictures, and differ from the running ones of eval mode.",
-            "Right where an instance normalisation is meant; otherwise use larger batches or GroupNorm.",
+            "This is right where an instance normalisation is meant; otherwise use larger batches or GroupNorm.",
             "note",
         )
     },

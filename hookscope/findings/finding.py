@@ -100,9 +100,9 @@ def verdict(findings: Sequence[Finding]) -> str:
         >>> verdict([Finding("dead-layer", "features.3", "every value is 0", "...", severity="error")])
         '1 error: look first at features.3 (dead-layer)'
     """
-    found = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
-    counts = ", ".join(counted(number, severity) for severity, number in found.items() if number)
-    if not (found["error"] or found["warning"]):
+    numbers = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
+    counts = ", ".join(counted(number, severity) for severity, number in numbers.items() if number)
+    if not (numbers["error"] or numbers["warning"]):
         return "no errors and no warnings" + (f", {counts}" if counts else "")
     first = ranked(findings)[0]
     return f"{counts}: look first at {f'{first.layer} ({first.finding})' if first.layer else first.finding}"

@@ -17,24 +17,24 @@ from hookscope.models.preprocess import OwnTransforms
 
 def declared(factory: Any, module: Any) -> dict[str, Any]:
     """The names that the factory has as attributes, or else the module of the factory."""
-    found = {}
+    values = {}
     for name in ("input_size", "preprocess", "model_inputs"):
         value = getattr(factory, name, None)
         # a method of a model is for the model itself
         if value is None or (inspect.isroutine(value) and not inspect.isfunction(factory)):
             value = getattr(module, name, None)
         if value is not None:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
-def with_declared_input(metadata: WeightsMetadata, said: Mapping[str, Any], spec: str) -> WeightsMetadata:
+def with_declared_input(metadata: WeightsMetadata, declarations: Mapping[str, Any], spec: str) -> WeightsMetadata:
     """``metadata`` with the input size and the preprocessing that the file of ``spec`` declares."""
     where, own = spec.rpartition(":")[0], None
-    if preprocess := said.get("preprocess"):
+    if preprocess := declarations.get("preprocess"):
         _check_callable("preprocess", preprocess, "a picture (a PIL image)", where)
         own = OwnTransforms(preprocess, f"preprocess of {where}")
-    size = said.get("input_size")
+    size = declarations.get("input_size")
     if size is not None:
         size = _checked_size(size, where)
     elif own is not None:

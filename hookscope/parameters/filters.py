@@ -107,7 +107,7 @@ def duplicate_filters(
     groups, size = filters.shape[:2]
     if size > MOST_FOR_DUPLICATES:
         return None
-    found: list[tuple[int, ...]] = []
+    duplicates: list[tuple[int, ...]] = []
     for group in range(groups):
         members = slice(group * size, (group + 1) * size)
         chosen = usable[members].nonzero()[:, 0]
@@ -115,8 +115,8 @@ def duplicate_filters(
             rows = filters[group].flatten(1)[chosen].double()
             labels, numbers = _duplicate_labels(rows, norms[members][chosen], cosine), chosen + group * size
             several = labels.bincount().gt(1).nonzero()[:, 0].tolist()
-            found += [tuple(numbers[labels == label].tolist()) for label in several]
-    return tuple(found)
+            duplicates += [tuple(numbers[labels == label].tolist()) for label in several]
+    return tuple(duplicates)
 
 
 def _duplicate_labels(rows: Tensor, norms: Tensor, cosine: float) -> Tensor:

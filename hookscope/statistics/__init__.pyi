@@ -9,7 +9,7 @@ from .limits import (
     Limits as Limits,
     LimitsResult as LimitsResult,
     check_limits as check_limits,
-    held_layers as held_layers,
+    checked_layers as checked_layers,
     junit_xml as junit_xml,
 )
 from .run import measure_images as measure_images

@@ -36,10 +36,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BrokenLimit:
-    """A call beyond a limit such as ``max-dead``, or one that could not be held against it.
+    """A call beyond a limit such as ``max-dead``, or one that could not be checked against it.
 
     ``evidence`` has the numbers in words, or the reason. ``value`` and ``allowed`` are None where nothing was measured,
-    and ``layer`` is empty where no call of the model could be held against the limit.
+    and ``layer`` is empty where no call of the model could be checked against the limit.
     """
 
     limit: str
@@ -54,22 +54,22 @@ class BrokenLimit:
 
 @dataclass
 class LimitsResult:
-    """What was held against which limit.
+    """Which calls were checked against which limit.
 
     Attributes:
-        held: For each limit the types of the calls that were held against it, by the key of the call.
+        checked: For each limit the types of the calls that were checked against it, by the key of the call.
         broken: What breaks a limit, in order of execution, then what was not measured.
         allowed: What was not measured, where that is allowed.
     """
 
-    held: dict[str, dict[str, str]]
+    checked: dict[str, dict[str, str]]
     broken: list[BrokenLimit] = field(default_factory=list)
     allowed: list[BrokenLimit] = field(default_factory=list)
 
     @property
     def calls(self) -> set[str]:
-        """The keys of all calls that were held against some limit."""
-        return {key for keys in self.held.values() for key in keys}
+        """The keys of all calls that were checked against some limit."""
+        return {key for keys in self.checked.values() for key in keys}
 
     def verdict(self) -> str:
         """``all 5 calls are within the limits``, or what is wrong."""
@@ -77,21 +77,21 @@ class LimitsResult:
         unknown = len({each.layer for each in self.broken if each.unmeasured and each.layer})
         words = [f"{beyond} {'breaks' if beyond == 1 else 'break'} a limit"] if beyond else []
         words += [f"{counted(unknown, 'layer')} could not be measured"] if unknown else []
-        words += [f"nothing is held against {each.limit}" for each in self.broken if not each.layer]
+        words += [f"none is checked against {each.limit}" for each in self.broken if not each.layer]
         if words:
             return f"of {counted(len(self.calls), 'call')} {'; '.join(words)}"
         return f"all {counted(len(self.calls), 'call')} are within the limits"
 
     def words(self) -> Iterator[str]:
-        """A line for each limit: how many calls of which types were held against it, and how many broke it."""
-        for limit, held in self.held.items():
-            types = [f"{count:,} {name}" for name, count in Counter(held.values()).most_common()]
+        """A line for each limit: how many calls of which types were checked against it, and how many broke it."""
+        for limit, calls in self.checked.items():
+            types = [f"{count:,} {name}" for name, count in Counter(calls.values()).most_common()]
             of_these = {
                 "beyond it": sum(each.limit == limit and not each.unmeasured for each in self.broken),
                 "not measured": sum(each.limit == limit and bool(each.layer) for each in self._unmeasured()),
             }
             ends = "".join(f"; {count:,} {what}" for what, count in of_these.items() if count)
-            yield f"{limit}: {counted(len(held), 'call')}{f' ({listed(types, 6)})' if types else ''}{ends}"
+            yield f"{limit}: {counted(len(calls), 'call')}{f' ({listed(types, 6)})' if types else ''}{ends}"
 
     def _unmeasured(self) -> Iterator[BrokenLimit]:
         yield from (each for each in (*self.broken, *self.allowed) if each.unmeasured)
@@ -99,7 +99,7 @@ class LimitsResult:
 
 @dataclass(frozen=True, slots=True)
 class _Judgement:
-    """A limit and a call: kept, broken, unknown, or without meaning for the call."""
+    """The result of one check: ``within`` the limit, ``broken``, ``unknown``, or ``no meaning`` where it has none."""
 
     outcome: str
     evidence: str = ""
@@ -108,7 +108,7 @@ class _Judgement:
     channels: tuple[int, ...] | None = None
 
 
-def held_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[LayerStatistics]:
+def checked_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> list[LayerStatistics]:
     """The layers that ``allow`` does not select: limits apply to them.
 
     Raises:
@@ -134,11 +134,11 @@ def check_limits(
     every: bool = False,
     allow_unmeasured: bool = False,
 ) -> LimitsResult:
-    """Hold every call that ``allow`` does not select against ``limits``; what cannot be held breaks them.
+    """Check every call that ``allow`` does not select against ``limits``; what cannot be checked breaks them.
 
-    ``every`` says that nobody chose the calls: a call is then held against the limits that have a meaning for it, and
-    a layer that did not run breaks them only if nothing used its parameters. ``allow_unmeasured`` allows what cannot be
-    held.
+    ``every`` says that nobody chose the calls: a call is then checked against the limits that have a meaning for it,
+    and a layer that did not run breaks them only if nothing used its parameters. ``allow_unmeasured`` allows what
+    cannot be checked.
 
     Raises:
         SelectionError: A term of ``allow`` cannot be read.
@@ -149,19 +149,19 @@ def check_limits(
         for layer, why in _not_measured(coverage, allow, every)
         for limit in limits.names
     ]
-    for layer in held_layers(layers, allow):
+    for layer in checked_layers(layers, allow):
         for limit in limits.names:
             if every and limit in ("max-dead", "min-rank") and layer.key not in coverage.with_channels:
                 continue
-            found = _JUDGES[limit](layer, limits)
-            about = (limit, layer.key, layer.call.index, found.value, found.allowed, found.evidence, found.channels)
-            if found.outcome == "unknown" or (found.outcome == "no meaning" and not every):
+            judged = _JUDGES[limit](layer, limits)
+            about = (limit, layer.key, layer.call.index, judged.value, judged.allowed, judged.evidence, judged.channels)
+            if judged.outcome == "unknown" or (judged.outcome == "no meaning" and not every):
                 unmeasured.append(BrokenLimit(*about, unmeasured=True))
-            elif found.outcome != "no meaning":
-                result.held[limit][layer.key] = layer.call.type
-                result.broken += [BrokenLimit(*about)] if found.outcome == "broken" else []
-    for limit, held in result.held.items():
-        if not held and not any(each.limit == limit for each in unmeasured):
+            elif judged.outcome != "no meaning":
+                result.checked[limit][layer.key] = layer.call.type
+                result.broken += [BrokenLimit(*about)] if judged.outcome == "broken" else []
+    for limit, calls in result.checked.items():
+        if not calls and not any(each.limit == limit for each in unmeasured):
             unmeasured.append(BrokenLimit(limit, "", None, None, None, "no call has this quantity", unmeasured=True))
     (result.allowed if allow_unmeasured else result.broken).extend(unmeasured)
     return result
@@ -197,7 +197,7 @@ def _dead(layer: LayerStatistics, limits: Limits) -> _Judgement:
         return _Judgement(
             "unknown", f"{unknown} of {layer.channels} channels {have} NaN or Inf and no two finite values"
         )
-    return _Judgement("kept")
+    return _Judgement("within")
 
 
 def _saturated(layer: LayerStatistics, limits: Limits) -> _Judgement:
@@ -212,7 +212,7 @@ def _saturated(layer: LayerStatistics, limits: Limits) -> _Judgement:
         return _Judgement("broken", text, layer.saturated, allowed)
     if layer.saturated + layer.nan / layer.values > allowed or layer.min is None:
         return _Judgement("unknown", _nonfinite(layer))
-    return _Judgement("kept")
+    return _Judgement("within")
 
 
 def _nan(layer: LayerStatistics, limits: Limits) -> _Judgement:
@@ -220,7 +220,7 @@ def _nan(layer: LayerStatistics, limits: Limits) -> _Judgement:
         return _nothing(layer)
     if bad := layer.nan + layer.inf:
         return _Judgement("broken", _nonfinite(layer), bad, 0)
-    return _Judgement("kept")
+    return _Judgement("within")
 
 
 def _size(layer: LayerStatistics, limits: Limits) -> _Judgement:
@@ -234,7 +234,7 @@ def _size(layer: LayerStatistics, limits: Limits) -> _Judgement:
         largest, text = math.inf, f"{layer.inf:,} Inf, else {text}"
     if largest > allowed:
         return _Judgement("broken", text, largest, allowed)
-    return _Judgement("unknown", _nonfinite(layer)) if layer.nan else _Judgement("kept")
+    return _Judgement("unknown", _nonfinite(layer)) if layer.nan else _Judgement("within")
 
 
 def _rank(layer: LayerStatistics, limits: Limits) -> _Judgement:
@@ -248,7 +248,7 @@ def _rank(layer: LayerStatistics, limits: Limits) -> _Judgement:
     least = limits.min_rank if share is None else share * layer.highest_rank
     assert least is not None
     if layer.rank >= least:
-        return _Judgement("kept")
+        return _Judgement("within")
     text = f"effective rank {layer.rank:.4g} of at most {layer.highest_rank} in {layer.channels} channels"
     return _Judgement("broken", text, layer.rank, least)
 
@@ -279,7 +279,7 @@ def junit_xml(suite: str, result: LimitsResult, lost: int = 0) -> bytes:
     """
     failures = {(each.limit, each.layer): each for each in result.broken}
     skipped = {(each.limit, each.layer): each for each in result.allowed}
-    cases = [(limit, layer) for limit, held in result.held.items() for layer in held]
+    cases = [(limit, layer) for limit, calls in result.checked.items() for layer in calls]
     cases += [case for case in (failures | skipped) if case not in set(cases)]
     root = ElementTree.Element("testsuites")
     counts = {
@@ -295,12 +295,14 @@ def junit_xml(suite: str, result: LimitsResult, lost: int = 0) -> bytes:
         ElementTree.SubElement(case, "error", {"message": f"{lost} could not be used", "type": "images"})
     for limit, layer in cases:
         case = ElementTree.SubElement(tree, "testcase", {"classname": limit, "name": printable(layer or "(no call)")})
-        found = failures.get((limit, layer)) or skipped.get((limit, layer))
-        if found is not None:
-            message = printable(found.evidence if not found.unmeasured else f"not measured: {found.evidence}")
+        broken = failures.get((limit, layer)) or skipped.get((limit, layer))
+        if broken is not None:
+            message = printable(broken.evidence if not broken.unmeasured else f"not measured: {broken.evidence}")
             kind = "failure" if (limit, layer) in failures else "skipped"
             element = ElementTree.SubElement(case, kind, {"message": message, "type": limit})
-            numbers = f" (measured {found.value:.6g}, allowed {found.allowed:.6g})" if found.value is not None else ""
+            numbers = (
+                f" (measured {broken.value:.6g}, allowed {broken.allowed:.6g})" if broken.value is not None else ""
+            )
             element.text = message + numbers
     text: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return text if text.endswith(b"\n") else text + b"\n"

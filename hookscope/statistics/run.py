@@ -125,7 +125,7 @@ class _Run:
     on_progress: Callable[[int], None]
     on_note: OnNote
     totals: RunningStatistics = field(default_factory=RunningStatistics)
-    seen: set[int] = field(default_factory=set)
+    pictures: set[int] = field(default_factory=set)
     done: int = 0
     lost: list[int] = field(default_factory=list)
     next_save: float = field(default_factory=lambda: time.monotonic() + _SAVE_EVERY)
@@ -141,7 +141,7 @@ class _Run:
             raise UsageError(f"'{name}' was merged from several runs", do="measure the rest and merge again")
         self._check_images(name, saved.totals, progress)
         self.totals, self.done = saved.totals, progress.done
-        self.seen.update(saved.totals.pictures)
+        self.pictures.update(saved.totals.pictures)
         self.lost = [-1] * progress.lost  # their positions are unknown, but below done
 
     def _check_images(self, name: str, totals: RunningStatistics, progress: Progress) -> None:
@@ -182,9 +182,9 @@ class _Run:
         self.collector.name_images(batch.names)
         pictures = [picture_of(sha256) for sha256 in batch.sha256]
         for name, picture in zip(batch.names, pictures, strict=True):
-            if picture in self.seen:
+            if picture in self.pictures:
                 self.on_note(name, "it counts twice: an image before it has the same content")
-            self.seen.add(picture)
+            self.pictures.add(picture)
         try:
             with model_errors_as_input_errors(self.loaded.name, batch.inputs):
                 self.loaded.model(*batch.inputs)

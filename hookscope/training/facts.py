@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import math
 import weakref
@@ -19,7 +18,13 @@ from torch.optim import Optimizer
 from hookscope.hooks import as_float, class_names
 from hookscope.training.loss_graph import loss_facts
 from hookscope.training.loss_tap import ClippingTap, LossTap
-from hookscope.training.optimizers import BackwardSteps, Optimizers, TrackedOptimizer
+from hookscope.training.optimizers import (
+    BackwardSteps,
+    Optimizers,
+    TrackedOptimizer,
+    optimizers_in_memory,
+    parameters_of,
+)
 from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
 from hookscope.training.reductions import FetchedScalars, local, norm, values_of
@@ -118,14 +123,14 @@ class StepFacts:
     def after_without_gradients(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A module has returned under no_grad: see whether a loss is measured of a model in train mode."""
         if isinstance(module, nn.modules.loss._Loss):
-            if args and any(kept() is args[0] for kept in self._unlabelled):
+            if args and any(output() is args[0] for output in self._unlabelled):
                 self._now().validation = type(module).__name__
             return
         if not module.training or not any(id(module) in model.layers for model in self._models.models):
             return
         if any(_differs_in_eval(part) for part in module.modules()):
-            kept = [weakref.ref(tensor) for tensor in values_of(output)]
-            self._unlabelled = [*self._unlabelled, *kept][-_MOST_NAMES:]
+            outputs = [weakref.ref(tensor) for tensor in values_of(output)]
+            self._unlabelled = [*self._unlabelled, *outputs][-_MOST_NAMES:]
             if isinstance(output, Mapping) and isinstance(output.get("loss"), torch.Tensor):
                 self._now().validation = "loss of the model"
 
@@ -205,12 +210,12 @@ class StepFacts:
         if self._run.backwards == self._reported or not (at_end or self._run.backwards in _REPORTS):
             return None
         self._reported = self._run.backwards
-        pairs = [(kept(), copy) for kept, copy in self._copies]
+        pairs = [(parameter(), copy) for parameter, copy in self._copies]
         changed = any(
             now is not None and not torch.equal(local(now.detach()).to(copy.device), copy) for now, copy in pairs
         )
         known = {id(p) for p in self._known_parameters()}
-        holders = [o for o in _optimizers_in_memory() if any(id(p) in known for p in _held_by(o))]
+        holders = [o for o in optimizers_in_memory() if any(id(p) in known for p in parameters_of(o))]
         facts = self._now()
         return {
             "optimizer": None,
@@ -295,7 +300,7 @@ class StepFacts:
         if not parameters:
             return {}
         wanted = {id(p) for p in parameters}
-        ran = {key for facts in self._segments for key, kept in facts.no_grad.items() if kept() is not None}
+        ran = {key for facts in self._segments for key, module in facts.no_grad.items() if module() is not None}
         layers = [
             (layer.name, id(module) in ran)
             for model in self._models.models
@@ -314,7 +319,7 @@ class StepFacts:
 
     def _not_optimized(self, step: OptimizerStep) -> dict[str, Any]:
         """Parameters with a gradient that no optimizer holds, or one that has made no step yet."""
-        if isinstance(step.optimizer, BackwardSteps):  # it holds what it is not told
+        if isinstance(step.optimizer, BackwardSteps):  # which parameters are optimized is unknown
             return {}
         held = self._optimizers.all_parameters()
         free = [
@@ -329,7 +334,7 @@ class StepFacts:
         key = frozenset(key for _, _, key in free)
         self._searches[key] = self._searches.get(key, 0) + 1
         if self._searches[key] <= _MOST_SEARCHES:
-            self._waiting = {id(p): type(o).__name__ for o in _optimizers_in_memory() for p in _held_by(o)}
+            self._waiting = {id(p): type(o).__name__ for o in optimizers_in_memory() for p in parameters_of(o)}
         waiting = self._waiting
         lost = [(model, name) for model, name, key in free if key not in waiting]
         held_by_waiting = sorted({waiting[key] for _, _, key in free if key in waiting})
@@ -397,7 +402,7 @@ def _input_facts(shape: list[int], scalars: Mapping[str, Tensor]) -> dict[str, A
 
 
 def _mode_facts(modes: Mapping[str, set[bool]], trains: bool) -> dict[str, Any]:
-    in_eval = [name for name, seen in modes.items() if seen == {False}]
+    in_eval = [name for name, in_train in modes.items() if in_train == {False}]
     return {
         "train_mode": trains,
         "modes": len(modes),
@@ -420,13 +425,3 @@ def _settings(optimizer: Optimizer | None) -> dict[str, Any]:
         if numbers:
             facts[name] = max(numbers)
     return facts | {"maximize": any(group.get("maximize") is True for group in groups)}
-
-
-def _optimizers_in_memory() -> list[Optimizer]:
-    # by the class itself: `isinstance` would load lazy objects that pretend to be of another class
-    return [value for value in gc.get_objects() if issubclass(type(value), Optimizer)]
-
-
-def _held_by(optimizer: Optimizer) -> Iterator[Tensor]:
-    for group in getattr(optimizer, "param_groups", ()):
-        yield from group["params"]

@@ -60,15 +60,15 @@ def _targets(node: Any) -> dict[str, Any]:
     if target is None or target.dim() != 1 or not target.numel():
         return {}
     ignored = node._saved_ignore_index  # a signed number, read as an unsigned one
-    kept = target[target != (ignored - 2**64 if ignored >= 2**63 else ignored)]
-    if not kept.numel():
+    classes = target[target != (ignored - 2**64 if ignored >= 2**63 else ignored)]
+    if not classes.numel():
         return {"targets": 0}
-    return {"targets": kept.numel(), "target_min": kept.amin(), "target_max": kept.amax()}
+    return {"targets": classes.numel(), "target_min": classes.amin(), "target_max": classes.amax()}
 
 
 def _saved(node: Any, name: str) -> Tensor | None:
-    kept = getattr(node, f"_raw_saved_{name}", None)
-    if kept is None or getattr(kept, "unpack_hook", None) is not None:
+    saved = getattr(node, f"_raw_saved_{name}", None)
+    if saved is None or getattr(saved, "unpack_hook", None) is not None:
         return None
     value = getattr(node, f"_saved_{name}")
     return value.detach() if isinstance(value, torch.Tensor) else None
@@ -102,12 +102,12 @@ def _name(node: Any) -> str:
 
 
 def _breadth_first(nodes: Sequence[Any]) -> Iterator[Any]:
-    waiting, seen = [node for node in nodes if node is not None], set[Any]()
+    waiting, visited = [node for node in nodes if node is not None], set[Any]()
     for _ in range(_MOST_NODES):
         if not waiting:
             return
         node = waiting.pop(0)
-        if node not in seen:
-            seen.add(node)
+        if node not in visited:
+            visited.add(node)
             yield node
             waiting += [parent for parent, _ in node.next_functions if parent is not None]

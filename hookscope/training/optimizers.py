@@ -95,7 +95,7 @@ class Optimizers:
         self.every, self._only = every, only
         self.all: list[TrackedOptimizer] = [] if only is None else [TrackedOptimizer(only, 0)]
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._found: dict[int, tuple[weakref.ref[Any], weakref.WeakSet[Optimizer]]] = {}
+        self._in_functions: dict[int, tuple[weakref.ref[Any], weakref.WeakSet[Optimizer]]] = {}
 
     @property
     def are_all(self) -> bool:
@@ -117,18 +117,18 @@ class Optimizers:
 
         New ones are not yet in ``all``.
         """
-        of, found = self._found.get(id(function), (None, None))
-        if found is None or of is None or of() is not function:
-            found = weakref.WeakSet(v for v in gc.get_objects() if issubclass(type(v), Optimizer))
-            self._found[id(function)] = weakref.ref(function), found
-        for optimizer in found if self._only is None else [self._only]:
+        reference, optimizers = self._in_functions.get(id(function), (None, None))
+        if optimizers is None or reference is None or reference() is not function:
+            optimizers = weakref.WeakSet(optimizers_in_memory())
+            self._in_functions[id(function)] = weakref.ref(function), optimizers
+        for optimizer in optimizers if self._only is None else [self._only]:
             known = next((tracked for tracked in self.all if tracked.optimizer() is optimizer), None)
             if known is None or not known.steps_eagerly:
                 yield known or TrackedOptimizer(optimizer, len(self.all))
 
     def all_parameters(self) -> set[int]:
         """The parameters, by ``id``, of all optimizers that have stepped, followed or not."""
-        others = (p for optimizer in self._others for group in optimizer.param_groups for p in group["params"])
+        others = (p for optimizer in self._others for p in parameters_of(optimizer))
         return {id(p) for tracked in self.all for p in tracked.parameters()} | {id(p) for p in others}
 
     def is_any_due(self) -> bool:
@@ -143,6 +143,18 @@ class Optimizers:
         for tracked in self.all:
             tracked.idle += 1
         stepped.steps, stepped.since, stepped.idle = stepped.steps + 1, segment, 0
+
+
+def optimizers_in_memory() -> list[Optimizer]:
+    """All optimizers of torch that exist in this process."""
+    # by the class itself: `isinstance` would load lazy objects that pretend to be of another class
+    return [value for value in gc.get_objects() if issubclass(type(value), Optimizer)]
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """The parameters of all groups of an optimizer."""
+    for group in getattr(optimizer, "param_groups", ()):
+        yield from group["params"]
 
 
 def has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

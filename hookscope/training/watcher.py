@@ -159,9 +159,9 @@ class TrainingWatcher:
     def _before_function(self, function: Any, steps: list[tuple[OptimizerStep, int]]) -> None:
         """A compiled function is called, which may step optimizers."""
         with torch.no_grad():
-            found = list(self._optimizers.in_function(function))
-            of_models = [each for each in found if self._models.holding({id(p) for p in each.parameters()})]
-            for tracked in of_models or found:
+            optimizers = list(self._optimizers.in_function(function))
+            of_models = [each for each in optimizers if self._models.holding({id(p) for p in each.parameters()})]
+            for tracked in of_models or optimizers:
                 step = OptimizerStep(tracked, True, gradients={})  # unseen: the function may also clear them
                 if tracked.steps % self._optimizers.every == 0:
                     self._measure_weights(step)

@@ -169,7 +169,7 @@ def test_where_all_is_allowed_nothing_has_passed(run: Run) -> None:
     status, out, _ = run("--no-nan", "--allow", "*", "--format", "table", model="nets.py:sick")
     assert (status, out.splitlines()[-2:]) == (
         3,
-        ["nets.py:sick on 4 images: of 0 calls nothing is held against no-nan", "  no-nan: 0 calls"],
+        ["nets.py:sick on 4 images: of 0 calls none is checked against no-nan", "  no-nan: 0 calls"],
     )
 
 

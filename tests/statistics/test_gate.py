@@ -183,7 +183,9 @@ def test_images_of_nan_break_every_limit() -> None:
     limits = {"max_dead": 0.99, "max_saturated": 0.99, "no_nan": True, "max_abs": 1e30, "min_rank": 0.0}
     net = of(lambda net, x: torch.sigmoid(net.conv(x)), conv=conv())
     result = checked(net, torch.full((4, 3, 9, 9), math.nan), **limits)
-    assert {each.limit for each in result.broken} == set(result.held) | {"max-saturated"} == set(Limits(**limits).names)
+    assert (
+        {each.limit for each in result.broken} == set(result.checked) | {"max-saturated"} == set(Limits(**limits).names)
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_a_chosen_layer_without_the_quantity_breaks_the_limit(layers: str, limit
     assert not checked(net, X[:1], layers, allow_unmeasured=True, **limits).broken
 
 
-def test_a_limit_that_no_call_can_be_held_against_is_broken() -> None:
+def test_a_limit_that_no_call_can_be_checked_against_is_broken() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
     (found,) = checked(net, max_saturated=0.5).broken
     assert (found.limit, found.layer, found.evidence) == ("max-saturated", "", "no call has this quantity")
@@ -256,7 +258,7 @@ def test_what_was_held_is_counted_by_type() -> None:
         "no-nan: 5 calls (1 Conv2d, 1 relu, 1 mean, 1 Linear, 1 add)",
     ]
     maps = checked(of(lambda net, x: net.conv(x).max(), conv=conv()), layers="(model)", no_nan=True)
-    assert maps.held == {"no-nan": {"(model)": "Function"}}
+    assert maps.checked == {"no-nan": {"(model)": "Function"}}
 
 
 SOUND = ["resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5"]
@@ -268,7 +270,7 @@ def test_a_sound_model_passes_reasonable_limits(name: str) -> None:
     # random weights and two images: the gates of squeeze-excitation hardly move, and they are dead to the last digit
     result = checked(small_head(name), torch.rand(2, 3, 64, 64), no_nan=True, max_abs=1e4, max_dead=1.0)
     assert not result.broken
-    assert len(result.held["no-nan"]) > len(result.held["max-dead"]) > 10
+    assert len(result.checked["no-nan"]) > len(result.checked["max-dead"]) > 10
 
 
 def test_the_bundled_model_passes() -> None:
@@ -287,7 +289,7 @@ def test_sound_models_of_other_kinds_pass(name: str) -> None:
     net = seeded(lambda: torchvision.models.get_model(name, weights=None, **backbone))
     shape = (1, 3, 4, 64, 64) if name == "r3d_18" else (2, 3, 224, 224)
     x: Any = torch.rand(shape)
-    if name.startswith("fcos"):  # with random weights it finds nothing, and nothing cannot be held against a limit
+    if name.startswith("fcos"):  # with random weights it finds nothing, and nothing cannot be checked against a limit
         assert {each.layer for each in checked(net, list(x), no_nan=True).broken} <= {
             *("(model) boxes", "(model) scores", "(model) labels"),
         }

@@ -18,7 +18,7 @@ from hookscope.statistics import (
     Limits,
     LimitsResult,
     check_limits,
-    held_layers,
+    checked_layers,
     junit_xml,
 )
 from tests.nets import Function
@@ -145,22 +145,22 @@ def test_several_limits_come_in_order_of_execution(layers: list[LayerStatistics]
 )
 def test_layers_that_are_allowed(allow: list[str], left: list[str]) -> None:
     net = Function(lambda net, x: net.relu(net.conv(net.relu(net.conv(x)))), conv=nn.Conv2d(3, 3, 1), relu=nn.ReLU())
-    assert [layer.key for layer in held_layers(measured(net, torch.randn(2, 3, 4, 4)), allow)] == left
+    assert [layer.key for layer in checked_layers(measured(net, torch.randn(2, 3, 4, 4)), allow)] == left
 
 
 def test_a_selection_that_cannot_be_parsed_is_refused() -> None:
     with pytest.raises(SelectionError, match="bad regular expression"):
-        held_layers([], ["re:("])
+        checked_layers([], ["re:("])
 
 
-def held(limits: list[str], layers: list[str]) -> dict[str, dict[str, str]]:
+def checked(limits: list[str], layers: list[str]) -> dict[str, dict[str, str]]:
     return {limit: dict.fromkeys(layers, "Conv2d") for limit in limits}
 
 
 def test_a_case_for_each_limit_and_layer() -> None:
     failed = BrokenLimit("max-dead", "relu", None, 0.25, 0.05, "1 of 4 channels is dead: 2", (2,))
     unknown = BrokenLimit("no-nan", "fc", None, None, None, "it did not run", unmeasured=True)
-    result = LimitsResult(held(["max-dead", "no-nan"], ["conv", "relu"]), [failed, unknown])
+    result = LimitsResult(checked(["max-dead", "no-nan"], ["conv", "relu"]), [failed, unknown])
     root = ElementTree.fromstring(junit_xml("check", result))
     suite = root[0]
     assert (root.tag, suite.tag) == ("testsuites", "testsuite")
@@ -176,7 +176,7 @@ def test_a_case_for_each_limit_and_layer() -> None:
 
 def test_what_may_be_unmeasured_is_skipped() -> None:
     unknown = BrokenLimit("no-nan", "fc", None, None, None, "it did not run", unmeasured=True)
-    suite = ElementTree.fromstring(junit_xml("check", LimitsResult(held(["no-nan"], ["conv"]), [], [unknown])))[0]
+    suite = ElementTree.fromstring(junit_xml("check", LimitsResult(checked(["no-nan"], ["conv"]), [], [unknown])))[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "0", "1")
     (skipped,) = suite[1]
     assert (suite[1].get("name"), skipped.tag, skipped.get("message")) == (
@@ -191,7 +191,7 @@ def test_what_may_be_unmeasured_is_skipped() -> None:
 )
 def test_any_name_makes_valid_xml(name: str) -> None:
     failed = BrokenLimit("no-nan", name, 0, float("inf"), 0, name)
-    text = junit_xml(name, LimitsResult(held(["no-nan"], [name]), [failed]))
+    text = junit_xml(name, LimitsResult(checked(["no-nan"], [name]), [failed]))
     assert text.decode("utf-8").startswith("<?xml version='1.0' encoding='utf-8'?>\n")
     assert text.endswith(b">\n")
     suite = ElementTree.fromstring(text)[0]
@@ -200,6 +200,6 @@ def test_any_name_makes_valid_xml(name: str) -> None:
 
 
 def test_lost_images_are_an_error_of_their_own() -> None:
-    suite = ElementTree.fromstring(junit_xml("check", LimitsResult(held(["no-nan"], ["conv1"])), lost=2))[0]
+    suite = ElementTree.fromstring(junit_xml("check", LimitsResult(checked(["no-nan"], ["conv1"])), lost=2))[0]
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "0", "1")
     assert [case.get("name") for case in suite if case.find("error") is not None] == ["all could be used"]

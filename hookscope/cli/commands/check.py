@@ -35,7 +35,7 @@ FIELDS = ("limit", "index", "layer", "value", "allowed", "evidence", "weights")
 @shared.selection_option(
     "--allow", "allow", "Layers without limits: a selection as in --layer; repeatable.", metavar="LAYER"
 )
-@click.option("--allow-unmeasured", is_flag=True, help="Allow what cannot be held against a limit.")
+@click.option("--allow-unmeasured", is_flag=True, help="Allow what cannot be checked against a limit.")
 @shared.file_option("--junit", "Write the result as JUnit XML too.")
 @measuring_options
 @shared.format_option
@@ -59,10 +59,12 @@ def command(
 
     What was not measured has not passed. A limit is broken, with the reason, where a value is NaN, where a chosen layer
     did not run, put out nothing, is too wide or does not have the quantity, and where no call has it.
-    `--allow-unmeasured` allows all this. Without `--layer` and `--type` a call is held against the limits that have a
-    meaning for it: `--max-saturated` for functions with a bound, `--max-dead` and `--min-rank` for convolutions, Linear
-    layers, activation functions and the model. A layer that did not run breaks then if nothing used its weights. The
-    summary says how many calls were held against which limit.
+    `--allow-unmeasured` allows all this.
+
+    Without `--layer` and `--type` a call is checked against the limits that have a meaning for it: `--max-saturated`
+    for functions with a bound, `--max-dead` and `--min-rank` for convolutions, Linear layers, activation functions and
+    the model. A layer that did not run then breaks the limits only if nothing used its weights. The summary says how
+    many calls were checked against which limit.
 
     \b
     Examples:
@@ -85,7 +87,7 @@ def command(
     result = statistics.check_limits(
         layers, limits, saved.coverage, allow or (), every=every, allow_unmeasured=allow_unmeasured
     )
-    nonfinite = [layer.key for layer in statistics.held_layers(layers, allow or ()) if layer.nan or layer.inf]
+    nonfinite = [layer.key for layer in statistics.checked_layers(layers, allow or ()) if layer.nan or layer.inf]
     if nonfinite and not limits.no_nan:  # NaN in a few values need not break another limit
         output.note(f"Note: NaN or Inf in {listed(nonfinite, 3)}; --no-nan forbids them")
     with ExitStack() as stack:  # a full disk is no reason to lose the rows

@@ -143,8 +143,8 @@ class WatchRun:
         if self._monitor is None:  # a note has said why
             return ""
         if not self._monitor.steps:
-            seen = self._contents() if self._monitor.backwards else ": there was nothing to watch"
-            note = f"Note: no optimizer of torch took a step in {name}{seen}"
+            contents = self._contents() if self._monitor.backwards else ": there was nothing to watch"
+            note = f"Note: no optimizer of torch took a step in {name}{contents}"
             options = [word for word in self._script.words[1:] if word.partition("=")[0] in _OWN_OPTIONS]
             return f"{note}; {options[0]} went to the script: options of watch go before it" if options else note
         return f"Note: {self._monitor.sampled:,} of {counted(self._monitor.steps, 'step')} sampled{self._contents()}"

@@ -14,12 +14,14 @@ from hookscope.training.log.series import RunSeries
 Facts = Mapping[str, Any]
 
 _ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")  # whose steps are as long as the rate
-_FLOAT32 = 2.0**-24  # half of the distance of two numbers beside 1
+_FLOAT32 = 2.0**-24  # float32 rounds a smaller change of a value of 1 away
 _CLIPPED = 1e-6  # a limit up to which clipping leaves no gradient
 _PROBABILITIES = ("Softmax", "Sigmoid")
 _CUTTING = ("Relu", "Hardtanh", "Tanh", "Threshold")
 _SCORES = ("Addmm", "Mm", "Convolution", "Linear", "Relu")
+# symptoms of weights that do not change
 _LIFELESS = frozenset(("no-gradient", "no-update", "update-too-small", "vanishing-gradient", "loss-flat", "frozen"))
+# symptoms of values that grow, vanish or are no numbers
 _UNSTABLE = frozenset(
     ("non-finite", "loss-rises", "loss-spike", "dead-layer", "dead-channels", "constant-output",
      "exploding-activations", "vanishing-activations", "saturated", "exploding-gradient", "update-too-large",
@@ -129,8 +131,9 @@ def _no_step(now: History) -> Evidence | None:
         words = f"backward ran {backwards:,} times, no optimizer stepped, and the weights did not change; {held}"
         return Evidence(words, numbers={"backwards": backwards})
     if (now["waiting"] or 0) > 0 and now["step"] >= now.limits["few_backwards"]:
-        words = f"{counted(now['waiting'], 'parameter')} of {listed(now['waiting_optimizers'])} got gradients, but it"
-        words += f" made no step yet in {now['step'] + 1:,} steps of {now['optimizer_type']}"
+        holders = listed(now["waiting_optimizers"])
+        words = f"{counted(now['waiting'], 'parameter')} of {holders} got gradients, but {holders} made no step in"
+        words += f" {now['step'] + 1:,} steps of {now['optimizer_type']}"
         return Evidence(words, numbers={"parameters": now["waiting"]})
     return None
 
@@ -257,10 +260,10 @@ def _input_constant(now: History) -> Evidence | None:
     shape = now["input_shape"] or [0]
     if now["input_min"] is not None and now["input_min"] == now["input_max"]:
         return Evidence(
-            f"every value of the input {_size(shape)} is {now['input_min']:g}", numbers={"samples": shape[0]}
+            f"every value of the input {tuple(shape)} is {now['input_min']:g}", numbers={"samples": shape[0]}
         )
     if shape[0] > 1 and now["input_spread"] == 0:
-        words = f"all {shape[0]} samples of the input {_size(shape)} are equal"
+        words = f"all {shape[0]} samples of the input {tuple(shape)} are equal"
         return Evidence(words, numbers={"samples": shape[0]})
     return None
 
@@ -277,7 +280,7 @@ def _input_repeats(now: History) -> Evidence | None:
         or not any([row.get(n) for n in names] == own for row in neighbours)
     ):
         return None
-    words = f"the input {_size(own[0])} is the same at each sampled step: mean {own[1]:.6g}, standard deviation"
+    words = f"the input {tuple(own[0])} is the same at each sampled step: mean {own[1]:.6g}, standard deviation"
     return Evidence(f"{words} {own[2]:.6g}", "repeats", numbers={"mean": own[1], "std": own[2]})
 
 
@@ -336,10 +339,11 @@ def _settings(now: History) -> Evidence | None:
     limits = now.limits
     if now.number("momentum") >= 1:
         return Evidence(
-            f"{kind} has momentum {now['momentum']:g}: a step never fades", numbers={"momentum": now["momentum"]}
+            f"{kind} has momentum {now['momentum']:g}: each step repeats all earlier ones",
+            numbers={"momentum": now["momentum"]},
         )
     if rate >= limits["adaptive_rate"] and kind in _ADAPTIVE:
-        words = f"{kind} has a learning rate of {rate:g}: it changes each weight by about as much at a step"
+        words = f"{kind} has a learning rate of {rate:g}: each step changes each weight by about as much"
         return Evidence(words, "rate", numbers={"rate": rate})
     update = statistics.median(_updates(now) or [0.0])
     if update > limits["overwriting"]:
@@ -398,7 +402,3 @@ def _small_batch(now: History) -> Evidence | None:
         return None
     words = f"a BatchNorm normalises {counted(values, 'value')} of a channel, from {counted(samples, 'sample')}"
     return Evidence(words, "" if values <= 2 else "few samples", (name,), {"values": values, "samples": samples})
-
-
-def _size(shape: Sequence[int]) -> str:
-    return "(" + ", ".join(map(str, shape)) + ")"

@@ -12,7 +12,7 @@ from hookscope.hooks import call_key
 from hookscope.training.log.series import LayerSeries, RunSeries
 from hookscope.training.log.summary import NON_FINITE, TimedFinding, known, step_words, timed_finding, when_words
 
-_TRUE_NOTES = ("backward-steps", "compiled", "traced")  # how a run was watched, which nothing is wrong with
+_TRUE_NOTES = ("backward-steps", "compiled", "traced")  # they say how a run was watched, not what is wrong
 _PHASES = dict(zip(("forward", "backward", "weights"), NON_FINITE, strict=True))
 
 
