@@ -21,6 +21,7 @@ PHOTOS = [SAMPLES / f"{name}.jpg" for name in ("cat", "coffee", "rocket")]
 FEW_WARNINGS = {
     ("vit", "stats", "constant-output", "heads.head"),  # its head starts at 0
     ("vit", "weights", "constant-weights", "heads.head.weight"),
+    ("swin", "stats", "duplicate-channels", "features.1.0.attn.cpb_mlp.0"),  # 512 channels of two inputs
 }
 
 
