@@ -70,7 +70,7 @@ class RunningStatistics:
         """Add ``other``, which shares no state with this object afterwards."""
         common = len(set(self.pictures).intersection(other.pictures))
         if common or other is self:
-            asked = f"both hold {counted(common, 'same image')}" if common else "these are the same statistics"
+            asked = f"they have {counted(common, 'image')} in common" if common else "these are the same statistics"
             raise InputError(f"cannot merge: {asked}", "an image would count twice", "merge statistics of other images")
         for key, layer in other.layers.items():
             mine = self.layers.get(key, layer)

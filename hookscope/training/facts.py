@@ -27,7 +27,7 @@ from hookscope.training.optimizers import (
 )
 from hookscope.training.output import RunProgress
 from hookscope.training.recorder import OptimizerStep
-from hookscope.training.reductions import FetchedScalars, local, norm, values_of
+from hookscope.training.reductions import FetchedScalars, differs, local, norm, values_of
 from hookscope.training.tracker import Layer, ModelTracker, Pass
 
 _MOST_NAMES = 8  # of layers in one field
@@ -210,10 +210,8 @@ class StepFacts:
         if self._run.backwards == self._reported or not (at_end or self._run.backwards in _REPORTS):
             return None
         self._reported = self._run.backwards
-        pairs = [(parameter(), copy) for parameter, copy in self._copies]
-        changed = any(
-            now is not None and not torch.equal(local(now.detach()).to(copy.device), copy) for now, copy in pairs
-        )
+        parameters = [(parameter(), copy) for parameter, copy in self._copies]
+        changed = any(parameter is not None and differs(parameter, copy) for parameter, copy in parameters)
         known = {id(p) for p in self._known_parameters()}
         holders = [o for o in optimizers_in_memory() if any(id(p) in known for p in parameters_of(o))]
         facts = self._now()

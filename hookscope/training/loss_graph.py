@@ -1,14 +1,20 @@
-"""The loss function behind a loss, read from the graph of its backward pass."""
+"""What the graph of the backward pass shows of a loss: its function, and what the script divides it by."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+SCALE = "hookscope.scale"
+"""The key of the scale of a ``GradScaler`` in the metadata of the node that multiplies by it."""
+
+_SUM = 2  # torch's number for reduction="sum"
 _MOST_NODES = 64
+_MOST_FACTORS = 8  # by which a script divides a loss
 # Operations that keep the values, and the class of each
 _SHAPES = (
     "View", "Reshape", "Unsafe", "Squeeze", "Unsqueeze", "Transpose", "Permute", "TBackward", "Clone", "ToCopy",
@@ -111,3 +117,33 @@ def _breadth_first(nodes: Sequence[Any]) -> Iterator[Any]:
             visited.add(node)
             yield node
             waiting += [parent for parent, _ in node.next_functions if parent is not None]
+
+
+def divisor_of(roots: Sequence[Tensor]) -> float:
+    """The number by which a script divides the only one of ``roots``, apart from the scale of a ``GradScaler``.
+
+    Infinity where it divides a sum over samples, so that the losses of all passes add up to the mean over the step.
+    """
+    node: Any = roots[0].grad_fn if len(roots) == 1 else None
+    divisor = 1.0
+    for _ in range(_MOST_FACTORS):
+        if node is None or (SCALE not in node.metadata and not (factor := _factor(node))):
+            break
+        divisor *= 1.0 if SCALE in node.metadata else factor
+        node = node.next_functions[0][0]
+    if divisor != 1.0 and getattr(node, "_saved_reduction", None) == _SUM:
+        return math.inf
+    return round(divisor, 6)
+
+
+def _factor(node: Any) -> float:
+    """The number on the CPU by which a node divides; 0 for a node that does something else."""
+    if node.name() not in ("DivBackward0", "MulBackward0") or node.next_functions[0][0] is None:
+        return 0.0
+    try:
+        other = node._saved_other
+    except RuntimeError:  # an earlier backward pass has freed it
+        return 0.0
+    if other is None or other.numel() != 1 or other.device.type != "cpu" or other.is_complex() or not other:
+        return 0.0
+    return float(other) if node.name() == "DivBackward0" else 1 / float(other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import threading
 import weakref
@@ -20,10 +19,9 @@ from torch.nn.modules import module as modules
 
 from hookscope.hooks import hook_tensor
 from hookscope.system import after_import
+from hookscope.training.loss_graph import SCALE
 from hookscope.training.modes import outside_modes
 
-_SCALE = "hookscope.scale"
-_SUM = 2  # torch's number for reduction="sum"
 _MOST_NODES = 8  # searched for a loss scale: scripts divide a scaled loss or add others to it
 _HOOK_TABLES = (
     "_global_backward_pre_hooks",
@@ -53,9 +51,8 @@ class Patch:
 
         @wraps(original)
         def ours(*args: Any, **kwargs: Any) -> Any:
-            if (
-                not self._is_on or self._ours is not ours
-            ):  # switched off, but a later wrapper of somebody else still calls this one
+            # when this one is off, a later wrapper of somebody else may still call it
+            if not self._is_on or self._ours is not ours:
                 return original(*args, **kwargs)
             return wrapper(original, *args, **kwargs)
 
@@ -67,36 +64,6 @@ class Patch:
         if self._is_on and getattr(self._owner, self._name, None) is self._ours:
             setattr(self._owner, self._name, self._original)
         self._is_on = False
-
-
-def divisor_of(roots: Sequence[Tensor]) -> float:
-    """The number by which a script divides the only one of ``roots``, apart from the scale of a ``GradScaler``.
-
-    Infinity where it divides a sum over samples, so that the losses of all passes add up to the mean over the step.
-    """
-    node: Any = roots[0].grad_fn if len(roots) == 1 else None
-    divisor = 1.0
-    for _ in range(_MOST_NODES):
-        if node is None or (_SCALE not in node.metadata and not (factor := _factor(node))):
-            break
-        divisor *= 1.0 if _SCALE in node.metadata else factor
-        node = node.next_functions[0][0]
-    if divisor != 1.0 and getattr(node, "_saved_reduction", None) == _SUM:
-        return math.inf
-    return round(divisor, 6)
-
-
-def _factor(node: Any) -> float:
-    """The number on the CPU by which a node divides; 0 for a node that does something else."""
-    if node.name() not in ("DivBackward0", "MulBackward0") or node.next_functions[0][0] is None:
-        return 0.0
-    try:
-        other = node._saved_other
-    except RuntimeError:  # an earlier backward pass has freed it
-        return 0.0
-    if other is None or other.numel() != 1 or other.device.type != "cpu" or other.is_complex() or not other:
-        return 0.0
-    return float(other) if node.name() == "DivBackward0" else 1 / float(other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +202,7 @@ class LossTap:
         if isinstance(scaled, torch.Tensor):
             node: Any = scaled.grad_fn
             if node is not None:
-                node.metadata[_SCALE] = scale
+                node.metadata[SCALE] = scale
                 self._has_scales = True
         elif isinstance(scaled, (list, tuple)):  # an iterator is left to the script: it can be consumed only once
             for part in scaled:
@@ -249,7 +216,7 @@ class LossTap:
                 return None
             node = waiting.pop(0)
             if node is not None:
-                scale: Tensor | None = node.metadata.get(_SCALE)
+                scale: Tensor | None = node.metadata.get(SCALE)
                 if scale is not None:
                     return scale
                 waiting += [parent for parent, _ in node.next_functions]

@@ -198,9 +198,9 @@ class MetricsRecorder:
         calls = [call for model in step.models for call in self._calls(model, optimizer)]
         calls = [call for call in calls if _belongs(call, step.others, parameters)]
         calls.sort(key=lambda call: call.order)
-        losses, divisor = self._losses_of_step(step)
+        losses, factor = self._losses_of_step(step)
         scalars = FetchedScalars([*losses, *(scalar for call in calls for scalar in call.scalars())])
-        loss = sum(scalars[value] for value in losses) / len(losses) * divisor if losses else None
+        loss = _mean(losses, factor, scalars)
         first_rate, rates = optimizer.learning_rates()
         not_run = [call for model in step.models for call in self._not_run(model, optimizer, calls, parameters)]
         absent, index = {id(call.layer.whole) for call in not_run}, itertools.count()
@@ -225,9 +225,8 @@ class MetricsRecorder:
 
     def loss_of(self, step: OptimizerStep) -> float | None:
         """The loss of a step; None where it is unknown."""
-        losses, divisor = self._losses_of_step(step)
-        scalars = FetchedScalars(losses)
-        return sum(scalars[value] for value in losses) / len(losses) * divisor if losses else None
+        losses, factor = self._losses_of_step(step)
+        return _mean(losses, factor, FetchedScalars(losses))
 
     def _record(self, model: TrackedModel) -> SegmentRecord:
         record = self._records.get(model.number)
@@ -276,6 +275,11 @@ class MetricsRecorder:
         if self._loss_output is not None and self._loss_output[0] >= step.optimizer.since:
             return [self._loss_output[1]], 1.0
         return [], 1.0
+
+
+def _mean(losses: Sequence[Tensor], factor: float, scalars: FetchedScalars) -> float | None:
+    """The mean of the losses times ``factor``; None without losses."""
+    return sum(scalars[value] for value in losses) / len(losses) * factor if losses else None
 
 
 def _in_order(calls: Sequence[CallMetrics], not_run: Sequence[CallMetrics]) -> list[CallMetrics]:

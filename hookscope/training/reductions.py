@@ -62,6 +62,11 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if part is None else part
 
 
+def differs(tensor: Tensor, copy: Tensor) -> bool:
+    """Whether the part of ``tensor`` in this process is no longer equal to an earlier ``copy`` of that part."""
+    return not torch.equal(local(tensor.detach()).to(copy.device), copy)
+
+
 def output_sums(output: Any, module: nn.Module | None = None) -> list[OutputSums]:
     """The sums of every tensor in ``output``; channels are those of the first."""
     return [_sums(tensor, module, first=not at) for at, tensor in enumerate(values_of(output))]

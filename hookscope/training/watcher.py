@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from hookscope.errors import HookscopeError, LayerError, NonFiniteError
 from hookscope.hooks import HookHandles
 from hookscope.training.facts import StepFacts
-from hookscope.training.loss_tap import CompiledCalls, LossTap, divisor_of, hidden_from_compile, scalar_of
+from hookscope.training.loss_graph import divisor_of
+from hookscope.training.loss_tap import CompiledCalls, LossTap, hidden_from_compile, scalar_of
 from hookscope.training.modes import are_tensors_fake, outside_modes
 from hookscope.training.optimizers import (
     BackwardSteps,

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from hookscope.training.reductions import FetchedScalars, count_non_finite, local, norm
+from hookscope.training.reductions import FetchedScalars, count_non_finite, differs, local, norm
 
 _Size = tuple[float, int]  # Euclidean norm, and number of NaN and Inf
 
@@ -43,9 +42,8 @@ class StepWeights:
         self._gradients = self._measure_gradients() if gradients else None
 
     def have_changed(self) -> bool:
-        """Whether any weight is another than at the start."""
-        pairs = ((local(self._parameters[key].detach()), copy) for key, copy in self._copies.items())
-        return any(not torch.equal(now.to(copy.device), copy) for now, copy in pairs)
+        """Whether any weight differs from that at the start."""
+        return any(differs(self._parameters[key], copy) for key, copy in self._copies.items())
 
     def gradient_norms(self) -> dict[int, float]:
         """The norms of the gradients that were measured, by ``id`` of the parameter."""

@@ -106,7 +106,9 @@ def test_shares_that_do_not_make_up_the_score_have_a_note(run: Run, steps: int, 
         shares = f"the shares of class {row['class']} add up to {row['sum']:.4g} with 1 steps"
         note = f"{shares}, but the score minus the score of zeros is {row['expected']:.4g}; raise --most-steps"
     elif steps == 1:
-        note = f"with 1 steps the shares of class {row['class']} miss the score by more than 5 %; took {taken}"
+        note = (
+            f"with 1 steps the shares of class {row['class']} miss the score by more than 5 %; {taken} steps were taken"
+        )
     assert errors == (f"Note: cat.jpg: {note}\n" if note else "")
 
 

@@ -246,7 +246,7 @@ def test_parameters_that_functional_code_uses_have_run() -> None:
     assert (found.layer, found.evidence) == ("attention.out_proj", "it did not run")
 
 
-def test_what_was_held_is_counted_by_type() -> None:
+def test_checked_calls_are_counted_by_type() -> None:
     def forward(net: Any, x: Tensor) -> Any:
         x = F.relu(net.conv(x))
         return {"logits": net.fc(x.mean((2, 3))), "maps": x + 1}

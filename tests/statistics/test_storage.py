@@ -258,7 +258,7 @@ def test_overlapping_files_are_refused_and_named(tmp_path: Path) -> None:
 
 def test_statistics_do_not_merge_with_themselves(tmp_path: Path) -> None:
     totals = load_statistics(saved(tmp_path / "a.json", 0, 2)).totals
-    with pytest.raises(InputError, match="both hold 2 same images"):
+    with pytest.raises(InputError, match="they have 2 images in common"):
         totals.merge(load_statistics(tmp_path / "a.json").totals)
     unknown = measured(0, 2)
     with pytest.raises(InputError, match="the same statistics"):

@@ -126,7 +126,7 @@ def test_as_often_as_unwatched_and_what_is_eager_is_seen(part: str) -> None:
     ],
     ids=str,
 )
-def test_a_loop_that_must_not_compile_again_lives(part: str, options: dict[str, Any]) -> None:
+def test_a_loop_that_must_not_compile_again_runs(part: str, options: dict[str, Any]) -> None:
     plain, watched = Loop(part, options, False), Loop(part, options, True)
     assert plain.facts == watched.facts and plain.facts[2] is None
 

@@ -135,7 +135,7 @@ def test_clipping_knows_whether_the_gradients_still_have_the_loss_scale(unscales
     assert {each["loss_scale"] for each in facts} == {1024.0}
 
 
-def test_a_run_without_steps_is_told_from_one_with_an_optimizer_of_its_own() -> None:
+def test_a_run_without_steps_differs_from_one_with_an_optimizer_of_its_own() -> None:
     def own(net: nn.Module, _: torch.optim.Optimizer, rate: float = 0.1) -> None:
         for _step in range(12):
             net.zero_grad()
@@ -199,7 +199,7 @@ def test_ignored_targets_do_not_count() -> None:
     assert (facts["targets"], int(facts["target_min"]), int(facts["target_max"])) == (4, 1, 1)
 
 
-def test_tensors_that_a_hook_would_have_to_fetch_are_left_alone() -> None:
+def test_tensors_that_a_hook_would_have_to_fetch_are_not_read() -> None:
     fetched: list[Tensor] = []
 
     def fetch(kept: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from torch.nn.modules import module as modules
 
 from hookscope.hooks.registration import HookHandles
 from hookscope.training import Monitor
-from hookscope.training.loss_tap import LossTap, divisor_of, scalar_of
+from hookscope.training.loss_graph import divisor_of
+from hookscope.training.loss_tap import LossTap, scalar_of
 
 
 class Halving(torch.amp.GradScaler):
@@ -102,7 +103,7 @@ def test_an_error_in_a_backward_pass_has_the_traceback_that_it_has_unwatched() -
     assert len(losses) == 3
 
 
-def test_the_end_of_a_backward_pass_is_told_once_all_gradients_are_there() -> None:
+def test_the_end_of_a_backward_pass_is_reported_when_all_gradients_exist() -> None:
     x, seen = torch.ones(2, requires_grad=True), []
     tap = LossTap(lambda value, roots: None, lambda: seen.append(x.grad.tolist()))
     tap.on()

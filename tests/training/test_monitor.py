@@ -1056,7 +1056,7 @@ class TestModes:
         assert monitor.trouble is None and keys(monitor.rows) == ORDER
 
     @pytest.mark.parametrize("name", ["settrace", "setprofile"])
-    def test_a_script_that_traces_its_calls_is_told_once(self, name: str) -> None:
+    def test_a_script_that_traces_its_calls_gets_one_note(self, name: str) -> None:
         import sys
 
         net, notes = small(), []

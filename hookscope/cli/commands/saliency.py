@@ -137,7 +137,8 @@ def _note_limits(explanation: Explanation, result: explain.Saliency, total: floa
         )
     elif result.steps is not None and result.steps > steps:
         explanation.note(
-            f"with {steps:,} steps the shares of class {index} miss the score by more than 5 %; took {result.steps:,}"
+            f"with {steps:,} steps the shares of class {index} miss the score by more than 5 %;"
+            f" {result.steps:,} steps were taken"
         )
     if result.unguided:
         calls = counted(result.unguided, "functional ReLU call")
