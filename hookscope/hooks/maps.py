@@ -200,7 +200,8 @@ def channels_last(
     if kind is not None:
         return kind == "last"
     *_, a, b, c = tensor.shape
-    return _like(a, b, shown) and not _like(b, c, shown)
+    # a detector may make its pictures square
+    return _like(a, b, shown) and not _like(b, c, shown) and b != c
 
 
 def _like(height: int, width: int, shown: InputSize | None) -> bool:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.hooks import Call
+from hookscope.hooks import OPERATION, Call
 from hookscope.statistics.channel_similarity import ChannelCovariance, PatternSketch, effective_rank
 from hookscope.statistics.layer_statistics import QUANTILES, LayerStatistics, ValuePosition, key_of
 from hookscope.statistics.moments import ChannelMoments, MapSums, sums_of_maps
@@ -107,7 +107,11 @@ class LayerAccumulator:
             self.nonfinite_at = first(at, ~flat[at].isfinite())
 
     def merge(self, other: LayerAccumulator) -> None:
-        """Add an accumulator of the same call."""
+        """Add an accumulator of the same call; channels whose number differs become one."""
+        if self.channels != other.channels:
+            other = copy.copy(other)
+            self._become_one_channel()
+            other._become_one_channel()
         self.items += other.items
         self.shape = _common(self.shape, other.shape)
         if other.low < self.low:
@@ -122,14 +126,18 @@ class LayerAccumulator:
                 part.merge(getattr(other, name))
         self.saturated = self.saturated + other.saturated
 
+    def _become_one_channel(self) -> None:
+        self.moments, self.image_means = self.moments.as_one(), self.image_means.as_one()
+        self.patterns, self.covariance = PatternSketch.empty(1), None
+        self.saturated = self.saturated.sum(keepdims=True)
+        self.channels, self.shape = 1, (None, *self.shape[1:])
+
     def statistics(self, calls: int = 1, duplicate_correlation: float = 0.9999) -> LayerStatistics:
         """The statistics so far; the layer runs ``calls`` times in a pass."""
-        m = self.moments
-        count, nan, inf = int(m.count.sum()), int(m.nan.sum()), int(m.inf.sum())
+        m, whole = self.moments, self.moments.as_one()
+        count, nan, inf = int(whole.count[0]), int(whole.nan[0]), int(whole.inf[0])
         values, some = count + nan + inf, count > 0
-        mean = float((m.mean * m.count).sum() / count) if some else None
-        with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
-            variance = float((m.m2 + m.count * (m.mean - (mean or 0.0)) ** 2).sum() / count) if some else None
+        mean, variance = (float(whole.mean[0]), float(whole.variance[0])) if some else (None, None)
         bounded = self.bounds != (None, None)
         totals = (m.count + m.nan + m.inf).clip(min=1)
         constant = (m.low == m.high) & (m.nan + m.inf == 0) & (m.count > 1)
@@ -184,6 +192,11 @@ class LayerAccumulator:
             setattr(restored, name, None if state[name] is None else part.from_state(state[name]))
         restored.saturated = np.array(state["saturated"], np.int64)
         return restored
+
+
+def has_fixed_channels(call: Call) -> bool:
+    """Whether the number of channels may not change: it may in the model's output and in operations."""
+    return bool(call.name) and OPERATION not in call.name
 
 
 def _common(old: tuple[int | None, ...], new: tuple[int | None, ...]) -> tuple[int | None, ...]:

@@ -36,7 +36,7 @@ from hookscope.hooks import (
     tensors_in,
     usual_types,
 )
-from hookscope.statistics.accumulator import LayerAccumulator
+from hookscope.statistics.accumulator import LayerAccumulator, has_fixed_channels
 from hookscope.statistics.batchnorm import BATCH_NORMS, BatchNormAccumulator
 from hookscope.statistics.channel_similarity import rotations_of
 from hookscope.statistics.coverage import Coverage
@@ -209,15 +209,17 @@ class StatisticsCollector:
             one_each = image is None and len(whole) == len(self._pass.names)
             values = whole.reshape(-1, 1) if one_each else whole.reshape(1, 1, -1)
         before = self.totals.layers.get(key, layers.get(key))
-        if (call, part) in self.coverage.unmeasured or (before is not None and before.channels != values.shape[1]):
-            self._refuse(call, part, module, before, values.shape[1])
-            return
+        if before is not None and before.channels != values.shape[1] and has_fixed_channels(call):
+            text = f"{key} put out {values.shape[1]} channels after {before.channels}"
+            raise InputError(text, do="measure one size at a time")
         if self._has_channels(call, module):
             self.coverage.with_channels.add(key)
         rank = self.rank and values.shape[1] <= MOST_CHANNELS_FOR_RANK
-        layer = layers.setdefault(key, LayerAccumulator(call, values.shape[1], bounds_of(module), rank, part))
+        layer = LayerAccumulator(call, values.shape[1], bounds_of(module), rank, part)
         images = self._pass.images_of(len(values)) if image is None else [image] * len(values)
         moments = layer.update(values, images, self._pass.rotations_of(len(values)))
+        if layers.setdefault(key, layer) is not layer:
+            layers[key].merge(layer)
         self._pass.remember(tensor, key, moments if values.is_set_to(whole) else None)
 
     def _has_channels(self, call: Call, module: nn.Module | Operation) -> bool:
@@ -225,17 +227,6 @@ class StatisticsCollector:
         if isinstance(module, Operation):
             return bool(activation_class(call.type)) or call.type.startswith(("conv", "linear"))
         return not call.name or matches_type(class_names(module), ("_ConvNd", "Linear", *ACTIVATION_FUNCTIONS), False)
-
-    def _refuse(
-        self, call: Call, part: str, module: nn.Module | Operation, before: LayerAccumulator | None, channels: int
-    ) -> None:
-        """Raise for a layer whose number of channels changes; for the model and for operations this is usual."""
-        if call.name and isinstance(module, nn.Module) and before is not None:
-            text = f"{key_of(call, part)} put out {channels} channels after {before.channels}"
-            raise InputError(text, do="measure one size at a time")
-        self.coverage.unmeasured[call, part] = "its number of channels changes"
-        for totals in (self.totals, self._pass.totals):
-            totals.layers.pop(key_of(call, part), None)
 
     def _on_batch_norm(self, call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         tensor = next(iter([*args, *kwargs.values()]), None)

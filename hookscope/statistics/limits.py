@@ -80,7 +80,8 @@ class LimitsResult:
         words += [f"none is checked against {each.limit}" for each in self.broken if not each.layer]
         if words:
             return f"of {counted(len(self.calls), 'call')} {'; '.join(words)}"
-        return f"all {counted(len(self.calls), 'call')} are within the limits"
+        count = len(self.calls)
+        return "1 call is within the limits" if count == 1 else f"all {counted(count, 'call')} are within the limits"
 
     def words(self) -> Iterator[str]:
         """A line for each limit: how many calls of which types were checked against it, and how many broke it."""
@@ -182,7 +183,9 @@ def _not_measured(coverage: Coverage, allow: Layers, every: bool) -> Iterator[tu
 
 
 def _dead(layer: LayerStatistics, limits: Limits) -> _Judgement:
-    if layer.values < 2 * layer.channels or not layer.channels:
+    if not layer.values or layer.shape[:1] == (None,):
+        return _nothing(layer)
+    if layer.values < 2 * layer.channels:
         return _Judgement("no meaning", f"{counted(layer.values, 'value')} in {counted(layer.channels, 'channel')}")
     dead, m, allowed = layer.dead_channels, layer.by_channel, limits.max_dead
     assert allowed is not None
@@ -238,6 +241,8 @@ def _size(layer: LayerStatistics, limits: Limits) -> _Judgement:
 
 
 def _rank(layer: LayerStatistics, limits: Limits) -> _Judgement:
+    if not layer.values or layer.shape[:1] == (None,):
+        return _nothing(layer)
     if layer.highest_rank < 1:
         return _Judgement("no meaning", f"{counted(layer.values, 'value')} in {counted(layer.channels, 'channel')}")
     if layer.nan or layer.inf:
@@ -254,8 +259,9 @@ def _rank(layer: LayerStatistics, limits: Limits) -> _Judgement:
 
 
 def _nothing(layer: LayerStatistics) -> _Judgement:
-    """An output without values: of the model this says nothing, inside it some layers have nothing to do."""
-    return _Judgement("no meaning" if layer.call.name else "unknown", "it put out no values")
+    """An output without values, or without fixed channels, is usual inside a model, but not as its output."""
+    why = "its number of channels changes" if layer.values else "it put out no values"
+    return _Judgement("no meaning" if layer.call.name else "unknown", why)
 
 
 def _nonfinite(layer: LayerStatistics) -> str:

@@ -170,6 +170,15 @@ class ChannelMoments(Accumulator):
         variance: Floats = self.m2 / self.count.clip(min=1)
         return variance
 
+    def as_one(self) -> ChannelMoments:
+        """The moments of the values of all channels together."""
+        c, count = self, self.count.sum(keepdims=True)
+        mean = (c.mean * c.count).sum(keepdims=True) / count.clip(min=1)
+        with np.errstate(over="ignore", invalid="ignore"):  # doubles beyond 1e154
+            m2 = (c.m2 + c.count * (c.mean - mean) ** 2).sum(keepdims=True)
+        low, high = c.low.min(keepdims=True, initial=np.inf), c.high.max(keepdims=True, initial=-np.inf)
+        return ChannelMoments(count, mean, m2, low, high, *(n.sum(keepdims=True) for n in (c.zeros, c.nan, c.inf)))
+
     def merge(self, other: ChannelMoments) -> None:
         """Add the moments of other values."""
         with np.errstate(over="ignore", invalid="ignore"):

@@ -12,7 +12,7 @@ import numpy as np
 
 from hookscope.errors import InputError
 from hookscope.findings import counted
-from hookscope.statistics.accumulator import LayerAccumulator
+from hookscope.statistics.accumulator import LayerAccumulator, has_fixed_channels
 from hookscope.statistics.batchnorm import BatchNormAccumulator, BatchNormDrift
 from hookscope.statistics.layer_statistics import LayerStatistics
 
@@ -74,7 +74,8 @@ class RunningStatistics:
             raise InputError(f"cannot merge: {asked}", "an image would count twice", "merge statistics of other images")
         for key, layer in other.layers.items():
             mine = self.layers.get(key, layer)
-            if (mine.channels, mine.call.type) != (layer.channels, layer.call.type):
+            same = mine.channels == layer.channels or not has_fixed_channels(layer.call)
+            if not same or mine.call.type != layer.call.type:
                 raise InputError(
                     f"{key} has {mine.channels} channels of {mine.call.type} and {layer.channels} of {layer.call.type}",
                     do="merge statistics of one model",

@@ -50,6 +50,14 @@ class Functional(nn.Module):
 def functional():
     return Functional()
 
+class Rows(nn.Conv2d):
+    def forward(self, x):  # the number of columns of a picture is that of channels of an operation
+        rows = x.mean((1, 2))
+        return super().forward(x) + (rows / 0).nan_to_num(0, 0, 0).sum()
+
+def rows():
+    return Rows(3, 4, 3)
+
 class Odd(nn.Module):
     def __init__(self):
         super().__init__()
@@ -157,6 +165,14 @@ def test_functional_code_is_checked_unless_it_is_left_out(run: Run) -> None:
         "Note: not measured: 3 operations that are no modules (1 sub, 1 relu, 1 mean); --ops measures them\n"
     )
     assert run(*words, "--layer", "::relu", "--ops", model="nets.py:functional")[0] == 3
+
+
+def test_operations_whose_number_of_channels_follows_the_size_of_the_picture_are_checked(run: Run, here: Path) -> None:
+    Image.effect_noise((24, 18), 70).convert("RGB").save(here / "pics" / "wide.png")
+    status, out, _ = run("--no-nan", "--format", "json", model="nets.py:rows")
+    assert (status, broken(out)) == (3, [("no-nan", "::div", 4 * 20 + 24)])
+    status, out, _ = run("--max-dead", "0", "--ops", "--layer", "::mean", "--format", "json", model="nets.py:rows")
+    assert (status, json.loads(out)[0]["evidence"]) == (3, "its number of channels changes")
 
 
 def test_layers_may_be_allowed(run: Run) -> None:

@@ -46,6 +46,11 @@ def test_channels_last_by_class_and_by_proportions() -> None:
     assert only(numbered(1, 9, 16, 12), nn.ReLU(), InputSize(90, 160)).axes == "N H W C"
 
 
+def test_square_maps_have_their_channels_first() -> None:
+    """A detector that makes its pictures square: 64 to 80 is the proportion of the photograph by chance."""
+    assert channel_axis(numbered(1, 64, 80, 80), nn.ReLU(), InputSize(240, 320)) == 1
+
+
 def test_a_sequence_has_the_channel_order_of_its_last_layer_with_one() -> None:
     tensor = numbered(1, 5, 5, 6)
     assert channels_last(nn.Sequential(nn.Conv2d(1, 1, 1), nn.LayerNorm(6), nn.Dropout()), tensor)

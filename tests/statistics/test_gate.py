@@ -246,6 +246,16 @@ def test_parameters_that_functional_code_uses_have_run() -> None:
     assert (found.layer, found.evidence) == ("attention.out_proj", "it did not run")
 
 
+@pytest.mark.parametrize("limits", [{"max_dead": 0.5}, {"min_rank": 1}, {"no_nan": True}])
+def test_a_model_that_puts_out_no_values_never_passes(limits: dict[str, Any]) -> None:
+    (found,) = checked(through(lambda y: y[:0]), **limits).broken
+    assert (found.layer, found.evidence, found.unmeasured) == ("(model)", "it put out no values", True)
+
+
+def test_one_call_is_named_as_one() -> None:
+    assert checked(conv(), no_nan=True).verdict() == "1 call is within the limits"
+
+
 def test_checked_calls_are_counted_by_type() -> None:
     def forward(net: Any, x: Tensor) -> Any:
         x = F.relu(net.conv(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from hookscope.errors import InputError
@@ -53,6 +54,22 @@ def test_merging_shares_nothing_that_changes() -> None:
     joined.merge(counted(values, "a"))
     add(joined.layers["a"], values, ["w", "x", "y", "z"])
     assert (other.images, other.statistics()[0].items, other.drifts()[0].items) == (4, 4, 64)
+
+
+@pytest.mark.parametrize("name", ["::cat", "block::cat", ""])
+def test_channels_of_an_operation_whose_number_changes_become_one(name: str) -> None:
+    parts = [random(2, 3, 4, 4), 5 + random(3, 7, 4, 4, seed=6), random(1, 1, 4, 4, seed=7)]
+    totals = RunningStatistics()
+    for part in parts:
+        layer = LayerAccumulator(Call(name, "cat", 0, None), part.shape[1], (-1.0, 1.0), with_rank=True)
+        add(layer, part, names(len(part)))
+        totals.merge(RunningStatistics(len(part), {layer.key: layer}))
+    (found,) = RunningStatistics.from_state(totals.state_dict()).statistics()
+    values = torch.cat([part.flatten() for part in parts]).double().numpy()
+    numbers = (values.size, values.min(), values.max(), values.mean(), values.std())
+    assert (found.values, found.min, found.max, found.mean, found.std) == pytest.approx(numbers, rel=1e-12)
+    assert (found.shape, found.channels, found.items, found.rank) == ((None, 4, 4), 1, 6, None)
+    assert found.saturated == pytest.approx((abs(values) >= 0.99).mean(), abs=0.01)
 
 
 def test_other_layers_are_refused_before_anything_is_added() -> None:
