@@ -83,7 +83,7 @@ def answer_facts(answer: Prediction) -> dict[str, Any]:
 
 
 def why_unseen(answer: Prediction) -> str:
-    """That the model does not see the class; empty if it does."""
+    """A line that says that the model does not see the class; empty if it does."""
     if not answer.unseen:
         return ""
     shares = f"it has {100 * answer.probability:.2g} %, the best class {100 * answer.best:.3g} %"

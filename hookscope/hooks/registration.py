@@ -62,7 +62,7 @@ class HookHandles(ExitStack):
     def every_forward(self, hook: Callable[..., Any]) -> None:
         """Call ``hook(module, args, kwargs, output)`` after the forward of every module of the process."""
         handle = modules.register_module_forward_hook(hook, with_kwargs=True)
-        # torch keeps the second entry when the hook is removed, and compiled models would warn of hooks for ever
+        # torch keeps the second entry when the hook is removed, and compiled models would always warn of hooks
         self._holds(handle, modules._global_forward_hooks, modules._global_forward_hooks_with_kwargs)
 
     def every_forward_pre(self, hook: Callable[..., Any]) -> None:

@@ -261,7 +261,7 @@ class _Recorder:
         self._open.append(_OpenCall(layer, shape_of(named_inputs(args, kwargs)), len(self.calls)))
 
     def count(self, macs: int, added: int) -> None:
-        """Book what `MacCounter` counts to the innermost call that runs now."""
+        """Add what `MacCounter` counts to the innermost call that runs now."""
         if self._open:
             left, weights = self._left.get(self._open[-1].layer, (1, 1))
             self._open[-1].macs += macs * left // weights + added

@@ -21,7 +21,6 @@ _SHAPES = (
     "Select", "Slice", "Alias", "Index",
 )  # fmt: skip
 _MEANS = ("Mean", "Sum", "Mul", "Div")
-_LOGITS = ("Addmm", "Mm", "Convolution", "Linear", "Relu")  # what a logarithm of probabilities does not come from
 _LOSSES = {
     "NllLoss": "nll_loss",
     "NllLoss2D": "nll_loss",

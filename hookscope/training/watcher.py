@@ -116,8 +116,8 @@ class TrainingWatcher:
     def _on_model(self, model: TrackedModel) -> None:
         if model.is_opaque:
             name = type(model.module()).__name__
-            text = f"hooks do not fire in the compiled, scripted or replicated layers of {name}: metrics of their"
-            text += " parameters are logged, and of what a compiled part returns"
+            text = f"hooks do not fire in the compiled, scripted or replicated layers of {name}: the log has only the"
+            text += " metrics of their parameters and of what a compiled part returns"
             self._output.announce("compiled", self.last_step, text)
 
     def _hide(self, compiled_code_runs: bool) -> None:

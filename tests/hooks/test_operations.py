@@ -1,4 +1,4 @@
-"""Operations that are no modules: what is seen, where it is booked, and that what it returned is true."""
+"""Operations that are no modules: which are observed, in which module, and with which results."""
 
 from __future__ import annotations
 

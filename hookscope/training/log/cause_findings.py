@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from hookscope.findings import SEVERITIES, thresholds_for
+from hookscope.findings import thresholds_for
 from hookscope.training.log.causes import CAUSES, CauseRule, Facts, History
 from hookscope.training.log.file import Run
 from hookscope.training.log.loss import flat_findings
 from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries, runs_of_true
-from hookscope.training.log.summary import TimedFinding, known, timed_finding, when_words
+from hookscope.training.log.summary import TimedFinding, as_grave, known, timed_finding, when_words
 
 
 def with_causes(
@@ -23,12 +22,14 @@ def with_causes(
 ) -> list[TimedFinding]:
     """The causes in a run, and ``symptoms`` without what the causes explain; a cause comes before its symptoms."""
     classes = next((row["classes"] for row in run.facts if isinstance(row.get("classes"), int)), math.nan)
-    if all(finding.severity == "note" for finding in symptoms):  # else these say why
+    if all(finding.severity == "note" for finding in symptoms):  # else the symptoms say why the loss is flat
         symptoms = [*symptoms, *flat_findings(series, classes, thresholds)]
     pairs = _causes(run, series, {entry.name: thresholds[entry.name] for entry in thresholds_for("training")})
     pairs = [(rule, finding) for rule, finding in pairs if not _is_explained(rule, finding, pairs)]
     explained = frozenset[str]().union(*(rule.explains for rule, finding in pairs if finding.severity != "note"))
-    causes = [_as_grave(rule, finding, symptoms) for rule, finding in pairs]
+    causes = [
+        finding if finding.severity == "note" else as_grave(finding, rule.precedes, symptoms) for rule, finding in pairs
+    ]
     causes.sort(key=lambda finding: finding.severity == "note")
     return [*causes, *(finding for finding in symptoms if finding.finding not in explained)]
 
@@ -79,12 +80,3 @@ def _judge(
     more: dict[str, Any] = {"layers": evidence.layers, "optimizer": optimizer, "numbers": dict(evidence.numbers)}
     begin = "" if rows[first].get("optimizer") is None else f"{when_words(*when, len(rows))}: "
     return timed_finding(rule.kind.name, f"{begin}{evidence.words}", *when, evidence.case, layer, **more)
-
-
-def _as_grave(rule: CauseRule, finding: TimedFinding, symptoms: Iterable[TimedFinding]) -> TimedFinding:
-    """The cause with the severity of the gravest symptom, so that it comes before that."""
-    if finding.severity == "note":
-        return finding
-    follow = (s.severity for s in symptoms if s.finding in rule.precedes and s.step >= finding.step)
-    gravest = min([finding.severity, *follow], key=SEVERITIES.index)
-    return dataclasses.replace(finding, severity=gravest)

@@ -148,7 +148,8 @@ def _not_optimized(now: History) -> Evidence | None:
     if not lost:
         return None
     names = listed([f"'{name}'" for name in layers], 3)
-    text = f"{counted(lost, 'parameter')} with a gradient are held by no optimizer ({names})"
+    are = "is" if lost == 1 else "are"
+    text = f"{counted(lost, 'parameter')} with a gradient {are} held by no optimizer ({names})"
     numbers = {"parameters": lost, "without_gradient": now["parameters"] - now["with_gradient"]}
     if _has_no_gradient(now):
         words = f"{text}, and none of the {now['parameters']} that {now['optimizer_type']} holds has one"
@@ -179,7 +180,7 @@ def _nothing_gets_a_gradient(now: History) -> Evidence | None:
         words = f"none of {held} parameters gets a gradient: the loss has no graph, backward starts and ends at it"
         return Evidence(words, "no path", numbers=numbers)
     had_some = any(row.get("with_gradient") != row.get("zero_gradients") for row in now.rows[: now.at])
-    if now["with_gradient"] and had_some:  # the loss has converged, or everything has died: not the first cause
+    if now["with_gradient"] and had_some:  # the loss has converged, or layers have died: a symptom
         return None
     if now["with_gradient"] and loss == 0:
         words = "all gradients are 0, and so is the loss: it is multiplied by 0, or depends on no weight"

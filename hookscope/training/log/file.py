@@ -62,7 +62,7 @@ def read_runs(path: StrPath) -> list[Run]:
                     raise InputError(f"the log '{name}' is too long", f"the limit is {_MOST_BYTES:,} bytes", _SAMPLE)
                 if len(calls) > _MOST_CALLS:
                     exists = f"a run has more than {_MOST_CALLS:,} layer calls"
-                    raise InputError(f"the log '{name}' is too large", exists)
+                    raise InputError(f"the log '{name}' is too large", exists, "watch fewer layers with --layer")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"no log '{name}': {getattr(error, 'strerror', None) or error}") from error
     return runs

@@ -16,14 +16,14 @@ from hookscope.training.log.loss import loss_findings
 from hookscope.training.log.non_finite import contained_findings, nonfinite_findings, note_finding
 from hookscope.training.log.rules import RULES, LayerContext, Rule, TrainingThresholds
 from hookscope.training.log.series import LayerSeries, RunSeries, series_of
-from hookscope.training.log.summary import TimedFinding, summary, timed_finding, when_words
+from hookscope.training.log.summary import TimedFinding, as_grave, summary, timed_finding, when_words
 
 _ENOUGH = 20  # samples that show a trend
 # Findings that may follow from a dead layer before.
 _FOLLOW = ("dead-channels", "constant-output", "vanishing-activations", "saturated", "batchnorm-drift")
 _DIVERGENCE = ("non-finite", "loss-rises", "dead-layer", "constant-output")
-_CAUSES = {"update-too-large": _DIVERGENCE, "exploding-gradient": _DIVERGENCE}
-"""Causes, and what follows from each."""
+_LEADS_TO = {"update-too-large": _DIVERGENCE, "exploding-gradient": _DIVERGENCE}
+"""What may follow from a finding."""
 _UNCHANGED = ("no-update", "no-gradient", "frozen")  # each says why a weight does not change
 
 _Intervals = Mapping[str, Sequence[FindingInterval]]
@@ -57,10 +57,9 @@ def _as_grave_as_its_symptoms(finding: TimedFinding, findings: Sequence[TimedFin
     """A cause as an error if it explains an error that begins later; a warning as a note if it passed without harm."""
     if finding.severity != "warning" or not finding.layers:
         return finding
-    symptoms = [other for other in findings if other.finding in _CAUSES.get(finding.finding, ())]
-    if any(other.severity == "error" and other.step >= finding.step for other in symptoms):
-        return dataclasses.replace(finding, severity="error")
-    is_harmless = not finding.lasts and run.loss_of(finding.optimizer).falls_after(finding.step)
+    finding = as_grave(finding, _LEADS_TO.get(finding.finding, ()), findings)
+    has_passed = finding.severity == "warning" and not finding.lasts
+    is_harmless = has_passed and run.loss_of(finding.optimizer).falls_after(finding.step)
     return dataclasses.replace(finding, severity="note") if is_harmless else finding
 
 

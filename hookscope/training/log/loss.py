@@ -104,7 +104,7 @@ def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds
     has_fallen = first - last > fall or first - float(smooth.min()) > 4 * fall
     if not first or last - first > thresholds.rising * abs(first) or (has_fallen and not guesses):
         return
-    text = f"the loss is {last:.4g} (mean of the last {part} sampled), {losses[0]:.4g} at first"
+    text = f"the loss is {last:.4g} (mean of the last {part} sampled steps), {losses[0]:.4g} at first"
     text += f"; guessing among {classes:.0f} classes gives {chance:.4g}" if guesses else ""
     numbers: dict[str, float | int | str | None] = {"first": float(losses[0]), "last": last}
     case = "chance" if guesses else ""

@@ -333,7 +333,7 @@ def _large_update(context: LayerContext) -> Array:
 
 @Rule(CATALOGUE["update-too-small"], "update_to_weight", "too_small", _update_words, lowest=True, named="worst")
 def _small_update(context: LayerContext) -> Array:
-    """NaN where the gradient is small or the loss has converged, and for normalisations: 1 absorbs small updates."""
+    """NaN where the gradient is small or the loss has converged; and for normalisations, whose scale is large."""
     update = context["update_to_weight"]
     can_learn = (gradient_to_weight(context.layer) > _USUAL_GRADIENT) & ("Norm" not in context.layer.type)
     can_learn &= ~context.run.learned(context.layer)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hookscope.findings import CATALOGUE, Finding, FindingKind, counted
+from hookscope.findings import CATALOGUE, SEVERITIES, Finding, FindingKind, counted
 from hookscope.training.log.file import Run
 
 NON_FINITE = ("non_finite", "gradient_non_finite", "weight_non_finite")
@@ -56,6 +56,15 @@ def timed_finding(
     text, severity = kind.text(case).strip(), kind.severity_of(case)
     times = {"step": step, "last_step": last_step, "time": known(time), "lasts": lasts}
     return TimedFinding(name, layer, evidence, text, **{"severity": severity, **times, **more})
+
+
+def as_grave(finding: TimedFinding, follow: Container[str], findings: Iterable[TimedFinding]) -> TimedFinding:
+    """The finding with the severity of the gravest one that follows from it, so that the cause comes first.
+
+    ``follow`` are the names of what may follow from it.
+    """
+    severities = (other.severity for other in findings if other.finding in follow and other.step >= finding.step)
+    return replace(finding, severity=min([finding.severity, *severities], key=SEVERITIES.index))
 
 
 def known(time: Any) -> float | None:
