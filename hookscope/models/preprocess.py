@@ -144,8 +144,8 @@ class Preprocess:
         """
         if not self.is_own:
             return image, self.visible_box(image.width, image.height)
-        seen = self.denormalise(tensor)
-        return seen, (0.0, 0.0, float(seen.width), float(seen.height))
+        picture = self.denormalise(tensor)
+        return picture, (0.0, 0.0, float(picture.width), float(picture.height))
 
     def visible_box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The part of a photograph that the network sees: ``(left, top, right, bottom)`` in pixels, not rounded.

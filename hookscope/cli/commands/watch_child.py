@@ -4,36 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from multiprocessing import process, util
 from typing import Any
 
 from hookscope.cli.commands.watch_run import WatchRun
 from hookscope.system import after_import
-from hookscope.training import RunLog
-
-
-class _LateLog:
-    """A log that is opened with its first line of a layer or note: most processes train nothing."""
-
-    def __init__(self, path: Callable[[], str]) -> None:
-        self._path = path
-        self._log: RunLog | None = None
-        self._waiting: list[Mapping[str, Any]] = []
-
-    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        self._waiting += lines
-        if all(line.get("row") in ("run", "end") for line in self._waiting) or _loads_data():
-            return
-        self._log = self._log or RunLog(self._path())
-        self._log.write(self._waiting)
-        self._waiting = []
-
-    def close(self) -> None:
-        if self._log is not None:
-            if self._waiting:
-                self._log.write(self._waiting)
-            self._log.close()
+from hookscope.training import LateLog
 
 
 class _WatchedChild(WatchRun):
@@ -49,7 +26,7 @@ class _WatchedChild(WatchRun):
         self._pid, self._stderr = os.getpid(), sys.stderr
         self._monitor: Any = None
         self._error: BaseException | None = None
-        self._opened: Any = _LateLog(self._own_log)
+        self._opened: Any = LateLog(self._own_log, _loads_data)
 
     def _own_log(self) -> str:
         number = "-".join(map(str, process.current_process()._identity))

@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -200,6 +200,32 @@ class RunLog:
 
     def _error(self, why: str, do: str = "") -> WriteError:
         return WriteError(f"cannot write the log {printable(self.path)}: {why}", do=do)
+
+
+class LateLog:
+    """A log that is opened with its first line of a layer, facts or note: most processes train nothing.
+
+    ``path()`` names the file when it is opened; while ``waits()`` is true, lines are kept.
+    """
+
+    def __init__(self, path: Callable[[], str], waits: Callable[[], bool]) -> None:
+        self._path, self._waits = path, waits
+        self._log: RunLog | None = None
+        self._waiting: list[Mapping[str, Any]] = []
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        self._waiting += lines
+        if all(line.get("row") in ("run", "end") for line in self._waiting) or self._waits():
+            return
+        self._log = self._log or RunLog(self._path())
+        self._log.write(self._waiting)
+        self._waiting = []
+
+    def close(self) -> None:
+        if self._log is not None:
+            if self._waiting:
+                self._log.write(self._waiting)
+            self._log.close()
 
 
 def _is_nan_or_inf(value: Any) -> bool:
