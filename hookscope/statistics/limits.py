@@ -80,8 +80,9 @@ class LimitsResult:
         words += [f"none is checked against {each.limit}" for each in self.broken if not each.layer]
         if words:
             return f"of {counted(len(self.calls), 'call')} {'; '.join(words)}"
+        few = ("no call is checked against a limit", "1 call is within the limits")
         count = len(self.calls)
-        return "1 call is within the limits" if count == 1 else f"all {counted(count, 'call')} are within the limits"
+        return few[count] if count < len(few) else f"all {counted(count, 'call')} are within the limits"
 
     def words(self) -> Iterator[str]:
         """A line for each limit: how many calls of which types were checked against it, and how many broke it."""

@@ -252,8 +252,11 @@ def test_a_model_that_puts_out_no_values_never_passes(limits: dict[str, Any]) ->
     assert (found.layer, found.evidence, found.unmeasured) == ("(model)", "it put out no values", True)
 
 
-def test_one_call_is_named_as_one() -> None:
-    assert checked(conv(), no_nan=True).verdict() == "1 call is within the limits"
+@pytest.mark.parametrize(
+    ("allow", "words"), [((), "1 call is within the limits"), ("*", "no call is checked against a limit")]
+)
+def test_one_call_or_none_is_named_as_such(allow: Any, words: str) -> None:
+    assert checked(conv(), allow=allow, allow_unmeasured=True, no_nan=True).verdict() == words
 
 
 def test_checked_calls_are_counted_by_type() -> None:
