@@ -38,6 +38,9 @@ def pair():
 def volumes():
     return nn.Sequential(nn.Conv3d(4, 2, 3), nn.ReLU())
 
+def dense():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 5))
+
 def grey():
     return nn.Sequential(nn.Conv2d(1, 2, 3))
 """
@@ -166,6 +169,11 @@ def test_totals_of_the_default_type_say_what_the_whole_model_has(run: Run) -> No
     ]
     (row,) = json.loads(printed(run, "--total", model="vit_b_32"))
     assert (row["params"], row["type_params"]) == (88_224_232, 2_360_064)
+
+
+def test_totals_need_no_convolution(run: Run) -> None:
+    (row,) = json.loads(printed(run, "--total", "--input-size", "4", model="nets.py:dense"))
+    assert (row["params"], row["macs"], row["type"], row["type_calls"]) == (48 * 5 + 5, 48 * 5, "all", 2)
 
 
 @pytest.mark.parametrize("model", ["nets.py:volumes", "r3d_18"])

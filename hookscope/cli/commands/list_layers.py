@@ -52,7 +52,9 @@ def command(
       hookscope list-layers resnet18 --ops --type '*add*'
     """
     size, trace = _trace(model, input_size)
-    types = types or (("all",) if ops else hooks.usual_types(layer.types for layer in trace.layers))
+    usual = hooks.usual_types(layer.types for layer in trace.layers)
+    has_usual = any(set(usual).intersection(layer.types) for layer in trace.layers)
+    types = types or (("all",) if ops or (total and not has_usual) else usual)
     totals = tracing.totals_of_type(trace, types, bool(ops))
     if total:
         row = row_of(TOTAL_FIELDS, totals, model=model, input_size=size, type="/".join(types))
