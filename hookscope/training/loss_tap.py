@@ -23,6 +23,7 @@ from hookscope.training.loss_graph import SCALE
 from hookscope.training.modes import outside_modes
 
 _MOST_NODES = 8  # searched for a loss scale: scripts divide a scaled loss or add others to it
+_MODULE_CALLS = (modules.Module._call_impl.__code__, modules.Module._wrapped_call_impl.__code__)
 _HOOK_TABLES = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
@@ -229,7 +230,7 @@ class _Switch:
 
     frame: FrameType
     is_on: bool
-    is_call: bool = False
+    shows_inside: bool = True
     token: Any = None
 
 
@@ -241,8 +242,10 @@ class CompiledCalls:
 
     Args:
         on_switch: Called with True before compiled code runs in any thread, with False when it runs in none.
-        on_call: Called with the function, the arguments and the keywords of a call of compiled code, before that.
-        on_return: Called with what ``on_call`` returned, and the result, after a call that did not raise.
+        on_call: Called with the function, the arguments and the keywords of a call of compiled code, before that. Calls
+            of modules are told only with ``shows_inside``.
+        on_return: Called with what ``on_call`` returned, unless it is None, and the result, after a call that did not
+            raise.
 
     Attributes:
         shows_inside: Whether functions that are not compiled count as outside where compiled code calls them.
@@ -288,13 +291,16 @@ class CompiledCalls:
         if switches is None:
             switches = self._thread.switches = []
         last = switches[-1] if switches else None
+        if last is not None and last.frame is not frame and not last.shows_inside:
+            return original(callback)  # what hides stays hidden until the outermost compiled code ends
         if callback is not None:
             if last is not None and last.frame is frame and not last.is_on:
                 switches.pop()
             elif last is None or last.frame is not frame:
-                switch = _Switch(frame, True)
-                if (last is None or not last.is_on) and (call := _call_of(frame)) is not None:
-                    switch.is_call, switch.token = True, self._on_call(*call)
+                switch = _Switch(frame, True, self.shows_inside)
+                is_told = self.shows_inside or frame.f_back is None or frame.f_back.f_code not in _MODULE_CALLS
+                if is_told and (last is None or not last.is_on) and (call := _call_of(frame)) is not None:
+                    switch.token = self._on_call(*call)
                 switches.append(switch)
             self._switch(switches)
             return original(callback)
@@ -306,7 +312,7 @@ class CompiledCalls:
                 switches.append(_Switch(frame, False))
                 last = None
             self._switch(switches)
-            if last is not None and last.is_call and "result" in (names := frame.f_locals):
+            if last is not None and last.token is not None and "result" in (names := frame.f_locals):
                 self._on_return(last.token, names["result"])
         return before
 

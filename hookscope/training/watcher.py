@@ -96,7 +96,6 @@ class TrainingWatcher:
     def on(self) -> None:
         self._step_hooks.every_step_pre(self._before_step)
         self._step_hooks.every_step_post(self._after_step)
-        self._facts.clipping.on()
         self.is_off = False
         self._models.on_model = self._on_model
         for model in self._models.models:
@@ -110,7 +109,6 @@ class TrainingWatcher:
         self.is_off, self._open = True, None
         self._compiled.off()
         self._step_hooks.close()
-        self._facts.clipping.off()
         self._remove_module_hooks()
 
     def _on_model(self, model: TrackedModel) -> None:
@@ -122,22 +120,26 @@ class TrainingWatcher:
 
     def _hide(self, compiled_code_runs: bool) -> None:
         """Take all that watches out of torch while compiled code runs: it would be compiled into that code."""
-        with contextlib.suppress(Exception):
-            for hooks in (self._step_hooks, self._module_hooks):
-                (hooks.hide if compiled_code_runs else hooks.show)()
+        try:
+            (self._step_hooks.hide if compiled_code_runs else self._step_hooks.show)()
+            if self._hooks_are_on:
+                (self._module_hooks.hide if compiled_code_runs else self._module_hooks.show)()
+                (self._facts.clipping.off if compiled_code_runs else self._facts.clipping.on)()
             if self._hooks_are_on or self._own_steps is not None:
                 (self._loss_tap.off if compiled_code_runs else self._loss_tap.on)()
-            (self._facts.clipping.off if compiled_code_runs else self._facts.clipping.on)()
+        except Exception:
+            return
 
     def _before_compiled(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compiled code is called; what is returned goes to `_after_compiled`."""
+        """Compiled code is called; what is returned goes to `_after_compiled`, unless it is None."""
         owner = getattr(function, "__self__", function)
         if isinstance(owner, nn.Module):
-            if self._samples or self._stop is not None:
-                self._before(owner, args)
-                model = self._models.mark_compiled(owner)
-                if model is not None:
-                    self._on_model(model)
+            if not self._hooks_are_on:
+                return None
+            self._before(owner, args)
+            model = self._models.mark_compiled(owner)
+            if model is not None:
+                self._on_model(model)
         elif isinstance(owner, Optimizer) and getattr(function, "__name__", "") == "step":
             self._before_step(owner, (owner, *args), kwargs)
         else:
@@ -149,8 +151,7 @@ class TrainingWatcher:
     def _after_compiled(self, called: Any, result: Any) -> None:
         owner, args, kwargs = called
         if isinstance(owner, nn.Module):
-            if self._samples or self._stop is not None:
-                self._after(owner, args, kwargs, result)
+            self._after(owner, args, kwargs, result)
         elif isinstance(owner, Optimizer):
             self._after_step(owner, (owner, *args), kwargs)
         else:
@@ -280,12 +281,15 @@ class TrainingWatcher:
         if tracked is None:
             return
         step = OptimizerStep(tracked, has_closure(args, kwargs), self._recorder.losses_since(tracked))
+        samples = tracked.steps % self._optimizers.every == 0
+        if not samples and self._stop is None:
+            self._open = step
+            return
         with torch.no_grad():
             if self._stop is not None:
                 self._stop.raise_again()
                 if not step.has_closure:
                     self._stop.before_step(tracked, optimizer, self._models.models, self._recorder.order_of_layers())
-            samples = tracked.steps % self._optimizers.every == 0
             if samples and skips_step(optimizer):  # the next step is sampled in its place
                 return
             self._open = step
@@ -366,20 +370,25 @@ class TrainingWatcher:
     def _switch_hooks(self) -> None:
         """Hooks of modules slow a step down, so they are on only before a step that is sampled."""
         self._samples = self._optimizers.is_any_due()
-        self._compiled.shows_inside = self._samples or self._stop is not None
-        if not self._samples and self._stop is None:
+        needed = self._samples or self._stop is not None
+        if needed == self._hooks_are_on:
+            return
+        self._compiled.shows_inside = needed
+        if not needed:
             self._remove_module_hooks()
-        elif not self._hooks_are_on:
-            self._module_hooks.every_forward_pre(self._before_module)
-            self._module_hooks.every_forward(self._after_module)
-            self._hidden.on()
-            self._loss_tap.on()
-            self._hooks_are_on = True
+            return
+        self._module_hooks.every_forward_pre(self._before_module)
+        self._module_hooks.every_forward(self._after_module)
+        self._hidden.on()
+        self._loss_tap.on()
+        self._facts.clipping.on()
+        self._hooks_are_on = True
 
     def _remove_module_hooks(self) -> None:
         self._module_hooks.close()
         self._hooks_are_on = False
         self._hidden.off()
+        self._facts.clipping.off()
         if self._own_steps is None or self.is_off:
             self._loss_tap.off()
 
