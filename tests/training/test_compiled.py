@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -162,6 +163,31 @@ def test_a_function_that_is_not_to_be_compiled_is_seen_within_one_that_is() -> N
         "block.1",
         "block.2",
     }
+
+
+@pytest.mark.parametrize(("is_compiled", "most"), [(False, 25), (True, 45)])
+def test_a_step_that_is_not_sampled_calls_few_functions_of_the_watching(is_compiled: bool, most: int) -> None:
+    torch._dynamo.reset()
+    layer = net()
+    model = torch.compile(layer, backend="eager") if is_compiled else layer
+    optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+    calls: list[str] = []
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("hookscope."):
+            calls.append(frame.f_code.co_qualname)
+
+    with Monitor(every=1000):
+        for step in range(4):
+            if step == 3:
+                sys.setprofile(count)
+            optimizer.zero_grad()
+            model(torch.ones(2, 1, 6, 6)).sum().backward()
+            nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+            optimizer.step()
+        sys.setprofile(None)
+    assert {"TrainingWatcher._before_step", "TrainingWatcher._after_step"} <= set(calls)
+    assert len(calls) <= most, calls
 
 
 @pytest.mark.slow
