@@ -14,6 +14,7 @@ from hookscope.training.log.summary import TimedFinding, step_words, timed_findi
 
 Array = NDArray[np.float64]
 
+_SLOW = 0.005  # of the first loss, from the second quarter of the run to the last: learning, if slowly
 _FEWEST = 8  # losses that show a trend
 _WINDOW = 5  # losses in a median, at least
 _WINDOWS = 20  # in a run
@@ -100,9 +101,12 @@ def flat_findings(run: RunSeries, classes: float, thresholds: TrainingThresholds
     first = max(float(losses[:part].mean()), float(losses[0]) - 3 * noise)  # it may fall within few steps
     fall = max(thresholds["flat_loss"] * abs(first), 2 * noise / math.sqrt(part))
     chance = math.log(classes) if classes > 1 else math.nan
-    guesses = abs(last - chance) <= 0.02 * chance and float(losses[part : 2 * part].mean()) - last <= fall
+    recent = float(losses[part : 2 * part].mean()) - last
+    still_falls = recent > max(_SLOW * abs(first), 3 * noise / math.sqrt(part))
+    guesses = abs(last - chance) <= 0.02 * chance and recent <= fall
     has_fallen = first - last > fall or first - float(smooth.min()) > 4 * fall
-    if not first or last - first > thresholds.rising * abs(first) or (has_fallen and not guesses):
+    rises = last - first > thresholds.rising * abs(first)
+    if not first or rises or still_falls or (has_fallen and not guesses):
         return
     text = f"the loss is {last:.4g} (mean of the last {part} sampled steps), {losses[0]:.4g} at first"
     text += f"; guessing among {classes:.0f} classes gives {chance:.4g}" if guesses else ""

@@ -64,6 +64,14 @@ def test_a_loss_that_stays_at_the_logarithm_of_the_number_of_classes_is_that_of_
     assert ("guessing among 8 classes gives 2.079" in found.evidence) is is_chance  # ln(8)
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.004])
+def test_a_loss_that_falls_slowly_past_that_of_guessing_is_not_flat(spread: float) -> None:
+    """As of a small head on a frozen backbone; ln(4) is 1.386."""
+    losses = np.linspace(1.403, 1.378, 40) + noise(40, spread)
+    rows = [{"step": 10 * at, "layer": "a", "loss": loss} for at, loss in enumerate(losses.tolist())]
+    assert findings_over_time(Run({}, rows, facts=[{"step": 0, "optimizer": 0, "classes": 4}])) == []
+
+
 def test_few_steps_are_not_flat_yet() -> None:
     rows = [{"step": at, "layer": "a", "loss": 2.0} for at in range(30)]
     assert findings_over_time(Run({}, rows)) == []
