@@ -36,7 +36,12 @@ from .plot import (
     write as write,
     write_at as write_at,
 )
-from .png import encode_png as encode_png, read_sheet as read_sheet, write_png as write_png
+from .png import (
+    encode_png as encode_png,
+    read_sheet as read_sheet,
+    with_provenance as with_provenance,
+    write_png as write_png,
+)
 from .scale import (
     Scale as Scale,
     SymmetricScale as SymmetricScale,

@@ -23,21 +23,32 @@ from hookscope.system import StrPath, write_atomically
 _KEYWORD = "hookscope"
 
 
-def encode_png(image: Image.Image, provenance: Mapping[str, Any]) -> bytes:
+def with_provenance(image: Image.Image, provenance: Mapping[str, Any]) -> Image.Image:
+    """``image`` with ``provenance`` as JSON in ``image.info["hookscope"]``, where Pillow puts it when it reads a file.
+
+    ``provenance`` must be JSON: ValueError for NaN and Inf, TypeError for a tensor.
+    """
+    image.info[_KEYWORD] = json.dumps(dict(provenance), allow_nan=False, separators=(",", ":"))
+    return image
+
+
+def encode_png(image: Image.Image, provenance: Mapping[str, Any] | None = None) -> bytes:
     """The PNG file of ``image``, with ``provenance`` as JSON in its text chunk ``hookscope``.
 
-    ``provenance`` must be JSON: ValueError for NaN and Inf, TypeError for a tensor. Compression level 1 makes a sheet a
-    quarter larger than level 6, in a third of the time.
+    None takes the one of `with_provenance`. Compression level 1 makes a sheet a quarter larger than level 6, in a third
+    of the time.
     """
+    if provenance is not None:
+        with_provenance(image, provenance)
     # uncompressed text: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB
     info = PngInfo()
-    info.add_text(_KEYWORD, json.dumps(dict(provenance), allow_nan=False, separators=(",", ":")))
+    info.add_text(_KEYWORD, image.info[_KEYWORD])
     buffer = io.BytesIO()
     image.save(buffer, "PNG", pnginfo=info, compress_level=1)
     return buffer.getvalue()
 
 
-def write_png(image: Image.Image, path: StrPath, provenance: Mapping[str, Any]) -> None:
+def write_png(image: Image.Image, path: StrPath, provenance: Mapping[str, Any] | None = None) -> None:
     """Write `encode_png` to ``path``, completely or not at all; WriteError if the file cannot be written."""
     write_atomically(path, encode_png(image, provenance))
 

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
+from torch import nn
 
 from hookscope.drawing import colours
 from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
 from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, colour_bar
 from hookscope.drawing.reduce import ActivationSummary, Part
 from hookscope.hooks import Call, Shape
-from hookscope.models import package_versions
+from hookscope.images import InputImage
+from hookscope.models import LoadedModel, package_versions
 
 _HEAD = 15
 
@@ -30,6 +32,17 @@ class Origin:
     sha256: str
     preprocess: str
     second: tuple[str, str] | None = None
+
+    @classmethod
+    def of(cls, net: LoadedModel | nn.Module | None, *pictures: InputImage | Image.Image) -> Origin:
+        """The origin of a page on one picture, or on the two of optical flow; what is not known is empty."""
+        named = [(picture.name, picture.sha256) for picture in pictures if isinstance(picture, InputImage)]
+        first, *others = named or [("", "")]
+        if isinstance(net, LoadedModel):
+            about = net.name, net.weights, net.preprocess.describe()
+        else:
+            about = "" if net is None else type(net).__name__, "", ""
+        return cls(*about[:2], *first, about[2], others[0] if others else None)
 
     def facts(self) -> dict[str, Any]:
         """The first entries of every provenance: versions, model, weights, image and preprocessing."""

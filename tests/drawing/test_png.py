@@ -17,7 +17,7 @@ from torch import nn
 
 import hookscope
 from hookscope.drawing import colours
-from hookscope.drawing.png import encode_png, read_provenance, write_png
+from hookscope.drawing.png import encode_png, read_provenance, with_provenance, write_png
 from hookscope.drawing.reduce import reduce_output
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.sheet import Origin, Style, draw_sheet
@@ -262,3 +262,11 @@ def test_pictures_changed_since(tmp_path: Path) -> None:
         assert refused(path) == "FILE was modified after it was drawn; draw it again"
     path.write_bytes(whole[:-300])
     assert refused(path).startswith("cannot read FILE: ")
+
+
+def test_the_provenance_travels_with_the_image(tmp_path: Path) -> None:
+    image = with_provenance(Image.new("RGB", (2, 2)), {"model": "net"})
+    write_png(image, tmp_path / "a.png")
+    assert read_provenance(tmp_path / "a.png") == {"model": "net"}
+    with Image.open(tmp_path / "a.png") as read:
+        assert read.info["hookscope"] == image.info["hookscope"] == '{"model":"net"}'

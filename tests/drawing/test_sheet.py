@@ -21,6 +21,9 @@ from hookscope.drawing.text import text_pixels
 from hookscope.drawing.tiles import ChannelChoice
 from hookscope.hooks.maps import InputSize
 from hookscope.hooks.selection import Call
+from hookscope.images import InputImage
+from hookscope.models.loaded import LoadedModel
+from hookscope.models.metadata import WeightsMetadata
 
 ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
 CALL = Call("layer4.0.conv2", "Conv2d", 0, 30)
@@ -203,3 +206,14 @@ def test_shapes_in_words() -> None:
     assert shape_text((1, 64, 7, 7)) == "1x64x7x7"
     assert shape_text({"out": (1, 2), "aux": (3,)}) == "out: 1x2  aux: 3"
     assert (shape_text(None), shape_text(())) == ("-", "-")
+
+
+def test_the_origin_of_a_loaded_model_of_a_module_and_of_nothing() -> None:
+    image = Image.new("RGB", (4, 4))
+    net = LoadedModel.of(nn.Conv2d(3, 1, 1), "net", "best.pth", WeightsMetadata(), "classification")
+    first, second = (InputImage(image, name, name * 4, (), (image,)) for name in "ab")
+    assert Origin.of(net, first, second) == Origin(
+        "net", "best.pth", "a", "aaaa", net.preprocess.describe(), ("b", "bbbb")
+    )
+    assert Origin.of(nn.Identity(), image) == Origin("Identity", "", "", "", "")
+    assert Origin.of(None) == Origin("", "", "", "", "")

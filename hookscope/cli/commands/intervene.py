@@ -245,7 +245,7 @@ def _draw(
         output.note(f"Note: {path} is not written")
         return
     net, image = subject.net, subject.images[0]
-    origin = drawing.Origin(net.name, net.weights, image.name, image.sha256, net.preprocess.describe())
+    origin = drawing.Origin.of(net, image)
     cause = interventions.Cause([f"{change.where} {change.spec.text}" for change in changes], seed)
     page, provenance = interventions.draw_effect(
         effect.layers, origin, cause, net.model, drawing.input_size_of(subject.tensors[0])

@@ -76,10 +76,7 @@ class PictureRun:
 
     def origin(self, inputs: Sequence[images.InputImage]) -> drawing.Origin:
         """Where a page comes from."""
-        first, *others = inputs
-        second = (others[0].name, others[0].sha256) if others else None
-        net = self.net
-        return drawing.Origin(net.name, net.weights, first.name, first.sha256, net.preprocess.describe(), second)
+        return drawing.Origin.of(self.net, *inputs)
 
     def path(self, name: str, image: str, is_only: bool) -> str:
         """The path of the page ``name`` of ``image``; ``is_only`` if the run makes no other page."""
