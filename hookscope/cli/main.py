@@ -6,16 +6,19 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from hookscope.cli import process
+from hookscope.cli.output import formats
 from hookscope.cli.output.formats import note
 from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses
+from hookscope.findings import listed
 from hookscope.models import broken_pair, missing_package, package_versions, unreadable_settings
 
 # What `hookscope --help` says of each command, in at most 60 characters.
@@ -45,6 +48,9 @@ SUMMARIES = {
     },
     "Models": {
         "list-models": "List the models with size, cost and accuracy.",
+    },
+    "Help": {
+        "help": "Show the help of a command.",
         "completion": "Print a script for shell completion.",
     },
 }
@@ -53,6 +59,11 @@ COMMANDS = {
     name: f"hookscope.cli.commands.{name.replace('-', '_')}" for commands in SUMMARIES.values() for name in commands
 }
 
+_FIRST = {
+    "list-layers resnet18": "Which layers are there?",
+    "visualize resnet18 photo.jpg --layer 0": "What does the first convolution see?",
+    "cam resnet18 photo.jpg": "Where did the model look?",
+}
 _PROGRAM = "hookscope"
 _COMPLETION = "_HOOKSCOPE_COMPLETE"
 _LONGEST_LINE = 300
@@ -65,6 +76,9 @@ class _Run:
     """The state of one run."""
 
     traceback: bool = False
+    argv: Sequence[str] = ()
+    # That of the command, as soon as its options are read.
+    context: click.Context | None = None
     # What a command returned: the script of `watch`, which runs after all settings of the process are restored.
     then: Callable[[], None] | None = None
 
@@ -75,11 +89,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     Statuses: 0 done, 1 could not do it, 2 wrong usage, 3 a check that found something, 130 interrupted,
     143 terminated.
     """
-    run, put_back = _Run(), [process.streams_as_now()]
+    run, put_back = _Run(argv=list(sys.argv[1:] if argv is None else argv)), [process.streams_as_now()]
+    formats.is_quiet = False
     if argv is None:
         put_back.append(process.start_quickly())
     backend = os.environ.pop("MPLBACKEND", None)  # that of a Jupyter kernel makes `import matplotlib` fail in a shell
-    status = _run(list(sys.argv[1:] if argv is None else argv), run)
+    status = _run(run)
     if run.then is not None and not status:
         for undo in put_back:
             undo()
@@ -92,11 +107,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(status)
 
 
-def _run(argv: list[str], run: _Run) -> int:
+def _run(run: _Run) -> int:
     with process.signals_as_exits(), process.warnings_as_notes():
         try:
             stdout = process.standard_output()
-            status = _invoke(argv, run)
+            status = _invoke(run)
             stdout.flush()  # a full disk may show only here
         except BaseException as error:
             status = _status(error, run)
@@ -104,12 +119,12 @@ def _run(argv: list[str], run: _Run) -> int:
     return status
 
 
-def _invoke(argv: list[str], run: _Run) -> int:
+def _invoke(run: _Run) -> int:
     instruction = os.environ.get(_COMPLETION)
     if instruction:
         return _complete(instruction)
     # Not cli.main(): it turns an interrupt into status 1, a broken pipe too, and prints a line on both.
-    with cli.make_context(_PROGRAM, argv, obj=run) as context:
+    with cli.make_context(_PROGRAM, [*run.argv], obj=run) as context:
         then = cli.invoke(context)
     run.then = then if callable(then) else None
     return 0
@@ -141,18 +156,57 @@ def _status(error: BaseException, run: _Run) -> int:
     if run.traceback:
         _show_traceback(error)
     if isinstance(error, click.ClickException):
-        note(f"Error: {_in_one_line(error)}")
+        note(f"Error: {_in_one_line(error, run)}", always=True)
         return error.exit_code
     reported = _as_hookscope_error(error, run)
-    note(f"Error: {reported}")
+    note(f"Error: {reported}", always=True)
     return reported.exit_code
 
 
-def _in_one_line(error: click.ClickException) -> str:
+def _in_one_line(error: click.ClickException, run: _Run) -> str:
     """The error and the command for help, in one line; click takes four."""
     text = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    return text if context is None else f"{text}; see `{context.command_path} --help`"
+    if context is None:
+        return text
+    if isinstance(error, click.NoSuchOption):
+        text = _unknown_option(error.option_name, context, run.argv)
+    elif isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument):
+        text = _missing_arguments(error.param, context)
+    return f"{text}; see `{context.command_path} --help`"
+
+
+def _missing_arguments(first: click.Argument, context: click.Context) -> str:
+    """What a command line lacks, from its argument ``first`` on, and the first example of the command."""
+    arguments = [parameter for parameter in context.command.params if isinstance(parameter, click.Argument)]
+    lacking = [argument for argument in arguments[arguments.index(first) :] if argument.required]
+    names = [(argument.metavar or str(argument.name).upper()).removesuffix("...") for argument in lacking]
+    example = re.search(rf"^ +({context.command_path} .*)$", context.command.help or "", re.MULTILINE)
+    such_as = f", such as `{example[1]}`" if example else ""
+    return f"{context.command_path} needs {' and '.join(names)}{such_as}"
+
+
+def _unknown_option(option: str, context: click.Context, argv: Sequence[str]) -> str:
+    """The options with names nearest to ``option``: those of the command, else those of other commands."""
+    if not option.startswith("--"):  # click names only the first letter of `-layer`
+        option = next((word for word in argv if word.startswith(option) and len(word) > len(option)), option)
+    text, word = f"{context.command_path} has no option {option}", option.lstrip("-")
+    if near := near_misses(word, _options_of(context.command), 1):
+        return f"{text}; nearest: --{near[0]}"
+    owners: dict[str, list[str]] = {}
+    for name in COMMANDS:
+        command = cli.get_command(context.find_root(), name)
+        for owned in _options_of(command) if command else ():
+            owners.setdefault(owned, []).append(name)
+    near = near_misses(word, owners, 1)
+    return f"{text}; --{near[0]} is an option of {listed(owners[near[0]], 4)}" if near else text
+
+
+def _options_of(command: click.Command) -> list[str]:
+    """The long names of the options of a command, without dashes."""
+    options = (parameter for parameter in command.params if isinstance(parameter, click.Option))
+    names = (name for option in options for name in (*option.opts, *option.secondary_opts))
+    return [name.removeprefix("--") for name in names if name.startswith("--")] + ["help"]
 
 
 def _flushed(status: int, run: _Run) -> int:
@@ -187,7 +241,7 @@ def _system_exit(error: SystemExit) -> int:
     if isinstance(error.code, int):
         return error.code
     if error.code is not None:
-        note(str(error.code))
+        note(str(error.code), always=True)
     return 0 if error.code is None else 1
 
 
@@ -200,19 +254,25 @@ def _show_traceback(error: BaseException) -> None:
 
 def _remember_traceback(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     run = context.find_object(_Run)
-    if run is not None and value:
-        run.traceback = True
+    if run is not None:
+        run.traceback |= value
+        run.context = context
 
 
-def _traceback_option() -> click.Option:
-    return click.Option(
-        ["--traceback"],
-        is_flag=True,
-        is_eager=True,  # parsed before an option with an error
-        expose_value=False,
-        callback=_remember_traceback,
-        help="Show the Python traceback of an error.",
-    )
+def _be_quiet(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    formats.is_quiet |= value
+
+
+def _common_options() -> list[click.Option]:
+    """The options of the program and of every command; they are parsed before an option with an error."""
+    common: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+    silent = "Print no notes and no progress: results and errors only."
+    return [
+        click.Option(["-q", "--quiet"], **common, callback=_be_quiet, help=silent),
+        click.Option(
+            ["--traceback"], **common, callback=_remember_traceback, help="Show the Python traceback of an error."
+        ),
+    ]
 
 
 def _show_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -224,7 +284,7 @@ def _show_version(context: click.Context, parameter: click.Parameter, value: boo
 
 
 class CommandGroup(click.Group):
-    """A group that imports a command only to run it or to show its help, and adds ``--traceback`` to each."""
+    """A group that imports a command only to run it or to show its help, and adds the common options to each."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -243,7 +303,7 @@ class CommandGroup(click.Group):
         command = importlib.import_module(COMMANDS[cmd_name]).command
         assert isinstance(command, click.Command)
         if not any(parameter.name == "traceback" for parameter in command.params):
-            command.params.append(_traceback_option())
+            command.params += _common_options()
         return command
 
     def resolve_command(
@@ -253,20 +313,23 @@ class CommandGroup(click.Group):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             near = near_misses(name, COMMANDS)
-            ctx.fail(f"No such command {name!r}." + (f" Did you mean {' or '.join(near)}?" if near else ""))
+            ctx.fail(f"no command {name!r}" + (f"; nearest: {', '.join(near)}" if near else ""))
         return super().resolve_command(ctx, args)
 
 
 @click.group(
     name=_PROGRAM,
     cls=CommandGroup,
-    params=[_traceback_option()],
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    params=_common_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the versions."
 )
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """See inside a vision model: what every layer does with an image.
 
     \b
@@ -274,3 +337,23 @@ def cli() -> None:
       hookscope list-layers resnet18
       hookscope visualize resnet18 photo.jpg --layer conv1 -o conv1.png
     """
+    if context.invoked_subcommand is None:
+        click.echo(_first_help())
+
+
+def _first_help() -> str:
+    """What `hookscope` alone prints."""
+    examples, titles = max(map(len, _FIRST)), max(map(len, SUMMARIES))
+    return "\n".join(
+        [
+            "See inside a vision model: what every layer does with an image.",
+            "",
+            "Start with:",
+            *(f"  {_PROGRAM} {words:<{examples}}  {question}" for words, question in _FIRST.items()),
+            "",
+            "Commands:",
+            *(f"  {title:<{titles}}  {', '.join(commands)}" for title, commands in SUMMARIES.items()),
+            "",
+            f"`{_PROGRAM} --help` says what each command does, `{_PROGRAM} help COMMAND` how one is used.",
+        ]
+    )

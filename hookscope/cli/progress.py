@@ -10,7 +10,7 @@ from typing import Any, TextIO, cast
 
 import click
 
-from hookscope.cli.output.formats import terminal_columns
+from hookscope.cli.output import formats
 
 _ERASE = "\r\x1b[2K"
 _SHOW_CURSOR = "\x1b[?25h"
@@ -20,10 +20,14 @@ def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+def _shows_bars() -> bool:
+    return _is_terminal(sys.stderr) and not formats.is_quiet
+
+
 @contextmanager
 def download_progress() -> Iterator[Callable[[int, int | None], None] | None]:
     """Yield ``show(done, total)`` for a bar of bytes, which appears with the first of them; None off a terminal."""
-    if not _is_terminal(sys.stderr):
+    if not _shows_bars():
         yield None
         return
     bar: Any = None
@@ -50,7 +54,7 @@ def download_progress() -> Iterator[Callable[[int, int | None], None] | None]:
 @contextmanager
 def pass_progress() -> Iterator[Callable[[int, int], None] | None]:
     """Yield ``on_progress(done, total)`` for a bar that appears with the first pass; None off a terminal."""
-    if not _is_terminal(sys.stderr):
+    if not _shows_bars():
         yield None
         return
     with ExitStack() as stack:
@@ -75,7 +79,7 @@ def image_progress(total: int, unit: str = "images") -> Iterator[Callable[[int],
     Lost images count too. A line that is printed inside the ``with`` block, on standard error or on a standard output
     that is the same terminal, replaces the bar; the next image draws the bar below it.
     """
-    if not _is_terminal(sys.stderr):
+    if not _shows_bars():
         yield lambda count: None
         return
     bar = _ImageBar(total, sys.stderr, unit)
@@ -128,7 +132,7 @@ class _ImageBar:
 
 def _bar_width(stream: TextIO, total: int) -> int:
     """The columns that position, time and speed leave: a bar longer than a line cannot be erased."""
-    return max(1, min(36, terminal_columns(stream, 80) - 45 - 2 * len(str(total))))
+    return max(1, min(36, formats.terminal_columns(stream, 80) - 45 - 2 * len(str(total))))
 
 
 class _HidesBar:

@@ -50,7 +50,7 @@ def command_line(command: str, *words: str, model: str = "nets.py:Small") -> lis
 
 
 def test_the_table_has_every_command_of_one_model() -> None:
-    assert set(WORDS) == set(COMMANDS) - {"watch", "list-models", "completion"}
+    assert set(WORDS) == set(COMMANDS) - {"watch", "list-models", "help", "completion"}
 
 
 @every_command
@@ -142,7 +142,7 @@ WRONG: list[tuple[Iterable[str], list[str], int, str]] = [
     ([*OF_LAYERS, "list-layers"], ["--type", "Conv3d"], 1, "no layer of type Conv3d; the model has "),
     (OF_LAYERS, ["--layer", "conv1", "--type", "Conv3d"], 1, "no layer of type Conv3d; the model has "),
     (WORDS, ["--format", "xml"], 2, "'xml' is not one of "),
-    (WORDS, ["--no-such-option"], 2, "No such option"),
+    (WORDS, ["--no-such-option"], 2, "has no option --no-such-option"),
     (OF_A_PICTURE, ["--device", "abacus"], 2, "no device 'abacus'"),
     (OF_A_PICTURE, ["--input-size", "x"], 2, "'x'"),
     (DRAWING, ["--cmap", "virids"], 2, "no colour map 'virids'; nearest: viridis"),

@@ -18,6 +18,8 @@ import pytest
 
 from hookscope.cli import main as main_module
 from hookscope.cli.main import COMMANDS, cli, main
+from hookscope.cli.output import formats
+from hookscope.cli.output.formats import note
 from hookscope.errors import LayerError, UsageError
 from tests.cli.helpers import POSIX, ROOT
 
@@ -76,10 +78,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]
 def run(fake: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run hookscope on the words with a function as its command ``fake``: status, output, errors."""
 
-    def run(function: Callable[[], Any], *words: str) -> tuple[int, str, str]:
+    def run(function: Callable[[], Any], *words: str, alone: bool = False) -> tuple[int, str, str]:
         fake(function)
         with pytest.raises(SystemExit) as caught:
-            main(words or ["fake"])
+            main([] if alone else words or ["fake"])
         assert isinstance(caught.value.code, int)
         return caught.value.code, *capsys.readouterr()
 
@@ -199,9 +201,11 @@ def test_traceback_option_is_added_once(run: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["fak"], "No such command 'fak'. Did you mean fake?"),
-        (["zzz"], "No such command 'zzz'; see `hookscope --help`\n"),
-        (["fake", "--tracebak"], "--traceback"),
+        (["fak"], "no command 'fak'; nearest: fake; see `hookscope --help`\n"),
+        (["zzz"], "no command 'zzz'; see `hookscope --help`\n"),
+        (["fake", "--tracebak"], "hookscope fake has no option --tracebak; nearest: --traceback; see"),
+        (["fake", "-traceback"], "hookscope fake has no option -traceback; nearest: --traceback; see"),
+        (["fake", "--xyzzy"], "hookscope fake has no option --xyzzy; see `hookscope fake --help`\n"),
         (["fake", "extra"], "Got unexpected extra argument"),
     ],
 )
@@ -222,6 +226,70 @@ def test_help_shows_each_command_in_one_whole_line(run: Any, option: str) -> Non
             assert f"\n  {name:<12} {text}\n" in output
             assert len(text) <= 60
     assert run(nothing, "fake", option)[0] == 0
+
+
+def test_hookscope_alone_prints_a_short_help(run: Any) -> None:
+    status, output, errors = run(nothing, alone=True)
+    assert (status, errors) == (0, "")
+    first, *lines = output.splitlines()
+    assert first.endswith(".") and len(lines) < 20 and max(map(len, lines)) <= 90
+    assert sum(line.startswith("  hookscope ") for line in lines) == 3
+    assert all(f"  {title:<8} {', '.join(commands)}" in lines for title, commands in main_module.SUMMARIES.items())
+
+
+def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, *capsys.readouterr()
+
+    assert printed("help", "cam") == printed("cam", "--help")
+    assert printed("help") == printed("--help")
+    assert printed("help", "cma") == (2, "", "Error: no command 'cma'; nearest: cam; see `hookscope --help`\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "cam",
+            "hookscope cam needs MODEL and IMAGE, such as `hookscope cam resnet34 cat.jpg`; see `hookscope cam --help`",
+        ),
+        (
+            "cam shapes",
+            "hookscope cam needs IMAGE, such as `hookscope cam resnet34 cat.jpg`; see `hookscope cam --help`",
+        ),
+        (
+            "weights",
+            "hookscope weights needs MODEL, such as `hookscope weights resnet18`; see `hookscope weights --help`",
+        ),
+        ("visualize --layers 3", "hookscope visualize has no option --layers; nearest: --layer; see"),
+        ("list-layers --layers 3", "--layer is an option of visualize, trace, stats, check and"),
+        ("--plot x", "hookscope has no option --plot; --plot is an option of stats, weights, gradients, watch; see"),
+    ],
+)
+def test_wrong_usage_of_a_command_says_what_to_type(capsys: pytest.CaptureFixture[str], words: str, line: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    output, errors = capsys.readouterr()
+    assert output == "" and line in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["fake", "-q"], ["--quiet", "fake"]])
+def test_quiet_silences_notes_and_warnings_but_no_error(
+    run: Any, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def speak() -> None:
+        note("Note: dark")
+        warnings.simplefilter("always")
+        warnings.warn("take care", stacklevel=1)
+        click.echo("a result")
+        raise LayerError("no layer 'a'")
+
+    monkeypatch.setattr(formats, "is_quiet", False)  # and puts it back
+    assert run(speak, *words) == (1, "a result\n", "Error: no layer 'a'\n")
+    assert run(speak)[2] == "Note: dark\nWarning: take care\nError: no layer 'a'\n"
 
 
 def test_version_names_the_three_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,13 +322,13 @@ def test_signal_handlers_are_put_back(run: Any) -> None:
 
 
 def test_every_command_there_is_has_help_and_traceback() -> None:
-    context = click.Context(cli)
+    context = click.Context(cli, max_content_width=100, help_option_names=["-h", "--help"])
     for name in COMMANDS:
         command = cli.get_command(context, name)
         assert command is not None
         assert command.get_short_help_str()
         assert "traceback" in [parameter.name for parameter in command.params]
-        text = " ".join(command.get_help(click.Context(command, max_content_width=100)).split())
+        text = " ".join(command.get_help(click.Context(command, parent=context)).split())
         assert "9223372036854775807" not in text
 
 

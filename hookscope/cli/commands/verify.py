@@ -62,7 +62,7 @@ def command(
     for check in failed:
         where = f" at '{check.layer}'" if check.layer else ""
         by = f" by {check.largest_difference:.4g}" if check.largest_difference else ""
-        output.note(f"Difference: {check.name} fails{where}{by}: {check.note}")
+        output.note(f"Difference: {check.name} fails{where}{by}: {check.note}", always=True)
         raise click.exceptions.Exit(3)
 
 

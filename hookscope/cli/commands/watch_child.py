@@ -9,6 +9,7 @@ from multiprocessing import process, util
 from typing import Any
 
 from hookscope.cli.commands.watch_run import WatchRun
+from hookscope.cli.output import formats
 from hookscope.system import after_import
 from hookscope.training import LateLog
 
@@ -16,7 +17,8 @@ from hookscope.training import LateLog
 class _WatchedChild(WatchRun):
     """A process that a watched script has started; its log has ``.process1``, ``.process2``... in the name."""
 
-    def __init__(self, path: str, script: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, script: str, settings: Mapping[str, Any], quiet: bool) -> None:
+        formats.is_quiet = quiet
         self._name, self._path = script, path
         self._settings = {
             **settings,
@@ -54,7 +56,7 @@ def _loads_data() -> bool:
 _here: _WatchedChild | None = None
 
 
-def watch_child(settings: tuple[str, str, Mapping[str, Any]]) -> None:
+def watch_child(settings: tuple[str, str, Mapping[str, Any], bool]) -> None:
     """Watch this process, which a watched script has started."""
     global _here
     if _here is None or _here._pid != os.getpid():

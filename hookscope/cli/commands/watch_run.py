@@ -68,7 +68,9 @@ class WatchRun:
         self._stderr, WatchRun.of_script = sys.stderr, self
         atexit.register(self._end)  # registered first, so called last, after the threads of the script have ended
         settings = {name: value for name, value in self._settings.items() if name != "on_trouble"}
-        InChildren("hookscope.cli.commands.watch_child", "watch_child", (self._path, self._name, settings)).wait()
+        InChildren(
+            "hookscope.cli.commands.watch_child", "watch_child", (self._path, self._name, settings, output.is_quiet)
+        ).wait()
         after_import("torch", self._enter)
         try:
             self._script.run()
@@ -78,7 +80,7 @@ class WatchRun:
             self._error = error
             if not self._stops:  # raised by a Monitor of the script's own
                 raise
-            self._say(f"Error: {error}")
+            self._say(f"Error: {error}", always=True)
             raise SystemExit(error.exit_code) from None
         except KeyboardInterrupt as error:
             self._error = error
@@ -92,7 +94,7 @@ class WatchRun:
             stopped = None if self._monitor is None else self._monitor.stopped
             if stopped is not None and isinstance(error, SystemExit) and error.code == stopped.exit_code:
                 self._error = stopped
-                self._say(f"Error: {stopped}")
+                self._say(f"Error: {stopped}", always=True)
             raise
 
     def forget(self) -> None:
@@ -166,9 +168,9 @@ class WatchRun:
         counts = f"{counted(len(run.rows) or len(run.facts), 'line')} in {self._log}"
         return f", {counts}; {verdict(findings)}{show}"
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, always: bool = False) -> None:
         """Write a note to standard error as it was before the script, which may have redirected it."""
         with contextlib.suppress(Exception):
             if text and self._stderr is not None:
                 with contextlib.redirect_stderr(self._stderr):
-                    output.note(text)
+                    output.note(text, always)

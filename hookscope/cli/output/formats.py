@@ -33,13 +33,18 @@ def default_format(stream: TextIO | None) -> str:
     return "table" if stream is not None and stream.isatty() else "tsv"
 
 
-def note(text: str) -> None:
-    """Print ``text`` in one line on standard error, control characters as escapes.
+is_quiet = False
+"""Whether standard error is for errors only, as `--quiet` says; `main` sets it for each run."""
+
+
+def note(text: str, always: bool = False) -> None:
+    """Print ``text`` in one line on standard error, control characters as escapes; an error is printed ``always``.
 
     A closed or full standard error is no reason to lose a result.
     """
-    with contextlib.suppress(OSError, ValueError):
-        print(printable(text), file=sys.stderr, flush=True)
+    if always or not is_quiet:
+        with contextlib.suppress(OSError, ValueError):
+            print(printable(text), file=sys.stderr, flush=True)
 
 
 def terminal_columns(stream: TextIO, default: int = 100) -> int:

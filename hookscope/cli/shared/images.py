@@ -81,7 +81,7 @@ class ImageFiles:
                 if is_of_layer or len(self.paths) == 1:
                     raise
                 self.failed += 1
-                output.note(f"Error: {error}")
+                output.note(f"Error: {error}", always=True)
             else:
                 self.done += 1
 

@@ -24,7 +24,7 @@ class LostImages:
         """Report a lost image; with ``strict`` its error ends the run."""
         if self._strict:
             raise error
-        output.note(f"Error: {error}")
+        output.note(f"Error: {error}", always=True)
 
     def note(self, name: str, text: str) -> None:
         """Print the first three notes; a folder may hold thousands of images with the same note."""

@@ -37,7 +37,7 @@ def kept_rows(name: str, package: str, read: Callable[[], Rows]) -> Callable[[],
     return rows
 
 
-class RegistryChoice(click.Choice[str]):
+class RegistryChoice(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
     """A choice among the keys of a registry, which is not read to complete other words."""
 
     def __init__(self, names: Callable[[], Iterable[str]]) -> None:
