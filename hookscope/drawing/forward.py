@@ -35,11 +35,12 @@ def run_and_reduce(
     types: Iterable[Any] = ("Conv2d",),
     choice: ChannelChoice | None = None,
     scale: Scale | None = None,
+    keep: bool = False,
 ) -> PassResult:
     """Run ``net`` once on prepared images ``(3, H, W)`` and reduce the output of every selected call.
 
     The pass stops after the last selected call if the selection determines it: indices from the start and
-    ``name#call`` do.
+    ``name#call`` do. With ``keep`` each summary holds the exact values too.
 
     Raises:
         LayerError: nothing was selected, or no layer has a chosen channel.
@@ -53,7 +54,7 @@ def run_and_reduce(
 
     def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         try:
-            summaries.append((call, reduce_output(output, module, input_size, choice, scale)))
+            summaries.append((call, reduce_output(output, module, input_size, choice, scale, keep)))
         except UsageError:
             raise
         except HookscopeError as error:  # a vector, or no chosen channel: other layers can still be drawn

@@ -18,9 +18,8 @@ from hookscope.drawing import colours
 from hookscope.drawing.scale import TOP, Scale
 from hookscope.drawing.text import Pixels
 from hookscope.errors import ImageError, UsageError
+from hookscope.images import PROVENANCE
 from hookscope.system import StrPath, write_atomically
-
-_KEYWORD = "hookscope"
 
 
 def with_provenance(image: Image.Image, provenance: Mapping[str, Any]) -> Image.Image:
@@ -28,7 +27,7 @@ def with_provenance(image: Image.Image, provenance: Mapping[str, Any]) -> Image.
 
     ``provenance`` must be JSON: ValueError for NaN and Inf, TypeError for a tensor.
     """
-    image.info[_KEYWORD] = json.dumps(dict(provenance), allow_nan=False, separators=(",", ":"))
+    image.info[PROVENANCE] = json.dumps(dict(provenance), allow_nan=False, separators=(",", ":"))
     return image
 
 
@@ -42,7 +41,7 @@ def encode_png(image: Image.Image, provenance: Mapping[str, Any] | None = None) 
         with_provenance(image, provenance)
     # uncompressed text: `strings` and `exiftool` show it, and Pillow refuses compressed text above 1 MiB
     info = PngInfo()
-    info.add_text(_KEYWORD, image.info[_KEYWORD])
+    info.add_text(PROVENANCE, image.info[PROVENANCE])
     buffer = io.BytesIO()
     image.save(buffer, "PNG", pnginfo=info, compress_level=1)
     return buffer.getvalue()
@@ -66,10 +65,10 @@ def _read(source: StrPath | bytes) -> tuple[Image.Image, dict[str, Any]]:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         why = getattr(error, "strerror", None) or "it is damaged, too large or no picture"
         raise ImageError(f"cannot read {name}: {why}") from error
-    if _KEYWORD not in image.info:
+    if PROVENANCE not in image.info:
         raise ImageError(f"{name} has no provenance of hookscope", do="only PNG files written by hookscope have it")
     try:
-        provenance = json.loads(image.info[_KEYWORD])
+        provenance = json.loads(image.info[PROVENANCE])
     except (ValueError, RecursionError) as error:
         raise ImageError(f"the provenance in {name} is not JSON") from error
     if not isinstance(provenance, dict):

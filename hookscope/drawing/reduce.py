@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.tiles import ChannelChoice, Tiles, finite_extremes, reduce_maps
@@ -41,7 +41,7 @@ class ActivationSummary:
     """Statistics of the finite values of an output, and the parts that are feature maps, as tiles.
 
     ``low``, ``mean`` and ``high`` are None without a finite value; ``dead`` counts the channels whose map is constant,
-    ``nonfinite`` the values NaN and Inf.
+    ``nonfinite`` the values NaN and Inf. ``values`` holds a copy of the output's tensors, with ``keep``.
     """
 
     shape: Shape
@@ -51,6 +51,7 @@ class ActivationSummary:
     dead: int
     nonfinite: int
     parts: tuple[Part, ...]
+    values: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def reduce_output(
@@ -59,6 +60,7 @@ def reduce_output(
     input_size: InputSize | None = None,
     choice: ChannelChoice | None = None,
     scale: Scale | None = None,
+    keep: bool = False,
 ) -> ActivationSummary:
     """Measure an output and reduce its feature maps to one byte a value.
 
@@ -72,7 +74,8 @@ def reduce_output(
         parts = tuple(
             Part(m.label, m.axes, m.item, m.items, m.frames, reduce_maps(m.values, choice, scale)) for m in maps
         )
-        return ActivationSummary(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts)
+        kept = {part: tensor.detach().cpu().clone() for part, tensor in tensors_in(output).items()} if keep else {}
+        return ActivationSummary(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts, kept)
 
 
 def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:

@@ -1,3 +1,4 @@
+from .file_types import PROVENANCE as PROVENANCE, is_picture_suffix as is_picture_suffix
 from .find import find_pictures as find_pictures, read_names as read_names
 from .reader import (
     MAX_BYTES as MAX_BYTES,

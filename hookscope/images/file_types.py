@@ -7,6 +7,10 @@ import re
 
 from PIL import Image
 
+PNG = b"\x89PNG\r\n\x1a\n"
+PROVENANCE = "hookscope"
+"""The keyword of the text chunk that every PNG of hookscope has."""
+
 # Not EPS (starts Ghostscript), PSD (frames are layers), formats without a signature (TGA, DIB), text (XPM, XBM).
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "AVIF", "TIFF", "BMP", "PPM", "JPEG2000", "ICO", "DDS", "PCX", "SGI", "QOI")
 _FOREIGN = (
@@ -40,6 +44,18 @@ def picture_format(head: bytes) -> str:
     Image.init()
     accepts = ((name, Image.OPEN.get(name, (None, None))[1]) for name in FORMATS)
     return next((name for name, accept in accepts if accept is not None and accept(head[:16]) is True), "")
+
+
+def is_drawn_by_hookscope(head: bytes) -> bool:
+    """Whether these first bytes are those of a PNG with provenance; it stands before the pixels."""
+    if not head.startswith(PNG):
+        return False
+    at = len(PNG)
+    while (kind := head[at + 4 : at + 8]) and kind != b"IDAT":
+        if kind in (b"tEXt", b"zTXt", b"iTXt") and head.startswith(PROVENANCE.encode() + b"\0", at + 8):
+            return True
+        at += 12 + int.from_bytes(head[at : at + 4])  # length, type and checksum take 12 bytes
+    return False
 
 
 def is_picture_suffix(suffix: str) -> bool:

@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import stat
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from hookscope.errors import ImageError, UsageError
 from hookscope.findings import counted
-from hookscope.images.file_types import foreign_kind, is_picture_suffix, picture_format
-from hookscope.images.reader import read_picture
+from hookscope.images.file_types import PNG, foreign_kind, is_drawn_by_hookscope, is_picture_suffix, picture_format
+from hookscope.images.reader import ImageWarning, read_picture
 
 _PLAIN_PNM = re.compile(rb"P[1-3]\s+[#\d]")
 _HEAD_BYTES = 64
+_PROVENANCE_BYTES = 1 << 16  # it stands before the pixels; a colour profile may stand before it
+_OWN = "hookscope picture"
 
 
 def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
-    """The pictures that ``paths`` name, in order: files as they are, folders walked.
+    """The pictures that ``paths`` name, in order: files as they are, folders walked, globs expanded.
 
     A folder is walked in order of names, folders in it at their place. A file in it counts if its suffix or its first
-    bytes belong to a format that is read. Hidden files, linked folders, pipes, sockets and devices are skipped. Named
-    files and ``-`` are kept, whatever they are. No folder is walked beyond ``limit`` paths.
+    bytes belong to a format that is read. Hidden files, linked folders, pipes, sockets and devices are skipped, and
+    pictures that hookscope drew itself, with an ``ImageWarning``. Named files and ``-`` are kept, whatever they are. No
+    folder is walked beyond ``limit`` paths.
     """
     if not paths:
         raise UsageError("no picture was given", do="name files or folders, or - for standard input")
-    if not any(path == "-" or os.path.exists(path) for path in paths):
-        _refuse_missing(paths)
-    pictures = chain.from_iterable(_walk(path) if os.path.isdir(path) else (path,) for path in paths)
-    return list(islice(pictures, limit))
+    named = list(chain.from_iterable(map(_expanded, paths)))
+    if not any(path == "-" or os.path.exists(path) for path in named):
+        _refuse_missing(named)
+    own = list[str]()
+    pictures = chain.from_iterable(_walk(path, own) if os.path.isdir(path) else (path,) for path in named)
+    found = list(islice(pictures, limit))
+    if own:
+        such = f"{own[0]} is" if len(own) == 1 else f"{len(own):,} pictures are"
+        warnings.warn(f"{such} skipped: drawn by hookscope; name a file to use it", ImageWarning, stacklevel=2)
+    return found
+
+
+def _expanded(path: str) -> Sequence[str]:
+    """The files that a glob matches, in order of names; the name itself if it exists or nothing matches."""
+    if not glob.has_magic(path) or os.path.lexists(path):
+        return [path]
+    return sorted(glob.glob(path, recursive=True)) or [path]
 
 
 def read_names(data: bytes, source: str) -> list[str]:
@@ -60,8 +78,8 @@ def _refuse_missing(paths: Sequence[str]) -> None:
         raise ImageError(asked, error.exists, error.do) from error
 
 
-def _walk(folder: str) -> Iterator[str]:
-    """The pictures in ``folder`` and below; raises an ImageError if there are none."""
+def _walk(folder: str, own: list[str]) -> Iterator[str]:
+    """The pictures in ``folder`` and below, but for ``own`` ones; raises an ImageError if there are none."""
     others: Counter[str] = Counter()
     first_file, has_pictures = "", False
     opened = [_entries(folder)]  # not recursion: folders may be nested deeper than Python's stack
@@ -78,6 +96,7 @@ def _walk(folder: str) -> Iterator[str]:
             yield entry.path
         else:
             others[kind] += 1
+            own += [entry.path] if kind == _OWN else []
             first_file = first_file or (entry.path if kind == "file" else "")
     if not has_pictures:
         raise _without_pictures(folder, others, first_file)
@@ -99,12 +118,18 @@ def _kind(entry: os.DirEntry[str]) -> str:
     mode = _mode(entry)
     if stat.S_ISDIR(mode):
         return "linked folder" if entry.is_symlink() else "folder"
-    named = is_picture_suffix(os.path.splitext(entry.name)[1])
+    suffix = os.path.splitext(entry.name)[1].lower()
+    named = is_picture_suffix(suffix)
     if not mode:  # a broken link with the suffix of a picture is kept: the run then reports it as lost
         return "picture" if named else "broken link"
     if not stat.S_ISREG(mode):
         return "special file"
-    return "picture" if named or _begins_like_picture(_head(entry.path)) else "file"
+    if named and suffix != ".png":
+        return "picture"
+    head = _head(entry.path)
+    if is_drawn_by_hookscope(head):
+        return _OWN
+    return "picture" if named or _begins_like_picture(head[:_HEAD_BYTES]) else "file"
 
 
 def _begins_like_picture(head: bytes) -> bool:
@@ -132,7 +157,9 @@ def _head(path: str) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         try:
-            return os.read(descriptor, _HEAD_BYTES)
+            head = os.read(descriptor, _HEAD_BYTES)
+            is_png = head.startswith(PNG)
+            return head + os.read(descriptor, _PROVENANCE_BYTES) if is_png else head
         finally:
             os.close(descriptor)
     except OSError:
@@ -143,7 +170,7 @@ def _without_pictures(folder: str, others: Counter[str], first_file: str) -> Ima
     if not others:
         return ImageError(f"no pictures in '{folder}': the folder is empty", do="name a folder with pictures")
     counts = ", ".join(counted(count, kind) for kind, count in others.items())
-    kind = foreign_kind(_head(first_file)) if first_file else ""
+    kind = foreign_kind(_head(first_file)[:_HEAD_BYTES]) if first_file else ""
     example = f", such as {kind} in '{os.path.basename(first_file)}'" if kind else ""
     return ImageError(
         f"no pictures in '{folder}'", f"it has {counts}{example}", "name a folder with JPEG, PNG or similar files"

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from hookscope.errors import ImageError, UsageError, nearest, printable
-from hookscope.images.file_types import FORMATS, foreign_kind, picture_format
+from hookscope.images.file_types import FORMATS, PNG, foreign_kind, picture_format
 from hookscope.images.grayscale import grayscale_to_rgb, note_dark
 
 MAX_BYTES = 1 << 30
@@ -26,8 +26,6 @@ MAX_PIXELS = 100_000_000
 """The most pixels of all frames taken from one file."""
 MAX_SIDE_RATIO = 100
 """The largest ratio of the sides: resizing the shorter one to 256 then stays below 7 megapixels."""
-
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class ImageWarning(UserWarning):
@@ -207,9 +205,9 @@ def _decode(content: bytes, name: str, count: int) -> tuple[tuple[Image.Image, .
 
 def _without_text(content: bytes) -> bytes:
     """A PNG file without text and colour profile, which Pillow unpacks with the pixels; other files as they are."""
-    if not content.startswith(_PNG):
+    if not content.startswith(PNG):
         return content
-    kept, at = [_PNG], len(_PNG)
+    kept, at = [PNG], len(PNG)
     while at < len(content):
         end = at + 12 + int.from_bytes(content[at : at + 4], "big")  # length, type, data, checksum
         if content[at + 4 : at + 8] not in (b"tEXt", b"zTXt", b"iTXt", b"iCCP"):

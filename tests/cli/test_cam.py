@@ -179,7 +179,7 @@ def test_a_still_is_repeated_as_a_clip_with_a_map_for_each_frame(run: Run) -> No
         (["--target", "top:2", "-o", "x.png"], 2, "--target top:2 makes several pictures; give -o a folder"),
         (["--sheet", "x.png", "--target", "top:20,1"], 2, "--sheet has room for 20 classes; --target is top:20,1"),
         (["--layer", "fc,re:conv"], 1, "the output of fc is not a feature map"),
-        (["--layer", "0,1", "--raw", "x.npy"], 2, "--raw x.npy takes one map; there are several; name it .npz"),
+        (["--layer", "0,1", "--raw", "x.npy"], 2, "--raw x.npy takes one array; there are several; name it .npz"),
         (["--sheet", "x.jpg"], 2, "cannot write x.jpg"),
         (["--sheet", "-"], 2, "--sheet - is not a file name; give a name that ends in .png"),
         (["--sheet", "x.png", "-o", "./x.png"], 2, "-o and --sheet both write x.png"),

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from hookscope.cli.main import COMMANDS, cli
-from hookscope.drawing.png import read_provenance
+from hookscope.drawing.png import read_provenance, write_png
 from hookscope.explain.cam_methods import CAM_METHODS, CamMethod, gradcam
 from hookscope.explain.saliency_methods import SALIENCY_METHODS, SaliencyMethod, vanilla
 from tests.cli.helpers import POSIX, Run, Terminal, files, one_error, rows
@@ -156,9 +157,9 @@ WRONG: list[tuple[Iterable[str], list[str], int, str]] = [
 WRONG_FILES: list[tuple[Iterable[str], list[str], int, str]] = [
     (DRAWING, ["-o", "x.jpg"], 2, "cannot write x.jpg; ...PNG files"),
     (DRAWING, ["-o", "no/x.png"], 1, "its folder does not exist"),
-    (["cam", "saliency"], ["--raw", "x.txt"], 2, "cannot write x.txt; --raw writes NumPy files"),
+    (["cam", "saliency"], ["--raw", "x.txt"], 2, "cannot write x.txt; --raw writes arrays"),
     (["cam", "saliency"], ["--raw", "no/x.npy"], 1, "its folder does not exist"),
-    (["cam", "saliency"], ["dog.png", "--raw", "x.npy"], 2, "--raw x.npy takes one map; there are several; name it"),
+    (["cam", "saliency"], ["dog.png", "--raw", "x.npy"], 2, "--raw x.npy takes one array; there are several; name it"),
     (PLOTTING, ["--plot", "x.jpg"], 2, "cannot write x.jpg; plots are PNG, SVG or PDF files"),
     (PLOTTING, ["--plot", "no/x.png"], 1, "its folder does not exist"),
     (["stats"], ["--plot", "dog.png"], 1, "it is the image dog.png itself"),
@@ -355,3 +356,29 @@ def test_an_interrupt_is_silent(run: Run, here: Path, command: str) -> None:
         if command != "weights" or model == "nets.py:interrupted":
             assert run(command, model=model) == (130, "", "")
     assert files(here) == []
+
+
+@pytest.mark.parametrize("command", ["visualize", "predict", "cam", "saliency", "stats", "check"])
+def test_images_are_named_in_the_same_ways(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    photos, runs = here / "photos", []
+    photos.mkdir()
+    for name in ("cat.jpg", "dog.png"):
+        (here / name).rename(photos / name)
+    write_png(Image.new("P", (4, 4)), photos / "drawn.png", {})
+    (here / "list").write_bytes(b"photos/cat.jpg\0photos/dog.png\0")
+    monkeypatch.setitem(WORDS, command, WORDS[command].replace("cat.jpg", "").replace("dog.png", ""))
+    for words in (["photos"], ["photos/*[!n].*g"], ["--files0-from", "list"], ["photos/cat.jpg", "photos/dog.png"]):
+        status, out, errors = run(command, *words, "--format", "json")
+        assert status == 0, errors
+        assert ("photos/drawn.png is skipped" in errors) == (words == ["photos"])
+        runs.append(out)
+    assert len(set(runs)) == 1
+    status, out, _ = run(command, "photos", "--limit", "1", "--format", "json")
+    assert status == 0 and (command == "check" or out != runs[0])
+
+
+@every_command
+def test_an_image_in_the_place_of_the_model_is_recognised(run: Run, command: str) -> None:
+    line = f"Error: 'cat.jpg' is an image, but the first argument is the model; write `hookscope {command} MODEL"
+    status, out, errors = run(command, model="cat.jpg")
+    assert (status, out) == (2, "") and errors.startswith(line) and ("MODEL cat.jpg`" in errors) == bool(WORDS[command])

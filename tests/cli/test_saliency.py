@@ -135,7 +135,7 @@ def test_a_clip_and_a_segmentation_model(run: Run, model: str, shape: list[int])
         ("Small", ["--samples", "0"], 2, "samples"),
         ("Small", ["--noise", "-0.1"], 2, "noise"),
         ("Small", ["--target", "1,2", "-o", "x.png"], 2, "--target 1,2 makes several pictures"),
-        ("Small", ["--raw", "x.npy", "--target", "top:2"], 2, "takes one map"),
+        ("Small", ["--raw", "x.npy", "--target", "top:2"], 2, "takes one array"),
     ],
 )
 def test_what_is_refused_leaves_nothing(

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 import hookscope
 from hookscope.drawing.png import read_provenance
@@ -41,6 +43,23 @@ def test_several_sheets_go_to_a_folder_in_layer_order(run: Run, here: Path) -> N
     assert (status, [row["file"] for row in rows(out)]) == (0, files(here))
     assert [name.removeprefix(f"{folder}/{folder}-0") for name in files(here)] == [f"{name}.png" for name in names]
     assert errors == "Note: fc is not drawn: the output is 1x4, not a feature map\n"
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
+def test_raw_activations_are_the_captured_ones(run: Run, here: Path, name: str) -> None:
+    words = ["cat.jpg", "dog.png", "--layer", "conv1,relu", "--channels", "0", "--preprocess", "none"]
+    assert run(*words, "--raw", name)[0] == 0
+    arrays = dict(np.load(name)) if name == "x.npz" else load_file(name)
+    net = hookscope.load_model("nets.py:Small", preprocess="none")
+    for image in ("cat.jpg", "dog.png"):
+        with hookscope.capture(net.model, layers="conv1,relu") as kept:
+            net.model(net.preprocess(hookscope.open_image(image))[None])
+        for layer in ("conv1", "relu"):  # relu works in place
+            assert np.array_equal(arrays.pop(f"{image[:3]}/{layer}"), kept[layer].detach().numpy())
+    assert not arrays
+    one_error(run("cat.jpg", "--raw", "x.npy"), 2, "--raw x.npy takes one array; there are several")
+    assert run("cat.jpg", "--layer", "0", "--raw", "x.npy")[0] == 0
+    assert np.load("x.npy").shape[:2] == (1, 6)
 
 
 def test_two_images_of_one_name_do_not_overwrite_one_another(run: Run, here: Path) -> None:

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image, features
 
+from hookscope.drawing import figure_bytes, write_png
 from hookscope.errors import ImageError, UsageError
-from hookscope.images import file_types
+from hookscope.images import ImageWarning, file_types
 from hookscope.images.find import find_pictures, read_names
 
 
@@ -44,6 +46,33 @@ def test_a_folder_is_walked_by_name_and_its_folders_in_their_place(tmp_path: Pat
     assert len(find_pictures([str(tmp_path), str(tmp_path / "empty")], limit=1)) == 1  # else an error
     both = find_pictures([str(tmp_path / "c.png"), str(tmp_path / "b"), "-"])
     assert [os.path.basename(path) for path in both] == ["c.png", "10.png", "2.png", "z.png", "-"]
+
+
+def test_a_glob_is_expanded_unless_a_file_has_its_name(tmp_path: Path) -> None:
+    first, second, deep = (picture(tmp_path / name) for name in ("a.png", "b.png", "c/d/e.png"))
+    assert find_pictures([f"{tmp_path}/*.png"]) == [first, second]
+    assert find_pictures([f"{tmp_path}/**/*.png"], limit=3) == [first, second, deep]
+    assert find_pictures([f"{tmp_path}/c*", f"{tmp_path}/[b].png"]) == [deep, second]  # a folder is walked
+    literal = picture(tmp_path / "[b].png")
+    assert find_pictures([literal]) == [literal]
+    with pytest.raises(ImageError, match=r"x\*\.png"):
+        find_pictures([f"{tmp_path}/x*.png"])
+
+
+def test_pictures_that_hookscope_drew_are_skipped_in_folders(tmp_path: Path) -> None:
+    photo, sheet, plot = picture(tmp_path / "a.png"), tmp_path / "b.png", tmp_path / "c" / "plot.png"
+    write_png(Image.new("P", (4, 4)), sheet, {"model": "x" * 100_000})
+    plot.parent.mkdir()
+    other = picture(tmp_path / "d" / "e.png")
+    write_png(Image.new("P", (4, 4)), tmp_path / "d" / "b.png", {})
+    plot.write_bytes(figure_bytes(Figure(), ".png", {"model": "x"}))
+    with pytest.warns(ImageWarning, match="3 pictures are skipped: drawn by hookscope"):
+        assert find_pictures([str(tmp_path)]) == [photo, other]
+    with pytest.warns(ImageWarning, match=r"b\.png is skipped"):
+        assert find_pictures([f"{tmp_path}/a.png", str(tmp_path / "d")]) == [photo, other]
+    assert find_pictures([str(sheet), f"{tmp_path}/b*"]) == [str(sheet)] * 2  # named
+    with pytest.raises(ImageError, match=r"it has 1 hookscope picture;"):
+        find_pictures([str(plot.parent)])
 
 
 def test_a_picture_is_known_by_its_suffix_or_its_first_bytes(tmp_path: Path) -> None:

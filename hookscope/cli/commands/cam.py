@@ -13,6 +13,7 @@ from hookscope.cli.output.report import Row
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
+from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.model import ModelOptions, counted_types, running
 from hookscope.cli.shared.output_paths import OutputPath, is_same_file
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
@@ -47,7 +48,7 @@ _methods = kept_rows("cam", "explain", _read_methods)
 
 @click.command("cam", cls=CommandWithTable, table=_methods)
 @shared.model_argument()
-@shared.images_argument()
+@image_inputs
 @shared.layer_option(
     "Calls to explain, as in visualize; several are drawn side by side.  [default: the last call with a usable map]"
 )
@@ -61,17 +62,17 @@ _methods = kept_rows("cam", "explain", _read_methods)
 )
 @shared.count_option("--batch-size", "Images in one batch of the methods that run the model once per channel.", 16)
 @explain_options("IMAGE/LAYER/CLASS")
-def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
+def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """Show where MODEL looked when it gave each IMAGE its class.
 
-    IMAGE is a file, or - for standard input. The command draws a class activation map over the image, at the image's
-    own size (a small image is enlarged), and writes it as PNG. Parts that the model did not see are dark. It prints a
-    row for each map: layer, class, score, probability, highest value, and the position of that value in pixels of the
-    image. For a video model the position is that in the mean over the frames. Without --layer the command uses the last
-    non-pooling layer with a map that the score depends on. A map with no value above 0 is drawn, and a note says so.
-    The classes of an image share one scale. A class with less than a fiftieth of the best probability is unseen: the
-    page and a note say so, and the scale is that of the best class.
-    Layers without a map are left out when a range, a pattern or `all` chose them.
+    IMAGE is a file, a folder, a glob, or - for standard input. The command draws a class activation map over the image,
+    at the image's own size (a small image is enlarged), and writes it as PNG. Parts that the model did not see are
+    dark. It prints a row for each map: layer, class, score, probability, highest value, and the position of that value
+    in pixels of the image. For a video model the position is that in the mean over the frames. Without --layer the
+    command uses the last non-pooling layer with a map that the score depends on. A map with no value above 0 is drawn,
+    and a note says so. The classes of an image share one scale. A class with less than a fiftieth of the best
+    probability is unseen: the page and a note say so, and the scale is that of the best class. Layers without a map are
+    left out when a range, a pattern or `all` chose them.
 
     \b
     Methods, and what weights the channels:

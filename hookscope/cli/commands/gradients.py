@@ -49,7 +49,7 @@ class Options:
 
 @click.command("gradients")
 @shared.model_argument()
-@shared.images_argument("IMAGE")
+@shared.image_argument()
 @shared.layer_option(
     f"Calls to show: {shared.SELECTION} Only parameters in these layers are shown.  [default: every layer with a"
     " weight of two or more dimensions, such as convolutions and linear layers; with --type: all layers of that type]"

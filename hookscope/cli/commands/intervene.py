@@ -47,7 +47,7 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
 
 @click.command("intervene", cls=CommandWithTable, table=_words)
 @shared.model_argument()
-@shared.images_argument("IMAGE")
+@shared.image_argument()
 @at_option
 @shared.selection_option(
     "--ablate-each",

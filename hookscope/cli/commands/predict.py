@@ -12,6 +12,7 @@ from hookscope.cli.output.formats import write_report
 from hookscope.cli.output.report import Report, Row, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
+from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, model_options
 from hookscope.errors import UsageError
@@ -21,7 +22,7 @@ FIELDS = ("image", "index", "label", "score", "probability", "weights")
 
 @click.command("predict")
 @shared.model_argument()
-@shared.images_argument()
+@image_inputs
 @click.option("--top", metavar="K", type=click.IntRange(1, 999_999), help="Number of classes.  [default: 5]")
 @target_option(default=None, help="Print only these classes, instead of --top")
 @categories_option
@@ -29,7 +30,7 @@ FIELDS = ("image", "index", "label", "score", "probability", "weights")
 @shared.format_option
 def command(
     model: ModelOptions,
-    paths: tuple[str, ...],
+    paths: list[str],
     top: int | None,
     target: scores.Target | None,
     categories: tuple[str, ...] | None,
@@ -37,7 +38,7 @@ def command(
 ) -> None:
     """Print the classes that MODEL gives to each IMAGE.
 
-    IMAGE is a file, or - for standard input. There is a row for each class, the highest score first:
+    IMAGE is a file, a folder, a glob, or - for standard input. There is a row for each class, the highest score first:
 
     \b
       image        the image, as it was named

@@ -13,6 +13,7 @@ from hookscope.cli.output.report import Row
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
+from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.model import ModelOptions, running
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.findings import counted
@@ -45,7 +46,7 @@ _methods = kept_rows("saliency", "explain", _read_methods)
 
 @click.command("saliency", cls=CommandWithTable, table=_methods)
 @shared.model_argument()
-@shared.images_argument()
+@image_inputs
 @shared.method_option(_methods, "gradient", "What is computed.")
 @shared.count_option("--samples", "Number of noisy copies for smoothgrad.", _DEFAULTS.samples)
 @click.option(
@@ -68,15 +69,15 @@ _methods = kept_rows("saliency", "explain", _read_methods)
     "--batch-size", "Images in one forward pass of smoothgrad and integrated-gradients.", _DEFAULTS.batch_size
 )
 @explain_options("IMAGE/CLASS")
-def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
+def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """Show which pixels of each IMAGE the score of a class depends on.
 
-    IMAGE is a file, or - for standard input. The command draws a grey map over the image and writes it as PNG. It
-    prints a row: class, score, probability, the sum of the signed values, the expected sum, the highest value of
-    the map, and the position of that value in pixels of the image. For a video model the position is that in the
-    mean over the frames. The expected sum of integrated-gradients is the score minus the score of an image of
-    zeros. While the sum misses it by more than 5 %, the command doubles the steps, and a note says so. --raw keeps
-    the signed values (3, H, W) of the model's input.
+    IMAGE is a file, a folder, a glob, or - for standard input. The command draws a grey map over the image and writes
+    it as PNG. It prints a row: class, score, probability, the sum of the signed values, the expected sum, the highest
+    value of the map, and the position of that value in pixels of the image. For a video model the position is that in
+    the mean over the frames. The expected sum of integrated-gradients is the score minus the score of an image of
+    zeros. While the sum misses it by more than 5 %, the command doubles the steps, and a note says so. --raw keeps the
+    signed values (3, H, W) of the model's input.
 
     \b
     Methods:

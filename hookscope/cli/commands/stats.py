@@ -54,12 +54,12 @@ def command(
 ) -> None:
     """Measure every layer of MODEL on images, and report what is wrong.
 
-    IMAGE is a file, a folder, or - for standard input. The command runs the images through the model in batches. It
-    measures every convolution, Linear layer and activation function, and what the model returns, which is called
-    (model): mean, spread, range and its positions, zeros, quantiles, NaN and Inf, dead, saturated and duplicate
-    channels. A line under the table says which other layers were not measured. Findings follow the table, each with
-    its evidence and advice. In tsv and csv, the column findings has their names. In ndjson, the field "row" names the
-    kind of a line.
+    IMAGE is a file, a folder, a glob, or - for standard input. The command runs the images through the model in
+    batches. It measures every convolution, Linear layer and activation function, and what the model returns, which is
+    called (model): mean, spread, range and its positions, zeros, quantiles, NaN and Inf, dead, saturated and duplicate
+    channels. A line under the table says which other layers were not measured. Findings follow the table, each with its
+    evidence and advice. In tsv and csv, the column findings has their names. In ndjson, the field "row" names the kind
+    of a line.
 
     A --save file identifies each image by the content of its file, whatever its name: --merge refuses files that hold
     the same image, and --resume refuses other images than those the file has measured.

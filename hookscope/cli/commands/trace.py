@@ -36,7 +36,7 @@ class Options:
 
 @click.command("trace")
 @shared.model_argument()
-@shared.images_argument("IMAGE")
+@shared.image_argument()
 @shared.layer_option(f"Calls to show: {shared.SELECTION}  [default: all]")
 @shared.type_option_with(
     f"Layer class that is shown and that indices count; repeatable. A glob works; {shared.ALL_TYPES}  [default: all;"

@@ -13,6 +13,8 @@ from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Row, row_of
 from hookscope.cli.shared import options as shared
+from hookscope.cli.shared.array_file import ArrayFile, as_array
+from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.model import ModelOptions, counted_types, model_options
 from hookscope.cli.shared.output_paths import call_names
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
@@ -35,12 +37,13 @@ class Options:
     scale: drawing.Scale
     overlay: bool
     plain: bool
+    raw: str | None
     format: str
 
 
 @click.command("visualize")
 @shared.model_argument()
-@shared.images_argument()
+@image_inputs
 @shared.layer_option(f"Calls to draw: 0:36:5, {shared.SELECTION}  [default: all]", "all")
 @shared.type_option
 @output_option("sheet")
@@ -59,15 +62,20 @@ class Options:
 )
 @click.option("--overlay", is_flag=True, help="Draw each map over the image that the model saw.")
 @click.option("--plain", is_flag=True, help="Draw the grid only: no header, numbers or colour bars.")
+@shared.file_option(
+    "--raw",
+    "Keep the exact activations too: one as .npy, any number as .npz or .safetensors with the keys IMAGE/LAYER.",
+)
 @model_options
 @shared.format_option
-def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
+def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """Draw the feature maps of MODEL for each IMAGE.
 
-    IMAGE is a file, or - for standard input. The command writes one PNG for each image and layer call. It prints a row
-    for each PNG: shape, lowest, mean and highest value, the number of dead (constant) channels, and the number of NaN
-    and Inf. Without -o, a single sheet goes to the current folder and several sheets go to a folder IMAGE-MODEL/. The
-    maps with the widest ranges have bold numbers: look at these first.
+    IMAGE is a file, a folder, a glob, or - for standard input. The command writes one PNG for each image and layer
+    call. It prints a row for each PNG: shape, lowest, mean and highest value, the number of dead (constant) channels,
+    and the number of NaN and Inf. Without -o, a single sheet goes to the current folder and several sheets go to a
+    folder IMAGE-MODEL/. The maps with the widest ranges have bold numbers: look at these first. --raw keeps whole
+    activations, of all channels, as the layer returned them; bfloat16 becomes float32.
 
     \b
     Examples:
@@ -76,20 +84,29 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope visualize mobilenet_v3_small samples/*.jpg --layer 0:5 -o out/
       cat cat.jpg | hookscope visualize vgg16 - --layer features.0 -o - > first.png
       hookscope visualize resnet34 cat.jpg --layer 0 --channels top:16 --overlay
+      hookscope visualize resnet34 photos/ --layer layer4.2 -o out/ --raw layer4.npz
     """
     options = Options(**values)
     style = drawing.Style(options.columns, options.cell, options.cmap or options.scale.cmap, options.plain)
-    run = PictureRun.load(model, paths, parse_output(options.output, paths))
-    run.print_rows(lambda read: _draw(run, read, options, style), FIELDS, options.format)
+    output = parse_output(options.output, paths)
+    raw = ArrayFile.parse(options.raw, paths)
+    run = PictureRun.load(model, paths, output)
+    with raw:
+        run.print_rows(lambda read: _draw(run, read, options, style, raw), FIELDS, options.format)
     run.files.exit()
 
 
-def _draw(run: PictureRun, read: Sequence[images.InputImage], options: Options, style: drawing.Style) -> Iterator[Row]:
+def _draw(
+    run: PictureRun, read: Sequence[images.InputImage], options: Options, style: drawing.Style, raw: ArrayFile
+) -> Iterator[Row]:
     """Write the sheets of one forward pass, and yield a row for each."""
     net = run.net
     tensors, types = [net.prepare(image) for image in read], counted_types(net, options.types)
     with process.prints_to_standard_error():
-        result = drawing.run_and_reduce(net, tensors, options.layers, types, options.channels, options.scale)
+        result = drawing.run_and_reduce(
+            net, tensors, options.layers, types, options.channels, options.scale, keep=raw.path is not None
+        )
+    raw.expect(sum(len(summary.values) for _, summary in result.summaries))
     overlay = drawing.input_frames(net, tensors) if options.overlay else None
     for call, error in result.without_map:
         output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
@@ -105,6 +122,8 @@ def _draw(run: PictureRun, read: Sequence[images.InputImage], options: Options, 
         if sheet.left_out:
             output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
         run.write(sheet.image, sheet.provenance, file)
+        for part, values in summary.values.items():
+            raw.keep("/".join(filter(None, (run.files.words[image], call.key, part))), as_array(values))
         yield row_of(FIELDS, call, summary, min=summary.low, max=summary.high, weights=net.weights, file=file)
 
 

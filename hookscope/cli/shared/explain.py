@@ -49,7 +49,8 @@ def explain_options(keys: str) -> Callable[[Callable[..., Any]], Callable[..., A
         categories_option,
         output_option("picture"),
         file_option(
-            "--raw", f"Keep the numbers too: one map as .npy, any number of maps as .npz with the keys {keys}."
+            "--raw",
+            f"Keep the numbers too: one map as .npy, any number of maps as .npz or .safetensors with the keys {keys}.",
         ),
         colour_map_option("Any matplotlib colour map.", "inferno"),
         model_options,
@@ -139,6 +140,6 @@ def explain_images(
         source = explain.OverlaySource(*net.preprocess.shown(image.image, tensor), run.origin(read))
         yield from draw(Explanation(run, raw, tensor, source, run.files.words[image.name], categories))
 
-    run.print_rows(rows, fields, options.format)
-    raw.write()
+    with raw:
+        run.print_rows(rows, fields, options.format)
     run.files.exit()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
 from hookscope import images
+from hookscope.cli.output.formats import note
 from hookscope.cli.shared.images import with_one_stdin
-from hookscope.cli.shared.options import count_option, file_option
+from hookscope.cli.shared.options import apply_options, count_option, file_option
 from hookscope.errors import ImageError, UsageError
 
 images_argument = click.argument("paths", metavar="[IMAGE]...", nargs=-1, type=click.Path())
@@ -28,12 +32,22 @@ strict_option = click.option(
 )
 
 
+def image_inputs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The IMAGE arguments, ``--files0-from`` and ``--limit``; the command gets the names of the images as ``paths``."""
+
+    @functools.wraps(command)
+    def with_images(paths: Sequence[str], files0_from: str | None, limit: int | None, **values: Any) -> Any:
+        return command(paths=image_list(paths, files0_from, limit), **values)
+
+    return apply_options([images_argument, files0_option, limit_option], with_images)
+
+
 def image_list(paths: Sequence[str], files0_from: str | None, limit: int | None = None) -> list[str]:
-    """The first ``limit`` images of the command line or of a list of names; folders are walked."""
+    """The first ``limit`` images of the command line or of a list of names; folders are walked, globs expanded."""
     if files0_from is None:
         if not paths:
             raise UsageError("no image was given", do="name files or folders, - for standard input, or --files0-from")
-        return images.find_pictures(with_one_stdin(paths), limit)
+        return _found(with_one_stdin(paths), limit)
     if paths:
         asked = "images are named on the command line and in --files0-from"
         raise UsageError(asked, f"{paths[0]} and {files0_from}", "use one of the two")
@@ -41,7 +55,16 @@ def image_list(paths: Sequence[str], files0_from: str | None, limit: int | None 
     if files0_from == "-" and "-" in names:
         asked = "standard input is the list of --files0-from and an image in it"
         raise UsageError(asked, do="write ./- for a file of that name")
-    return images.find_pictures(names, limit)
+    return _found(names, limit)
+
+
+def _found(names: Sequence[str], limit: int | None) -> list[str]:
+    with warnings.catch_warnings(record=True) as skipped:
+        warnings.simplefilter("always", images.ImageWarning)
+        pictures = images.find_pictures(names, limit)
+    for warning in skipped:
+        note(f"Note: {warning.message}")
+    return pictures
 
 
 def _list_content(source: str) -> bytes:

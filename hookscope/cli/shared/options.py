@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -10,9 +11,10 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope import drawing, hooks, models, tracing
+from hookscope import drawing, hooks, images, models, tracing
 from hookscope.cli.output.formats import FORMATS, default_format
 from hookscope.cli.shared.registries import RegistryChoice, Rows
+from hookscope.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -116,12 +118,22 @@ def parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parame
 def model_argument(default: str | None = None) -> Option:
     """The MODEL argument; required unless it has a default."""
     extra: dict[str, Any] = {"required": True} if default is None else {"default": default, "required": False}
-    return click.argument("model", shell_complete=complete_models, **extra)
+    return click.argument("model", shell_complete=complete_models, callback=parsed(_not_a_picture), **extra)
 
 
-def images_argument(metavar: str = "IMAGE...") -> Option:
-    """The IMAGE argument, at least one; ``metavar`` is IMAGE for commands that run one forward pass."""
-    return click.argument("paths", metavar=metavar, nargs=-1, required=True, type=click.Path())
+def _not_a_picture(model: str) -> str:
+    suffix = os.path.splitext(model)[1]
+    if ":" in model or suffix in ("", ".py") or not images.is_picture_suffix(suffix):
+        return model
+    context = click.get_current_context()
+    takes_images = any(parameter.name == "paths" for parameter in context.command.params)
+    line = f"{context.command_path} MODEL" + (f" {model}" if takes_images else "")
+    raise UsageError(f"'{model}' is an image, but the first argument is the model", do=f"write `{line}`")
+
+
+def image_argument() -> Option:
+    """The IMAGE argument of commands that run one forward pass, which takes two images for optical flow."""
+    return click.argument("paths", metavar="IMAGE", nargs=-1, required=True, type=click.Path())
 
 
 SELECTION = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma separated."

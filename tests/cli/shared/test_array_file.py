@@ -1,4 +1,4 @@
-"""Arrays kept for one NumPy file."""
+"""Arrays kept for one file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.errors import UsageError, WriteError
@@ -22,26 +23,37 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_one_array(name: str) -> None:
     file = ArrayFile.parse(name, ["cat.jpg"])
     values = np.random.default_rng(0).random((3, 4)).astype(np.float32)
-    file.keep("a/b/1", values)
-    file.write()
+    with file:
+        file.keep("a/b/1", values)
     written = np.load(name)
     assert written.dtype == np.float32 and np.array_equal(written, values)
 
 
-def test_any_number_by_name() -> None:
-    file = ArrayFile.parse("x.npz", ["a.jpg", "b.jpg"], several=True)
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
+def test_any_number_by_name(name: str) -> None:
+    file = ArrayFile.parse(name, ["a.jpg", "b.jpg"], several=True)
     keys = ["a/conv1/2", "a/relu#1/2", "b~2/layers.0 + layers.1/0", "a/../x/0"]
-    for at, key in enumerate(keys):
-        file.keep(key, np.full((2, 2), at))
-    file.write()
-    with np.load("x.npz") as arrays:
-        assert sorted(arrays) == sorted(keys)
-        assert [int(arrays[key][0, 0]) for key in keys] == list(range(4))
+    with file:
+        for at, key in enumerate(keys):
+            file.keep(key, np.full((2, 2), at))
+        file.keep(keys[0], np.zeros(1))  # the image is named twice
+    arrays = np.load(name) if name.endswith("z") else load_file(name)
+    assert sorted(arrays) == sorted(keys)
+    assert [int(arrays[key][0, 0]) for key in keys] == list(range(4))
 
 
-@pytest.mark.parametrize("name", ["x.npy", "x.npz", None])
+def test_an_archive_is_written_as_it_grows_and_only_whole(here: Path) -> None:
+    file = ArrayFile.parse("x.npz", ["a.jpg"], several=True)
+    file.keep("a/1", np.zeros(1000))
+    assert file.arrays == {} and len(os.listdir(here)) == 1
+    file.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert os.listdir(here) == []
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.safetensors", None])
 def test_nothing_is_no_file(here: Path, name: str | None) -> None:
-    ArrayFile.parse(name, ["cat.jpg"]).write()
+    with ArrayFile.parse(name, ["cat.jpg"]):
+        pass
     assert os.listdir(here) == []
 
 
@@ -55,12 +67,12 @@ def test_without_a_path_nothing_is_kept() -> None:
 @pytest.mark.parametrize(
     ("name", "images", "several", "message"),
     [
-        ("x.txt", ["a"], False, "--raw writes NumPy files; name it .npy, or .npz for several maps"),
-        ("x", ["a"], False, "--raw writes NumPy files"),
-        ("", ["a"], False, "--raw writes NumPy files"),
-        ("x.npy", ["a", "b"], False, "--raw x.npy takes one map; there are several; name it .npz"),
-        ("x.npy", ["a"], True, "--raw x.npy takes one map"),
-        ("/dev/null", ["a"], True, "--raw /dev/null takes one map"),
+        ("x.txt", ["a"], False, r"--raw writes arrays; name it .npy \(one\), .npz or .safetensors"),
+        ("x", ["a"], False, "--raw writes arrays"),
+        ("", ["a"], False, "--raw writes arrays"),
+        ("x.npy", ["a", "b"], False, "--raw x.npy takes one array; there are several; name it .npz or .safetensors"),
+        ("x.npy", ["a"], True, "--raw x.npy takes one array"),
+        ("/dev/null", ["a"], True, "--raw /dev/null takes one array"),
     ],
 )
 def test_what_makes_no_sense(name: str, images: list[str], several: bool, message: str) -> None:
@@ -71,7 +83,7 @@ def test_what_makes_no_sense(name: str, images: list[str], several: bool, messag
 def test_several_of_one_picture_are_refused_before_the_first_is_drawn() -> None:
     file = ArrayFile.parse("x.npy", ["a"])
     file.expect(1)
-    with pytest.raises(UsageError, match="takes one map"):
+    with pytest.raises(UsageError, match="takes one array"):
         file.expect(2)
 
 
@@ -87,6 +99,5 @@ def test_places_that_cannot_be_written(here: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_full_disk() -> None:
     file = ArrayFile.parse("/dev/full", ["a"])
-    file.keep("a", np.zeros(3))
-    with pytest.raises(WriteError, match="No space left"):
-        file.write()
+    with pytest.raises(WriteError, match="No space left"), file:
+        file.keep("a", np.zeros(3))
