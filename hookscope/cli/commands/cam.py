@@ -48,7 +48,6 @@ _methods = kept_rows("cam", "explain", _read_methods)
 
 @click.command("cam", cls=CommandWithTable, table=_methods)
 @shared.model_argument()
-@image_inputs
 @shared.layer_option(
     "Calls to explain, as in visualize; several are drawn side by side.  [default: the last call with a usable map]"
 )
@@ -61,6 +60,7 @@ _methods = kept_rows("cam", "explain", _read_methods)
     " three resolutions (or --layer).",
 )
 @shared.count_option("--batch-size", "Images in one batch of the methods that run the model once per channel.", 16)
+@image_inputs
 @explain_options("IMAGE/LAYER/CLASS")
 def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """Show where MODEL looked when it gave each IMAGE its class.

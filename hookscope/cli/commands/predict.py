@@ -22,10 +22,10 @@ FIELDS = ("image", "index", "label", "score", "probability", "weights")
 
 @click.command("predict")
 @shared.model_argument()
-@image_inputs
 @click.option("--top", metavar="K", type=click.IntRange(1, 999_999), help="Number of classes.  [default: 5]")
 @target_option(default=None, help="Print only these classes, instead of --top")
 @categories_option
+@image_inputs
 @model_options
 @shared.format_option
 def command(

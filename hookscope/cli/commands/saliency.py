@@ -46,7 +46,6 @@ _methods = kept_rows("saliency", "explain", _read_methods)
 
 @click.command("saliency", cls=CommandWithTable, table=_methods)
 @shared.model_argument()
-@image_inputs
 @shared.method_option(_methods, "gradient", "What is computed.")
 @shared.count_option("--samples", "Number of noisy copies for smoothgrad.", _DEFAULTS.samples)
 @click.option(
@@ -68,6 +67,7 @@ _methods = kept_rows("saliency", "explain", _read_methods)
 @shared.count_option(
     "--batch-size", "Images in one forward pass of smoothgrad and integrated-gradients.", _DEFAULTS.batch_size
 )
+@image_inputs
 @explain_options("IMAGE/CLASS")
 def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """Show which pixels of each IMAGE the score of a class depends on.

@@ -43,7 +43,6 @@ class Options:
 
 @click.command("visualize")
 @shared.model_argument()
-@image_inputs
 @shared.layer_option(f"Calls to draw: 0:36:5, {shared.SELECTION}  [default: all]", "all")
 @shared.type_option
 @output_option("sheet")
@@ -66,6 +65,7 @@ class Options:
     "--raw",
     "Keep the exact activations too: one as .npy, any number as .npz or .safetensors with the keys IMAGE/LAYER.",
 )
+@image_inputs
 @model_options
 @shared.format_option
 def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
