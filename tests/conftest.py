@@ -15,7 +15,10 @@ def pytest_configure(config):
     # one thread: small nets gain nothing from two, and `pytest -n` runs a process on each core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script ignores it
-    # before any test and doctest, so that nobody's real cache is read or written
+    # before any test and doctest, so that nobody's real cache and settings are read or written
+    for name in [name for name in os.environ if name.startswith("HOOKSCOPE_")]:
+        del os.environ[name]
+    os.environ["HOOKSCOPE_CONFIG"] = os.devnull
     config.stash[_FOLDER] = tempfile.TemporaryDirectory()
     os.environ["XDG_CACHE_HOME"] = config.stash[_FOLDER].name
     # no test, nor a process it starts, reaches beyond this machine; whatever asks is refused at once

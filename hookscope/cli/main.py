@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from hookscope.cli import process
+from hookscope.cli import process, settings
 from hookscope.cli.output import formats
 from hookscope.cli.output.formats import note
 from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses
@@ -156,11 +156,14 @@ def _status(error: BaseException, run: _Run) -> int:
     if run.traceback:
         _show_traceback(error)
     if isinstance(error, click.ClickException):
-        note(f"Error: {_in_one_line(error, run)}", always=True)
-        return error.exit_code
-    reported = _as_hookscope_error(error, run)
-    note(f"Error: {reported}", always=True)
-    return reported.exit_code
+        text, status = _in_one_line(error, run), error.exit_code
+    else:
+        reported = _as_hookscope_error(error, run)
+        text, status = str(reported), reported.exit_code
+    if run.context is not None and (sources := settings.sources_in(run.context, text)):
+        text += f"; {sources}"
+    note(f"Error: {text}", always=True)
+    return status
 
 
 def _in_one_line(error: click.ClickException, run: _Run) -> str:
@@ -191,22 +194,19 @@ def _unknown_option(option: str, context: click.Context, argv: Sequence[str]) ->
     if not option.startswith("--"):  # click names only the first letter of `-layer`
         option = next((word for word in argv if word.startswith(option) and len(word) > len(option)), option)
     text, word = f"{context.command_path} has no option {option}", option.lstrip("-")
-    if near := near_misses(word, _options_of(context.command), 1):
+    if near := near_misses(word, [*settings.options_by_name(context.command), "help"], 1):
         return f"{text}; nearest: --{near[0]}"
     owners: dict[str, list[str]] = {}
     for name in COMMANDS:
-        command = cli.get_command(context.find_root(), name)
-        for owned in _options_of(command) if command else ():
+        for owned in _options_of(name):
             owners.setdefault(owned, []).append(name)
     near = near_misses(word, owners, 1)
     return f"{text}; --{near[0]} is an option of {listed(owners[near[0]], 4)}" if near else text
 
 
-def _options_of(command: click.Command) -> list[str]:
-    """The long names of the options of a command, without dashes."""
-    options = (parameter for parameter in command.params if isinstance(parameter, click.Option))
-    names = (name for option in options for name in (*option.opts, *option.secondary_opts))
-    return [name.removeprefix("--") for name in names if name.startswith("--")] + ["help"]
+def _options_of(name: str) -> dict[str, click.Option]:
+    command = cli.get_command(click.Context(cli), name)
+    return settings.options_by_name(command) if command else {}
 
 
 def _flushed(status: int, run: _Run) -> int:
@@ -304,16 +304,19 @@ class CommandGroup(click.Group):
         assert isinstance(command, click.Command)
         if not any(parameter.name == "traceback" for parameter in command.params):
             command.params += _common_options()
+            settings.name_variables(command, f"{_PROGRAM}_{cmd_name}", _PROGRAM)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command to run, and suggest similar names; click would import each command for this."""
+        """Find the command to run and its defaults, and suggest similar names without importing each command."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             near = near_misses(name, COMMANDS)
             ctx.fail(f"no command {name!r}" + (f"; nearest: {', '.join(near)}" if near else ""))
+        if name in COMMANDS and not ctx.resilient_parsing:
+            ctx.default_map = {name: settings.defaults(name, COMMANDS, _options_of)}
         return super().resolve_command(ctx, args)
 
 
@@ -324,6 +327,10 @@ class CommandGroup(click.Group):
     subcommand_metavar="COMMAND [ARGS]...",
     params=_common_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Every option can be set by a variable: HOOKSCOPE_WEIGHTS for all commands, HOOKSCOPE_CAM_METHOD for one."
+    " The file ~/.config/hookscope/config.toml, or the one that HOOKSCOPE_CONFIG names, sets options too:"
+    ' `weights = "none"` for all commands, `method = "layercam"` below [cam] for one. The command line comes first,'
+    " then variables, then the file.",
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the versions."
@@ -339,6 +346,9 @@ def cli(context: click.Context) -> None:
     """
     if context.invoked_subcommand is None:
         click.echo(_first_help())
+
+
+settings.name_variables(cli, _PROGRAM)
 
 
 def _first_help() -> str:

@@ -25,18 +25,18 @@ def folder() -> str | None:
     return None if base is None else os.path.join(base, "hookscope")
 
 
-def user_folder() -> str | None:
-    """The folder for all caches of this user; None if the user has no home.
+def user_folder(variable: str = "XDG_CACHE_HOME", below_home: str = ".cache") -> str | None:
+    """The folder for all caches of this user, or what ``variable`` is for; None if the user has no home.
 
     The place follows torch's rule: ``$XDG_CACHE_HOME``, else ``~/.cache``; one that is not absolute or not UTF-8 is
     left out, and the home of the user data base is the last choice. Importing platformdirs would take 14 ms.
     """
-    homes = [os.environ.get("HOME", "")]
+    homes = [os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")]
     with contextlib.suppress(ImportError, KeyError, AttributeError):  # no such module, no such user
         import pwd
 
         homes.append(pwd.getpwuid(os.getuid()).pw_dir)
-    places = [os.environ.get("XDG_CACHE_HOME", ""), *(os.path.join(home, ".cache") for home in homes if home)]
+    places = [os.environ.get(variable, ""), *(os.path.join(home, below_home) for home in homes if home)]
     return next(filter(_is_usable, places), None)
 
 

@@ -81,7 +81,7 @@ def command(
       hookscope weights vgg16 --format json | jq -r '.findings[].finding'
     """
     thresholds = parameters.ParameterThresholds.of(chosen_thresholds("weights", values))
-    if kernels is None and (channels, columns, cell, cmap) != (None, None, None, None):
+    if kernels is None and any(map(shared.was_given, ("channels", "columns", "cell", "cmap"))):
         raise UsageError("--channels, --columns, --cell and --cmap need --kernels", do="add --kernels FILE.png")
     if layers is not None and layers.counts and str(layers) != "all":
         raise UsageError("--layer takes names in weights", "indices count calls of a pass", "name layers: conv1")

@@ -106,8 +106,8 @@ complete_devices = complete_words("auto", "cpu", "cuda", "mps")
 
 
 def was_given(option: str) -> bool:
-    """Whether the running command was given ``option``, even with the value of its default."""
-    return click.get_current_context().get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
+    """Whether ``option`` stands on the command line, even with the value of its default."""
+    return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
 
 
 def parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
