@@ -38,7 +38,7 @@ def newcomer() -> Iterator[Path]:
         (programs / "python").chmod(0o755)
         modules = set(sys.modules)
         with surroundings(folder):
-            os.environ["COLUMNS"] = WIDTH
+            os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1"}
             os.environ["PATH"] = os.pathsep.join([str(programs), os.environ["PATH"]])
             try:
                 yield folder

@@ -96,7 +96,7 @@ def surroundings(folder: Path) -> Iterator[None]:
     os.environ["HOOKSCOPE_CONFIG"] = os.devnull
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         os.environ[name] = "http://127.0.0.1:9"
-    for name in ("RANK", "WORLD_SIZE", "PYTHONSAFEPATH", "NO_COLOR", "LINES"):
+    for name in ("RANK", "WORLD_SIZE", "PYTHONSAFEPATH", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "LINES"):
         os.environ.pop(name, None)
     modules, threads = set(sys.modules), torch.get_num_threads()
     program = sys.modules["__main__"], sys.argv, [*sys.path]  # a watched script takes their places

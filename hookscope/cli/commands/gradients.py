@@ -154,7 +154,9 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     about = _about(net, report, options)
     rows = sections(shown, thresholds, net.weights, options.parameters)
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
-        stack.callback(output.write_report, Report(rows, findings, about, lines), options.format)
+        stack.callback(
+            output.write_report, Report(rows, findings, about, lines, caption=subject.caption), options.format
+        )
         if options.plot is not None:
             heading = f"{net.name}   weights: {net.weights}"
             figure = gradients.gradient_figure(shown, findings, heading, lines, thresholds)

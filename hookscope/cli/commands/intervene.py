@@ -174,7 +174,7 @@ def _ablate(task: _Task) -> Report:
         f"{len(shown)} of {count}, ranked by the score of {name} that is lost without each",
         f"score with all channels: {prediction.score:.4g}",
     ]
-    return Report([channel_section(shown, categories, net.weights)], totals=totals)
+    return Report([channel_section(shown, categories, net.weights)], totals=totals, caption=subject.caption)
 
 
 def _compare(task: _Task) -> Report:
@@ -211,7 +211,7 @@ def _compare(task: _Task) -> Report:
         class_section(classes, net.weights, in_flat=options.classes),
         layer_section(effect.layers, net.weights, in_table=not options.classes),
     ]
-    return Report(sections, about=about, totals=[total])
+    return Report(sections, about=about, totals=[total], caption=subject.caption)
 
 
 def _note_idle(changes: Sequence[Change], effect: interventions.Effect) -> None:

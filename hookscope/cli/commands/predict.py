@@ -9,12 +9,12 @@ import click
 from hookscope import images, scores
 from hookscope.cli import process
 from hookscope.cli.output.formats import write_report
-from hookscope.cli.output.report import Report, Row, row_of
+from hookscope.cli.output.report import Report, Row, Section, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.model import ModelOptions, model_options
+from hookscope.cli.shared.model import ModelOptions, caption_of, model_options
 from hookscope.errors import UsageError
 
 FIELDS = ("image", "index", "label", "score", "probability", "weights")
@@ -75,5 +75,5 @@ def command(
         for prediction in predictions:
             yield row_of(FIELDS, prediction, image=pictures[0].name, weights=net.weights)
 
-    write_report(Report.of_rows(files.rows(net, rows), FIELDS), format)
+    write_report(Report([Section(files.rows(net, rows), FIELDS)], caption=caption_of(net)), format)
     files.exit()

@@ -147,10 +147,9 @@ def _report(
     per_channel: bool,
     format: str,
 ) -> None:
-    weights, images, values = saved.source.weights, saved.totals.images, sum(layer.values for layer in layers)
+    weights, values = saved.source.weights, sum(layer.values for layer in layers)
     section = layer_section(layers, findings, weights)
     totals = [
-        f"{saved.source.model} on {counted(images, 'image')}, weights {weights}",
         f"{counted(len(layers), 'call')}, {counted(values, 'value')}; zeros and saturated are shares, dead and"
         " duplicate count channels",
     ]
@@ -161,4 +160,5 @@ def _report(
     flat_note = f"Note: not in TSV or CSV: {listed(rest, 4)}; see --format table or json" if rest else ""
     about = {"layers": section.rows} if per_channel else {}
     shown = channel_section(layers, weights) if per_channel else section
-    write_report(Report([shown], findings, about, totals, flat_note), format)
+    caption = {"model": saved.source.model, "weights": weights, "images": saved.totals.images}
+    write_report(Report([shown], findings, about, totals, flat_note, caption), format)

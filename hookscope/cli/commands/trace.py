@@ -109,9 +109,10 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
             values=options.most if options.values else 0,
             ops=bool(options.ops),
         )
-    totals = _totals(subject, record, categories, options)
+    totals = _totals(record, categories, options)
     _note_the_rest(record, options)
-    output.write_report(Report([section(record, net.weights, options.events, options.values, totals)]), options.format)
+    rows = section(record, net.weights, options.events, options.values, totals)
+    output.write_report(Report([rows], caption=subject.caption), options.format)
 
 
 def _check(paths: Sequence[str], options: Options) -> None:
@@ -124,14 +125,12 @@ def _check(paths: Sequence[str], options: Options) -> None:
     ModelAndImages.check_count(paths)
 
 
-def _totals(
-    subject: ModelAndImages, record: tracing.PassRecord, categories: Sequence[str] | None, options: Options
-) -> Iterator[str]:
-    """The lines under a table: the small tensors, then the model and the passes."""
+def _totals(record: tracing.PassRecord, categories: Sequence[str] | None, options: Options) -> Iterator[str]:
+    """The lines under a table: the small tensors, then the passes."""
     if options.values:
         yield from value_lines(record, options.events)
         yield ""
-    calls = f"{subject.net.name}, weights {subject.net.weights}: {counted(len(record.calls), 'call')}"
+    calls = counted(len(record.calls), "call")
     yield calls + (f", {counted(len(record.events), 'event')}" if options.events else "")
     if record.value is not None:
         labels = [scores.class_label(target.index, categories) or "" for target in record.targets]

@@ -9,7 +9,7 @@ import click
 from hookscope import hooks, verification
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Row, row_of
+from hookscope.cli.output.report import Report, Row, Section, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_types, model_options
 
@@ -58,7 +58,8 @@ def command(
     check_types(subject.net, types)
     failed: list[verification.Check] = []
     checks = _checks(subject, model.seed, layers, types or ("all",))
-    output.write_report(Report.of_rows(_rows(checks, failed), FIELDS), format)
+    rows = Section(_rows(checks, failed), FIELDS)
+    output.write_report(Report([rows], caption=subject.caption), format)
     for check in failed:
         where = f" at '{check.layer}'" if check.layer else ""
         by = f" by {check.largest_difference:.4g}" if check.largest_difference else ""

@@ -95,7 +95,7 @@ def command(
     style = drawing.Style(columns, cell, cmap or "RdBu_r")
     sheet = kernels and parameters.draw_kernels(net.model, layers, channels, style, net.name, net.weights)
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
-        stack.callback(output.write_report, Report([section], findings, about, totals), format)
+        stack.callback(output.write_report, Report([section], findings, about, totals, caption=about), format)
         if plot is not None:
             figure = parameters.weights_figure(rows, findings, f"{net.name}   weights: {net.weights}", totals)
             write_plot(plot, figure, _provenance(net, findings))

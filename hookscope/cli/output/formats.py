@@ -16,12 +16,13 @@ import os
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from hookscope.cli.output.report import Columns, Report, Row, Section
+from hookscope.cli.output.styles import cell_style, has_colours, styled
 from hookscope.errors import printable
-from hookscope.findings import Finding, verdict
+from hookscope.findings import Finding, ranked, verdict
 
 _MOST_COLUMNS, _LEAST_COLUMNS = 100, 60  # of a line of words, which can be read at a glance
 
@@ -198,32 +199,65 @@ def _until_error(rows: Iterable[Any]) -> tuple[list[Any], Exception | None]:
 # the table: for people, in lines that fit a terminal
 
 
+# facts about the whole run: the caption holds them where they are the same in every row
+_CAPTION_FIELDS = ("model", "image", "weights", "method")
+
+
 def _write_table(report: Report, stream: TextIO) -> None:
-    columns, lines = terminal_columns(stream), list[str]()
-    sections = [section for section in report.sections if section.in_table]
+    columns, colours, lines = terminal_columns(stream), has_colours(stream), list[str]()
+    width = max(_LEAST_COLUMNS, min(_MOST_COLUMNS, columns))
+    sections, caption = [section for section in report.sections if section.in_table], dict(report.caption)
     for section in sections:
         rows, error = _until_error(map(section.check, section.rows))
         shown = bool(rows) or not section.needs_rows
         if shown:
             people = section.for_table or dict
-            lines += [*([""] if lines else []), *_table([people(row) for row in rows], section, columns)]
+            rows = [people(row) for row in rows]
+            constant = _constant(rows, caption)
+            caption |= constant
+            lines += [*([""] if lines else []), *_table(rows, section, constant, columns, colours)]
         if error is not None:
             _emit(stream, "".join(f"{line}\n" for line in lines))
             raise error
         totals = [*(section.totals if shown else ()), *(report.totals if section is sections[-1] else ())]
-        if totals:
-            lines += [*([""] if lines else []), *map(printable, totals)]
+        about = _caption(caption, width, colours) if section is sections[-1] else []
+        if totals or about:
+            lines += [*([""] if lines else []), *about, *map(printable, totals)]
     if report.findings is not None:
-        lines += _findings_in_words(report.findings, max(_LEAST_COLUMNS, min(_MOST_COLUMNS, columns)))
+        lines += _findings_in_words(report.findings, width, colours)
     _emit(stream, "".join(f"{line}\n" for line in lines))
 
 
-def _table(rows: Sequence[Row], section: Section, columns: int) -> list[str]:
+def _constant(rows: Sequence[Row], caption: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts about the run that are the same in every row and do not contradict ``caption``."""
+    first = rows[0] if rows else {}
+    values = {name: first[name] for name in _CAPTION_FIELDS if first.get(name) is not None}
+    return {
+        name: value
+        for name, value in values.items()
+        if caption.get(name, value) == value and all(row.get(name) == value for row in rows)
+    }
+
+
+def _caption(facts: Mapping[str, Any], columns: int, colours: bool) -> list[str]:
+    """``model: resnet18; weights: ...`` in lines of at most ``columns``."""
+    texts = {name: f"{name}: {printable(_text(_plain(value), _rounded))}" for name, value in facts.items()}
+    lines = textwrap.wrap("; ".join(texts.values()), columns, break_long_words=False, break_on_hyphens=False)
+    for name, value in facts.items():
+        lines = [line.replace(texts[name], styled(texts[name], cell_style(name, value), colours)) for line in lines]
+    return lines
+
+
+def _table(rows: Sequence[Row], section: Section, hidden: Container[str], columns: int, colours: bool) -> list[str]:
     shown = section.columns or Columns(section.fields)
-    cells = {name: _column(name, [_plain(row.get(name)) for row in rows]) for name in shown.chosen(rows)}
+    values = {name: [row.get(name) for row in rows] for name in shown.chosen(rows) if name not in hidden}
+    cells = {name: _column(name, list(map(_plain, column))) for name, column in values.items()}
     for group in shown.least_needed:
         if sum(_width(column[0]) + 2 for column in cells.values()) - 2 > columns:
             cells = {name: column for name, column in cells.items() if name not in group}
+    styles = [[cell_style(name, value) for value in values[name]] for name in cells] if colours else []
+    for column, names in zip(cells.values(), styles, strict=False):
+        column[1:] = map(styled, column[1:], names)
     return ["  ".join(line).rstrip() for line in zip(*cells.values(), strict=True)]
 
 
@@ -253,7 +287,7 @@ def _width(text: str) -> int:
     )
 
 
-def _findings_in_words(findings: Sequence[Finding], columns: int) -> list[str]:
+def _findings_in_words(findings: Sequence[Finding], columns: int, colours: bool) -> list[str]:
     """The findings, each with its severity, and the verdict; each meaning is printed once."""
     lines = [""]
     severity_width = max((len(finding.severity) for finding in findings), default=0)
@@ -262,11 +296,14 @@ def _findings_in_words(findings: Sequence[Finding], columns: int) -> list[str]:
     for finding in findings:
         begin = f"{finding.severity:<{severity_width}}  {finding.finding:<{width}}  "
         where = f"{finding.layer}: " if finding.layer else ""
-        lines += _wrapped(begin, f"{where}{finding.evidence}", columns)
+        first, *more = _wrapped(begin, f"{where}{finding.evidence}", columns)
+        lines += [styled(begin, finding.severity, colours) + first[len(begin) :], *more]
         if finding.meaning not in meanings:
             lines += _wrapped(" " * len(begin), finding.meaning, columns)
             meanings.add(finding.meaning)
-    return [*lines, *([""] if findings else []), verdict(findings)]
+    gravest = ranked(findings)[0].severity if findings else "note"
+    style = "good" if gravest == "note" else gravest
+    return [*lines, *([""] if findings else []), styled(verdict(findings), style, colours)]
 
 
 def _wrapped(begin: str, text: str, columns: int) -> list[str]:

@@ -96,6 +96,8 @@ class Report:
         about: What json holds beside the rows.
         totals: Lines under the last table.
         flat_note: A note for standard error if tsv or csv leaves something out.
+        caption: What holds for every row of a table, such as model and preprocessing; one text under the last table,
+            with the columns that are the same in every row.
     """
 
     sections: Sequence[Section]
@@ -103,6 +105,7 @@ class Report:
     about: Mapping[str, Any] = field(default_factory=dict)
     totals: Sequence[str] = ()
     flat_note: str = ""
+    caption: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_rows(cls, rows: Iterable[Row], fields: Sequence[str], totals: Sequence[str] = (), **more: Any) -> Report:

@@ -77,6 +77,12 @@ def counted_types(net: models.LoadedModel, types: Sequence[str]) -> Sequence[str
     return types or hooks.usual_types(map(hooks.class_names, net.model.modules()))
 
 
+def caption_of(net: models.LoadedModel, images: Sequence[Any] = ()) -> dict[str, Any]:
+    """What the caption of a table says of the model, and of the images if all rows are about them."""
+    caption = {"model": net.name, "weights": net.weights}
+    return caption | ({"image": ", ".join(image.name for image in images)} if images else {})
+
+
 @dataclass(frozen=True)
 class ModelAndImages:
     """A model, the images of one forward pass (two for optical flow), and the tensors that they become."""
@@ -103,6 +109,11 @@ class ModelAndImages:
         images = [files.read(path, net.preprocess.frames) for path in paths]
         tensors = [net.prepare(image) for image in images]
         return cls(net, images, tensors, net.inputs(*tensors) if tensors else ())
+
+    @property
+    def caption(self) -> dict[str, Any]:
+        """The caption of a table about this pass."""
+        return caption_of(self.net, self.images)
 
     def run(self) -> Any:
         """The context in which the model runs on these images."""

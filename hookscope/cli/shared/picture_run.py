@@ -13,9 +13,9 @@ import click
 from hookscope import drawing, images, models, system
 from hookscope.cli import process
 from hookscope.cli.output import formats
-from hookscope.cli.output.report import Report, Row
+from hookscope.cli.output.report import Report, Row, Section
 from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.model import ModelOptions
+from hookscope.cli.shared.model import ModelOptions, caption_of
 from hookscope.cli.shared.output_paths import OutputPath, refuse_input
 from hookscope.errors import UsageError
 
@@ -64,7 +64,7 @@ class PictureRun:
                 deque(drawn, maxlen=0)
                 return
             try:
-                formats.write_report(Report.of_rows(drawn, fields), format)
+                formats.write_report(Report([Section(drawn, fields)], caption=caption_of(self.net)), format)
             except BrokenPipeError:
                 deque(drawn, maxlen=0)
                 raise

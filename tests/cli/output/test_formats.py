@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
@@ -252,6 +253,9 @@ class Terminal(io.StringIO):
     def fileno(self) -> int:
         return 7
 
+    def isatty(self) -> bool:
+        return True
+
 
 def columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, columns: Columns) -> list[str]:
     monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((width, 24)))
@@ -289,3 +293,73 @@ def test_a_stream_that_is_no_terminal_has_a_hundred_columns() -> None:
     assert terminal_columns(io.StringIO(), 80) == 80
     with open(os.devnull) as stream:
         assert terminal_columns(stream) == 100
+
+
+def table(report: Report) -> str:
+    stream = io.StringIO()
+    write_report(report, "table", stream)
+    return stream.getvalue()
+
+
+def test_a_caption_holds_what_is_the_same_in_every_row() -> None:
+    rows = [{"layer": name, "weights": "none", "image": "a.png", "dead": 0} for name in ("conv1", "fc")]
+    section = Section(rows, ("layer", "weights", "image", "dead"))
+    assert table(Report([section], caption={"model": "net", "weights": "none"}, totals=["2 layers"])).split("\n") == [
+        "layer  dead",
+        "conv1     0",
+        "fc        0",
+        "",
+        "model: net; weights: none; image: a.png",
+        "2 layers",
+        "",
+    ]
+
+
+def test_a_column_that_varies_or_contradicts_the_caption_stays() -> None:
+    rows = [{"image": "a.png", "weights": "none"}, {"image": "b.png", "weights": "none"}]
+    text = table(Report([Section(rows, ("image", "weights"))], caption={"weights": "default"}))
+    assert text == "image  weights\na.png  none\nb.png  none\n\nweights: default\n"
+
+
+@pytest.fixture
+def no_colour_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+@pytest.mark.usefixtures("no_colour_settings")
+@pytest.mark.parametrize(
+    ("stream", "settings", "coloured"),
+    [
+        (Terminal, {}, True),
+        (io.StringIO, {}, False),
+        (Terminal, {"NO_COLOR": "1"}, False),
+        (Terminal, {"NO_COLOR": ""}, True),
+        (Terminal, {"TERM": "dumb"}, False),
+        (io.StringIO, {"FORCE_COLOR": "1"}, True),
+        (io.StringIO, {"CLICOLOR_FORCE": "1"}, True),
+        (io.StringIO, {"FORCE_COLOR": "0"}, False),
+        (io.StringIO, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_only_a_table_on_a_terminal_has_colours(
+    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO], settings: dict[str, str], coloured: bool
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    section = Section([{"dead": 3, "weights": "random (seed 0)"}], ("dead", "weights"))
+    for format in FORMATS:
+        out = stream()
+        write_report(Report([section]), format, out)
+        assert ("\x1b[" in out.getvalue()) == (coloured and format == "table")
+
+
+@pytest.mark.usefixtures("no_colour_settings")
+def test_colours_change_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"name": "a", "findings": ["dead-layer"], "mean": math.nan}, {"name": "b", "findings": [], "mean": 1.5}]
+    report = Report([Section(rows, ("name", "findings", "mean"))], caption={"weights": "random (seed 0)"})
+    plain = table(report)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert table(report) != plain
+    assert click.unstyle(table(report)) == plain

@@ -1,0 +1,65 @@
+"""The colours of tables: the styles, and which cells have one."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+import click
+
+from hookscope.findings import CATALOGUE, SEVERITIES
+
+STYLES: Mapping[str, Mapping[str, Any]] = {
+    "error": {"fg": "red", "bold": True},
+    "warning": {"fg": "yellow"},
+    "note": {"fg": "cyan"},
+    "good": {"fg": "green"},
+    "faint": {"dim": True},
+}
+"""What a style looks like; each severity is a style."""
+
+
+def _worst(findings: list[str]) -> str:
+    severities = {CATALOGUE[name].severity for name in findings if name in CATALOGUE}
+    return next((severity for severity in SEVERITIES if severity in severities), "")
+
+
+def _if(style: str) -> Callable[[Any], str]:
+    return lambda value: style if value else ""
+
+
+CELLS: Mapping[str, Callable[[Any], str]] = {
+    "severity": str,
+    "findings": _worst,
+    "finding": lambda name: _worst([name]),
+    "weights": lambda text: "error" if str(text).startswith("random") else "",
+    "holds": lambda holds: "good" if holds else "error",
+    "dead": _if("warning"),
+    "unseen": _if("warning"),
+    "collapsed": _if("warning"),
+    **dict.fromkeys(("nan", "inf", "nonfinite", "output_nonfinite"), _if("error")),
+}
+"""The style of a cell by field and value, in every table and caption. The value is not None."""
+
+
+def cell_style(field: str, value: Any) -> str:
+    """One of `STYLES`, or "" for a cell without colour; NaN and Inf are errors in every column."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "error"
+    return CELLS[field](value) if field in CELLS and value is not None else ""
+
+
+def styled(text: str, style: str, colours: bool = True) -> str:
+    """``text`` in one of `STYLES`; as it is for an unknown style and without ``colours``."""
+    return click.style(text, **STYLES[style]) if colours and style in STYLES and text else text
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether ``stream`` is a terminal with colours; NO_COLOR and, after it, FORCE_COLOR decide for any stream."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
