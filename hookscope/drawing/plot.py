@@ -15,6 +15,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hookscope.drawing.fonts import font_families
 from hookscope.drawing.text import fitting, font
 from hookscope.errors import UsageError, printable
 from hookscope.findings import Finding, counted
@@ -91,15 +92,19 @@ def figure_bytes(figure: Figure, suffix: str, provenance: Mapping[str, Any] | No
     }
     buffer = io.BytesIO()
     with plain_settings(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the box that is drawn instead says the same
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # `write` has warned
         figure.savefig(buffer, format=suffix[1:], dpi=DPI, metadata=metadata[suffix], facecolor="white")
     return buffer.getvalue()
 
 
 def write(target: Axes | Figure, x: float, y: float, text: str, **more: Any) -> Any:
     """Write text literally: ``$`` starts no formula, control characters are escaped."""
+    text = printable(text)
     settings: dict[str, Any] = {"fontsize": BODY, "color": Colour.INK, "va": "center"} | more
-    return target.text(x, y, printable(text), parse_math=False, **settings)
+    settings["family"] = font_families(text)
+    if len(settings["family"]) > 1:  # matplotlib logs a warning for each font that has no bold letters
+        settings["fontweight"] = "normal"
+    return target.text(x, y, text, parse_math=False, **settings)
 
 
 def write_at(figure: Figure, x: float, y: float, text: str, **more: Any) -> None:

@@ -2,32 +2,94 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from collections.abc import Callable
 from functools import cache, lru_cache
+from typing import Any
 
 import matplotlib
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from hookscope.drawing import colours
+from hookscope.drawing.fonts import font_parts
 
 Pixels = NDArray[np.uint8]
 
 LABEL_HEIGHT = 14
 _LABEL_SIZE = 11
+_EMOJI_SIZES = (109, 160)
 _HINTED = 1.06  # matplotlib draws small letters at whole pixels: lines are up to 5 % wider than their outlines
+
+
+class Letters(ImageFont.FreeTypeFont):
+    """DejaVu Sans, a part of matplotlib, and fonts of the system for the characters that it lacks.
+
+    Pillow shapes Arabic and turns right-to-left text within a part of one font; the parts stand from left to right.
+    """
+
+    def getlength(self, text: Any, *more: Any, **named: Any) -> float:
+        parts = font_parts(text)
+        if len(parts) == 1 and parts[0][1] is None:
+            return super().getlength(text, *more, **named)
+        return sum(_part_length(part, face.path if face else str(self.path), self.size) for part, face in parts)
+
+    def getmask2(self, text: Any, *more: Any, **named: Any) -> Any:
+        parts = font_parts(text)
+        if len(parts) == 1 and parts[0][1] is None:
+            return super().getmask2(text, *more, **named)
+        ascent, descent = self.getmetrics()
+        line = Image.new("L", (math.ceil(self.getlength(text)), ascent + descent))
+        x = 0.0
+        for part, face in parts:
+            path = face.path if face else str(self.path)
+            letters = _sized(path, self.size)
+            if letters.size == self.size:
+                # else a part of right-to-left letters would turn the whole part round, with its spaces and brackets
+                direction = "ltr" if letters.layout_engine == ImageFont.Layout.RAQM else None
+                ImageDraw.Draw(line).text((x, ascent), part, 255, letters, "ls", direction=direction)
+            else:
+                line.paste(_ink_of_colours(part, letters, self.size), (round(x), 0))
+            x += _part_length(part, path, self.size)
+        return line.im, (0, 0)
 
 
 @cache
 def font(size: int, bold: bool = False) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
-    """DejaVu Sans, a part of matplotlib: it has the letters that names of layers and files contain."""
-    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    """The letters of a size in pixels; Pillow's own if it was built without FreeType."""
     try:
-        return ImageFont.truetype(os.path.join(matplotlib.get_data_path(), "fonts", "ttf", name), size)
+        return Letters(_dejavu("DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"), size)
     except (OSError, ImportError):
         return ImageFont.load_default()
+
+
+def _dejavu(name: str) -> str:
+    return os.path.join(matplotlib.get_data_path(), "fonts", "ttf", name)
+
+
+@cache
+def _sized(path: str, size: float) -> ImageFont.FreeTypeFont:
+    """A font in ``size``, or in the size of its pictures if it has colour emoji (Noto 109 pixels, Apple 160)."""
+    for tried in (size, *_EMOJI_SIZES):
+        with contextlib.suppress(OSError):
+            return ImageFont.truetype(path, tried)
+    return ImageFont.truetype(_dejavu("DejaVuSans.ttf"), size)
+
+
+def _part_length(part: str, path: str, size: float) -> float:
+    letters = _sized(path, size)
+    return float(letters.getlength(part)) * size / letters.size
+
+
+def _ink_of_colours(part: str, letters: ImageFont.FreeTypeFont, size: float) -> Image.Image:
+    """Colour emoji in greys of ink, made smaller to ``size``."""
+    large = Image.new("RGBA", (math.ceil(letters.getlength(part)), sum(letters.getmetrics())), "white")
+    ImageDraw.Draw(large).text((0, 0), part, font=letters, embedded_color=True)
+    ink = ImageOps.autocontrast(ImageOps.invert(large.convert("L")))
+    return ink.resize([max(1, round(side * size / letters.size)) for side in large.size])
 
 
 def inches(text: str, points: float, bold: bool = False) -> float:
