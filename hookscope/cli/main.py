@@ -17,6 +17,7 @@ import click
 from hookscope.cli import process, settings
 from hookscope.cli.output import formats
 from hookscope.cli.output.formats import note
+from hookscope.cli.shared.pictures import tell_what_was_written
 from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses
 from hookscope.findings import listed
 from hookscope.models import broken_pair, missing_package, package_versions, unreadable_settings
@@ -125,7 +126,10 @@ def _invoke(run: _Run) -> int:
         return _complete(instruction)
     # Not cli.main(): it turns an interrupt into status 1, a broken pipe too, and prints a line on both.
     with cli.make_context(_PROGRAM, [*run.argv], obj=run) as context:
-        then = cli.invoke(context)
+        try:
+            then = cli.invoke(context)
+        finally:  # some pictures may be written before an error
+            tell_what_was_written(context)
     run.then = then if callable(then) else None
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, here: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run ``command_line(*words)`` of the test file."""
+    """Run ``command_line(*words)`` of the test file; `test_pictures.py` tests the line that says what was written."""
 
     def run(*words: str, **more: Any) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as caught:
             main(request.module.command_line(*words, **more))
         assert isinstance(caught.value.code, int)
-        return caught.value.code, *capfd.readouterr()
+        out, errors = capfd.readouterr()
+        return caught.value.code, out, re.sub(r"^wrote .*\n", "", errors, flags=re.MULTILINE)
 
     return run

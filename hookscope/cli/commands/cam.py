@@ -16,6 +16,7 @@ from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_im
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.model import ModelOptions, counted_types, running
 from hookscope.cli.shared.output_paths import OutputPath, is_same_file
+from hookscope.cli.shared.pictures import wrote
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -194,3 +195,4 @@ def _write_sheet(
         maps = _maps(explanation, options, layers, target)
     page, provenance = explain.draw_sheet(explanation.source, maps, options.cmap)
     drawing.write_png(page, sheet, provenance)
+    wrote(sheet)

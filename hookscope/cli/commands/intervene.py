@@ -20,6 +20,7 @@ from hookscope.cli.shared.class_options import categories_of, categories_option,
 from hookscope.cli.shared.intervention_options import Change, at_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, counted_types, model_options
 from hookscope.cli.shared.output_paths import OutputPath
+from hookscope.cli.shared.pictures import open_option, wrote
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -63,6 +64,7 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
 )
 @shared.type_option
 @shared.file_option("--grid", "Draw before, after and difference: a PNG file.")
+@open_option
 @click.option("--classes", is_flag=True, help="Print only classes, not layers, in a table, tsv and csv.")
 @shared.count_option(
     "--batch-size", "Channels in one pass of --ablate-each.  [default: as many as fit in 16 MiB, 8 to 256]"
@@ -251,3 +253,4 @@ def _draw(
         effect.layers, origin, cause, net.model, drawing.input_size_of(subject.tensors[0])
     )
     drawing.write_png(page, path, provenance)
+    wrote(path)

@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hookscope.cli.shared.options import ALL_TYPES, format_option, layer_option, was_given
+from hookscope.cli.shared.pictures import open_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script
 
@@ -86,6 +87,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
 @click.option(
     "--plot", metavar="FILE", type=click.Path(), help="With --show: draw the curves to a PNG, SVG or PDF file."
 )
+@open_option
 @format_option
 def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None:
     """Run the training script SCRIPT as Python would, and log what its layers do while it trains.

@@ -15,6 +15,7 @@ from hookscope.cli.output.report import Report, Row, Section, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelOptions
 from hookscope.cli.shared.output_paths import check_plot, is_device, is_same_file, refuse_input, write_plot
+from hookscope.cli.shared.pictures import wrote
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted
@@ -103,6 +104,7 @@ def command(
             for text in sheet.left_out:
                 output.note(f"Note: {kernels} leaves out {text}")
             drawing.write_png(sheet.image, kernels, sheet.provenance)
+            wrote(kernels)
 
 
 def _check_outputs(plot: str | None, kernels: str | None, inputs: Sequence[str]) -> None:

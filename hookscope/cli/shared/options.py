@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from hookscope import drawing, hooks, images, models, tracing
 from hookscope.cli.output.formats import FORMATS, default_format
+from hookscope.cli.shared.pictures import open_option
 from hookscope.cli.shared.registries import RegistryChoice, Rows
 from hookscope.errors import UsageError
 
@@ -181,7 +182,8 @@ def file_option(name: str, help: str, metavar: str = "FILE") -> Option:
 
 
 def plot_option(what: str) -> Option:
-    return file_option("--plot", f"{what}: a PNG, SVG or PDF file.")
+    plot = file_option("--plot", f"{what}: a PNG, SVG or PDF file.")
+    return lambda command: plot(open_option(command))
 
 
 def method_option(methods: Callable[[], Rows], default: str, help: str) -> Option:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hookscope import drawing
+from hookscope.cli.shared.pictures import wrote
 from hookscope.errors import UsageError, WriteError
 from hookscope.hooks import Call
 from hookscope.system import cache, check_folder, check_writable, write_atomically
@@ -113,6 +114,7 @@ def check_plot(path: str | None, inputs: Iterable[str], kind: str = "image") -> 
 def write_plot(path: str, figure: Any, provenance: Mapping[str, Any] | None = None) -> None:
     """Write the file of ``--plot``."""
     write_atomically(path, drawing.figure_bytes(figure, drawing.plot_suffix(path), provenance))
+    wrote(path)
 
 
 def file_word(text: str) -> str:

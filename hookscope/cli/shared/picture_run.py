@@ -17,13 +17,16 @@ from hookscope.cli.output.report import Report, Row, Section
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, caption_of
 from hookscope.cli.shared.output_paths import OutputPath, refuse_input
+from hookscope.cli.shared.pictures import open_option, wrote
 from hookscope.errors import UsageError
 
 
 def output_option(pages: str) -> Callable[[Any], Any]:
     """``-o``: where the pages go."""
     help = f"A file for one {pages}, a folder (made when missing), or - for standard output."
-    return click.option("-o", "--output", metavar="PATH", type=click.Path(), help=help)
+    return lambda command: click.option("-o", "--output", metavar="PATH", type=click.Path(), help=help)(
+        open_option(command)
+    )
 
 
 def parse_output(path: str | None, paths: Sequence[str]) -> OutputPath:
@@ -94,3 +97,4 @@ class PictureRun:
         if folder := os.path.dirname(path):
             system.make_folder(folder)
         drawing.write_png(page, path, provenance)
+        wrote(path)

@@ -1,0 +1,148 @@
+"""Every command that writes pictures says where they are, and opens them on request."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from PIL import Image
+
+from hookscope.cli.main import main
+from hookscope.cli.output import formats
+from hookscope.cli.shared import pictures
+from tests.cli.helpers import POSIX
+
+NET = """
+import torch
+
+def net():
+    first, second = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3)
+    return torch.nn.Sequential(first, second, torch.nn.Flatten(), torch.nn.Linear(784, 5))
+
+input_size = (18, 18)
+"""
+COMMANDS = {
+    "visualize net.py:net cat.png --layer 0 -o a.png": "a.png",
+    "cam net.py:net cat.png -o a.png": "a.png",
+    "cam net.py:net cat.png -o a.png --sheet sheet.png": "sheet.png, a.png",
+    "saliency net.py:net cat.png -o a.png": "a.png",
+    "intervene net.py:net cat.png --at 0 zero --layer 1 --grid a.png": "a.png",
+    "weights net.py:net --plot a.svg --kernels b.png": "a.svg, b.png",
+    "stats net.py:net cat.png --plot a.pdf": "a.pdf",
+    "gradients net.py:net cat.png --plot a.png": "a.png",
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """Run a command line in a folder with a net and a picture; the lines on standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(formats, "is_quiet", False)  # and puts it back
+    (tmp_path / "net.py").write_text(NET)
+    Image.effect_noise((18, 18), 80).convert("RGB").save(tmp_path / "cat.png")
+
+    def run(words: str, status: int = 0) -> list[str]:
+        with pytest.raises(SystemExit) as caught:
+            main(words.split())
+        assert caught.value.code == status
+        return capfd.readouterr().err.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What is opened, on a machine with a display."""
+    started: list[list[str]] = []
+
+    class Opener:
+        def __init__(self, words: list[str], **streams: Any) -> None:
+            started.append(words)
+
+        def wait(self, seconds: float) -> int:
+            return 0
+
+    monkeypatch.setenv("DISPLAY", ":9")
+    monkeypatch.setattr(subprocess, "Popen", Opener)
+    return started
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_one_line_says_what_was_written_and_how_to_open_it(run: Any, words: str) -> None:
+    files = COMMANDS[words].split(", ")
+    assert all(map(os.path.isfile, files)) is False
+    lines = [line for line in run(words) if line.startswith("wrote ")]
+    which = "it" if len(files) == 1 else "the first"
+    assert lines == [f"wrote {COMMANDS[words]}; open {which}: xdg-open {files[0]}"]
+    assert all(map(os.path.isfile, files))
+
+
+def test_of_several_pictures_the_folder_and_the_number_are_said(run: Any) -> None:
+    assert run("visualize net.py:net cat.png") == [
+        "wrote 2 pictures to cat-net.py-net/; open it: xdg-open cat-net.py-net"
+    ]
+    assert (
+        run("visualize net.py:net cat.png --layer 0 -o -x/")[-1]
+        == "wrote -x/cat-net.py-net-000-0.png; open it: xdg-open ./-x/cat-net.py-net-000-0.png"
+    )
+
+
+@pytest.mark.parametrize(("platform", "opener"), [("darwin", "open"), ("win32", "start"), ("freebsd14", "xdg-open")])
+def test_each_system_has_its_opener(run: Any, monkeypatch: pytest.MonkeyPatch, platform: str, opener: str) -> None:
+    with click.Context(click.Command("x")) as context:
+        monkeypatch.setattr(sys, "platform", platform)
+        Path("a b.png").touch()
+        pictures.wrote("a b.png")
+        assert pictures.tell_what_was_written(context) is None
+    assert run("help nothing", 2)[0] == f"wrote a b.png; open it: {opener} 'a b.png'"
+
+
+def test_open_opens_the_picture_or_the_folder(run: Any, opened: list[list[str]]) -> None:
+    assert run("visualize net.py:net cat.png --layer 0 -o a.png --open") == ["wrote a.png"]
+    assert run("visualize net.py:net cat.png -o -x/ --open") == ["wrote 2 pictures to -x/"]
+    assert run("visualize net.py:net cat.png --layer 0 -o b.png --open --quiet") == []
+    assert opened == [["xdg-open", "a.png"], ["xdg-open", "./-x"], ["xdg-open", "b.png"]]
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("display", "program", "why"),
+    [
+        ("", "exit 0", "there is no display"),
+        (":9", "", "xdg-open: No such file or directory"),
+        (":9", "exit 4", "xdg-open ended with status 4"),
+        (":9", "exec sleep 30", ""),
+    ],
+)
+def test_what_cannot_be_opened_stays_and_the_status_is_0(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, display: str, program: str, why: str
+) -> None:
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.setenv("WAYLAND_DISPLAY", "")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin" if program else str(tmp_path))
+    if program:
+        (tmp_path / "xdg-open").write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / "xdg-open").chmod(0o755)
+    monkeypatch.setattr(pictures, "_SECONDS", 0.2 if "sleep" in program else 10)
+    lines = run("weights net.py:net --kernels k.png --open")
+    assert lines[-1] == (f"wrote k.png; cannot open it: {why}" if why else "wrote k.png")
+    assert os.path.isfile("k.png")
+
+
+def test_pictures_that_were_written_before_an_error_are_said(run: Any) -> None:
+    Path("bad.png").write_bytes(b"no picture")
+    lines = run("visualize net.py:net cat.png bad.png --layer 0 -o out/", status=1)
+    assert [line.partition(" ")[0] for line in lines] == ["Error:", "wrote"]
+
+
+def test_nothing_is_said_of_what_is_no_file(run: Any) -> None:
+    assert run("visualize net.py:net cat.png --layer 0 -o -") == []
+    assert run("cam net.py:net cat.png -o /dev/null") == []
+    assert not [line for line in run("stats net.py:net cat.png") if line.startswith("wrote")]
