@@ -37,14 +37,14 @@ class TimmSource(ModelSource):
         name = model.removeprefix(_PREFIX)
         if not timm.is_model(name):
             raise ModelError(f"no timm model '{name}'", nearest(name, timm.list_models()))
-        notes: list[str] = []
+        notes, missing = list[str](), ""
         built, label = None, "timm pretrained"
         if weights.kind is WeightsKind.AUTO:
             try:
                 built = timm.create_model(name, pretrained=True)
             except Exception as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-                notes.append(f"weights of {model} are random (seed {seed}): {reason}")
+                missing = f"weights of {model} are random (seed {seed}): {reason}"
         if built is None:
             torch.default_generator.manual_seed(seed)  # the failed attempt may have drawn numbers
             built, label = timm.create_model(name, pretrained=False), f"random (seed {seed})"
@@ -54,4 +54,5 @@ class TimmSource(ModelSource):
         crop = data["input_size"][-1]
         resize = round(crop / data.get("crop_pct", 0.875))
         transforms = imagenet_transforms(crop, resize, mean=data["mean"], std=data["std"])
-        return LoadedModel.of(built, model, label, WeightsMetadata(transforms, notes=tuple(notes)))
+        metadata = WeightsMetadata(transforms, notes=tuple(notes))
+        return LoadedModel.of(built, model, label, metadata.without_weights(missing) if missing else metadata)

@@ -26,6 +26,7 @@ class LoadedModel:
         family: ``classification``, ``segmentation``, ``detection``, ``video`` or ``optical_flow``.
         device: Device of the model.
         notes: What the user should know, such as why the weights are random.
+        missing_weights: The one of ``notes`` that says why there are no trained weights, else empty.
     """
 
     model: nn.Module
@@ -36,6 +37,7 @@ class LoadedModel:
     family: str
     device: str
     notes: tuple[str, ...] = ()
+    missing_weights: str = ""
 
     @classmethod
     def of(
@@ -55,7 +57,9 @@ class LoadedModel:
             frames=size[1] if len(size) == 4 else CLIP_FRAMES if family == "video" else 1,
             dtype=next((p.dtype for p in model.parameters() if p.is_floating_point()), None),
         )
-        return cls(model, name, weights, preprocess, metadata.categories, family, "cpu", metadata.notes)
+        return cls(
+            model, name, weights, preprocess, metadata.categories, family, "cpu", metadata.notes, metadata.missing
+        )
 
     def prepare(self, picture: InputImage) -> Tensor:
         """The input tensor of a picture, ``(3, H, W)``, or of a clip, ``(3, T, H, W)``."""

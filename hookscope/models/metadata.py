@@ -57,16 +57,22 @@ class WeightsMetadata:
         categories: Class names, None if unknown.
         notes: What the user should know.
         input_size: ``(H, W)``, ``(C, H, W)`` or ``(C, T, H, W)`` of one input, None if unknown.
+        missing: The note that says why there are no trained weights; empty if there are, or if none were asked for.
     """
 
     transforms: Any = None
     categories: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     input_size: tuple[int, ...] | None = None
+    missing: str = ""
 
     def noted(self, *notes: str) -> WeightsMetadata:
         """The same with more notes."""
         return replace(self, notes=(*self.notes, *notes))
+
+    def without_weights(self, why: str) -> WeightsMetadata:
+        """The same for random weights in place of trained ones."""
+        return replace(self.noted(why), missing=why)
 
 
 def read_header(path: str | os.PathLike[str]) -> Mapping[str, Any]:

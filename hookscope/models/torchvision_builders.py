@@ -128,14 +128,14 @@ def load_from_torchvision(name: str, weights: WeightsChoice, seed: int, progress
     if entry is None:
         if weights.kind is WeightsKind.DEFAULT:
             raise WeightsError(f"torchvision has no weights for {name}", do="use --weights none, or a checkpoint file")
-        return _random(architecture, seed, usual.noted("torchvision has no weights for this model"))
+        return _random(architecture, seed, usual.without_weights("torchvision has no weights for this model"))
     try:
         model = _build_with(architecture, entry, progress)
     except WeightsError as error:
         if weights.kind is not WeightsKind.AUTO:
             raise WeightsError(f"no weights {entry.name} for {name}: {error.asked}", error.exists, error.do) from error
         note = f"weights of {name} are random (seed {seed}): {error.asked}"
-        return _random(architecture, seed, usual.noted(note))
+        return _random(architecture, seed, usual.without_weights(note))
     return LoadedModel.of(model, name, entry.name, _metadata_of(entry))
 
 

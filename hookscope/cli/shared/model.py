@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -15,6 +16,7 @@ from hookscope.cli.progress import download_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.errors import UsageError
+from hookscope.system import cache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,8 +40,21 @@ class ModelOptions:
         with process.prints_to_standard_error(), download_progress() as progress:
             net = models.load_model(**options, progress=progress)
         for text in net.notes:
-            output.note(f"Note: {text}")
+            if text != net.missing_weights:
+                output.note(f"Note: {text}")
+            elif _is_first_today(net.name):
+                why = "the trained ones are missing; --weights default says why"
+                output.note(f"Note: {net.name} has random weights: {why}")
         return net
+
+
+def _is_first_today(model: str) -> bool:
+    """Whether no run of this day has asked this for ``model``; True if the cache cannot be written."""
+    key, today = {"model": model}, time.strftime("%Y-%m-%d")
+    if output.is_quiet or cache.load("missing-weights", key) == today:
+        return False
+    cache.store("missing-weights", key, today)
+    return True
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
