@@ -5,6 +5,10 @@ from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFinit
 from .explain import (
     ClassActivationMap as ClassActivationMap,
     class_activation_maps as class_activation_maps,
+    draw_cam as draw_cam,
+    draw_saliency as draw_saliency,
+    fuse_maps as fuse_maps,
+    landmark_layers as landmark_layers,
     saliency_maps as saliency_maps,
 )
 from .findings import Finding as Finding

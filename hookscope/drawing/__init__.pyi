@@ -16,7 +16,15 @@ from .grid import (
     lay_out as lay_out,
     to_image as to_image,
 )
-from .overlay import Heat as Heat, Panel as Panel, draw_page as draw_page
+from .overlay import (
+    DARK as DARK,
+    LIGHT as LIGHT,
+    Heading as Heading,
+    Heat as Heat,
+    Panel as Panel,
+    Row as Row,
+    draw_page as draw_page,
+)
 from .page import LEAST_WIDTH as LEAST_WIDTH, MARGIN as MARGIN, Page as Page, colour_bar as colour_bar
 from .plot import (
     BODY as BODY,

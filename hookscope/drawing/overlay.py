@@ -20,25 +20,65 @@ Box = tuple[float, float, float, float]
 # A panel narrower than the first is magnified by a whole number; on one wider than the second the letters grow.
 _LEAST_WIDTH, _LETTERING_WIDTH = 320, 640
 _TEXT, _HEAD = 12, 15
-_PALER = 0.7  # share of grey in the photograph under heat
-_STRONGEST, _STRONGEST_FADED = 0.72, 0.95  # opacity of the highest value
-_DARKER, _OUTSIDE = 0.6, 0.45  # share of black in a faded photograph; brightness outside the network's input
+_LEAST_TEXT = 300  # width of a heading beside the photograph
+_OUTSIDE = 0.45  # brightness of the photograph outside the network's input
+_VISIBLE = 0.1  # share of the scale: a lower peak would be a mark on a map without a colour
 _MOST_PIXELS = 200_000_000  # twice the largest photograph that is read
 _STRIP = 256  # rows blended at a time: floating point takes sixteen times the memory
 _INK, _FAINT, _ALARM = (20, 20, 20), (110, 110, 110), (200, 56, 10)
 
 
 @dataclass(frozen=True)
+class Ground:
+    """How the photograph looks under heat.
+
+    Attributes:
+        grey: Share of grey in its colours, which must not look like heat.
+        toward: Brightness that its grey is blended to, 0 to 255.
+        share: Share of that brightness.
+        strongest: Opacity of the strongest heat.
+    """
+
+    grey: float
+    toward: int
+    share: float
+    strongest: float
+
+    def under(self, picture: Image.Image) -> Image.Image:
+        """The photograph ``picture`` as it is drawn under heat."""
+        grey = picture.convert("L").convert("RGB")
+        blended = grey if self.grey == 1 else Image.blend(picture, grey, self.grey)
+        return Image.blend(blended, Image.new("RGB", picture.size, (self.toward,) * 3), self.share)
+
+
+PALE = Ground(0.7, 128, 0.0, 0.72)
+"""For maps coarser than the photograph."""
+DARK = Ground(1.0, 0, 0.5, 0.95)
+"""For maps as fine as the photograph, from 0."""
+LIGHT = Ground(1.0, 255, 0.55, 0.95)
+"""For maps as fine as the photograph, in two colours about 0."""
+
+
+@dataclass(frozen=True)
 class Heat:
     """A map of finite values ``(h, w)`` over the part ``box`` (left, top, right, bottom) of a photograph.
 
-    0 and below is transparent, ``top`` has full strength, ``peak`` ``(x, y)`` is marked; positions are in pixels.
+    0 is transparent, ``top`` has full strength. Values below 0 are transparent too, or if the map is ``signed``, have
+    the colours of the other half of the colour map, down to ``-top``. ``peak`` ``(x, y)`` is marked; positions are in
+    pixels of the photograph.
     """
 
     values: NDArray[np.float32]
     box: Box
     top: float
     peak: tuple[float, float] | None = None
+    signed: bool = False
+
+    @property
+    def mark(self) -> tuple[float, float] | None:
+        """The peak, None where the map has hardly a colour."""
+        highest = float(np.abs(self.values).max() if self.signed else self.values.max())
+        return self.peak if highest > 0 and highest >= _VISIBLE * self.top else None
 
 
 @dataclass(frozen=True)
@@ -54,46 +94,85 @@ class Panel:
     scale: str = ""
 
 
+@dataclass(frozen=True)
+class Row:
+    """Panels side by side, and the words above them, of which the first are bold."""
+
+    panels: Sequence[Panel]
+    words: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What stands above the rows of a page.
+
+    Attributes:
+        words: Lines; the first is bold.
+        warning: A line in the alarm colour, such as for random weights.
+        photograph: Whether the photograph stands at the left of the words.
+        scale: The unit of a colour bar from 0 to 1 for the whole page, if any.
+    """
+
+    words: Sequence[str]
+    warning: str = ""
+    photograph: bool = False
+    scale: str = ""
+
+
 def draw_page(
     photograph: Image.Image,
-    heading: Sequence[str],
-    rows: Sequence[Sequence[Panel]],
+    heading: Heading,
+    rows: Sequence[Row],
     cmap: str = "inferno",
     width: int | None = None,
-    faded: bool = False,
-    warning: str = "",
+    ground: Ground = PALE,
 ) -> Image.Image:
-    """Draw rows of panels of one RGB photograph under the lines of ``heading``; the first is bold.
+    """Draw rows of panels of one RGB photograph under a heading.
 
     Args:
         photograph: An RGB image.
-        heading: Lines; the first is bold.
-        rows: Rows of panels, from top to bottom.
+        heading: What stands above the rows.
+        rows: The rows, from top to bottom.
         cmap: Colour map of the heat.
         width: Width of a panel in pixels; None magnifies a small photograph by a whole number.
-        faded: Draw the photograph grey and dark under the heat, for maps as fine as the photograph; else pale.
-        warning: A line below the heading in the alarm colour, such as for random weights.
+        ground: How the photograph looks under the heat.
 
     Raises:
         UsageError: for an unknown colour map, or a page of more than 200 million pixels.
     """
-    plan = _Plan.of(photograph, max(map(len, rows)), width)
-    head = plan.lines(heading, plan.width - 2 * plan.margin, _HEAD, warning)
-    row_heights = [plan.panel[1] + max(map(plan.height_under, row)) + plan.gap for row in rows]
-    height = 2 * plan.margin + plan.height(head) + sum(row_heights)
+    plan = _Plan.of(photograph, max(len(row.panels) for row in rows), width, heading.photograph)
+    inset = plan.panel[0] + plan.gap if heading.photograph else 0
+    head = plan.lines(heading.words, plan.inner - inset, _HEAD, heading.warning)
+    above = [plan.lines(row.words, plan.inner, _TEXT) for row in rows]
+    head_height = plan.height(head) + (plan.bar_height if heading.scale else 0)
+    head_height = max(head_height, plan.panel[1] + plan.space if heading.photograph else 0)
+    row_heights = [
+        plan.height(lines) + plan.panel[1] + max(map(plan.height_under, row.panels)) + plan.gap
+        for row, lines in zip(rows, above, strict=True)
+    ]
+    height = 2 * plan.margin + head_height + sum(row_heights)
     if plan.width * height > _MOST_PIXELS:
         size = f"it would have {plan.width:,}x{height:,} pixels"
-        raise UsageError(f"a page of {sum(map(len, rows))} panels is too large", size, "choose fewer")
+        panels = sum(len(row.panels) for row in rows)
+        raise UsageError(f"a page of {panels} panels is too large", size, "choose fewer")
     page = Image.new("RGB", (plan.width, height), "white")
     pen = ImageDraw.Draw(page)
-    y = _write(pen, plan, plan.margin, plan.margin, head) + plan.gap
-    for row, row_height in zip(rows, row_heights, strict=True):
-        for column, panel in enumerate(row):
+    if heading.photograph:
+        page.paste(_picture(photograph, None, plan.panel, cmap, ground), (plan.margin, plan.margin))
+    y = _write(pen, plan, plan.margin + inset, plan.margin, head)
+    if heading.scale:
+        whole = Heat(np.zeros((1, 1), np.float32), (0, 0, 0, 0), 1.0)
+        panel = Panel(whole, (), scale=heading.scale)
+        _bar(page, pen, plan, panel, (cmap, ground), plan.margin + inset, y, plan.inner - inset)
+    y = plan.margin + head_height + plan.gap
+    for row, lines, row_height in zip(rows, above, row_heights, strict=True):
+        top = _write(pen, plan, plan.margin, y, lines)
+        for column, panel in enumerate(row.panels):
             x = plan.margin + column * (plan.panel[0] + plan.gap)
-            page.paste(_picture(photograph, panel.heat, plan.panel, cmap, faded), (x, y))
-            below = y + plan.panel[1] + plan.space
+            page.paste(_picture(photograph, panel.heat, plan.panel, cmap, ground), (x, top))
+            below = top + plan.panel[1] + plan.space
             if panel.scale and panel.heat is not None:
-                below = _bar(page, pen, plan, panel, (cmap, faded), x, below)
+                below = _bar(page, pen, plan, panel, (cmap, ground), x, below, plan.panel[0])
             _write(pen, plan, x, below, plan.lines_under(panel))
         y += row_height
     return page
@@ -118,7 +197,7 @@ class _Plan:
     width: int
 
     @classmethod
-    def of(cls, photograph: Image.Image, columns: int, width: int | None) -> _Plan:
+    def of(cls, photograph: Image.Image, columns: int, width: int | None, inset: bool) -> _Plan:
         own = photograph.width
         if width is not None:
             factor = width / own
@@ -127,7 +206,19 @@ class _Plan:
         panel = (max(1, round(own * factor)), max(1, round(photograph.height * factor)))
         zoom = max(1.0, panel[0] / _LETTERING_WIDTH)  # small letters on a large photograph are not readable
         margin, gap = round(14 * zoom), round(12 * zoom)
-        return cls(panel, zoom, margin, gap, 2 * margin + columns * panel[0] + (columns - 1) * gap)
+        inner = columns * panel[0] + (columns - 1) * gap
+        inner = max(inner, panel[0] + gap + round(_LEAST_TEXT * zoom)) if inset else inner
+        return cls(panel, zoom, margin, gap, 2 * margin + inner)
+
+    @property
+    def inner(self) -> int:
+        """Width of the page without its margins."""
+        return self.width - 2 * self.margin
+
+    @property
+    def bar_height(self) -> int:
+        """Height of a colour bar and the space below it."""
+        return self.line_height(_TEXT) + self.space
 
     @property
     def space(self) -> int:
@@ -158,7 +249,7 @@ class _Plan:
 
     def height_under(self, panel: Panel) -> int:
         """Height of the bar and the words under a panel."""
-        bar = self.line_height(_TEXT) + self.space if panel.scale else 0
+        bar = self.bar_height if panel.scale else 0
         return self.height(self.lines_under(panel)) + bar + self.space
 
 
@@ -171,51 +262,60 @@ def _write(pen: ImageDraw.ImageDraw, plan: _Plan, x: int, y: int, lines: Sequenc
 
 
 def _bar(
-    page: Image.Image, pen: ImageDraw.ImageDraw, plan: _Plan, panel: Panel, colour: tuple[str, bool], x: int, y: int
+    page: Image.Image,
+    pen: ImageDraw.ImageDraw,
+    plan: _Plan,
+    panel: Panel,
+    colour: tuple[str, Ground],
+    x: int,
+    y: int,
+    width: int,
 ) -> int:
-    """Draw ``0 ▒▒▓▓██ 0.0254 unit`` in the colours of heat over middle grey; returns the y below it."""
+    """Draw ``0 ▒▒▓▓██ 0.0254 unit`` in the colours of heat over middle grey, in ``width``; returns the y below it."""
     assert panel.heat is not None
-    letters, space = plan.font(_TEXT), plan.space
-    high = f"{panel.heat.top:.3g}  {panel.scale}"
-    begin = round(letters.getlength("0 ")) + space
-    left = plan.panel[0] - begin - round(letters.getlength(high)) - 3 * space
+    letters, space, signed = plan.font(_TEXT), plan.space, panel.heat.signed
+    low, high = f"{-panel.heat.top:.3g}" if signed else "0", f"{panel.heat.top:.3g}  {panel.scale}"
+    begin = round(letters.getlength(f"{low} ")) + space
+    left = width - begin - round(letters.getlength(high)) - 3 * space
     length = max(20, min(round(180 * plan.zoom), left))
-    ramp = np.linspace(0, 1, length, dtype=np.float32)[None].repeat(plan.line_height(_TEXT) - space, 0)
-    grey = np.full((*ramp.shape, 3), 128.0 * (1 - _DARKER if colour[1] else 1), np.float32)
-    pen.text((x, y), "0", fill=_INK, font=letters)
-    page.paste(Image.fromarray(_laid_over(grey, ramp, *colour)), (x + begin, y + space // 2))
+    ramp = np.linspace(-1 if signed else 0, 1, length, dtype=np.float32)[None]
+    ramp = ramp.repeat(plan.line_height(_TEXT) - space, 0)
+    grey = np.asarray(colour[1].under(Image.new("RGB", ramp.shape[::-1], (128,) * 3))).astype(np.float32)
+    pen.text((x, y), low, fill=_INK, font=letters)
+    page.paste(Image.fromarray(_laid_over(grey, ramp, signed, *colour)), (x + begin, y + space // 2))
     pen.text((x + begin + length + 2 * space, y), high, fill=_INK, font=letters)
-    return y + plan.line_height(_TEXT) + space
+    return y + plan.bar_height
 
 
-def _picture(photograph: Image.Image, heat: Heat | None, size: tuple[int, int], cmap: str, faded: bool) -> Image.Image:
+def _picture(
+    photograph: Image.Image, heat: Heat | None, size: tuple[int, int], cmap: str, ground: Ground
+) -> Image.Image:
     """The photograph in the size of a panel, with the heat over the network's input and the rest dimmed."""
     magnified = size[0] > photograph.width and size[0] % photograph.width == 0
     resample = Image.Resampling.NEAREST if magnified else Image.Resampling.BILINEAR
     picture = photograph if size == photograph.size else photograph.resize(size, resample)
     if heat is None:
         return picture
-    grey = picture.convert("L").convert("RGB")
-    # the photograph's own colours must not look like heat
-    picture = Image.blend(grey, Image.new("RGB", size), _DARKER) if faded else Image.blend(picture, grey, _PALER)
     factor = (size[0] / photograph.width, size[1] / photograph.height)
     strength, covered = _spread(heat, size, factor)
-    pixels = np.array(picture)
+    pixels = np.array(ground.under(picture))
     for strip in (slice(begin, begin + _STRIP) for begin in range(0, size[1], _STRIP)):
         clear = np.where(covered[strip, :, None], np.float32(1), np.float32(_OUTSIDE)) * pixels[strip]
-        pixels[strip] = _laid_over(clear, strength[strip], cmap, faded)
+        pixels[strip] = _laid_over(clear, strength[strip], heat.signed, cmap, ground)
     shown = Image.fromarray(pixels)
-    if heat.peak is not None:
-        _mark(ImageDraw.Draw(shown), heat.peak[0] * factor[0], heat.peak[1] * factor[1], max(5.0, size[0] / 64))
+    if (mark := heat.mark) is not None:
+        _mark(ImageDraw.Draw(shown), mark[0] * factor[0], mark[1] * factor[1], max(5.0, size[0] / 64))
     return shown
 
 
 def _spread(
     heat: Heat, size: tuple[int, int], factor: tuple[float, float]
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The strength of the heat at each pixel, 0 to 1, and which pixels the map covers."""
+    """The strength of the heat at each pixel, 0 or if signed -1 to 1, and which pixels the map covers."""
     left, top, right, bottom = (round(side * factor[at % 2]) for at, side in enumerate(heat.box))
-    scaled = np.clip(heat.values / heat.top, 0, 1) if heat.top > 0 else np.zeros_like(heat.values)
+    scaled = (
+        np.clip(heat.values / heat.top, -1 if heat.signed else 0, 1) if heat.top > 0 else np.zeros_like(heat.values)
+    )
     whole = (max(1, right - left), max(1, bottom - top))
     # bilinear between the centres of the cells, as torch's interpolate with align_corners=False
     part = np.asarray(Image.fromarray(scaled.astype(np.float32)).resize(whole, Image.Resampling.BILINEAR))
@@ -228,11 +328,14 @@ def _spread(
     return strength, covered
 
 
-def _laid_over(pixels: NDArray[np.float32], strength: NDArray[np.float32], cmap: str, faded: bool) -> NDArray[np.uint8]:
-    """Blend the colour map over ``pixels`` with opacity proportional to ``strength ** 0.7``."""
-    levels = (strength * (colours.LEVELS - 1)).round().astype(np.uint8)
+def _laid_over(
+    pixels: NDArray[np.float32], strength: NDArray[np.float32], signed: bool, cmap: str, ground: Ground
+) -> NDArray[np.uint8]:
+    """Blend the colour map over ``pixels`` with opacity proportional to ``|strength| ** 0.7``."""
+    shares = (strength + 1) / 2 if signed else strength
+    levels = (shares * (colours.LEVELS - 1)).round().astype(np.uint8)
     colour = colours.palette(cmap)[levels].astype(np.float32)
-    alpha = ((_STRONGEST_FADED if faded else _STRONGEST) * strength**0.7)[..., None]
+    alpha = (ground.strongest * np.abs(strength) ** 0.7)[..., None]
     mixed: NDArray[np.uint8] = (pixels * (1 - alpha) + colour * alpha).round().clip(0, 255).astype(np.uint8)
     return mixed
 

@@ -49,6 +49,7 @@ class ClassActivationMap:
         channels: Number of channels in the sum.
         seen: ``(H, W)`` of the network's input.
         unreached: Whether the gradient, and so the map, is 0 everywhere; False for methods without gradient.
+        fused: Whether it is the mean of the maps of several layers, see `fuse_maps`.
     """
 
     call: Call
@@ -58,6 +59,7 @@ class ClassActivationMap:
     channels: int
     seen: tuple[int, int]
     unreached: bool = False
+    fused: bool = False
 
     @property
     def still(self) -> NDArray[np.float32]:
@@ -181,6 +183,13 @@ def landmark_layers(
     """One call for each of the last ``most`` resolutions of maps that the score depends on, in order of execution.
 
     The last is the default of `class_activation_maps`. For other resolutions it is the last of the outermost blocks.
+
+    Example:
+        >>> import torch
+        >>> blocks = torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2), torch.nn.Conv2d(4, 4, 3)
+        >>> net = torch.nn.Sequential(*blocks, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        >>> landmark_layers(net, torch.ones(1, 3, 16, 16))
+        ['0', '2']
     """
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     shown = _input_size(inputs)
@@ -257,6 +266,14 @@ def _check_finite(layer: MapLayer, what: str, values: Tensor) -> None:
         raise InputError(asked, f"its {what} holds NaN or Inf", "see gradients --detect-anomaly")
 
 
+def maps_by_class(maps: Iterable[ClassActivationMap]) -> list[list[ClassActivationMap]]:
+    """The maps of each class, the classes in the order of their first maps."""
+    by_class: dict[int, list[ClassActivationMap]] = {}
+    for cam in maps:
+        by_class.setdefault(cam.prediction.index, []).append(cam)
+    return list(by_class.values())
+
+
 def shared_tops(maps: Iterable[ClassActivationMap]) -> dict[str, float]:
     """The highest value of each layer over all classes: on its own scale, a weak class would look as strong as others.
 
@@ -268,24 +285,38 @@ def shared_tops(maps: Iterable[ClassActivationMap]) -> dict[str, float]:
     return tops
 
 
-def fused(maps: Sequence[ClassActivationMap], tops: Mapping[str, float] | None = None) -> ClassActivationMap:
-    """Fuse the maps for one class: divide each by the one of ``tops``, resize all to the finest, and average.
+def fuse_maps(maps: Sequence[ClassActivationMap]) -> list[ClassActivationMap]:
+    """Fuse the maps of several layers into one for each class: their mean, each layer scaled by its highest value.
 
-    ``tops`` are the highest values of several classes, see `shared_tops`; by default those of these maps. Negative
-    values count as 0, and maps that are all zero take part. The frames of a clip are averaged first, because layers
-    differ in their number.
+    The highest value is that over all classes of ``maps``. All maps are resized to the finest. Negative values count as
+    0, and maps that are all zero take part. The frames of a clip are averaged first, because layers differ in their
+    number.
+
+    Raises:
+        HookscopeError: for maps of several images.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
+        >>> maps = class_activation_maps(net, torch.ones(1, 3, 8, 8), ["0", "1"], target="top:2")
+        >>> [(cam.call.name, cam.values.shape) for cam in fuse_maps(maps)]
+        [('0 + 1', (6, 6)), ('0 + 1', (6, 6))]
     """
-    if len({(cam.prediction.index, cam.seen) for cam in maps}) != 1:
-        raise HookscopeError("maps of several classes or images cannot be fused")
+    tops = shared_tops(maps)
+    return [_fused(of_class, tops) for of_class in maps_by_class(maps)]
+
+
+def _fused(maps: Sequence[ClassActivationMap], tops: Mapping[str, float]) -> ClassActivationMap:
+    if len({cam.seen for cam in maps}) != 1:
+        raise HookscopeError("maps of several images cannot be fused")
     stills = [torch.from_numpy(cam.still).relu() for cam in maps]
     size = (max(still.shape[0] for still in stills), max(still.shape[1] for still in stills))
-    tops = shared_tops(maps) if tops is None else tops
     peaks = [tops[cam.call.key] for cam in maps]
     scaled = [still / peak if peak > 0 else still for still, peak in zip(stills, peaks, strict=True)]
-    together = torch.stack([resized(still[None, None], size)[0, 0] for still in scaled]).mean(0)
+    together = torch.stack([resized(still[None, None], size)[0, 0] for still in scaled]).mean(0).numpy()
     first = maps[0]
     name = " + ".join(cam.call.key for cam in maps)
     types = dict.fromkeys(cam.call.type for cam in maps)
     call = Call(name, " + ".join(types), 0, None)
     channels = sum(cam.channels for cam in maps)
-    return ClassActivationMap(call, first.prediction, first.method, together.numpy(), channels, first.seen)
+    return ClassActivationMap(call, first.prediction, first.method, together, channels, first.seen, fused=True)

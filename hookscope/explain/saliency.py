@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torchvision.transforms.functional import gaussian_blur
 
 from hookscope.errors import InputError, ModelError, UsageError
 from hookscope.explain.cam_methods import gradient_free, method_named
@@ -22,6 +24,7 @@ from hookscope.scores import Prediction, Target, check_finite_score, class_score
 
 _GAP = 0.05  # relative difference of the sum of the shares and the score
 _ROUNDING = 1e-5  # relative rounding error of the score difference
+_SIGMAS = 64  # standard deviations of the usual smoothing in the shorter side
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,37 @@ class Saliency:
 
     @property
     def still(self) -> NDArray[np.float32]:
-        """The map ``(H, W)`` that is drawn: for a clip the mean over its frames."""
-        still = self.map.float()
-        values: NDArray[np.float32] = (still.mean(0) if still.dim() == 3 else still).cpu().numpy()
-        return values
+        """`map` as an array ``(H, W)``: for a clip the mean over its frames."""
+        return _still(self.map)
+
+    @property
+    def drawn(self) -> NDArray[np.float32]:
+        """What is drawn, ``(H, W)``: `still`, with its signs for methods that multiply by the image."""
+        return _still(self.values.sum(0)) if SALIENCY_METHODS[self.method].signed else self.still
+
+    @property
+    def usual_smoothing(self) -> float:
+        """The standard deviation of `smoothed` in pixels: a 64th of the shorter side."""
+        return min(self.values.shape[-2:]) / _SIGMAS
+
+    def smoothed(self, sigma: float | None = None) -> NDArray[np.float32]:
+        """`drawn` after a Gaussian with a standard deviation of ``sigma`` pixels, by default `usual_smoothing`."""
+        sigma = self.usual_smoothing if sigma is None else sigma
+        if not 0 < sigma < math.inf:
+            raise UsageError(f"smoothing by {sigma:g} pixels", do="give a number above 0")
+        values = torch.from_numpy(self.drawn)[None]
+        most = min(values.shape[-2:]) - 1  # the image is mirrored at its edges, once
+        radius = min(math.ceil(4 * sigma), most)
+        if radius < 1:
+            return self.drawn
+        blurred: NDArray[np.float32] = gaussian_blur(values, [2 * radius + 1] * 2, [sigma] * 2)[0].numpy()
+        return blurred
+
+
+def _still(values: Tensor) -> NDArray[np.float32]:
+    single = values.float()
+    still: NDArray[np.float32] = (single.mean(0) if single.dim() == 3 else single).cpu().numpy()
+    return still
 
 
 def saliency_maps(

@@ -97,19 +97,21 @@ class SaliencyMethod:
 
 SALIENCY_METHODS = {
     "gradient": SaliencyMethod(
-        vanilla, "dS/dx", "how strongly the score reacts to the pixel: |dS/dx|, largest of its colours"
+        vanilla, "dS/dx", "how strongly the score reacts to each pixel: |dS/dx|, largest of its colour channels"
     ),
-    "gradient-input": SaliencyMethod(gradient_times_input, "x dS/dx", "|x dS/dx summed over the colours|", signed=True),
+    "gradient-input": SaliencyMethod(
+        gradient_times_input, "x dS/dx", "x dS/dx, summed over the colour channels", signed=True
+    ),
     "smoothgrad": SaliencyMethod(
         smoothgrad,
         "mean dS/dx of noisy copies; --seed sets the noise too",
-        "how strongly noisy copies react to the pixel: |mean dS/dx|, largest of its colours",
+        "how strongly the score of noisy copies reacts to each pixel: |mean dS/dx|, largest of its colour channels",
         pictures="samples",
     ),
     "integrated-gradients": SaliencyMethod(
         integrated_gradients,
         "x times the mean dS/dx on the way from zeros: shares of the score",
-        "|share of the score, summed over the colours|",
+        "share of the score, summed over the colour channels",
         signed=True,
         completes=True,
         pictures="steps",
@@ -117,7 +119,7 @@ SALIENCY_METHODS = {
     "guided-backprop": SaliencyMethod(
         vanilla,
         "dS/dx with negative gradients set to 0 at every ReLU layer",
-        "|guided dS/dx|, largest of its colours",
+        "|guided dS/dx|, largest of its colour channels",
         guided=True,
     ),
 }

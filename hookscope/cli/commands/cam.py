@@ -26,6 +26,7 @@ FIELDS = (
     "peak_y", "weights", "file", "unseen",
 )  # fmt: skip
 _SHEET_TARGET, _MOST_CLASSES = "top:3", 20
+_CELL = 300  # width of a map on the page of --sheet, in pixels
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ _methods = kept_rows("cam", "explain", _read_methods)
 )
 @shared.count_option("--batch-size", "Images in one batch of the methods that run the model once per channel.", 16)
 @image_inputs
-@explain_options("IMAGE/LAYER/CLASS")
+@explain_options("IMAGE/LAYER/CLASS", shared.colour_map_option("Any matplotlib colour map.", "inferno"))
 def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """Show where MODEL looked when it gave each IMAGE its class.
 
@@ -111,51 +112,37 @@ def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: Out
 
 def _draw(explanation: Explanation, options: Options) -> Iterator[Row]:
     """Write the pages of one image, and yield a row for each map."""
-    maps = _maps(explanation, options, options.layers, options.target)
+    computed = maps = _maps(explanation, options, options.layers, options.target)
     # a class that the model does not see is drawn on the scale of the best one
     unseen = all(result.prediction.unseen for result in maps)
     best = _maps(explanation, options, options.layers, scores.Target("top:1")) if unseen else []
-    groups, tops = _groups(maps, best, options.fuse)
-    explanation.raw.expect(sum(map(len, groups)))
+    if options.fuse:
+        count = len(explain.maps_by_class(maps))
+        if len(maps) == count:
+            exists = f"the selection has one: {maps[0].call.key}"
+            raise UsageError("--fuse needs several layers", exists, "choose several with --layer")
+        joined = explain.fuse_maps([*maps, *best])
+        maps, best = joined[:count], joined[count:]
+    explanation.raw.expect(len(maps))
     if options.sheet is not None:
-        _write_sheet(explanation, options, options.sheet, maps)
+        _write_sheet(explanation, options, options.sheet, computed)
+    groups = explain.maps_by_class(maps)
     for group in groups:
         explanation.note_unseen(group[0].prediction)
-        page, provenance = explain.draw_overlay(explanation.source, group, options.cmap, options.fuse, tops)
+        page = explain.draw_cam(group, explanation.image, explanation.net, scale_of=[*maps, *best], cmap=options.cmap)
         layers = "+".join(result.call.key for result in group).replace(" + ", "+")
         what = options.method + ("-fused" if options.fuse else "") + (f"-{layers}" if options.layers else "")
-        path = explanation.write(page, provenance, what, group[0].prediction.index, len(groups) == 1)
+        path = explanation.write(page, what, group[0].prediction.index, len(groups) == 1)
         for result in group:
-            yield _row(explanation, result, path, options.fuse)
+            yield _row(explanation, result, path)
 
 
-def _groups(
-    maps: Sequence[explain.ClassActivationMap], best: Sequence[explain.ClassActivationMap], fuse: bool
-) -> tuple[list[list[explain.ClassActivationMap]], dict[str, float]]:
-    """The maps of each class, which share a page, and the ends of the scales, which the maps of ``best`` share.
-
-    ``fuse`` joins the maps of a class.
-    """
-    tops = explain.shared_tops([*maps, *best])
-    by_class: dict[int, list[explain.ClassActivationMap]] = {}
-    for result in maps:
-        by_class.setdefault(result.prediction.index, []).append(result)
-    groups = list(by_class.values())
-    if not fuse:
-        return groups, tops
-    if len(groups[0]) == 1:
-        exists = f"the selection has one: {maps[0].call.key}"
-        raise UsageError("--fuse needs several layers", exists, "choose several with --layer")
-    joined = [explain.fused(group, tops) for group in ([*groups, best] if best else groups)]
-    return [[result] for result in joined[: len(groups)]], explain.shared_tops(joined)
-
-
-def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str, fuse: bool) -> Row:
+def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str) -> Row:
     call = result.call
     if reason := explain.why_empty(result):
         explanation.note(f"the map of {call.key} for class {result.prediction.index}: {reason}")
     explanation.raw.keep(f"{explanation.word}/{call.key}/{result.prediction.index}", result.values)
-    number = None if fuse else call.call
+    number = None if result.fused else call.call
     return explanation.row(FIELDS, result, path, layer=call.name, type=call.type, call=number)
 
 
@@ -193,6 +180,6 @@ def _write_sheet(
     target = options.target if shared.was_given("target") else scores.Target(_SHEET_TARGET)
     if layers is not options.layers or target != options.target:
         maps = _maps(explanation, options, layers, target)
-    page, provenance = explain.draw_sheet(explanation.source, maps, options.cmap)
-    drawing.write_png(page, sheet, provenance)
+    page = explain.draw_cam(maps, explanation.image, explanation.net, cmap=options.cmap, width=_CELL)
+    drawing.write_png(page, sheet)
     wrote(sheet)

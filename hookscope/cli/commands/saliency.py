@@ -34,6 +34,7 @@ class Options(ExplainOptions):
     noise: float
     steps: int
     most_steps: int
+    smooth: float | None
     batch_size: int
 
 
@@ -64,20 +65,33 @@ _methods = kept_rows("saliency", "explain", _read_methods)
     "Number of points up to which integrated-gradients doubles --steps while the shares do not add up.",
     _DEFAULTS.most_steps,
 )
+@click.option(
+    "--smooth",
+    metavar="PIXELS",
+    type=click.FloatRange(0),
+    help="Standard deviation of the Gaussian of the smoothed map, in pixels of the model's input; 0: no smoothed map."
+    "  [default: 1/64 of the shorter side]",
+)
 @shared.count_option(
     "--batch-size", "Images in one forward pass of smoothgrad and integrated-gradients.", _DEFAULTS.batch_size
 )
 @image_inputs
-@explain_options("IMAGE/CLASS")
+@explain_options(
+    "IMAGE/CLASS",
+    shared.colour_map_option("Any matplotlib colour map.  [default: inferno; RdBu_r for methods with signs]"),
+)
 def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """Show which pixels of each IMAGE the score of a class depends on.
 
-    IMAGE is a file, a folder, a glob, or - for standard input. The command draws a grey map over the image and writes
-    it as PNG. It prints a row: class, score, probability, the sum of the signed values, the expected sum, the highest
-    value of the map, and the position of that value in pixels of the image. For a video model the position is that in
-    the mean over the frames. The expected sum of integrated-gradients is the score minus the score of an image of
-    zeros. While the sum misses it by more than 5 %, the command doubles the steps, and a note says so. --raw keeps the
-    signed values (3, H, W) of the model's input.
+    IMAGE is a file, a folder, a glob, or - for standard input. The command draws the image, the map over the grey
+    image, and the same map smoothed, side by side, and writes them as PNG. gradient-input and integrated-gradients have
+    signs: red raises the score, blue lowers it. The scale is clipped at the 99.5th percentile.
+
+    The command prints a row: class, score, probability, the sum of the signed values, the expected sum, the highest
+    absolute value of the map, and the position of that value in pixels of the image. For a video model the position is
+    that in the mean over the frames. The expected sum of integrated-gradients is the score minus the score of an image
+    of zeros. While the sum misses it by more than 5 %, the command doubles the steps, and a note says so. --raw keeps
+    the signed values (3, H, W) of the model's input.
 
     \b
     Methods:
@@ -110,11 +124,12 @@ def _draw(explanation: Explanation, options: Options, settings: explain.Settings
             settings=settings,
             on_progress=on_progress,
         )
-    top = max(map(explain.saliency_top, maps))  # one scale for all classes
     for result in maps:
         explanation.note_unseen(result.prediction)
-        page, provenance = explain.draw_saliency(explanation.source, result, options.cmap, top)
-        path = explanation.write(page, provenance, options.method, result.prediction.index, len(maps) == 1)
+        page = explain.draw_saliency(
+            result, explanation.image, explanation.net, scale_of=maps, cmap=options.cmap, smooth=options.smooth
+        )
+        path = explanation.write(page, options.method, result.prediction.index, len(maps) == 1)
         yield _row(explanation, result, path, options.steps)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from hookscope.cli.output.report import Row, row_of
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.model import ModelOptions, model_options
-from hookscope.cli.shared.options import apply_options, colour_map_option, file_option, format_option
+from hookscope.cli.shared.options import apply_options, file_option, format_option
 from hookscope.cli.shared.output_paths import OutputPath, file_word, model_word
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
 from hookscope.errors import UsageError
@@ -29,7 +29,7 @@ class ExplainOptions:
     categories: tuple[str, ...] | None
     output: str | None
     raw: str | None
-    cmap: str
+    cmap: str | None
     format: str
 
     def check(self, paths: Sequence[str]) -> tuple[OutputPath, ArrayFile]:
@@ -42,7 +42,7 @@ class ExplainOptions:
         return output, ArrayFile.parse(self.raw, paths, several)
 
 
-def explain_options(keys: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options of `ExplainOptions` and of the model; ``keys`` names the arrays of a ``.npz`` file."""
     options: list[Callable[[Any], Any]] = [
         target_option(help="Which class to explain"),
@@ -52,7 +52,7 @@ def explain_options(keys: str) -> Callable[[Callable[..., Any]], Callable[..., A
             "--raw",
             f"Keep the numbers too: one map as .npy, any number of maps as .npz or .safetensors with the keys {keys}.",
         ),
-        colour_map_option("Any matplotlib colour map.", "inferno"),
+        colour_map,
         model_options,
         format_option,
     ]
@@ -65,6 +65,7 @@ class Explanation:
 
     run: PictureRun
     raw: ArrayFile
+    image: images.InputImage
     tensor: Any
     source: explain.OverlaySource
     word: str
@@ -87,7 +88,7 @@ class Explanation:
         if answer.unseen:
             self.note(f"class {answer.index}: {explain.why_unseen(answer)}")
 
-    def write(self, page: Any, provenance: Mapping[str, Any], what: str, index: int, alone: bool) -> str:
+    def write(self, page: Any, what: str, index: int, alone: bool) -> str:
         """Write the picture of class ``index`` and return its path; ``alone`` if the image has no other picture.
 
         ``what`` names the method and the chosen layers: runs that differ in them write different files.
@@ -97,7 +98,7 @@ class Explanation:
             what = f"{what[: _LONGEST_WHAT - 9]}~{zlib.crc32(what.encode()):08x}"
         name = f"{self.word}-{model_word(self.net.name)}-{what}-{index}.png"
         path = self.run.path(name, self.source.origin.image, alone and len(self.run.files.paths) == 1)
-        self.run.write(page, provenance, path)
+        self.run.write(page, path)
         return path
 
     def row(self, fields: Sequence[str], result: Any, path: str, **more: Any) -> Row:
@@ -136,9 +137,9 @@ def explain_images(
 
     def rows(read: Sequence[images.InputImage]) -> Iterator[Row]:
         [image] = read
-        tensor = net.prepare(image)
-        source = explain.OverlaySource(*net.preprocess.shown(image.image, tensor), run.origin(read))
-        yield from draw(Explanation(run, raw, tensor, source, run.files.words[image.name], categories))
+        source = explain.OverlaySource.of(image, net)
+        word = run.files.words[image.name]
+        yield from draw(Explanation(run, raw, image, net.prepare(image), source, word, categories))
 
     with raw:
         run.print_rows(rows, fields, options.format)

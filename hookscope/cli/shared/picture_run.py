@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,14 +87,14 @@ class PictureRun:
         refuse_input(path, self.files.paths)
         return path
 
-    def write(self, page: Any, provenance: Mapping[str, Any], path: str) -> None:
-        """Write a page to ``path``, or to standard output with ``-o -``."""
+    def write(self, page: Any, path: str) -> None:
+        """Write a page with its provenance to ``path``, or to standard output with ``-o -``."""
         if self.output.kind == "stdout":
             stream = process.standard_output().buffer
-            stream.write(drawing.encode_png(page, provenance))
+            stream.write(drawing.encode_png(page))
             stream.flush()
             return
         if folder := os.path.dirname(path):
             system.make_folder(folder)
-        drawing.write_png(page, path, provenance)
+        drawing.write_png(page, path)
         wrote(path)
