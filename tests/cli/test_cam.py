@@ -12,7 +12,7 @@ from PIL import Image
 
 import hookscope
 from hookscope.drawing.png import read_provenance
-from hookscope.explain.cam import fused
+from hookscope.explain.cam import fuse_maps
 from hookscope.explain.cam_methods import CAM_METHODS
 from tests.cli.helpers import ROOT, Run, files, one_error, rows
 
@@ -97,7 +97,7 @@ def test_fused_maps_are_one_row_and_one_map(run: Run, here: Path) -> None:
     [row] = rows(run("cat.jpg", "--layer", "0,1", "--fuse", "--raw", "x.npy")[1])
     assert (row["layer"], row["shape"], row["call"]) == ("conv1 + conv2", [14, 14], None)
     assert row["file"] == f"cat-nets.py-Small-gradcam-fused-conv1+conv2-{row['class']}.png"
-    assert np.array_equal(np.load("x.npy"), fused(library(layers="conv1,conv2")).values)
+    assert np.array_equal(np.load("x.npy"), fuse_maps(library(layers="conv1,conv2"))[0].values)
 
 
 def test_maps_of_other_layers_have_other_names_and_long_ones_are_cut(run: Run, here: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from hookscope.drawing import colours, overlay as overlays
-from hookscope.drawing.overlay import Heat, Panel, draw_page
+from hookscope.drawing.overlay import DARK, LIGHT, PALE, Heading, Heat, Panel, Row, draw_page
 from hookscope.errors import UsageError
 
 NAMES = ["B", "layer4.1.conv2", "$x^2$ is no mathematics", "evil\x1b]0;x\n\u202ename", "Cavalier King Charles " * 9]
@@ -25,7 +25,7 @@ def noise(width: int, height: int) -> Image.Image:
 def panel_pixels(photograph: Image.Image, heat: Heat | None, **more: Any) -> Any:
     """The panel without the page around it."""
     size = more.pop("size", photograph.size)
-    return np.asarray(overlays._picture(photograph, heat, size, more.pop("cmap", "inferno"), more.pop("faded", False)))
+    return np.asarray(overlays._picture(photograph, heat, size, more.pop("cmap", "inferno"), more.pop("ground", PALE)))
 
 
 def paled(pixels: Any) -> Any:
@@ -107,19 +107,34 @@ def test_a_photograph_without_heat_does_not_change() -> None:
     assert np.array_equal(panel_pixels(photograph, None), np.asarray(photograph))
 
 
-def test_faded_is_grey_and_dark_under_the_heat() -> None:
+@pytest.mark.parametrize(("ground", "grey"), [(DARK, 38), (LIGHT, 174)])  # half of 76, the grey of red; 0.45 of it
+def test_a_fine_map_lies_over_a_grey_photograph(ground: Any, grey: int) -> None:
     photograph = Image.new("RGB", (330, 20), (255, 0, 0))
     heat = Heat(np.array([[0, 1]], np.float32), (0, 0, 330, 20), 1.0)
-    panel = panel_pixels(photograph, heat, faded=True)
-    assert panel[0, 0].tolist() == [30, 30, 30]  # 0.4 of the grey of red, 76
-    assert panel[0, 329] == pytest.approx(mixed((30, 30, 30), 1.0, strongest=0.95), abs=1)
+    panel = panel_pixels(photograph, heat, ground=ground)
+    assert panel[0, 0].tolist() == [grey] * 3
+    assert panel[0, 329] == pytest.approx(mixed((grey,) * 3, 1.0, strongest=0.95), abs=1)
+
+
+def test_a_signed_map_has_two_colours_about_a_transparent_zero() -> None:
+    photograph, palette = Image.new("RGB", (330, 20), GREY), colours.palette("RdBu_r").astype(float)
+    [ground] = np.unique(
+        panel_pixels(photograph, Heat(np.zeros((1, 1), np.float32), (0, 0, 330, 20), 2.0), ground=LIGHT)
+    )
+    for value, level in ((2.0, -1), (-2.0, 0), (9.0, -1), (1.0, 0.75), (-1.0, 0.25), (0.0, 0.5)):
+        heat = Heat(np.full((1, 1), value, np.float32), (0, 0, 330, 20), 2.0, signed=True)
+        at = level if isinstance(level, int) else round(level * (colours.LEVELS - 1))
+        alpha = 0.95 * min(1.0, abs(value) / 2) ** 0.7
+        expected = ground * (1 - alpha) + palette[: colours.LEVELS][at] * alpha
+        pixel = panel_pixels(photograph, heat, cmap="RdBu_r", ground=LIGHT)[5, 5].astype(float)
+        assert pixel == pytest.approx(expected, abs=3), value
 
 
 @pytest.mark.parametrize(("factor", "size"), [(1.0, (400, 300)), (4.0, (100, 75))])
 def test_the_mark_is_where_the_peak_is(factor: float, size: tuple[int, int]) -> None:
     photograph = Image.new("RGB", size, GREY)
     shown = (round(size[0] * factor), round(size[1] * factor))
-    values = np.zeros((1, 1), np.float32)
+    values = np.full((1, 1), 1e-9, np.float32)
     peak = (0.7 * size[0], 0.2 * size[1])
     box = (0.0, 0.0, float(size[0]), float(size[1]))
     panel = panel_pixels(photograph, Heat(values, box, 0.0, peak), size=shown)
@@ -136,13 +151,20 @@ def test_the_mark_is_where_the_peak_is(factor: float, size: tuple[int, int]) -> 
 )
 def test_only_a_small_photograph_is_magnified_by_a_whole_number(size: tuple[int, int], zoom: int) -> None:
     photograph = noise(*size)
-    page = np.asarray(draw_page(photograph, [], [[Panel(None, [])]]))
+    page = np.asarray(draw_page(photograph, Heading([]), [Row([Panel(None, [])])]))
     letters = max(1.0, size[0] / 640)
     margin, top = round(14 * letters), round(14 * letters) + round(12 * letters)
     width, height = size[0] * zoom, size[1] * zoom
     expected = np.asarray(photograph).repeat(zoom, 0).repeat(zoom, 1)
     assert np.array_equal(page[top : top + height, margin : margin + width], expected)
     assert page.shape[1] == width + 2 * margin
+
+
+@pytest.mark.parametrize(("highest", "marked"), [(0.0, False), (0.09, False), (0.11, True), (1.0, True)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_map_that_is_blank_on_its_scale_has_no_mark(highest: float, marked: bool, sign: int) -> None:
+    values = np.array([[0, sign * highest]], np.float32)
+    assert (Heat(values, (0, 0, 2, 1), 1.0, (1.5, 0.5), sign < 0).mark is not None) == marked
 
 
 class Texts(list[tuple[str, float, float, float, float]]):
@@ -167,7 +189,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> Texts:
 def test_words_fit_their_panel(texts: Texts, name: str, size: tuple[int, int]) -> None:
     heat = Heat(np.ones((2, 2), np.float32), (0, 0, *size), 0.000123)
     panel = Panel(heat, [name, name], f"alarm {name}", "value of the map")
-    page = draw_page(Image.new("RGB", size), [name, name], [[panel, panel], [panel]])
+    page = draw_page(Image.new("RGB", size), Heading([name, name]), [Row([panel, panel]), Row([panel])])
     assert all(text.isprintable() for text, *_ in texts)
     for _, left, top, right, bottom in texts:
         assert 0 <= left and right <= page.width and 0 <= top and bottom <= page.height
@@ -189,27 +211,29 @@ def overlapping(texts: Texts) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("width", [330, 40])
 def test_a_warning_stands_under_the_heading_in_the_colour_of_alarms(texts: Texts, width: int) -> None:
     photograph, words = noise(width, 60), "the weights are random: " + "and nothing means anything " * 4
-    page = np.asarray(draw_page(photograph, ["heading", "origin"], [[Panel(None, [])]], warning=words))
+    page = np.asarray(draw_page(photograph, Heading(["heading", "origin"], words), [Row([Panel(None, [])])]))
     _, origin, *lines = texts
     assert " ".join(text for text, *_ in lines).split() == words.split() and len(lines) > 1
     assert origin[0] == "origin" and not overlapping(texts)
     rows = np.flatnonzero((page == overlays._ALARM).all(-1).any(1))
     assert min(top for _, _, top, *_ in lines) <= rows.min() and rows.max() <= max(line[4] for line in lines)
-    plain = np.asarray(draw_page(photograph, ["heading", "origin"], [[Panel(None, [])]]))
+    plain = np.asarray(draw_page(photograph, Heading(["heading", "origin"]), [Row([Panel(None, [])])]))
     assert not (plain == overlays._ALARM).all(-1).any()
     assert np.array_equal(page[rows.max() + 12 :][-60:], plain[-60:]) and len(plain) < len(page)
 
 
 def test_letters_grow_with_the_photograph(texts: Texts) -> None:
     for width in (640, 3000):
-        draw_page(Image.new("RGB", (width, 10)), ["heading"], [[Panel(None, ["word"])]])
+        draw_page(Image.new("RGB", (width, 10)), Heading(["heading"]), [Row([Panel(None, ["word"])])])
     small, _, large, _ = [bottom - top for _, _, top, _, bottom in texts]
     assert large / small == pytest.approx(3000 / 640, rel=0.1)
 
 
 def test_the_bar_has_its_ends_and_its_colours(texts: Texts) -> None:
     heat = Heat(np.ones((2, 2), np.float32), (0, 0, 330, 40), 0.02468)
-    page = np.asarray(draw_page(Image.new("RGB", (330, 40)), [], [[Panel(heat, ["word"], scale="value")]]))
+    page = np.asarray(
+        draw_page(Image.new("RGB", (330, 40)), Heading([]), [Row([Panel(heat, ["word"], scale="value")])])
+    )
     assert [text for text, *_ in texts] == ["0", "0.0247  value", "word"]
     strongest = mixed(GREY, 1.0)
     [row, *_] = np.argwhere(np.abs(page - strongest).max(-1) < 2)[:1]
@@ -220,7 +244,7 @@ def test_the_bar_has_its_ends_and_its_colours(texts: Texts) -> None:
 
 def test_panels_stand_in_rows_and_columns() -> None:
     photograph = noise(320, 50)
-    page = np.asarray(draw_page(photograph, [], [[Panel(None, [])] * 3, [Panel(None, [])]]))
+    page = np.asarray(draw_page(photograph, Heading([]), [Row([Panel(None, [])] * 3), Row([Panel(None, [])])]))
     pixels = np.asarray(photograph)
     columns = [
         x
@@ -230,15 +254,27 @@ def test_panels_stand_in_rows_and_columns() -> None:
     ]
     assert columns == [14, 346, 678, 14]
     assert page.shape[1] == 3 * 320 + 2 * 12 + 28
-    assert draw_page(noise(1000, 500), [], [[Panel(None, [])] * 2], width=300).width == 2 * 300 + 12 + 28
+    assert draw_page(noise(1000, 500), Heading([]), [Row([Panel(None, [])] * 2)], width=300).width == 2 * 300 + 12 + 28
+
+
+def test_the_photograph_and_one_bar_stand_in_the_heading_and_words_above_a_row(texts: Texts) -> None:
+    photograph = noise(320, 100)
+    heading = Heading(["title", "model " * 40], photograph=True, scale="share of the highest value")
+    page = np.asarray(draw_page(photograph, heading, [Row([Panel(None, ["below"])], ["layer", "its shape"])]))
+    assert np.array_equal(page[14:114, 14:334], np.asarray(photograph))
+    words = {text: (left, top) for text, left, top, *_ in texts}
+    assert words["title"][0] >= 14 + 320 + 12 and words["0"][0] >= 14 + 320 + 12
+    assert "1  share of the highest value" in words
+    assert 114 < words["layer"][1] < words["its shape"][1] < words["below"][1] and words["layer"][0] == 14
+    assert not overlapping(texts) and all(right <= page.shape[1] for *_, right, _ in texts)
 
 
 def test_an_unknown_colour_map_is_refused() -> None:
     heat = Heat(np.ones((1, 1), np.float32), (0, 0, 9, 9), 1.0)
     with pytest.raises(UsageError, match="no colour map 'infern'; nearest: inferno"):
-        draw_page(noise(9, 9), [], [[Panel(heat, [])]], "infern")
+        draw_page(noise(9, 9), Heading([]), [Row([Panel(heat, [])])], "infern")
 
 
 def test_a_page_without_end_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a page of 4000 panels is too large; it would have .* pixels; choose fewer"):
-        draw_page(noise(400, 300), [], [[Panel(None, [])] * 4000])
+        draw_page(noise(400, 300), Heading([]), [Row([Panel(None, [])] * 4000)])

@@ -16,7 +16,7 @@ from torchvision.models.swin_transformer import SwinTransformer
 from torchvision.models.vision_transformer import VisionTransformer
 
 from hookscope.errors import HookscopeError, InputError, LayerError, ModelError, NoMapError, UsageError
-from hookscope.explain.cam import ClassActivationMap, class_activation_maps, fused, landmark_layers, resized
+from hookscope.explain.cam import ClassActivationMap, class_activation_maps, fuse_maps, landmark_layers, resized
 from hookscope.explain.cam_methods import CAM_METHODS
 from hookscope.hooks.model_state import ModelSnapshot
 from hookscope.hooks.selection import Call
@@ -541,20 +541,23 @@ def test_the_peak_is_where_the_only_object_is() -> None:
 
 def test_fused_is_the_mean_of_the_scaled_maps() -> None:
     coarse, fine, nothing = cam_of([[10]], "a"), cam_of([[0, 4], [-8, 2]], "b"), cam_of([[0, 0], [0, 0]], "c")
-    both = fused([coarse, fine])
+    both = fuse_maps([coarse, fine])[0]
     assert both.values.tolist() == [[0.5, 1], [0.5, 0.75]] and both.call.name == "a + b" and both.channels == 6
     assert both.call.type == "Conv2d"
     other = dataclasses.replace(fine, call=Call("r", "ReLU", 0, 0))
-    assert fused([coarse, other, fine]).call.type == "Conv2d + ReLU"
-    assert fused([nothing, fine]).values.tolist() == [[0, 0.5], [0, 0.25]]
+    assert fuse_maps([coarse, other, fine])[0].call.type == "Conv2d + ReLU"
+    assert fuse_maps([nothing, fine])[0].values.tolist() == [[0, 0.5], [0, 0.25]]
     clip = cam_of([[[0, 2], [0, 0]], [[0, 2], [0, 4]]], "d")
-    assert fused([clip]).values.tolist() == [[0, 1], [0, 1]]
-    for wrong in ([coarse, cam_of([[1]], "a", 1)], []):
-        with pytest.raises(HookscopeError, match="cannot be fused"):
-            fused(wrong)
+    assert fuse_maps([clip])[0].values.tolist() == [[0, 1], [0, 1]]
+    assert fuse_maps([]) == []
+    # the classes of a layer share its scale
+    first, second = fuse_maps([coarse, cam_of([[5]], "a", 1)])
+    assert (first.values.tolist(), second.values.tolist(), first.fused) == ([[1]], [[0.5]], True)
+    with pytest.raises(HookscopeError, match="maps of several images cannot be fused"):
+        fuse_maps([coarse, dataclasses.replace(fine, seen=(1, 1))])
     net, x = small(), picture()
-    cams = class_activation_maps(net, x, "first,second", 0, "layercam")
-    assert fused(cams).values.shape == (16, 16) and 0 <= fused(cams).values.min() <= fused(cams).values.max() <= 1
+    [values] = [cam.values for cam in fuse_maps(class_activation_maps(net, x, "first,second", 0, "layercam"))]
+    assert values.shape == (16, 16) and 0 <= values.min() <= values.max() <= 1
 
 
 def test_resized_samples_between_the_middles_of_cells() -> None:
