@@ -1,6 +1,6 @@
 from . import interventions as interventions
 from ._version import __version__ as __version__
-from .drawing import channel_grid as channel_grid, read_sheet as read_sheet
+from .drawing import draw_overlay as draw_overlay, draw_sheet as draw_sheet, read_sheet as read_sheet
 from .errors import HookscopeError as HookscopeError, NonFiniteError as NonFiniteError
 from .explain import (
     ClassActivationMap as ClassActivationMap,

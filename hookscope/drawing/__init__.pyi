@@ -10,7 +10,6 @@ from .grid import (
     LEAST_CELL as LEAST_CELL,
     MOST_PIXELS as MOST_PIXELS,
     Grid as Grid,
-    channel_grid as channel_grid,
     draw_alike as draw_alike,
     draw_grid as draw_grid,
     lay_out as lay_out,
@@ -57,8 +56,11 @@ from .scale import (
     scale_notations as scale_notations,
 )
 from .sheet import (
+    ALPHA as ALPHA,
     Origin as Origin,
     Style as Style,
+    draw_call as draw_call,
+    draw_overlay as draw_overlay,
     draw_sheet as draw_sheet,
     finite_or_none as finite_or_none,
     placed as placed,

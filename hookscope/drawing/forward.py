@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,15 +49,18 @@ def run_and_reduce(
     """
     images = list(inputs)
     input_size = input_size_of(images[0])
+    class_layers = layers_of_classes(net.model, net.categories or ())
     summaries: list[tuple[Call, ActivationSummary]] = []
     without_map: list[tuple[Call, HookscopeError]] = []
 
     def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         try:
-            summaries.append((call, reduce_output(output, module, input_size, choice, scale, keep)))
+            names = _class_names(net, call, module) if module in class_layers else ()
+            chosen = choice or ChannelChoice(usual=True)
+            summaries.append((call, reduce_output(output, module, input_size, chosen, scale, names, keep)))
         except UsageError:
             raise
-        except HookscopeError as error:  # a vector, or no chosen channel: other layers can still be drawn
+        except HookscopeError as error:  # no map, or no chosen channel: other layers can still be drawn
             without_map.append((call, error))
         if observer.selection.from_the_end:  # drop what can no longer be selected
             summaries[:] = [item for item in summaries if observer.wants(item[0]) or observer.may_want(item[0])]
@@ -100,6 +103,30 @@ def _nothing_to_draw(
     ]
     what = f"layers with feature maps are convolutions, such as {convolutions[-1]}" if convolutions else ""
     return NoMapError(f"nothing to draw in {call.key or 'the model'} ({call.type}): {error.asked}", what)
+
+
+def layers_of_classes(model: nn.Module, categories: Sequence[str]) -> set[nn.Module]:
+    """The layers whose channels may be the classes: the last that take as many channels, and those after them.
+
+    A hidden layer with as many channels as there are classes is followed by a layer that takes them.
+    """
+    modules = list(model.modules())
+    widths = ("in_channels", "in_features", "num_features", "normalized_shape")
+    taken = [
+        at
+        for at, module in enumerate(modules)
+        if any(getattr(module, width, None) in (len(categories), (len(categories),)) for width in widths)
+    ]
+    return set(modules[max(taken, default=0) :])
+
+
+def _class_names(net: LoadedModel, call: Call, module: nn.Module) -> Sequence[str]:
+    """The names of the classes; in the head of a detector those of each anchor."""
+    classes = net.categories or ()
+    anchors, rest = divmod(getattr(module, "out_channels", 0), max(1, len(classes)))
+    if net.family == "detection" and anchors > 1 and not rest and ("cls" in call.name or "classif" in call.name):
+        return [f"{name}, anchor {anchor}" for anchor in range(anchors) for name in classes]
+    return classes
 
 
 def input_frames(net: LoadedModel, inputs: Iterable[Tensor]) -> list[list[Image.Image]]:

@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from hookscope.drawing import colours
-from hookscope.drawing.scale import RangeScale, Scale
-from hookscope.drawing.text import LABEL_HEIGHT, Pixels, number_pixels, stamp
-from hookscope.drawing.tiles import ChannelChoice, Tiles, reduce_maps
-from hookscope.errors import NoMapError, UsageError
-from hookscope.hooks import as_float
+from hookscope.drawing.text import LABEL_HEIGHT, Pixels, number_pixels, stamp, text_pixels
+from hookscope.drawing.tiles import Tiles
+from hookscope.errors import printable
 
 # Least side of a map without --cell; maps are larger while the grid stays below the area of a screen.
 LEAST_CELL = 56
@@ -26,6 +21,7 @@ _SCREEN = 1_200 * 800
 # channels are left out and the sheet says so.
 MOST_PIXELS = 80_000_000
 FRAME_GAP = 2
+_LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +90,24 @@ def lay_out(
     cell_width = max(map_width, 0 if plain else label_width)
     cell_height = height * zoom + label + bar
     if columns is None:
-        columns = round(math.sqrt(1.5 * count * (cell_height + gap) / (cell_width + gap)))
+        columns = _fitting_columns(count, (cell_width + gap) / (cell_height + gap))
     columns = max(1, min(columns, count))
     rows = math.ceil(count / columns)
     return Layout(columns, rows, zoom, height * zoom, map_width, cell_width, label, bar, gap, frames)
+
+
+def _fitting_columns(count: int, proportions: float) -> int:
+    """The columns of a grid of about 3:2 whose last row is full, or nearly; ``proportions`` are those of a cell."""
+
+    def cost(columns: int) -> float:
+        rows = math.ceil(count / columns)
+        empty = columns * rows - count
+        alone = rows > 1 and empty == columns - 1
+        shape = abs(math.log(columns * proportions / rows / 1.4))
+        return shape + 5 * empty / (columns * rows) + 0.5 * bool(empty) + alone
+
+    about = math.sqrt(1.4 * count / proportions)
+    return min(range(max(1, int(about / 2.5)), min(count, math.ceil(about * 2.5)) + 1), key=cost, default=1)
 
 
 def _fitting_zoom(count: int, height: int, width: int) -> int:
@@ -127,13 +137,15 @@ def draw_grid(
     plain: bool = False,
     frames: int = 1,
     most: int = MOST_PIXELS,
+    names: Sequence[str] = (),
 ) -> Grid:
     """Draw the maps, magnified by nearest neighbour, with channel numbers and bars unless ``plain``.
 
     The length of the bar under a map is the map's range, relative to the widest range: if each channel has its own
-    scale, the bar tells strong channels from magnified noise. Channels beyond ``most`` pixels are left out.
+    scale, the bar tells strong channels from magnified noise. Channels beyond ``most`` pixels are left out. ``names``
+    are those of all channels of the layer.
     """
-    return draw_alike([tiles], strongest(tiles), columns, cell, plain, frames, most)[0]
+    return draw_alike([tiles], strongest(tiles), columns, cell, plain, frames, most, names)[0]
 
 
 def draw_alike(
@@ -144,27 +156,36 @@ def draw_alike(
     plain: bool = False,
     frames: int = 1,
     most: int = MOST_PIXELS,
+    names: Sequence[str] = (),
 ) -> list[Grid]:
     """Grids to compare: each channel has the same place in all grids, and all bars have one unit.
 
     ``several`` have the same shape and channels; maps at the positions ``bold`` have a bold number.
     """
     count, height, width = several[0].levels.shape
-    label_width = max(map(_widest_label, several))
+    label_width = max(_widest_label(tiles, names) for tiles in several)
     layout = lay_out(count, height, width, columns, cell, plain, label_width, frames)
     fitting = max(1, most // (layout.step_x * layout.step_y))
     if layout.width * layout.height > most and fitting < count:
         count = fitting
         layout = lay_out(count, height, width, columns, cell, plain, label_width, frames)
     longest = max(float(tiles.strength.max(initial=0.0)) for tiles in several)
-    return [_drawn(tiles, layout, count, plain, bold, longest) for tiles in several]
+    return [_drawn(tiles, layout, count, plain, bold, longest, names) for tiles in several]
 
 
-def _drawn(tiles: Tiles, layout: Layout, count: int, plain: bool, bold: Sequence[int], longest: float) -> Grid:
+def _drawn(
+    tiles: Tiles,
+    layout: Layout,
+    count: int,
+    plain: bool,
+    bold: Sequence[int],
+    longest: float,
+    names: Sequence[str],
+) -> Grid:
     pixels = np.full((layout.rows, layout.step_y, layout.columns, layout.step_x), colours.BACKGROUND, np.uint8)
     _place_maps(pixels, layout, tiles.levels[:count])
     if not plain:
-        _place_labels(pixels, layout, tiles, count, bold)
+        _place_labels(pixels, layout, tiles, count, bold, names)
         _place_bars(pixels, layout, tiles, count, longest)
     whole = pixels.reshape(layout.rows * layout.step_y, layout.columns * layout.step_x)
     return Grid(whole[: layout.height, : layout.width], layout, tiles, len(tiles.channels) - count)
@@ -186,18 +207,28 @@ def _place_maps(pixels: Pixels, layout: Layout, levels: Pixels) -> None:
 
 
 def strongest(tiles: Tiles, most: int = 8) -> list[int]:
-    """Positions of the maps with the widest ranges; of 1 × 1 maps those with the largest absolute values."""
-    order = (-tiles.strength).argsort(kind="stable")[:most]
+    """Positions of the maps with the widest ranges, a quarter at most; none where another measure orders the maps."""
+    if tiles.order:
+        return []
+    order = (-tiles.strength).argsort(kind="stable")[: min(most, len(tiles.channels) // 4)]
     return [int(at) for at in order if tiles.strength[at] > 0]
 
 
-def _widest_label(tiles: Tiles) -> int:
-    """Width of the longest channel number; all digits have the same width."""
+def _widest_label(tiles: Tiles, names: Sequence[str]) -> int:
+    """Width of the longest channel number, all digits of which have the same width, and of a name that is not long."""
     mark = " !" if bool(tiles.nonfinite.any()) else ""
-    return int(number_pixels(f"{max(tiles.channels)}{mark}", bold=True).shape[1])
+    number = int(number_pixels(f"{max(tiles.channels)}{mark}", bold=True).shape[1])
+    longest = max([0, *(_name_pixels(names[channel]).shape[1] for channel in tiles.channels if names)])
+    return number + min(longest, _LONGEST_NAME)
 
 
-def _place_labels(pixels: Pixels, layout: Layout, tiles: Tiles, count: int, bold: Sequence[int]) -> None:
+def _name_pixels(name: str, bold: bool = False) -> Pixels:
+    return text_pixels(f"  {printable(name)}", bold=bold)[:LABEL_HEIGHT]
+
+
+def _place_labels(
+    pixels: Pixels, layout: Layout, tiles: Tiles, count: int, bold: Sequence[int], names: Sequence[str]
+) -> None:
     for at in range(count):
         row, column = divmod(at, layout.columns)
         number = str(tiles.channels[at])
@@ -208,6 +239,9 @@ def _place_labels(pixels: Pixels, layout: Layout, tiles: Tiles, count: int, bold
             word = number_pixels(f"{number} const" if tiles.shared else f"{number} ={tiles.low[at]:.3g}")
             # a value that is cut off would be another value
             label = word if word.shape[1] <= layout.cell_width else label
+        elif names:
+            name = _name_pixels(names[tiles.channels[at]], at in bold)
+            label = np.concatenate([label, name], axis=1)[:, : layout.cell_width]
         stamp(pixels[row, :, column], label, 0, 0)
 
 
@@ -223,70 +257,10 @@ def _place_bars(pixels: Pixels, layout: Layout, tiles: Tiles, count: int, longes
         bar[:, :length] = colours.BAR
 
 
-def to_image(pixels: Pixels, cmap: str) -> Image.Image:
-    """Palette indices as an image of mode ``P``."""
-    image = Image.fromarray(pixels)
-    image.putpalette(colours.palette(cmap).tobytes())
+def to_image(pixels: Pixels, cmap: str, photograph: Pixels | None = None) -> Image.Image:
+    """Palette indices as an image of mode ``P``; ``photograph`` are the colours ``(n, 3)`` from `PHOTOGRAPH` on."""
+    image, palette = Image.fromarray(pixels), colours.palette(cmap)
+    if photograph is not None:
+        palette = np.concatenate([palette[: colours.PHOTOGRAPH], photograph])
+    image.putpalette(palette.tobytes())
     return image
-
-
-def channel_grid(
-    activation: Tensor,
-    columns: int | None = None,
-    cmap: str = "viridis",
-    scale: str | tuple[float, float] = "channel",
-    channels: str | Sequence[int] | None = None,
-    cell: int | None = None,
-    plain: bool = False,
-) -> Image.Image:
-    """Draw the feature maps of one activation as a palette image: labelled, magnified by nearest neighbour.
-
-    NaN is magenta, +Inf red, -Inf light blue. If each channel has its own scale, constant maps are grey, and their
-    value is written above them.
-
-    Args:
-        activation: Feature maps ``(C, H, W)``, one map ``(H, W)``, or maps of a clip or volume ``(C, D, H, W)``, whose
-            slices stand side by side; or a batch of one.
-        columns: Maps in a row; None for a grid of about 3:2.
-        cmap: A colour map of matplotlib.
-        scale: ``channel``, ``layer``, ``symmetric``, ``percentile:LO,HI``, ``LO:HI`` or ``(low, high)``.
-        channels: ``0-63,100``, ``top:16`` or numbers; None for all.
-        cell: Smallest side of a map in pixels; the magnification is a whole number.
-        plain: Maps only, without numbers and bars.
-
-    Raises:
-        NoMapError: for another shape.
-        UsageError: for a scale, colour map or channels that cannot be parsed or do not exist.
-        LayerError: the activation has none of the channels.
-
-    Example:
-        >>> import torch
-        >>> channel_grid(torch.rand(6, 7, 7), columns=3).size
-        (684, 490)
-    """
-    if columns is not None and columns < 1:
-        raise UsageError(f"columns must be at least 1 or None, not {columns}")
-    maps, slices = _one_activation(activation)
-    if channels is None:
-        choice = ChannelChoice()
-    else:
-        choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
-    tiles = reduce_maps(maps, choice, Scale.parse(scale) if isinstance(scale, str) else RangeScale(*scale))
-    return to_image(draw_grid(tiles, columns, cell, plain, slices).pixels, cmap)
-
-
-def _one_activation(activation: Any) -> tuple[Tensor, int]:
-    """The maps ``(C, H, W)``, and how many slices of a volume stand side by side in each."""
-    activation = torch.as_tensor(activation)
-    shape = tuple(activation.shape)
-    if not activation.numel():
-        raise NoMapError(f"an activation of {shape} has no values")
-    tensor = as_float(activation)
-    while tensor.dim() > 3 and len(tensor) == 1:
-        tensor = tensor[0]
-    if tensor.dim() == 4:
-        return tensor.permute(0, 2, 1, 3).flatten(2), shape[-3]
-    tensor = tensor[None] if tensor.dim() == 2 else tensor
-    if tensor.dim() != 3:
-        raise NoMapError(f"a channel grid takes (C, H, W), not {shape}", do="take one item of a batch: activation[0]")
-    return tensor, 1

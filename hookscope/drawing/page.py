@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,10 +30,15 @@ class Page:
         self.height = top + pixels.shape[0]
         return top
 
-    def add_text(self, text: str, width: int, space: int = 0, size: int = TEXT_SIZE, bold: bool = False) -> None:
-        """Add ``text`` at the bottom, in lines of at most ``width`` pixels."""
+    def add_text(
+        self, text: str, width: int, space: int = 0, size: int = TEXT_SIZE, bold: bool = False, alarm: bool = False
+    ) -> None:
+        """Add ``text`` at the bottom, in lines of at most ``width`` pixels; red with ``alarm``."""
         for line in wrapped(printable(text), width, font(size, bold).getlength):
-            self.add(text_pixels(line, size, bold), space)
+            pixels = text_pixels(line, size, bold)
+            if alarm:
+                pixels = np.where(pixels == colours.BACKGROUND, pixels, pixels + np.uint8(colours.ALARM - colours.TEXT))
+            self.add(pixels, space)
             space = 0
 
     @property
@@ -46,15 +52,20 @@ class Page:
         return page
 
 
-def colour_bar(name: str, lowest: float, highest: float) -> Pixels:
-    """``name``, the lowest value, all levels as a ramp, the highest value."""
-    words, low, high = (text_pixels(text, TEXT_SIZE) for text in (name, f"{lowest:.4g}", f"{highest:.4g}"))
+def colour_bar(name: str, lowest: float | str, highest: float | str, after: str = "") -> Pixels:
+    """``name``, the lowest value, all levels as a ramp, the highest value, and words ``after`` it."""
+    ends = [text if isinstance(text, str) else f"{text:.4g}" for text in (lowest, highest)]
+    words, low, high, rest = (text_pixels(text, TEXT_SIZE) for text in (name, *ends, after))
     bar = np.repeat(np.arange(colours.LEVELS, dtype=np.uint8)[None], low.shape[0] - 3, axis=0)
-    gap = 8
-    width = low.shape[1] + bar.shape[1] + high.shape[1] + words.shape[1] + 4 * gap
-    line = np.full((low.shape[0], width), colours.BACKGROUND, np.uint8)
+    return beside([words, low, bar, high, rest] if after else [words, low, bar, high], 8)
+
+
+def beside(pieces: Sequence[Pixels], gap: int) -> Pixels:
+    """Blocks from left to right, ``gap`` pixels apart."""
+    width = sum(piece.shape[1] for piece in pieces) + gap * (len(pieces) - 1)
+    line = np.full((max(piece.shape[0] for piece in pieces), width), colours.BACKGROUND, np.uint8)
     x = 0
-    for piece in (words, low, bar, high):
+    for piece in pieces:
         stamp(line, piece, x, 0)
         x += piece.shape[1] + gap
     return line

@@ -80,7 +80,7 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
     """Turn the pixels of a sheet back into numbers: for each part its channels and their values ``(C, H, W)``.
 
     On a linear scale a value is right to half a level, ``(high - low) / (levels - 1) / 2`` of its channel. NaN and Inf
-    are returned as such, and a clipped value as the end of the scale.
+    are returned as such, and a clipped value as the end of the scale. The values of bars are exact.
 
     Raises:
         ImageError: for a PNG without provenance of hookscope, an overlay, a modified sheet, or an unknown scale.
@@ -95,9 +95,9 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
         raise ImageError(f"{name} is not a sheet of feature maps", do="visualize draws sheets")
     if provenance["overlay"]:
         raise ImageError(f"{name} is an overlay", "its colours mix values and photograph", "draw it without --overlay")
-    pixels, palette = np.asarray(image), image.getpalette()
+    pixels, palette = np.asarray(image), (image.getpalette() or [])[: 3 * colours.PHOTOGRAPH]
     try:
-        drawn = [provenance["size"], colours.palette(provenance["cmap"]).ravel().tolist()]
+        drawn = [provenance["size"], colours.palette(provenance["cmap"])[: colours.PHOTOGRAPH].ravel().tolist()]
     except UsageError as error:
         raise ImageError(f"{name} was drawn with the colour map '{provenance['cmap']}'", error.exists) from error
     if [list(pixels.shape[::-1]), palette] != drawn or provenance["levels"] != colours.LEVELS:
@@ -109,6 +109,8 @@ def read_sheet(path: str | os.PathLike[str]) -> dict[str, tuple[list[int], NDArr
 
 
 def _values(pixels: Pixels, part: Mapping[str, Any]) -> NDArray[np.float64]:
+    if "values" in part:  # bars
+        return np.array(part["values"], float)[:, None, None]
     scale = Scale.parse(part["scale"])
     z, height, width, frames = part["zoom"], part["height"], part["width"], part["frames"]
     values = np.empty((len(part["channels"]), height, width))

@@ -16,8 +16,8 @@ from hookscope.hooks import (
     Maps,
     Shape,
     as_float,
-    feature_maps,
     finite_values,
+    maps_or_vectors,
     one_thread,
     shape_of,
     tensors_in,
@@ -26,7 +26,7 @@ from hookscope.hooks import (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of an output: its axes, which item of the batch it is, and its tiles."""
+    """One part of an output: its axes, which item of the batch it is, its tiles; names of all channels or none."""
 
     name: str
     axes: str
@@ -34,6 +34,7 @@ class Part:
     items: int
     frames: int
     tiles: Tiles
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +61,28 @@ def reduce_output(
     input_size: InputSize | None = None,
     choice: ChannelChoice | None = None,
     scale: Scale | None = None,
+    names: Sequence[str] = (),
     keep: bool = False,
 ) -> ActivationSummary:
     """Measure an output and reduce its feature maps to one byte a value.
 
-    The type of ``module`` helps to find the channel axis, ``input_size`` the proportions of a token grid. NoMapError if
-    no part of the output is a feature map, LayerError if none of the chosen channels exists.
+    The type of ``module`` helps to find the channel axis, ``input_size`` the proportions of a token grid. ``names`` are
+    those of the channels of a part with as many. NoMapError if no part of the output is a feature map or a vector,
+    LayerError if none of the chosen channels exists.
     """
     with one_thread():
-        maps = feature_maps(output, module, input_size)
-        names = {m.part for m in maps}
-        low, mean, high, nonfinite = measure([tensor for part, tensor in tensors_in(output).items() if part in names])
-        parts = tuple(
-            Part(m.label, m.axes, m.item, m.items, m.frames, reduce_maps(m.values, choice, scale)) for m in maps
-        )
+        maps = maps_or_vectors(output, module, input_size)
+        drawn = {m.part for m in maps}
+        low, mean, high, nonfinite = measure([tensor for part, tensor in tensors_in(output).items() if part in drawn])
+        parts = tuple(_part(m, choice, scale, names) for m in maps)
         kept = {part: tensor.detach().cpu().clone() for part, tensor in tensors_in(output).items()} if keep else {}
         return ActivationSummary(shape_of(output), low, mean, high, _dead(maps), nonfinite, parts, kept)
+
+
+def _part(maps: Maps, choice: ChannelChoice | None, scale: Scale | None, names: Sequence[str]) -> Part:
+    own = tuple(names) if len(names) == len(maps.values) else ()
+    tiles = reduce_maps(maps.values, choice, scale, bool(own))
+    return Part(maps.label, maps.axes, maps.item, maps.items, maps.frames, tiles, own)
 
 
 def measure(output: Any) -> tuple[float | None, float | None, float | None, int]:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     Limit = float | Tensor
 
-# A palette holds 256 colours: these are for values, the others for text, NaN, Inf and constant maps.
-LEVELS = 244
+# A palette holds 256 colours: these are for values, the others for text, NaN, Inf, constant maps and a photograph. The
+# number is odd: 0 has the middle colour of a scale that is symmetric about 0.
+LEVELS = 193
 TOP = LEVELS - 1
 
 
@@ -55,6 +56,11 @@ class Scale:
 
     def __str__(self) -> str:
         return self.notation
+
+    @property
+    def caption(self) -> str:
+        """What a sheet says beside the colour bar."""
+        return f"one scale for all maps ({self})"
 
     def limits(self, values: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Limit, Limit]:
         """The values of the lowest and the highest level for ``values`` ``(C, H, W)``: two numbers, or two ``(C,)``.
@@ -95,6 +101,7 @@ class ChannelScale(Scale):
 
     notation = "channel"
     shared = False
+    caption = "each map has its own scale"
 
     def limits(self, values: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Limit, Limit]:
         return lowest, highest
@@ -105,6 +112,7 @@ class LayerScale(Scale):
     """All channels from the lowest to the highest value of the layer."""
 
     notation = "layer"
+    caption = "one scale for all maps"
 
     def limits(self, values: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Limit, Limit]:
         return _extremes(lowest, highest)
@@ -118,6 +126,7 @@ class SymmetricScale(Scale):
     cmap = "RdBu_r"
 
     limit: float | None = None
+    caption = "one scale for all maps, symmetric about 0"
 
     def limits(self, values: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Limit, Limit]:
         limit = max(map(abs, _extremes(lowest, highest))) if self.limit is None else self.limit
@@ -139,6 +148,10 @@ class PercentileScale(Scale):
         word, _, rest = text.partition(":")
         limits = _numbers(rest.split(","))
         return cls(*limits) if word == "percentile" and limits and 0 <= limits[0] < limits[1] <= 100 else None
+
+    @property
+    def caption(self) -> str:
+        return f"one scale for all maps, clipped at percentiles {self.low:g} and {self.high:g}"
 
     def limits(self, values: Tensor, lowest: Tensor, highest: Tensor) -> tuple[Limit, Limit]:
         import numpy as np

@@ -1,4 +1,4 @@
-"""The sheet of a call: a header, the channel grids, and the provenance."""
+"""The sheet of a call: a header, the photograph, the channel grids or bars, and the provenance."""
 
 from __future__ import annotations
 
@@ -8,18 +8,35 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
 from hookscope.drawing import colours
-from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, draw_grid, strongest, to_image
-from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, colour_bar
-from hookscope.drawing.reduce import ActivationSummary, Part
-from hookscope.hooks import Call, Shape
+from hookscope.drawing.bars import draw_bars
+from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, Layout, draw_grid, strongest, to_image
+from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, beside, colour_bar
+from hookscope.drawing.reduce import ActivationSummary, Part, reduce_output
+from hookscope.drawing.scale import RangeScale, Scale
+from hookscope.drawing.text import LABEL_HEIGHT, Pixels, stamp, text_pixels
+from hookscope.drawing.tiles import ChannelChoice, Tiles
+from hookscope.errors import NoMapError, UsageError
+from hookscope.hooks import Call, InputSize, Shape
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel, package_versions
 
+ALPHA = 0.85
 _HEAD = 15
+_LEAST_PHOTOGRAPH = 144  # longest side of the photograph; on larger maps it is as large as a map
+_BESIDE = 14
+_DIMMED, _MIDDLE = 0.8, 128  # brightness of the grey photograph under maps; grey under their colour bar
+_PALEST = 0.45  # a map over the photograph has no pale colours: pale is transparent
+
+_CHANNELS_FIRST = nn.Conv2d(1, 1, 1)  # says where the channels of a tensor are whose layer is not given
+
+Frames = Sequence[Sequence[Image.Image]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +77,18 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Layout of a sheet: maps in a row, smallest side of a map in pixels, colour map, grid without text."""
+    """Layout of a sheet: maps in a row, smallest side of a map in pixels, colour map, grid without text.
+
+    With ``alpha`` each map lies over the photograph, and the strongest value has this opacity. ``hint`` says how to get
+    all channels.
+    """
 
     columns: int | None = None
     cell: int | None = None
     cmap: str = "viridis"
     plain: bool = False
+    alpha: float | None = None
+    hint: str = "all: --channels all"
 
 
 @dataclass(frozen=True)
@@ -77,113 +100,154 @@ class Sheet:
     left_out: int
 
 
-def draw_sheet(
-    summary: ActivationSummary,
-    call: Call,
-    origin: Origin,
-    style: Style | None = None,
-    overlay: Sequence[Sequence[Image.Image]] | None = None,
-) -> Sheet:
-    """Draw the sheet of one call, over ``overlay`` if given: the frames of each item of the batch.
+@dataclass(frozen=True)
+class Heading:
+    """The first lines of a page: a bold title, plain ``lines``, and a line in red; empty ones are left out."""
 
-    Maps of other items (a head's proposals) and of a single position have no place in a frame and are not laid over.
+    title: str = ""
+    lines: Sequence[str] = ()
+    alarm: str = ""
+
+    @classmethod
+    def of(cls, call: Call, origin: Origin) -> Heading:
+        index = "" if call.index is None else f"   index {call.index}"
+        images = [os.path.basename(name) or name for name in (origin.image, *(origin.second or ())[:1])]
+        is_random = origin.weights.startswith("random")
+        weights = f"weights: {origin.weights}"
+        about = [origin.model, " and ".join(images), origin.preprocess, *([] if is_random else [weights])]
+        title = f"{call.key or call.type}   {call.type}{index}"
+        return cls(title, ["   ".join(filter(None, about))], f"{weights}, the network is not trained" * is_random)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The picture of a part: a grid of maps or bars, the photograph left of it, and the x of the maps or bars."""
+
+    part: Part
+    pixels: Pixels
+    grid: Grid | None
+    left: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        assert self.grid is not None
+        return self.grid.layout
+
+    @property
+    def drawn(self) -> int:
+        return len(self.part.tiles.channels) - (self.grid.left_out if self.grid else 0)
+
+
+def draw_sheet(
+    activation: Any,
+    photograph: Image.Image | None = None,
+    *,
+    title: str = "",
+    channels: str | Sequence[int] | None = None,
+    columns: int | None = None,
+    cell: int | None = None,
+    cmap: str | None = None,
+    scale: str | tuple[float, float] = "channel",
+    names: Sequence[str] = (),
+    layer: nn.Module | None = None,
+    plain: bool = False,
+) -> Image.Image:
+    """Draw the feature maps of an activation as a palette image, as ``visualize`` does.
+
+    Each map is magnified by nearest neighbour and has its channel number. NaN is magenta, +Inf red, -Inf light blue. If
+    each channel has its own scale, constant maps are grey, and their value is written above them. Single values are
+    drawn as bars.
+
+    Args:
+        activation: Feature maps ``(C, H, W)``, one map ``(H, W)``, any output of a layer that `capture` keeps, such as
+            ``(N, C, H, W)`` or tokens ``(N, L, C)``, or scores ``(N, C)``. Frames and slices ``(N, C, D, H, W)`` stand
+            side by side.
+        photograph: The image as the network sees it; the first cell of the sheet.
+        title: A bold first line.
+        channels: ``all``, ``0-63,100``, ``top:16`` or numbers; None for all, of more than 64 the 64 with the largest
+            mean absolute value. Of single values the 24 largest.
+        columns: Maps in a row; None for a grid with full rows.
+        cell: Smallest side of a map in pixels; the magnification is a whole number.
+        cmap: A colour map of matplotlib; None for that of the scale.
+        scale: ``channel``, ``layer``, ``symmetric``, ``percentile:LO,HI``, ``LO:HI`` or ``(low, high)``.
+        names: Names of all channels, such as those of classes.
+        layer: The module that put out ``activation``; says on which axis the channels are.
+        plain: Maps only, without text, bars and photograph.
+
+    Raises:
+        NoMapError: for another shape.
+        UsageError: for a scale, colour map or channels that cannot be parsed or do not exist.
+        LayerError: the activation has none of the channels.
+
+    Example:
+        >>> import torch
+        >>> draw_sheet(torch.rand(16, 7, 7), title="conv1", columns=4).mode
+        'P'
+    """
+    parsed = _scale(scale)
+    style = Style(_columns(columns), cell, cmap or parsed.cmap, plain, None, "all: channels='all'")
+    summary = _reduced(activation, layer, photograph, channels, parsed, names)
+    return _composed(summary, Heading(title), style, [[photograph]] if photograph else None)[0]
+
+
+def draw_overlay(
+    activation: Any,
+    photograph: Image.Image,
+    *,
+    alpha: float = ALPHA,
+    title: str = "",
+    channels: str | Sequence[int] | None = None,
+    columns: int | None = None,
+    cell: int | None = None,
+    cmap: str | None = None,
+    scale: str | tuple[float, float] = "symmetric",
+    names: Sequence[str] = (),
+    layer: nn.Module | None = None,
+) -> Image.Image:
+    """Draw feature maps over the greyed photograph: the larger the absolute value, the more opaque the colour.
+
+    Args:
+        activation: As for `draw_sheet`.
+        photograph: The image as the network sees it.
+        alpha: Opacity of the largest absolute value, 0 to 1.
+        title: As for `draw_sheet`, and so are the next arguments.
+        channels: All, or a choice.
+        columns: Maps in a row.
+        cell: Smallest side of a map.
+        cmap: A colour map.
+        scale: By default all maps have one scale, which is symmetric about 0.
+        names: Names of all channels.
+        layer: The module that put out ``activation``.
+
+    Raises:
+        NoMapError: for another shape.
+        UsageError: for an opacity outside 0 to 1, or as `draw_sheet`.
+        LayerError: the activation has none of the channels.
+
+    Example:
+        >>> import torch
+        >>> from PIL import Image
+        >>> draw_overlay(torch.rand(4, 7, 7), Image.new("RGB", (224, 224)), columns=2).mode
+        'RGB'
+    """
+    if not 0 <= alpha <= 1:
+        raise UsageError(f"alpha must be from 0 to 1, not {alpha}")
+    parsed = _scale(scale)
+    style = Style(_columns(columns), cell, cmap or parsed.cmap, False, alpha, "all: channels='all'")
+    summary = _reduced(activation, layer, photograph, channels, parsed, names)
+    return _composed(summary, Heading(title), style, [[photograph]])[0]
+
+
+def draw_call(
+    summary: ActivationSummary, call: Call, origin: Origin, style: Style | None = None, frames: Frames | None = None
+) -> Sheet:
+    """Draw the sheet of one call of a model; ``frames`` are what the network saw of each item of the batch.
+
+    Maps of other items (a head's proposals) and of a single position are not laid over the photograph.
     """
     style = style or Style()
-    margin = 0 if style.plain else MARGIN
-    most = MOST_PIXELS // len(summary.parts)
-    grids = [draw_grid(part.tiles, style.columns, style.cell, style.plain, part.frames, most) for part in summary.parts]
-    page = Page()
-    if not style.plain:
-        _add_header(page, summary, call, origin, max([LEAST_WIDTH, *(grid.layout.width for grid in grids)]))
-    tops = []
-    for part, grid in zip(summary.parts, grids, strict=True):
-        if not style.plain:
-            _add_part_header(page, part, grid, len(summary.parts) > 1)
-        tops.append(page.add(grid.pixels, 6 if page.height else 0))
-    image = to_image(page.pixels(margin), style.cmap)
-    if overlay is not None:
-        places = [(margin, margin + top) for top in tops]
-        image = _laid_over(image, summary.parts, grids, places, overlay)
-    provenance = _provenance(summary, call, origin, style, overlay is not None)
-    provenance["size"] = list(image.size)
-    provenance["parts"] = [
-        placed(part.name, part.axes, grid, margin, margin + top)
-        for part, grid, top in zip(summary.parts, grids, tops, strict=True)
-    ]
-    return Sheet(image, provenance, sum(grid.left_out for grid in grids))
-
-
-def _add_header(page: Page, summary: ActivationSummary, call: Call, origin: Origin, width: int) -> None:
-    index = "" if call.index is None else f"   index {call.index}"
-    title = f"{call.key or call.type}   {call.type}   {shape_text(summary.shape)}{index}"
-    page.add_text(title, width, size=_HEAD, bold=True)
-    image = origin.image + (f" and {origin.second[0]}" if origin.second else "")
-    page.add_text(f"{origin.model}   weights: {origin.weights}   {image}   {origin.preprocess}", width, 2)
-    if summary.low is None or summary.mean is None or summary.high is None:
-        words = "no finite value"
-    else:
-        words = f"values {summary.low:.4g} to {summary.high:.4g}, mean {summary.mean:.4g}"
-    words += f"   constant channels: {summary.dead}" if summary.dead else ""
-    words += f"   NaN or Inf: {summary.nonfinite} values" if summary.nonfinite else ""
-    page.add_text(words, width, 2)
-
-
-def _add_part_header(page: Page, part: Part, grid: Grid, several: bool) -> None:
-    width = max(LEAST_WIDTH, grid.layout.width)
-    tiles = part.tiles
-    if several:
-        size = "x".join(map(str, tiles.levels.shape))
-        page.add_text(f"{part.name or 'maps'}   {size} of {part.axes}", width, 10, bold=True)
-    if tiles.shared:
-        page.add(colour_bar(f"scale: {tiles.scale}, one for all", tiles.low[0], tiles.high[0]), 6)
-    else:
-        page.add_text(f"scale: {tiles.scale}, each map from its lowest (first colour) to its highest value", width, 4)
-    first = ", ".join(str(tiles.channels[at]) for at in strongest(tiles))
-    what = "widest range" if grid.layout.bar else "largest |value|"
-    hints = f"{what} (bold): {first}" if first else "every value is the same"
-    hints += "   bar: range of the map against the widest" if grid.layout.bar else ""
-    hints += f"   {part.frames} frames a channel, left to right" if part.frames > 1 else ""
-    if bool(tiles.nonfinite.any()):
-        bad = [str(tiles.channels[at]) for at in tiles.nonfinite.nonzero()[0][:8]]
-        hints += f"   NaN magenta, +Inf red, -Inf light blue (!): {', '.join(bad)}"
-    if bool(tiles.constant.any()):
-        still = [str(tiles.channels[at]) for at in tiles.constant.nonzero()[0][:8]]
-        hints += f"   constant: {', '.join(still)}" + (", ..." if int(tiles.constant.sum()) > 8 else "")
-    if grid.left_out:
-        hints += f"   {grid.left_out} channels left out: too many pixels, choose with --channels"
-    page.add_text(hints, width, 2)
-
-
-def _laid_over(
-    image: Image.Image,
-    parts: Sequence[Part],
-    grids: Sequence[Grid],
-    places: Sequence[tuple[int, int]],
-    pictures: Sequence[Sequence[Image.Image]],
-) -> Image.Image:
-    """Draw the maps half transparent over the network's input; NaN and Inf stay opaque."""
-    colour = image.convert("RGB")
-    for part, grid, (left, top) in zip(parts, grids, places, strict=True):
-        layout = grid.layout
-        if part.items > len(pictures) or part.tiles.levels[0].size == 1:
-            continue
-        frames = pictures[part.item]
-        backdrop = Image.new("RGB", (layout.map_width, layout.map_height))
-        for at, place in enumerate(layout.frame_places):  # a layer may merge frames: take the middle one of them
-            frame = frames[(2 * at + 1) * len(frames) // (2 * part.frames)]
-            small = frame.resize((layout.frame_width, layout.map_height), Image.Resampling.BILINEAR)
-            backdrop.paste(small, (place.start, 0))
-        for at in range(len(part.tiles.channels) - grid.left_out):
-            row, column = divmod(at, layout.columns)
-            x, y = left + column * layout.step_x, top + row * layout.step_y + layout.label
-            box = (x, y, x + layout.map_width, y + layout.map_height)
-            values = image.crop(box).point([96 if level < colours.LEVELS else 0 for level in range(256)], "L")
-            colour.paste(backdrop, box, values)
-    return colour
-
-
-def _provenance(summary: ActivationSummary, call: Call, origin: Origin, style: Style, overlay: bool) -> dict[str, Any]:
-    return {
+    image, places, left_out = _composed(summary, Heading.of(call, origin), style, frames)
+    provenance = {
         **origin.facts(),
         "layer": call.name,
         "call": call.call,
@@ -193,7 +257,287 @@ def _provenance(summary: ActivationSummary, call: Call, origin: Origin, style: S
         "scale": summary.parts[0].tiles.scale,
         "cmap": style.cmap,
         "levels": colours.LEVELS,
-        "overlay": overlay,
+        "overlay": style.alpha is not None,
+        "size": list(image.size),
+        "parts": places,
+    }
+    return Sheet(image, provenance, left_out)
+
+
+def _scale(scale: str | tuple[float, float]) -> Scale:
+    return Scale.parse(scale) if isinstance(scale, str) else RangeScale(*scale)
+
+
+def _columns(columns: int | None) -> int | None:
+    if columns is not None and columns < 1:
+        raise UsageError(f"columns must be at least 1 or None, not {columns}")
+    return columns
+
+
+def _reduced(
+    activation: Any,
+    layer: nn.Module | None,
+    photograph: Image.Image | None,
+    channels: str | Sequence[int] | None,
+    scale: Scale,
+    names: Sequence[str],
+) -> ActivationSummary:
+    if channels is None:
+        choice = ChannelChoice(usual=True)
+    else:
+        choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
+    if isinstance(activation, (np.ndarray, list)):
+        activation = torch.as_tensor(activation)
+    if isinstance(activation, torch.Tensor):
+        if activation.dim() == 2 and layer is None and not names:
+            activation = activation[None]  # one map
+        if activation.dim() == 3 and layer is None:
+            activation = activation[None]
+        if activation.dim() == 1:
+            activation = activation[None]
+        if activation.dim() == 0 or not activation.numel():
+            raise NoMapError(f"an activation of {tuple(activation.shape)} has no maps")
+        layer = layer or _CHANNELS_FIRST
+    size = InputSize(photograph.height, photograph.width) if photograph else None
+    return reduce_output(activation, layer, size, choice, scale, names)
+
+
+def _composed(
+    summary: ActivationSummary, heading: Heading, style: Style, frames: Frames | None
+) -> tuple[Image.Image, list[dict[str, Any]], int]:
+    """The image, where its parts lie and what they show, and how many channels were left out."""
+    margin = 0 if style.plain else MARGIN
+    most = MOST_PIXELS // len(summary.parts)
+    blocks = [_block(part, style, most) for part in summary.parts]
+    photographs: Pixels | None = None
+    if frames is not None and not style.plain:
+        blocks, photographs = _with_photographs(blocks, frames)
+    page = Page()
+    width = max([LEAST_WIDTH, *(block.pixels.shape[1] for block in blocks)])
+    if not style.plain:
+        _add_header(page, summary, heading, width)
+    tops, bars = [], []
+    for block in blocks:
+        bar = None if style.plain else _add_part_header(page, block, width, len(blocks) > 1, style.hint)
+        bars.append(bar)
+        tops.append(page.add(block.pixels, 8 if page.height else 0))
+    image = to_image(page.pixels(margin), style.cmap, photographs)
+    places = [_placed(block, margin + block.left, margin + top) for block, top in zip(blocks, tops, strict=True)]
+    if style.alpha is not None and frames is not None:
+        whole = image.convert("RGB")
+        for block, top, bar in zip(blocks, tops, bars, strict=True):
+            _lay_over(whole, image, block, (margin, margin + top), bar, frames, style)
+        image = whole
+    return image, places, sum(block.grid.left_out for block in blocks if block.grid)
+
+
+def _block(part: Part, style: Style, most: int) -> _Block:
+    if part.tiles.values:
+        return _Block(part, draw_bars(part.tiles, part.names), None)
+    grid = draw_grid(part.tiles, style.columns, style.cell, style.plain, part.frames, most, part.names)
+    return _Block(part, grid.pixels, grid)
+
+
+def _with_photographs(blocks: Sequence[_Block], frames: Frames) -> tuple[list[_Block], Pixels]:
+    """The blocks with what the network saw left of the maps, and the colours of the photographs."""
+    seen = [
+        _seen(block, frames, block.part.item not in {b.part.item for b in blocks[:at]})
+        for at, block in enumerate(blocks)
+    ]
+    pictures = [picture for picture, _ in filter(None, seen)]
+    strip = Image.new("RGB", (max(picture.width for picture in pictures), sum(picture.height for picture in pictures)))
+    starts = np.cumsum([0, *(picture.height for picture in pictures)])
+    for picture, top in zip(pictures, starts, strict=False):
+        strip.paste(picture, (0, int(top)))
+    indices, table = colours.in_few_colours(strip)
+    both, at = [], 0
+    for block, cell in zip(blocks, seen, strict=True):
+        if cell is None:
+            both.append(block)
+            continue
+        picture, words = cell
+        label = text_pixels(words)[:LABEL_HEIGHT]
+        photograph = indices[starts[at] : starts[at + 1], : picture.width]
+        at += 1
+        column = np.full(
+            (LABEL_HEIGHT + picture.height, max(picture.width, label.shape[1])), colours.BACKGROUND, np.uint8
+        )
+        stamp(column, label, 0, 0)
+        stamp(column, photograph, 0, LABEL_HEIGHT)
+        pixels = beside([column, block.pixels], _BESIDE)
+        both.append(_Block(block.part, pixels, block.grid, column.shape[1] + _BESIDE))
+    return both, table
+
+
+def _seen(block: _Block, frames: Frames, first: bool) -> tuple[Image.Image, str] | None:
+    """The photograph of a part in the size of a map, or larger, and the words above it."""
+    item = block.part.item
+    if not first or item >= len(frames):
+        return None
+    middle = len(frames[item]) // 2
+    picture = frames[item][middle]
+    words = f"input {picture.width}×{picture.height}"
+    words += f", frame {middle + 1} of {len(frames[item])}" if len(frames[item]) > 1 else ""
+    side = max(block.layout.frame_width, block.layout.map_height) if block.grid else 0
+    factor = max(side, _LEAST_PHOTOGRAPH) / max(picture.size)
+    size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
+    return picture.resize(size, Image.Resampling.BILINEAR if factor < 1 else Image.Resampling.NEAREST), words
+
+
+def _add_header(page: Page, summary: ActivationSummary, heading: Heading, width: int) -> None:
+    if heading.title:
+        page.add_text(heading.title, width, size=_HEAD, bold=True)
+    for line in heading.lines:
+        page.add_text(line, width, 2)
+    if heading.alarm:
+        page.add_text(heading.alarm, width, 2, alarm=True)
+    if summary.low is None or summary.mean is None or summary.high is None:
+        words = "no finite value"
+    else:
+        words = f"values {summary.low:.4g} to {summary.high:.4g}, mean {summary.mean:.4g}"
+    words += f"   constant channels: {summary.dead}" if summary.dead else ""
+    words += f"   NaN or Inf: {summary.nonfinite:,} values" if summary.nonfinite else ""
+    page.add_text(f"output {shape_text(summary.shape)}   {words}", width, 2)
+
+
+def _add_part_header(page: Page, block: _Block, width: int, several: bool, hint: str) -> int | None:
+    """Add what the part shows and its scale; returns the y of the colour bar, None for bars of values."""
+    part, tiles = block.part, block.part.tiles
+    words = _channel_words(block)
+    words += f"   {hint}" if len(tiles.channels) < tiles.total else ""
+    if several:
+        page.add_text(f"{part.name or 'maps'}   {words}", width, 10, bold=True)
+    else:
+        page.add_text(words, width, 2)
+    bar = None
+    if block.grid is not None:
+        caption = f"{Scale.parse(tiles.scale).caption}:"
+        ends: tuple[Any, Any] = (tiles.low[0], tiles.high[0]) if tiles.shared else ("its lowest", "its highest value")
+        after = "orange bar: range of a map, relative to the widest"
+        after += " (bold)" if strongest(tiles) else ""
+        pixels = colour_bar(caption, *ends, after)
+        if pixels.shape[1] <= width:
+            bar = page.add(pixels, 6)
+        else:
+            bar = page.add(colour_bar(caption, *ends), 6)
+            page.add_text(after, width, 2)
+    if notes := _notes(block):
+        page.add_text("   ".join(notes), width, 2)
+    return bar
+
+
+def _channel_words(block: _Block) -> str:
+    """``64 of 512 channels, 7×7, by mean |value|``."""
+    part, tiles, count = block.part, block.part.tiles, len(block.part.tiles.channels)
+    kind = "classes" if part.names else "channel" if tiles.total == 1 else "channels"
+    words = [f"{count:,} of {tiles.total:,} {kind}" if count < tiles.total else f"{count:,} {kind}"]
+    if block.grid is not None:
+        _, height, width = tiles.levels.shape
+        words.append(f"{width // part.frames}×{height}" + (" tokens" if part.axes == "N L C" else ""))
+    if part.frames > 1:
+        words.append(f"{part.frames} frames from left to right")
+    return ", ".join([*words, *([f"by {tiles.order}"] if tiles.order else [])])
+
+
+def _notes(block: _Block) -> list[str]:
+    """What the colours of NaN, Inf and constant maps mean, and what was left out."""
+    tiles, notes = block.part.tiles, []
+    if bool(tiles.nonfinite.any()):
+        bad = [str(tiles.channels[at]) for at in tiles.nonfinite.nonzero()[0][:8]]
+        colour = "NaN magenta, +Inf red, -Inf light blue (!): " if block.grid else "NaN or Inf: "
+        notes.append(colour + ", ".join(bad) + (", ..." if int((tiles.nonfinite > 0).sum()) > 8 else ""))
+    if bool(tiles.constant.any()):
+        still = [str(tiles.channels[at]) for at in tiles.constant.nonzero()[0][:8]]
+        notes.append(f"constant: {', '.join(still)}" + (", ..." if int(tiles.constant.sum()) > 8 else ""))
+    if block.grid is not None and block.grid.left_out:
+        notes.append(f"{block.grid.left_out} channels left out: too many pixels, choose with --channels")
+    return notes
+
+
+def _lay_over(
+    whole: Image.Image,
+    image: Image.Image,
+    block: _Block,
+    place: tuple[int, int],
+    bar: int | None,
+    frames: Frames,
+    style: Style,
+) -> None:
+    """Draw the maps of a part over the greyed photograph, and its colour bar over grey; NaN and Inf stay opaque."""
+    part, tiles = block.part, block.part.tiles
+    if block.grid is None or part.items > len(frames):
+        return
+    layout, alpha = block.layout, style.alpha or 0.0
+    backdrop = _backdrop(layout, frames[part.item], part.frames)
+    for at in range(block.drawn):
+        row, column = divmod(at, layout.columns)
+        x, y = place[0] + block.left + column * layout.step_x, place[1] + row * layout.step_y + layout.label
+        box = (x, y, x + layout.map_width, y + layout.map_height)
+        _blend(whole, image, box, backdrop, _overlay_colours(tiles, at, style.cmap), _opacity(tiles, at, alpha))
+    if bar is not None and tiles.shared:
+        box = (0, place[0] + bar, image.width, place[0] + bar + colour_bar("", "", "").shape[0])
+        grey = np.float32(_DIMMED * _MIDDLE)
+        _blend(whole, image, box, grey, _overlay_colours(tiles, 0, style.cmap), _opacity(tiles, 0, alpha))
+
+
+def _blend(
+    whole: Image.Image,
+    image: Image.Image,
+    box: tuple[int, int, int, int],
+    backdrop: Any,
+    palette: NDArray[np.float32],
+    opacity: NDArray[np.float32],
+) -> None:
+    """Mix the palette colours of ``image`` with ``backdrop``, and paste them into ``whole``."""
+    levels = np.asarray(image.crop(box))
+    share = opacity[levels][..., None]
+    mixed = backdrop * (1 - share) + palette[levels] * share
+    whole.paste(Image.fromarray(mixed.round().astype(np.uint8)), box[:2])
+
+
+def _overlay_colours(tiles: Tiles, at: int, cmap: str) -> NDArray[np.float32]:
+    """The palette; on a scale that is symmetric about 0 without the pale colours around it."""
+    palette = colours.palette(cmap).astype(np.float32)
+    if tiles.low[at] == -tiles.high[at]:
+        distance = np.linspace(-1, 1, colours.LEVELS)
+        away = np.sign(distance) * (_PALEST + (1 - _PALEST) * np.abs(distance))
+        palette[: colours.LEVELS] = palette[np.rint((away + 1) / 2 * (colours.LEVELS - 1)).astype(int)]
+    return palette
+
+
+def _opacity(tiles: Tiles, at: int, alpha: float) -> NDArray[np.float32]:
+    """The opacity of each palette index: of a level by its absolute value, of other colours 1."""
+    low, high = float(tiles.low[at]), float(tiles.high[at])
+    table, top = np.ones(256, np.float32), max(abs(low), abs(high))
+    if math.isfinite(top):
+        values = Scale.parse(tiles.scale).from_levels(np.arange(colours.LEVELS), low, high)
+        table[: colours.LEVELS] = alpha * (np.abs(values) / top) ** 0.7 if top else 0
+    return table
+
+
+def _backdrop(layout: Layout, frames: Sequence[Image.Image], count: int) -> NDArray[np.float32]:
+    """The dimmed grey photograph in the place of a map; a layer may merge frames: take the middle one of them."""
+    picture = Image.new("L", (layout.map_width, layout.map_height))
+    for at, place in enumerate(layout.frame_places):
+        frame = frames[(2 * at + 1) * len(frames) // (2 * count)]
+        small = frame.convert("L").resize((layout.frame_width, layout.map_height), Image.Resampling.BILINEAR)
+        picture.paste(small, (place.start, 0))
+    return np.asarray(picture, np.float32)[..., None] * np.float32(_DIMMED)
+
+
+def _placed(block: _Block, x: int, y: int) -> dict[str, Any]:
+    """What a part shows, and where, for `read_sheet`."""
+    part, tiles = block.part, block.part.tiles
+    if block.grid is not None:
+        return placed(part.name, part.axes, block.grid, x, y)
+    return {
+        "part": part.name,
+        "axes": part.axes,
+        "scale": tiles.scale,
+        "channels": tiles.channels,
+        "low": finite_or_none(tiles.low),
+        "high": finite_or_none(tiles.high),
+        "values": [value if math.isfinite(value) else str(value) for value in tiles.values],
     }
 
 

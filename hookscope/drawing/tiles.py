@@ -16,18 +16,33 @@ from hookscope.drawing import colours
 from hookscope.drawing.scale import TOP, ChannelScale, LayerScale, Scale
 from hookscope.errors import LayerError, NoMapError, SelectionError
 
+# Without --channels at most so many maps, or bars of single values, are drawn: more are too small to look at.
+USUAL_MAPS, USUAL_BARS = 64, 24
+_MEASURES = {
+    "abs": ("mean |value|", "|value|"),
+    "max": ("highest value", "value"),
+    "std": ("standard deviation", "standard deviation"),
+    "mean": ("mean value", "value"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelChoice:
-    """Which channels to draw: ranges of numbers, or the strongest ``top`` by ``measure``; by default all."""
+    """Which channels to draw: ranges of numbers, or the strongest ``top`` by ``measure``; by default all.
+
+    A ``usual`` choice has all maps of a layer of up to `USUAL_MAPS` channels, else as many of the strongest ones.
+    """
 
     numbers: tuple[tuple[int, int], ...] = ()
     top: int = 0
     measure: str = "abs"
+    usual: bool = False
 
     @classmethod
     def parse(cls, text: str) -> ChannelChoice:
-        """``0-63,100``, ``top:16`` (by mean absolute value) or ``top:16:max|std|mean``; else SelectionError."""
+        """``all``, ``0-63,100``, ``top:16`` (by mean |value|) or ``top:16:max|std|mean``; else SelectionError."""
+        if text.strip() == "all":
+            return cls()
         top = re.fullmatch(r"top:(\d+)(?::(abs|max|std|mean))?", text.strip())
         if top is not None and int(top[1]):
             return cls(top=int(top[1]), measure=top[2] or "abs")
@@ -35,7 +50,7 @@ class ChannelChoice:
         for part in text.split(","):
             span = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
             if span is None or int(span[2] or span[1]) < int(span[1]):
-                raise SelectionError(f"bad channels '{text}'", do="write 0-63,100 or top:16 or top:16:max|std|mean")
+                raise SelectionError(f"bad channels '{text}'", do="write all, 0-63,100, top:16 or top:16:max|std|mean")
             pairs.append((int(span[1]), int(span[2] or span[1])))
         return cls(numbers=tuple(pairs))
 
@@ -47,9 +62,24 @@ class ChannelChoice:
             raise SelectionError(f"bad channels {channels}", do="give numbers from 0 on")
         return cls(numbers=tuple((channel, channel) for channel in channels))
 
+    def for_shape(self, count: int, single: bool, named: bool = False) -> ChannelChoice:
+        """The choice for a layer of ``count`` channels; of ``named`` single values the highest are the strongest."""
+        if not self.usual:
+            return self
+        most = USUAL_BARS if single else USUAL_MAPS
+        if count <= most and not single:
+            return ChannelChoice()
+        return ChannelChoice(top=most, measure="mean" if named and single else "abs")
+
+    def measured(self, single: bool) -> str:
+        """What the channels are ordered by, in words; empty if by their numbers."""
+        return _MEASURES[self.measure][single] if self.top else ""
+
     def of(self, values: Tensor) -> list[int]:
         """The chosen channels of ``values`` ``(C, H, W)``, in drawing order; LayerError if none exists."""
-        count = values.shape[0]
+        count, *size = values.shape
+        if self.usual:
+            return self.for_shape(count, math.prod(size) == 1).of(values)
         if self.top:
             strength = self._strength(values)
             return [int(at) for at in strength.argsort(descending=True, stable=True)[: self.top]]
@@ -83,7 +113,8 @@ class Tiles:
 
     ``low`` and ``high`` are the values of the first and the last level of each channel. ``strength`` is the range of
     its finite values, or the absolute value of a 1 × 1 map, which is never ``constant``. ``nonfinite`` counts NaN and
-    Inf.
+    Inf. The layer has ``total`` channels; ``order`` is what the drawn ones are ordered by, empty for their numbers.
+    ``values`` are those of 1 × 1 maps.
     """
 
     channels: list[int]
@@ -95,18 +126,24 @@ class Tiles:
     nonfinite: NDArray[np.int64]
     shared: bool
     scale: str
+    total: int
+    order: str = ""
+    values: tuple[float, ...] = ()
 
 
-def reduce_maps(values: Tensor, choice: ChannelChoice | None = None, scale: Scale | None = None) -> Tiles:
+def reduce_maps(
+    values: Tensor, choice: ChannelChoice | None = None, scale: Scale | None = None, named: bool = False
+) -> Tiles:
     """Choose channels of ``values`` ``(C, H, W)`` and convert every value to its palette index.
 
     A map of one position has no range, so 1 × 1 maps are drawn on the scale of the layer instead of ``channel``.
     """
     if not values.numel():
         raise NoMapError(f"an output of {'x'.join(map(str, values.shape))} has no values")
-    choice, scale = choice or ChannelChoice(), scale or ChannelScale()
-    channels = choice.of(values)
+    total = values.shape[0]
     single = values.shape[1] * values.shape[2] == 1
+    choice, scale = (choice or ChannelChoice()).for_shape(total, single, named), scale or ChannelScale()
+    channels = choice.of(values)
     if single and not scale.shared:
         scale = LayerScale()
     lowest, highest, nonfinite = finite_extremes(values)
@@ -132,6 +169,9 @@ def reduce_maps(values: Tensor, choice: ChannelChoice | None = None, scale: Scal
         nonfinite=nonfinite.cpu().numpy(),
         shared=scale.shared,
         scale=str(scale),
+        total=total,
+        order=choice.measured(single),
+        values=tuple(values.flatten().tolist()) if single else (),
     )
 
 

@@ -27,6 +27,7 @@ from .maps import (
     by_channel as by_channel,
     channel_axis as channel_axis,
     feature_maps as feature_maps,
+    maps_or_vectors as maps_or_vectors,
 )
 from .model_state import (
     ModelSnapshot as ModelSnapshot,

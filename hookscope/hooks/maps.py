@@ -76,6 +76,22 @@ def feature_maps(output: Any, module: nn.Module | None = None, shown: InputSize 
     return maps
 
 
+def maps_or_vectors(output: Any, module: nn.Module | None = None, shown: InputSize | None = None) -> list[Maps]:
+    """`feature_maps`; where there are none, vectors ``(N, C)`` as maps of one position."""
+    try:
+        return feature_maps(output, module, shown)
+    except NoMapError:
+        vectors = [
+            Maps(part, vector[:, None, None], "N C", at, len(tensor))
+            for part, tensor in tensors_in(output).items()
+            if tensor.dim() == 2 and tensor.numel()
+            for at, vector in enumerate(as_float(tensor[:MOST_ITEMS]))
+        ]
+        if not vectors:
+            raise
+        return vectors
+
+
 def by_channel(tensor: Tensor, module: nn.Module | None = None, shown: InputSize | None = None) -> Tensor:
     """``tensor`` as ``(N, C, *positions)``, for any order of its axes.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.drawing import Scale, SymmetricScale, Tiles, finite_extremes, finite_or_none, reduce_maps, shape_text
 from hookscope.errors import NoMapError
-from hookscope.hooks import MOST_ITEMS, InputSize, Maps, as_float, feature_maps, shape_of, tensors_in
+from hookscope.hooks import InputSize, Maps, maps_or_vectors, shape_of
 from hookscope.interventions.effect import MovedLayer
 
 NAMES = ("before", "after", "difference")
@@ -71,23 +71,8 @@ def moved_maps(
     old, new = map(shape_of, outputs)
     if old != new:
         raise NoMapError(f"the shapes differ: {shape_text(old)} before, {shape_text(new)} after")
-    pairs = zip(*(_maps_of(output, module, shown) for output in outputs), strict=True)
+    pairs = zip(*(maps_or_vectors(output, module, shown) for output in outputs), strict=True)
     return [_compared(before, after, most_channels) for before, after in pairs]
-
-
-def _maps_of(output: Any, module: nn.Module | None, shown: InputSize | None) -> list[Maps]:
-    try:
-        return feature_maps(output, module, shown)
-    except NoMapError:
-        strips = [
-            Maps(part, vector[:, None, None], "N C", at, len(tensor))
-            for part, tensor in tensors_in(output).items()
-            if tensor.dim() == 2 and tensor.numel()
-            for at, vector in enumerate(as_float(tensor[:MOST_ITEMS]))
-        ]
-        if not strips:
-            raise
-        return strips
 
 
 def _compared(before: Maps, after: Maps, most_channels: int) -> MovedMaps:

@@ -81,19 +81,19 @@ def drawing(model, image):
     import hookscope
     from hookscope.drawing.png import write_png
     from hookscope.drawing.reduce import reduce_output
-    from hookscope.drawing.sheet import Origin, draw_sheet
+    from hookscope.drawing.sheet import Origin, draw_call
     from hookscope.hooks.selection import Call
 
     net = hookscope.load_model(model, weights="none")
     picture = net.preprocess(hookscope.open_image(image))
     with hookscope.capture(net.model) as activations:
         net.model(picture[None])
-    hookscope.channel_grid(activations[0][0])  # imports matplotlib's colour maps, as the recipe has pyplot imported
+    hookscope.draw_sheet(activations[0][0])  # imports matplotlib's colour maps, as the recipe has pyplot imported
     origin = Origin(model, net.weights, image, "", "")
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         for at, (name, output) in enumerate(activations.items()):
-            sheet = draw_sheet(reduce_output(output), Call(name, "Conv2d", 0, at), origin)
+            sheet = draw_call(reduce_output(output), Call(name, "Conv2d", 0, at), origin)
             write_png(sheet.image, os.path.join(folder, f"{at}.png"), sheet.provenance)
     sys.stdout.write(f"drawing {time.process_time() - start:.3f}\n")
 

@@ -39,10 +39,10 @@ def test_a_row_is_of_the_values_in_the_sheet(run: Run, here: Path) -> None:
 def test_several_sheets_go_to_a_folder_in_layer_order(run: Run, here: Path) -> None:
     status, out, errors = run("cat.jpg", "--type", "all", "--layer", "all")
     folder = "cat-nets.py-Small"
-    names = ["00-conv1", "01-relu", "02-conv2"]
+    names = ["00-conv1", "01-relu", "02-conv2", "03-fc"]
     assert (status, [row["file"] for row in rows(out)]) == (0, files(here))
     assert [name.removeprefix(f"{folder}/{folder}-0") for name in files(here)] == [f"{name}.png" for name in names]
-    assert errors == "Note: fc is not drawn: the output is 1x4, not a feature map\n"
+    assert errors == ""
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
@@ -83,7 +83,7 @@ def test_a_sheet_never_overwrites_an_image_of_the_run(run: Run, here: Path) -> N
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["--layer", "fc"], 1, "nothing to draw in fc (Linear): the output is 1x4, not a feature map; layers with"),
+        (["--layer", "0", "--alpha", "0.5"], 2, "--alpha needs --overlay"),
         (["--layer", "0", "--channels", "9-12"], 1, "no channel 9-12 in conv1; there are 6: 0 to 5"),
         (["--channels", ""], 2, "bad channels ''"),
         (["-o", "x.png"], 2, "-o x.png takes one picture; the selection has several"),

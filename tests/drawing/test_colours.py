@@ -1,4 +1,4 @@
-"""The palette: 244 colours of any of matplotlib's maps, then colours that no value has."""
+"""The palette: 193 colours of any of matplotlib's maps, colours that no value has, and those of a photograph."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from PIL import Image
 
 from hookscope.cli.main import main
 from hookscope.drawing import colours
@@ -27,8 +28,8 @@ def test_the_levels_are_those_of_the_colour_map(cmap: str) -> None:
 
 
 def test_nan_inf_and_text_have_colours_that_no_value_has() -> None:
-    fixed = {tuple(colour) for colour in palette("viridis")[LEVELS:].tolist()}
-    assert len(fixed) == 256 - LEVELS
+    fixed = {tuple(colour) for colour in palette("viridis")[LEVELS : colours.PHOTOGRAPH].tolist()}
+    assert len(fixed) == colours.PHOTOGRAPH - LEVELS
     assert not fixed & {tuple(colour) for colour in palette("viridis")[:LEVELS].tolist()}
     assert palette("gray")[[colours.NAN, colours.PLUS_INF, colours.BACKGROUND]].tolist() == [
         [255, 0, 255],
@@ -44,6 +45,16 @@ def test_every_name_of_matplotlib_is_known() -> None:
 def test_an_unknown_name_has_near_misses() -> None:
     with pytest.raises(UsageError, match="no colour map 'virids'; nearest: viridis"):
         palette("virids")
+
+
+def test_a_photograph_in_few_colours_looks_like_itself() -> None:
+    with Image.open(Path(__file__).parents[2] / "samples" / "coffee.jpg") as opened:
+        picture = opened.convert("RGB").resize((200, 150))
+    indices, table = colours.in_few_colours(picture)
+    assert (indices.min() >= colours.PHOTOGRAPH, len(table)) == (True, 256 - colours.PHOTOGRAPH)
+    few = Image.fromarray(table[indices - colours.PHOTOGRAPH])
+    blurred = [np.asarray(image.resize((50, 37), Image.Resampling.BOX), float) for image in (few, picture)]
+    assert abs(blurred[0] - blurred[1]).mean() < 3
 
 
 DRAW = """

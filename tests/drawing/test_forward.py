@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,15 +99,27 @@ def test_channels_and_scale_reach_the_tiles(small: LoadedModel) -> None:
     assert (tiles.channels, tiles.scale) == ([2, 1], "0:1")
 
 
-def test_a_vector_beside_maps_is_listed_and_alone_is_an_error(small: LoadedModel) -> None:
+def test_a_vector_is_drawn_and_an_output_without_channels_is_an_error(small: LoadedModel) -> None:
     result = run_and_reduce(small, [PICTURE], ["0", "fc"])
-    assert [call.key for call, _ in result.summaries] == ["conv1"]
-    ((call, error),) = result.without_map
-    assert (call.key, error.asked) == ("fc", "the output is 1x2, not a feature map")
-    words = r"nothing to draw in fc \(Linear\): the output is 1x2, not a feature map; layers with feature maps are conv"
+    assert [(call.key, summary.shape) for call, summary in result.summaries][1:] == [("fc", (1, 2))]
+    sums = net(nn.Sequential(nn.Conv2d(3, 4, 3), Function(torch.sum)))
+    ((call, error),) = run_and_reduce(sums, [PICTURE], ["0", "1"], types=["all"]).without_map
+    assert (call.key, error.asked) == ("1", "the output is a single number, not a feature map")
+    words = (
+        r"nothing to draw in 1 \(Function\): the output is a single number, not a feature map; layers with feature ma"
+    )
     with pytest.raises(NoMapError, match=words):
-        run_and_reduce(small, [PICTURE], "fc")
+        run_and_reduce(sums, [PICTURE], "1", types=["all"])
     assert hooks_on(small.model) == 0
+
+
+def test_class_names_go_to_the_layers_whose_channels_are_classes() -> None:
+    hidden = nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), nn.Conv2d(10, 6, 1))  # ten channels, as many as classes
+    head = nn.Sequential(nn.Flatten(1), nn.Linear(6 * 10 * 12, 16), nn.ReLU(), nn.Linear(16, 10), nn.Softmax(1))
+    loaded = replace(net(nn.Sequential(hidden, head)), categories=tuple("abcdefghij"))
+    result = run_and_reduce(loaded, [PICTURE], "all", types=["all"])
+    named = {call.key: summary.parts[0].names for call, summary in result.summaries if summary.parts[0].names}
+    assert named == dict.fromkeys(["1.3", "1.4"], tuple("abcdefghij"))
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import hookscope
 from hookscope.drawing import colours, grid as grids
-from hookscope.drawing.grid import MOST_PIXELS, draw_alike, draw_grid, lay_out, strongest, to_image
+from hookscope.drawing.grid import MOST_PIXELS, draw_alike, draw_grid, lay_out, strongest
 from hookscope.drawing.scale import Scale
 from hookscope.drawing.text import number_pixels
-from hookscope.drawing.tiles import reduce_maps
-from hookscope.errors import HookscopeError, LayerError, NoMapError, SelectionError, UsageError
+from hookscope.drawing.tiles import ChannelChoice, reduce_maps
 
 
 def slow_grid(values: torch.Tensor, columns: int, zoom: int) -> np.ndarray:
@@ -34,7 +32,7 @@ def slow_grid(values: torch.Tensor, columns: int, zoom: int) -> np.ndarray:
 @pytest.mark.parametrize(("size", "cell"), [((4, 6), 1), ((4, 6), 8), ((3, 2), 5)])
 def test_the_fast_grid_is_the_slow_one(count: int, columns: int, size: tuple[int, int], cell: int) -> None:
     values = torch.manual_seed(1) and torch.randn(count, *size, dtype=torch.float64)
-    picture = hookscope.channel_grid(values, columns=columns, cell=cell, plain=True)
+    picture = hookscope.draw_sheet(values, columns=columns, cell=cell, plain=True)
     expected = slow_grid(values, min(columns, count), math.ceil(cell / min(size)))
     assert picture.mode == "P"
     assert np.array_equal(np.asarray(picture.convert("RGB")), expected)
@@ -61,7 +59,17 @@ def test_nothing_overlaps(count: int, size: tuple[int, int], columns: int | None
 @pytest.mark.parametrize(("count", "size"), [(64, 112), (512, 7), (64, 28), (1152, 1), (24, 14)])
 def test_a_grid_is_about_three_to_two(count: int, size: int) -> None:
     layout = lay_out(count, size, size, label_width=30)
-    assert 1.2 < layout.width / layout.height < 1.9
+    assert 0.75 < layout.width / layout.height < 2
+
+
+@pytest.mark.parametrize("count", range(2, 70))
+@pytest.mark.parametrize("size", [(7, 7), (112, 112), (65, 98), (98, 65)])
+def test_no_map_is_alone_in_the_last_row_and_squares_are_full(count: int, size: tuple[int, int]) -> None:
+    layout = lay_out(count, *size, label_width=14)
+    empty = layout.columns * layout.rows - count
+    assert layout.rows == 1 or layout.columns == 1 or empty < layout.columns - 1
+    if size[0] == size[1] and count in (4, 9, 16, 64):
+        assert layout.columns == layout.rows == math.isqrt(count)
 
 
 def test_the_magnification_is_a_whole_number_that_fills_a_screen() -> None:
@@ -133,9 +141,11 @@ def test_bars_are_as_long_as_the_ranges() -> None:
 
 
 def test_the_strongest_are_those_with_the_widest_ranges() -> None:
-    values = torch.arange(12.0)[:, None, None] * torch.tensor([[0.0, 1.0]])
-    assert strongest(reduce_maps(values)) == [11, 10, 9, 8, 7, 6, 5, 4]
-    assert strongest(reduce_maps(torch.ones(3, 2, 2))) == []
+    values = torch.arange(40.0)[:, None, None] * torch.tensor([[0.0, 1.0]])
+    assert strongest(reduce_maps(values)) == [39, 38, 37, 36, 35, 34, 33, 32]
+    assert strongest(reduce_maps(values[:12])) == [11, 10, 9]  # a quarter: the others are no background to all
+    assert strongest(reduce_maps(torch.ones(30, 2, 2))) == []
+    assert strongest(reduce_maps(values, ChannelChoice(top=30))) == []  # their order is the emphasis
 
 
 def test_a_gap_separates_the_frames_of_a_clip() -> None:
@@ -157,48 +167,6 @@ def test_channels_beyond_the_limit_of_pixels_are_left_out() -> None:
     assert drawn(values[:1], cell=100, most=5000).left_out == 0
 
 
-def test_channel_grid_takes_channels_shapes_scales_and_colour_maps() -> None:
-    values = torch.manual_seed(0) and torch.randn(1, 6, 4, 4)
-    same = [hookscope.channel_grid(values, channels=c).tobytes() for c in ("1,3", [1, 3], (1, 3), np.array([1, 3]))]
-    assert len(set(same)) == 1
-    assert hookscope.channel_grid(values[0]).tobytes() == hookscope.channel_grid(values).tobytes()
-    assert hookscope.channel_grid(values[0, 0]).tobytes() == hookscope.channel_grid(values[:, :1]).tobytes()
-    assert hookscope.channel_grid(values, scale="layer").tobytes() != hookscope.channel_grid(values).tobytes()
-    assert hookscope.channel_grid(values, cmap="gray").getpalette() != hookscope.channel_grid(values).getpalette()
-    assert isinstance(hookscope.channel_grid(values[0].half()), Image.Image)
-
-
-def test_slices_of_a_volume_stand_side_by_side() -> None:
-    volume = torch.rand(4, 3, 5, 6)
-    flat = torch.cat([volume[:, depth] for depth in range(3)], dim=2)  # (4, 5, 18)
-    [tiles] = [reduce_maps(flat, None, Scale.parse("channel"))]
-    judge = to_image(draw_grid(tiles, 2, 12, True, 3).pixels, "viridis")
-    for given in (volume, volume[None], volume.numpy()):
-        assert hookscope.channel_grid(given, columns=2, cell=12, plain=True).tobytes() == judge.tobytes()
-    one = hookscope.channel_grid(torch.rand(1, 1, 3, 5, 6))  # one channel: each slice is a map
-    assert one.size == hookscope.channel_grid(torch.rand(3, 5, 6)).size
-
-
-@pytest.mark.parametrize(
-    ("shape", "options", "error", "words"),
-    [
-        ((7,), {}, NoMapError, r"takes \(C, H, W\), not \(7,\); take one item"),
-        ((2, 2, 3, 4, 4), {}, NoMapError, "take one item of a batch"),
-        ((3, 0, 4), {}, NoMapError, "has no values"),
-        ((3, 4, 4), {"scale": "loud"}, UsageError, "no scale 'loud'"),
-        ((3, 4, 4), {"cmap": "virids"}, UsageError, "nearest: viridis"),
-        ((3, 4, 4), {"channels": "x"}, SelectionError, "bad channels"),
-        ((3, 4, 4), {"channels": []}, SelectionError, "bad channels"),
-        ((3, 4, 4), {"channels": [3]}, LayerError, "there are 3: 0 to 2"),
-    ],
-)
-def test_channel_grid_refuses_wrong_arguments(
-    shape: tuple[int, ...], options: dict, error: type[HookscopeError], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        hookscope.channel_grid(torch.rand(shape), **options)
-
-
 def test_grids_to_compare_have_one_layout_and_one_measure_of_bars() -> None:
     values = torch.zeros(12, 8, 8)
     values[:, 0, 0] = torch.arange(12.0)
@@ -217,3 +185,13 @@ def test_grids_to_compare_have_one_layout_and_one_measure_of_bars() -> None:
         return int((grid.pixels[y, column * grid.layout.step_x :][: grid.layout.map_width] == colours.BAR).sum())
 
     assert (bar(whole), bar(nan)) == (8, 4)
+
+
+def test_names_stand_beside_the_numbers_and_are_cut_off_at_the_cell() -> None:
+    values = torch.manual_seed(0) and torch.randn(3, 7, 7)
+    grid = draw_grid(reduce_maps(values), cell=7, names=["cat", "dog", "a very long name of a class, indeed"])
+    cat, dog, long = (label_of(grid, at) for at in range(3))
+    assert (cat != dog).any() and grid.layout.cell_width < 150
+    assert (long[:, grid.layout.cell_width :] == colours.BACKGROUND).all()
+    bare = draw_grid(reduce_maps(values), cell=7)
+    assert (cat != colours.BACKGROUND).sum() > (label_of(bare, 0) != colours.BACKGROUND).sum()

@@ -20,10 +20,10 @@ from hookscope.drawing import colours
 from hookscope.drawing.png import encode_png, read_provenance, with_provenance, write_png
 from hookscope.drawing.reduce import reduce_output
 from hookscope.drawing.scale import Scale
-from hookscope.drawing.sheet import Origin, Style, draw_sheet
+from hookscope.drawing.sheet import Origin, Style, draw_call
 from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import ImageError, WriteError
-from hookscope.hooks.maps import InputSize, feature_maps
+from hookscope.hooks.maps import InputSize, maps_or_vectors
 from hookscope.hooks.selection import Call
 
 PROVENANCE: dict[str, Any] = {
@@ -148,11 +148,11 @@ def written(
     channels: str = "0-9999",
     module: nn.Module | None = None,
     shown: InputSize | None = None,
-    overlay: Any = None,
+    frames: Any = None,
     **style: Any,
 ) -> Path:
     summary = reduce_output(output, module, shown, ChannelChoice.parse(channels), Scale.parse(scale))
-    sheet = draw_sheet(summary, Call("a", "Conv2d", 0, 0), ORIGIN, Style(**style), overlay)
+    sheet = draw_call(summary, Call("a", "Conv2d", 0, 0), ORIGIN, Style(**style), frames)
     write_png(sheet.image, path, sheet.provenance)
     return path
 
@@ -164,6 +164,7 @@ def broken() -> torch.Tensor:
     return values
 
 
+PHOTOGRAPH = Image.effect_noise((40, 30), 90).convert("RGB")
 OUTPUTS = {
     "conv": (random(1, 70, 7, 7), {}),
     "plain": (random(1, 7, 9, 11), {"plain": True, "columns": 2}),
@@ -184,6 +185,7 @@ OUTPUTS = {
     "tokens": (random(1, 197, 12), {"shown": InputSize(224, 224)}),
     "strip": (random(1, 3, 1, 5000), {}),
     "half": (random(1, 3, 5, 5).half(), {}),
+    "photograph": (random(2, 3, 5, 5), {"frames": [[PHOTOGRAPH], [PHOTOGRAPH]]}),
 }
 
 
@@ -191,7 +193,7 @@ OUTPUTS = {
 def test_values_come_back_within_half_a_level(tmp_path: Path, name: str) -> None:
     output, more = OUTPUTS[name]
     read = hookscope.read_sheet(written(tmp_path / "a.png", output, **more))
-    expected = feature_maps(output, more.get("module"), more.get("shown"))
+    expected = maps_or_vectors(output, more.get("module"), more.get("shown"))
     assert list(read) == [maps.label for maps in expected]
     for maps in expected:
         channels, values = read[maps.label]
@@ -228,6 +230,13 @@ def test_constants_ends_of_the_scale_and_chosen_channels_come_back_exactly(
     assert read.ravel().tolist() == (values[0].double().ravel().tolist() if expected is None else expected)
 
 
+def test_the_values_of_bars_come_back_exactly(tmp_path: Path) -> None:
+    scores = torch.tensor([[0.1, math.nan, math.inf, -math.inf, -2.0]]).double()
+    channels, values = hookscope.read_sheet(written(tmp_path / "a.png", scores))[""]
+    assert (channels, values.shape) == ([0, 1, 2, 3, 4], (5, 1, 1))
+    assert np.array_equal(values.ravel(), scores[0].numpy(), equal_nan=True)
+
+
 def refused(path: Path) -> str:
     with pytest.raises(ImageError) as caught:
         hookscope.read_sheet(path)
@@ -237,7 +246,7 @@ def refused(path: Path) -> str:
 def test_pictures_that_hold_no_values(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     photograph = Image.new("RGB", (9, 9))
-    assert refused(written(path, random(1, 3, 4, 4), overlay=[[photograph]])).startswith("FILE is an overlay")
+    assert refused(written(path, random(1, 3, 4, 4), frames=[[photograph]], alpha=0.5)).startswith("FILE is an overlay")
     write_png(photograph, path, {"model": "resnet18"})
     assert refused(path) == "FILE is not a sheet of feature maps; visualize draws sheets"
     photograph.save(path)

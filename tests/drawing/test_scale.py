@@ -24,7 +24,7 @@ from hookscope.drawing.scale import (
     Scale,
     SymmetricScale,
 )
-from hookscope.drawing.sheet import Origin, draw_sheet
+from hookscope.drawing.sheet import Origin, draw_call
 from hookscope.errors import ImageError, UsageError
 from hookscope.hooks import Call
 
@@ -123,7 +123,7 @@ def test_a_new_scale_is_known_to_the_command_line(tmp_path: Path) -> None:
 def test_a_new_scale_is_read_back_by_its_own_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = 10 ** torch.linspace(-4, 3, 2 * 9 * 9).view(1, 2, 9, 9)
     path = tmp_path / "log.png"
-    sheet = draw_sheet(reduce_output(values, scale=Scale.parse("log")), Call("a", "Conv2d", 0, 0), ORIGIN)
+    sheet = draw_call(reduce_output(values, scale=Scale.parse("log")), Call("a", "Conv2d", 0, 0), ORIGIN)
     write_png(sheet.image, path, sheet.provenance)
     _, read = read_sheet(path)[""]
     step = 10 ** (7 / (LEVELS - 1))

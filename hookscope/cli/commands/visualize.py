@@ -18,6 +18,7 @@ from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.model import ModelOptions, counted_types, model_options
 from hookscope.cli.shared.output_paths import call_names
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
+from hookscope.errors import UsageError
 from hookscope.findings import listed
 
 FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead", "nonfinite", "weights", "file")
@@ -34,8 +35,9 @@ class Options:
     columns: int | None
     cell: int | None
     cmap: str | None
-    scale: drawing.Scale
+    scale: drawing.Scale | None
     overlay: bool
+    alpha: float | None
     plain: bool
     raw: str | None
     format: str
@@ -46,20 +48,27 @@ class Options:
 @shared.layer_option(f"Calls to draw: 0:36:5, {shared.SELECTION}  [default: all]", "all")
 @shared.type_option
 @output_option("sheet")
-@shared.channels_option("Channels to draw: 0-63,100, or top:16 (by mean |value|; or top:16:max, :std, :mean).")
-@shared.columns_option("Maps in a row.  [default: about 3:2 in all]")
+@shared.channels_option(
+    "Channels to draw: all, 0-63,100, or top:16 (by mean |value|; or top:16:max, :std, :mean).  [default: all, of a"
+    " layer of more than 64 top:64; of single values top:24]"
+)
+@shared.columns_option("Maps in a row.  [default: a grid with full rows]")
 @shared.cell_option("Smallest side of a map.  [default: 56 or more]")
 @shared.colour_map_option("Any matplotlib colour map.  [default: viridis; RdBu_r with --scale symmetric]")
 @click.option(
     "--scale",
     metavar="SCALE",
-    default="channel",
-    show_default=True,
     callback=shared.parsed(drawing.Scale.parse),
     shell_complete=shared.complete_scales,
-    help=f"Range of the colours: {drawing.scale_notations('or')}.",
+    help=f"Range of the colours: {drawing.scale_notations('or')}.  [default: channel; symmetric with --overlay]",
 )
-@click.option("--overlay", is_flag=True, help="Draw each map over the image that the model saw.")
+@click.option("--overlay", is_flag=True, help="Draw each map over the grey image: a large |value| hides it.")
+@click.option(
+    "--alpha",
+    metavar="SHARE",
+    type=click.FloatRange(0, 1),
+    help=f"With --overlay: opacity of the largest |value|, 0 to 1.  [default: {drawing.ALPHA}]",
+)
 @click.option("--plain", is_flag=True, help="Draw the grid only: no header, numbers or colour bars.")
 @shared.file_option(
     "--raw",
@@ -74,8 +83,9 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     IMAGE is a file, a folder, a glob, or - for standard input. The command writes one PNG for each image and layer
     call. It prints a row for each PNG: shape, lowest, mean and highest value, the number of dead (constant) channels,
     and the number of NaN and Inf. Without -o, a single sheet goes to the current folder and several sheets go to a
-    folder IMAGE-MODEL/. The maps with the widest ranges have bold numbers: look at these first. --raw keeps whole
-    activations, of all channels, as the layer returned them; bfloat16 becomes float32.
+    folder IMAGE-MODEL/. The first cell of a sheet is the image as the model saw it. Single values, such as scores of
+    classes, are drawn as bars. --raw keeps whole activations, of all channels, as the layer returned them; bfloat16
+    becomes float32.
 
     \b
     Examples:
@@ -87,27 +97,37 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope visualize resnet34 photos/ --layer layer4.2 -o out/ --raw layer4.npz
     """
     options = Options(**values)
-    style = drawing.Style(options.columns, options.cell, options.cmap or options.scale.cmap, options.plain)
+    if options.alpha is not None and not options.overlay:
+        raise UsageError("--alpha needs --overlay", do="add --overlay")
+    scale = options.scale or drawing.Scale.parse("symmetric" if options.overlay else "channel")
+    alpha = drawing.ALPHA if options.alpha is None else options.alpha
+    cmap = options.cmap or scale.cmap
+    style = drawing.Style(options.columns, options.cell, cmap, options.plain, alpha if options.overlay else None)
     output = parse_output(options.output, paths)
     raw = ArrayFile.parse(options.raw, paths)
     run = PictureRun.load(model, paths, output)
     with raw:
-        run.print_rows(lambda read: _draw(run, read, options, style, raw), FIELDS, options.format)
+        run.print_rows(lambda read: _draw(run, read, options, scale, style, raw), FIELDS, options.format)
     run.files.exit()
 
 
 def _draw(
-    run: PictureRun, read: Sequence[images.InputImage], options: Options, style: drawing.Style, raw: ArrayFile
+    run: PictureRun,
+    read: Sequence[images.InputImage],
+    options: Options,
+    scale: drawing.Scale,
+    style: drawing.Style,
+    raw: ArrayFile,
 ) -> Iterator[Row]:
     """Write the sheets of one forward pass, and yield a row for each."""
     net = run.net
     tensors, types = [net.prepare(image) for image in read], counted_types(net, options.types)
     with process.prints_to_standard_error():
         result = drawing.run_and_reduce(
-            net, tensors, options.layers, types, options.channels, options.scale, keep=raw.path is not None
+            net, tensors, options.layers, types, options.channels, scale, keep=raw.path is not None
         )
     raw.expect(sum(len(summary.values) for _, summary in result.summaries))
-    overlay = drawing.input_frames(net, tensors) if options.overlay else None
+    frames = drawing.input_frames(net, tensors)
     for call, error in result.without_map:
         output.note(f"Note: {call.key or call.type} is not drawn: {error.asked}")
     for name in result.did_not_run:
@@ -118,7 +138,7 @@ def _draw(
     names = call_names([call for call, _ in result.summaries], run.files.words[image], net.name)
     files = [run.path(name, image, run.is_single and len(names) == 1) for name in names]
     for (call, summary), file in zip(result.summaries, files, strict=True):
-        sheet = drawing.draw_sheet(summary, call, run.origin(read), style, overlay)
+        sheet = drawing.draw_call(summary, call, run.origin(read), style, frames)
         if sheet.left_out:
             output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
         run.write(drawing.with_provenance(sheet.image, sheet.provenance), file)
