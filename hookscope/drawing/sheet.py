@@ -34,6 +34,7 @@ _BESIDE = 14
 _DIMMED, _MIDDLE = 0.8, 128  # brightness of the grey photograph under maps; grey under their colour bar
 _PALEST = 0.45  # a map over the photograph has no pale colours: pale is transparent
 
+_HINT = "all: channels='all'"
 _CHANNELS_FIRST = nn.Conv2d(1, 1, 1)  # says where the channels of a tensor are whose layer is not given
 
 Frames = Sequence[Sequence[Image.Image]]
@@ -109,14 +110,14 @@ class Heading:
     alarm: str = ""
 
     @classmethod
-    def of(cls, call: Call, origin: Origin) -> Heading:
-        index = "" if call.index is None else f"   index {call.index}"
+    def of(cls, origin: Origin, title: str) -> Heading:
         images = [os.path.basename(name) or name for name in (origin.image, *(origin.second or ())[:1])]
         is_random = origin.weights.startswith("random")
-        weights = f"weights: {origin.weights}"
-        about = [origin.model, " and ".join(images), origin.preprocess, *([] if is_random else [weights])]
-        title = f"{call.key or call.type}   {call.type}{index}"
-        return cls(title, ["   ".join(filter(None, about))], f"{weights}, the network is not trained" * is_random)
+        weights = f"weights: {origin.weights}" if origin.weights else ""
+        about = "   ".join(
+            filter(None, [origin.model, " and ".join(images), origin.preprocess, "" if is_random else weights])
+        )
+        return cls(title, [about] if about else [], f"{weights}, the network is not trained" if is_random else "")
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class _Block:
 def draw_sheet(
     activation: Any,
     photograph: Image.Image | None = None,
+    net: LoadedModel | nn.Module | None = None,
     *,
     title: str = "",
     channels: str | Sequence[int] | None = None,
@@ -162,7 +164,8 @@ def draw_sheet(
         activation: Feature maps ``(C, H, W)``, one map ``(H, W)``, any output of a layer that `capture` keeps, such as
             ``(N, C, H, W)`` or tokens ``(N, L, C)``, or scores ``(N, C)``. Frames and slices ``(N, C, D, H, W)`` stand
             side by side.
-        photograph: The image as the network sees it; the first cell of the sheet.
+        photograph: The first cell of the sheet: with a `LoadedModel` as its preprocessing shows it, else as it is.
+        net: What the header says of model, weights and preprocessing.
         title: A bold first line.
         channels: ``all``, ``0-63,100``, ``top:16`` or numbers; None for all, of more than 64 the 64 with the largest
             mean absolute value. Of single values the 24 largest.
@@ -185,14 +188,14 @@ def draw_sheet(
         'P'
     """
     parsed = _scale(scale)
-    style = Style(_columns(columns), cell, cmap or parsed.cmap, plain, None, "all: channels='all'")
-    summary = _reduced(activation, layer, photograph, channels, parsed, names)
-    return _composed(summary, Heading(title), style, [[photograph]] if photograph else None)[0]
+    style = Style(_columns(columns), cell, cmap or parsed.cmap, plain, None, _HINT)
+    return _drawn(activation, photograph, net, title, channels, style, parsed, names, layer)
 
 
 def draw_overlay(
     activation: Any,
     photograph: Image.Image,
+    net: LoadedModel | nn.Module | None = None,
     *,
     alpha: float = ALPHA,
     title: str = "",
@@ -208,7 +211,8 @@ def draw_overlay(
 
     Args:
         activation: As for `draw_sheet`.
-        photograph: The image as the network sees it.
+        photograph: The image under the maps, as for `draw_sheet`.
+        net: As for `draw_sheet`.
         alpha: Opacity of the largest absolute value, 0 to 1.
         title: As for `draw_sheet`, and so are the next arguments.
         channels: All, or a choice.
@@ -233,9 +237,8 @@ def draw_overlay(
     if not 0 <= alpha <= 1:
         raise UsageError(f"alpha must be from 0 to 1, not {alpha}")
     parsed = _scale(scale)
-    style = Style(_columns(columns), cell, cmap or parsed.cmap, False, alpha, "all: channels='all'")
-    summary = _reduced(activation, layer, photograph, channels, parsed, names)
-    return _composed(summary, Heading(title), style, [[photograph]])[0]
+    style = Style(_columns(columns), cell, cmap or parsed.cmap, False, alpha, _HINT)
+    return _drawn(activation, photograph, net, title, channels, style, parsed, names, layer)
 
 
 def draw_call(
@@ -246,7 +249,9 @@ def draw_call(
     Maps of other items (a head's proposals) and of a single position are not laid over the photograph.
     """
     style = style or Style()
-    image, places, left_out = _composed(summary, Heading.of(call, origin), style, frames)
+    index = "" if call.index is None else f"   index {call.index}"
+    heading = Heading.of(origin, f"{call.key or call.type}   {call.type}{index}")
+    image, places, left_out = _composed(summary, heading, style, frames)
     provenance = {
         **origin.facts(),
         "layer": call.name,
@@ -274,32 +279,36 @@ def _columns(columns: int | None) -> int | None:
     return columns
 
 
-def _reduced(
+def _drawn(
     activation: Any,
-    layer: nn.Module | None,
     photograph: Image.Image | None,
+    net: LoadedModel | nn.Module | None,
+    title: str,
     channels: str | Sequence[int] | None,
+    style: Style,
     scale: Scale,
     names: Sequence[str],
-) -> ActivationSummary:
+    layer: nn.Module | None,
+) -> Image.Image:
     if channels is None:
         choice = ChannelChoice(usual=True)
     else:
         choice = ChannelChoice.parse(channels) if isinstance(channels, str) else ChannelChoice.numbered(channels)
-    if isinstance(activation, (np.ndarray, list)):
+    if photograph is not None:
+        seen = photograph.convert("RGB")
+        photograph = net.preprocess.denormalise(net.preprocess(seen)) if isinstance(net, LoadedModel) else seen
+    size = InputSize(photograph.height, photograph.width) if photograph else None
+    if isinstance(activation, (torch.Tensor, np.ndarray)):
         activation = torch.as_tensor(activation)
-    if isinstance(activation, torch.Tensor):
-        if activation.dim() == 2 and layer is None and not names:
-            activation = activation[None]  # one map
-        if activation.dim() == 3 and layer is None:
-            activation = activation[None]
-        if activation.dim() == 1:
-            activation = activation[None]
         if activation.dim() == 0 or not activation.numel():
             raise NoMapError(f"an activation of {tuple(activation.shape)} has no maps")
-        layer = layer or _CHANNELS_FIRST
-    size = InputSize(photograph.height, photograph.width) if photograph else None
-    return reduce_output(activation, layer, size, choice, scale, names)
+        if layer is None:  # one map (H, W), or maps (C, H, W), or values (C,) of one image
+            one = activation.dim() in (1, 3) or (activation.dim() == 2 and not names)
+            activation, layer = activation[None] if one else activation, _CHANNELS_FIRST
+            activation = activation[None] if one and activation.dim() == 3 else activation
+    summary = reduce_output(activation, layer, size, choice, scale, names)
+    heading = Heading.of(Origin.of(net, *([photograph] if photograph else [])), title)
+    return _composed(summary, heading, style, [[photograph]] if photograph else None)[0]
 
 
 def _composed(

@@ -122,6 +122,22 @@ def test_class_names_go_to_the_layers_whose_channels_are_classes() -> None:
     assert named == dict.fromkeys(["1.3", "1.4"], tuple("abcdefghij"))
 
 
+def test_a_detector_has_the_classes_of_each_anchor() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.cls_logits = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 1)
+
+        def forward(self, images: list[Tensor]) -> Tensor:
+            out: Tensor = self.cls_logits(self.hidden(images[0][None]))
+            return out
+
+    loaded = replace(net(Head()), categories=("cat", "dog", "hen"), family="detection")
+    (_, hidden), (_, head) = run_and_reduce(loaded, [PICTURE]).summaries
+    assert hidden.parts[0].names == ()
+    assert head.parts[0].names[2:4] == ("hen, anchor 0", "cat, anchor 1")
+
+
 @pytest.mark.parametrize(
     ("layers", "choice", "error", "words"),
     [

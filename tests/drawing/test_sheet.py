@@ -294,12 +294,11 @@ def test_scores_of_classes_are_in_their_order_with_their_names(words: list[str])
     assert without.channels == scores[0].abs().argsort(descending=True, stable=True)[:24].tolist()
 
 
-def test_maps_of_classes_are_named_also_for_several_anchors(words: list[str]) -> None:
-    summary = reduce_output(random(1, 6, 4, 4), names=["cat", "dog", "hen"])
-    assert summary.parts[0].names[:4] == ("cat, anchor 0", "dog, anchor 0", "hen, anchor 0", "cat, anchor 1")
+def test_maps_of_classes_are_named(words: list[str]) -> None:
+    summary = reduce_output(random(1, 3, 4, 4), names=["cat", "dog", "hen"])
     draw_call(summary, CALL, ORIGIN)
-    assert "6 classes, 4×4" in words
-    assert reduce_output(random(1, 4, 4, 4), names=["cat", "dog", "hen"]).parts[0].names == ()
+    assert "3 classes, 4×4" in words
+    assert reduce_output(random(1, 6, 4, 4), names=["cat", "dog", "hen"]).parts[0].names == ()
 
 
 def test_shapes_in_words() -> None:
@@ -331,6 +330,14 @@ def test_draw_sheet_takes_channels_shapes_scales_and_colour_maps() -> None:
     assert draw(values[0].half()).mode == "P"
     assert draw(random(4, 4, 9), plain=True, cell=1).size == (2 * 9 + 2, 2 * 4 + 2)  # never channels-last
     assert draw(random(1, 4, 4, 9), layer=nn.LayerNorm(9), plain=True, cell=1, columns=9).size == (9 * 4 + 16, 4)
+
+
+def test_with_a_model_the_sheet_says_where_it_is_from_and_shows_what_the_network_saw(words: list[str]) -> None:
+    net = LoadedModel.of(nn.Conv2d(3, 8, 1), "net", "random (seed 0)", WeightsMetadata(), "classification")
+    image = hookscope.draw_sheet(random(8, 7, 7), PHOTOGRAPH, net, title="conv1")
+    assert words[:2] == ["conv1", f"net   {net.preprocess.describe()}"]
+    assert words[2] == "weights: random (seed 0), the network is not trained"
+    assert image.mode == "P"
 
 
 def test_draw_overlay_is_the_overlay_of_the_command() -> None:
