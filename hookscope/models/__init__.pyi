@@ -24,7 +24,7 @@ from .loaded import LoadedModel as LoadedModel
 from .meta_device import meta_forward as meta_forward
 from .names import package_versions as package_versions
 from .run import (
-    advice_on_inputs as advice_on_inputs,
+    forward_error as forward_error,
     model_errors_as_input_errors as model_errors_as_input_errors,
 )
 from .sources import class_names_of as class_names_of, find_source as find_source, model_names as model_names

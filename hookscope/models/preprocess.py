@@ -14,6 +14,7 @@ from torch import Tensor
 from torchvision.transforms import _presets as presets, functional as F
 
 from hookscope.errors import InputError, is_out_of_memory
+from hookscope.models.run import describe_error
 
 MODES = ("weights", "stretch", "none")
 
@@ -207,7 +208,7 @@ class OwnTransforms:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            raise InputError(f"{self.name} failed on a picture: {type(error).__name__}: {error}") from error
+            raise InputError(f"{self.name} failed on a picture: {describe_error(error)}") from error
         if not isinstance(tensor, Tensor) or tensor.dim() not in (3, 4):
             shape = "x".join(map(str, getattr(tensor, "shape", ())))
             made = type(tensor).__name__ + (f" of {shape}" if shape else "")

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from hookscope.errors import HookscopeError, InputError, ModelError, is_out_of_memory
 from hookscope.hooks import tensors_in
 
 # Exit statuses that the commands use for these signals.
 _SIGNAL_EXITS = {128 + int(getattr(signal, name)) for name in ("SIGHUP", "SIGTERM") if hasattr(signal, name)}
+# Packages whose code runs between that of a user and an exception.
+_NOT_OF_USERS = {"hookscope", "torch", "torchvision", "captum", "importlib", "_frozen_importlib"}
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
+# What torch says of an input that does not fit a layer.
+_CAUSES = {
+    r"expected input\[.*\] to have (?P<takes>\d+) channels, but got (?P<got>\d+)": (
+        "takes {takes} channels and got {got}"
+    ),
+    r"cannot be multiplied \(\d+x(?P<got>\d+) and (?P<takes>\d+)x\d+\)": "takes {takes} features and got {got}",
+    r"Kernel size can't be greater|Output size is too small": "needs a larger input",
+}
 # What torch says at length of models that work forward but not backward.
 _NO_GRADIENT = {
     "Inference tensors cannot be saved for backward": (
@@ -24,25 +39,6 @@ _NO_GRADIENT = {
     ),
     "use_reentrant": ("a part of it runs inside a reentrant checkpoint", "checkpoint with use_reentrant=False"),
 }
-
-
-@contextmanager
-def advice_on_inputs(model: str) -> Iterator[None]:
-    """Add to an InputError about a model of the user how to say what it takes."""
-    try:
-        yield
-    except InputError as error:
-        if error.do or not (do := _advice(model)):
-            raise
-        raise InputError(error.asked.rstrip("."), error.exists, do) from error.__cause__
-
-
-def _advice(model: str, about_size: bool = False) -> str:
-    """What to do about a model that refuses its input; only the file of a factory can say what the model takes."""
-    another = ["try another --input-size"] if about_size else []
-    of_factory = ":" in model and not model.startswith("timm:")
-    declare = ["set input_size, preprocess or model_inputs next to its factory"] if of_factory else []
-    return ", or ".join(another + declare)
 
 
 @contextmanager
@@ -55,14 +51,68 @@ def model_errors_as_input_errors(model: str, inputs: Any) -> Iterator[None]:
             raise
         if isinstance(error, SystemExit):
             raise InputError(f"{model} ends the program in its forward pass, by sys.exit({error.code!r})") from error
-        shapes = [tuple(tensor.shape) for tensor in tensors_in(inputs).values()]
-        size = "x".join(map(str, shapes[0])) if shapes else "no size"
-        text = " ".join(str(error).split())[:200] or type(error).__name__
-        if cause := next((cause for sign, cause in _NO_GRADIENT.items() if sign in text), None):
+        if cause := next((cause for sign, cause in _NO_GRADIENT.items() if sign in str(error)), None):
             raise ModelError(f"no gradient can flow through {model}", *cause) from error
-        about_size = None if "type" in text else re.search(r"size|small|shape|divisible|dimension", text)
-        do = _advice(model, about_size is not None)
-        raise InputError(f"{model} refuses a picture of {size}: {text.rstrip('.')}", do=do) from error
+        raise forward_error(model, inputs, error) from error
+
+
+def forward_error(model: str, inputs: Any, error: Exception) -> InputError:
+    """The error for what the forward pass of ``model`` raised on ``inputs``: the likely cause, then what and where."""
+    shapes = " and ".join("x".join(map(str, tensor.shape)) for tensor in tensors_in(inputs).values())
+    asked = f"forward() failed on {shapes or 'its input'}: {describe_error(error)}"
+    if cause := _likely_cause(error):
+        asked = f"{cause}; {asked}"
+    about_size = None if "type" in str(error) else re.search(r"size|small|shape|divisible|dimension", str(error))
+    about_input = about_size or isinstance(
+        error, TypeError | ValueError | LookupError | AttributeError | AssertionError
+    )
+    advice = ["try another --input-size"] if about_size else []
+    if ":" in model and not model.startswith("timm:"):  # only the file of a factory can say what its model takes
+        advice += ["set input_size, preprocess or model_inputs next to its factory"] if about_input else []
+    return InputError(f"{model}: {asked}", ", or ".join(advice), _all_of_it(error))
+
+
+def describe_error(error: BaseException) -> str:
+    """Type, message and place of an exception in the code of a user, in one line."""
+    text = " ".join(str(error).split())[:200].rstrip(".")
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    frame = _frame_of_the_user(error)
+    if frame is None:
+        return said
+    path = os.path.relpath(frame.filename)
+    return f"{said}, at {frame.filename if path.startswith('..') else path}:{frame.lineno} in {frame.name}"
+
+
+def _all_of_it(error: BaseException) -> str:
+    return "--traceback shows all" if _frame_of_the_user(error) else ""
+
+
+def _frame_of_the_user(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost line outside hookscope, torch and, where another is left, installed packages."""
+    frames = [
+        (traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False), frame)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_OF_USERS
+    ]
+    own = [summary for summary, _ in frames if not summary.filename.startswith(_INSTALLED)]
+    return (own or [summary for summary, _ in frames] or [None])[-1]
+
+
+def _likely_cause(error: Exception) -> str:
+    """What a layer expects and what it got, where torch's message says both."""
+    for pattern, cause in _CAUSES.items():
+        if found := re.search(pattern, str(error)):
+            return f"{_failed_layer(error) or 'a layer'} {cause.format(**found.groupdict())}"
+    return ""
+
+
+def _failed_layer(error: BaseException) -> str:
+    """The name of the innermost layer whose forward pass raised, as ``layer 'fc' (Linear)``; empty if unknown."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    modules = [module for frame in frames if isinstance(module := frame.f_locals.get("self"), nn.Module)]
+    names = {id(module): name for name, module in modules[0].named_modules()} if modules else {}
+    name = names.get(id(modules[-1])) if modules else ""
+    return f"layer '{name}' ({type(modules[-1]).__name__})" if name else ""
 
 
 @contextmanager
@@ -71,9 +121,9 @@ def build_errors_as_model_errors(asked: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if _is_not_of_the_model(error):
+        if isinstance(error, HookscopeError) or _is_not_of_the_model(error):
             raise
-        raise ModelError(f"{asked}: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{asked}: {describe_error(error)}", do=_all_of_it(error)) from error
 
 
 def _is_not_of_the_model(error: BaseException) -> bool:

@@ -40,8 +40,7 @@ def listing(name: str, input_size: tuple[int, ...] | None = None) -> Listing:
         channels, *sides = net.preprocess.input_shape
         counts = dict.fromkeys([channels, models.first_channels(net.model)])
         pictures = (torch.zeros(count, *sides, dtype=net.preprocess.dtype) for count in counts)
-        with models.advice_on_inputs(name):
-            traced = first_accepted(net.model, map(net.inputs, pictures))
+        traced = first_accepted(net.model, map(net.inputs, pictures), name)
         return tuple(sides if len(input_size or ()) == 3 else sides[-2:]), traced
     models.check_size(skeleton.model, input_size)
     size = input_size or skeleton.size
@@ -70,7 +69,7 @@ def _traced(name: str, model: nn.Module, size: tuple[int, ...]) -> Trace:
     inputs = models.example_inputs(model, size)
     if models.family_of(model) != "detection":  # detectors need values in the middle of a pass
         try:
-            return trace(model, inputs)
+            return trace(model, inputs, name=name)
         except InputError as error:
             if not _wants_values(error.__cause__):
                 raise

@@ -31,7 +31,7 @@ from hookscope.hooks import (
     shape_of,
     tensors_in,
 )
-from hookscope.models import example_inputs, first_channels, meta_forward
+from hookscope.models import example_inputs, first_channels, forward_error, meta_forward
 from hookscope.tracing.facts import LayerTotals, Trace, TracedCall, TracedLayer, rows_of_type, totals_of_type
 from hookscope.tracing.macs import MacCounter
 
@@ -68,12 +68,13 @@ def _everything_as_before(model: nn.Module) -> Iterator[None]:
                 (container.extend if isinstance(container, list) else container.update)(content)
 
 
-def trace(model: nn.Module, inputs: Inputs, *, dry: bool = True) -> Trace:
+def trace(model: nn.Module, inputs: Inputs, *, dry: bool = True, name: str = "") -> Trace:
     """Run ``model`` without arithmetic, or with it where the model needs values, and record every call.
 
     ``inputs`` are a tuple of positional inputs or a mapping of keywords. Modes, hooks, buffers and random states of the
     model are as before afterwards. Only hooks that are part of the model fire meanwhile, see `other_hooks_set_aside`; a
     model that needs another one to take the input is refused. ``dry=False`` goes straight to the real pass.
+    Errors call the model ``name``, by default that of its class.
 
     Raises:
         InputError: when the model refuses the input, or needs values and is on the meta device.
@@ -83,14 +84,14 @@ def trace(model: nn.Module, inputs: Inputs, *, dry: bool = True) -> Trace:
     lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
     if lazy is not None:  # the first pass makes lazy layers other layers, and cannot be undone
         raise ModelError(f"'{lazy}' has no shape yet: the model is lazy", do="run it once on a real input first")
-    recorder, real = _record(model, inputs, dry)
+    recorder, real = _record(model, inputs, dry, name)
     parameters = {id(parameter): parameter.numel() for parameter in model.parameters()}
     layers = [*_traced_layers(model, {key: position for position, key in enumerate(parameters)})]
     layers += [TracedLayer(name, (name.rpartition(OPERATION)[2],), True, (), "") for name in recorder.operations]
     return Trace(tuple(layers), tuple(recorder.calls), tuple(parameters.values()), real)
 
 
-def _record(model: nn.Module, inputs: Inputs, dry: bool) -> tuple[_Recorder, bool]:
+def _record(model: nn.Module, inputs: Inputs, dry: bool, name: str) -> tuple[_Recorder, bool]:
     """The recorder of a pass without arithmetic, or of a real one where that fails; and whether it was real."""
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
     refusal: Exception | None = None
@@ -112,9 +113,7 @@ def _record(model: nn.Module, inputs: Inputs, dry: bool) -> tuple[_Recorder, boo
                     raise
                 refusal = error
     assert refusal is not None
-    shapes = " and ".join("x".join(map(str, tensor.shape)) for tensor in tensors_in(inputs).values())
-    lines = str(refusal).strip().splitlines() or [type(refusal).__name__]
-    raise InputError(f"{type(model).__name__} refuses an input of {shapes}: {lines[0][:200]}") from refusal
+    raise forward_error(name or type(model).__name__, inputs, refusal) from refusal
 
 
 def _traced_layers(model: nn.Module, positions: dict[int, int]) -> Iterator[TracedLayer]:
@@ -206,12 +205,12 @@ def _traced(model: nn.Module, input_size: Sequence[int], inputs: Inputs | None) 
     return first_accepted(model, (example_inputs(model, input_size, channels) for channels in counts))
 
 
-def first_accepted(model: nn.Module, candidates: Iterable[Inputs]) -> Trace:
+def first_accepted(model: nn.Module, candidates: Iterable[Inputs], name: str = "") -> Trace:
     """The trace with the first inputs that the model takes; the error is that of the first of all."""
     refusals = []
     for inputs in candidates:
         try:
-            return trace(model, inputs)
+            return trace(model, inputs, name=name)
         except InputError as error:
             refusals.append(error)
     raise refusals[0]

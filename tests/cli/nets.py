@@ -98,3 +98,8 @@ def interrupted():
 
 def features():
     return nn.Conv2d(3, 4, 1)
+
+
+class Raises(Small):
+    def forward(self, x):
+        raise RuntimeError("no way on")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -59,6 +60,16 @@ def test_it_succeeds(run: Run, command: str) -> None:
     status, out, errors = run(command)
     assert (status, "Error" in errors) == (0, False)
     assert out
+
+
+@pytest.mark.parametrize("command", [name for name in WORDS if name != "weights"])
+def test_an_exception_in_forward_is_told_with_its_file_and_line(run: Run, command: str) -> None:
+    status, out, errors = run(command, model="nets.py:Raises")
+    assert (status, out) == (1, "")
+    assert re.search(
+        r"^Error: nets\.py:Raises: forward\(\) failed on [0-9x]+: RuntimeError: no way on, at nets\.py:\d+ in ", errors
+    )
+    assert errors.endswith(" in forward; --traceback shows all\n")
 
 
 @contextlib.contextmanager

@@ -196,7 +196,11 @@ def test_a_real_pass_is_named(run: Run) -> None:
     [
         ("squeezenet1_1", ["--type", "BatchNorm2d"], "no layer of type BatchNorm2d; the model has ...Conv2d (26)"),
         ("r3d_18", ["--type", "Conv2d"], "no layer of type Conv2d; the model has "),
-        ("alexnet", ["--input-size", "20x20"], "AlexNet refuses an input of 1x3x20x20: "),
+        (
+            "alexnet",
+            ["--input-size", "20x20"],
+            "alexnet: layer 'features.5' (MaxPool2d) needs a larger input; forward() failed on 1x3x20x20: ",
+        ),
     ],
 )
 def test_what_is_refused_is_one_line(run: Run, model: str, words: list[str], message: str) -> None:

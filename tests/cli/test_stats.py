@@ -175,7 +175,7 @@ def test_names_come_from_a_list(run: Run, here: Path) -> None:
         (["pics", "--batch-size", "0"], 2, "--batch-size"),
         (["pics", "--workers", "-1"], 2, "--workers"),
         (["pics", "--limit", "0"], 2, "--limit"),
-        (["pics", "--input-size", "5x5", "--preprocess", "stretch"], 1, "refuses a picture of 2x3x5x5"),
+        (["pics", "--input-size", "5x5", "--preprocess", "stretch"], 1, "forward() failed on 2x3x5x5"),
     ],
 )
 def test_a_refused_run_prints_one_error_and_writes_nothing(

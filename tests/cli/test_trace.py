@@ -193,4 +193,4 @@ def test_wrong_usage_is_one_line(run: Run, words: tuple[str, ...], status: int, 
 
 def test_a_model_that_raises_is_one_line(run: Run) -> None:
     outcome = run("nets.py:Raises", "tiny.png", "--preprocess", "none", "--events")
-    one_error(outcome, 1, "nets.py:Raises refuses a picture of 3x3x3: no way on")
+    one_error(outcome, 1, "nets.py:Raises: forward() failed on 3x3x3: RuntimeError: no way on, at ")

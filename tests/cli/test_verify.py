@@ -69,7 +69,7 @@ def test_the_rows_before_the_difference_are_printed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["--input-size", "2"], 1, "nets.py:three refuses a picture of 3x2x2"),
+        (["--input-size", "2"], 1, "forward() failed on 3x2x2"),
         (["cat.png", "dog.png"], 2, "nets.py:three takes one image"),
         (["cat.png", "dog.png", "cat.png"], 2, "expected one image, or two for optical flow"),
     ],

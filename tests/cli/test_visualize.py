@@ -89,7 +89,7 @@ def test_a_sheet_never_overwrites_an_image_of_the_run(run: Run, here: Path) -> N
         (["-o", "x.png"], 2, "-o x.png takes one picture; the selection has several"),
         (["-o", "-"], 2, "-o - takes one picture; the selection has several"),
         (["-o", "cat.jpg"], 2, "sheets are PNG files"),
-        (["--input-size", "2x2"], 1, "refuses a picture of 3x2x2"),
+        (["--input-size", "2x2"], 1, "forward() failed on 3x2x2"),
         (["--columns", "0"], 2, "columns"),
         (["--cell", "-3"], 2, "cell"),
     ],

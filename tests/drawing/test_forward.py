@@ -157,7 +157,10 @@ def test_errors_name_the_choice(
 
 
 def test_an_image_that_the_model_refuses(small: LoadedModel) -> None:
-    with pytest.raises(InputError, match=r"net refuses a picture of 3x1x1: .*; try another --input-size"):
+    with pytest.raises(
+        InputError,
+        match=r"net: layer 'conv1' \(Conv2d\) needs a larger input; forward\(\) failed on 3x1x1: .*; try another",
+    ):
         run_and_reduce(small, [PICTURE[:, :1, :1]])
     assert hooks_on(small.model) == 0
 

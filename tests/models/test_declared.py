@@ -189,7 +189,7 @@ REFUSED = {
     ),
     "a sentence": (
         "def refuse(x): raise ValueError('Wrong.')\ndef make():\n    m = net()\n    m.forward = refuse\n    return m",
-        "refuses an input of 1x3x224x224: Wrong; set input_size",
+        "forward() failed on 1x3x224x224: ValueError: Wrong, at nets.py:43 in refuse; set input_size",
     ),
     "nothing declared": (
         "make = PictureAndWords",

@@ -117,12 +117,13 @@ REFUSED = {
     "{net}:mak": "no 'mak' in {net}; nearest: make",
     "{net}:ful": "no 'ful' in {net}; nearest: full, gpu_full, fails",
     "{net}:number": "{net}:number returned int; return an nn.Module",
-    "{net}:fails": r"{net}:fails failed: ValueError: no width\nat all",
-    "{net}:leaves": "{net}:leaves failed: SystemExit: 4",
+    "{net}:fails": "{net}:fails failed: ValueError: no width at all, at {net}:25 in fails; --traceback shows all",
+    "{net}:leaves": "{net}:leaves failed: SystemExit: 4, at {net}:26 in leaves; --traceback shows all",
     "{net}:needs": "{net}:needs failed: TypeError: needs() missing 1 required positional argument: 'width'",
     "{net}s.py:make": "no file '{net}s.py' for {net}s.py:make; nearest: net.py",
     "{syntax}:make": "cannot import {syntax} for {syntax}:make: SyntaxError: '(' was never closed (syntax.py, line 1)",
-    "{leaves}:make": "cannot import {leaves} for {leaves}:make: SystemExit: ",
+    "{leaves}:make": "cannot import {leaves} for {leaves}:make: SystemExit, at {leaves}:1 in <module>; "
+    "--traceback shows all",
     "no_such_x:make": "cannot import no_such_x for no_such_x:make: ModuleNotFoundError: No module named 'no_such_x'",
 }
 

@@ -96,12 +96,14 @@ def test_an_image_that_the_model_refuses_is_lost_alone(paths: list[str]) -> None
     errors: list[str] = []
     saved = measure(*paths, batch_size=16, on_lost=lambda position, name, error: errors.append(str(error)))
     assert progress_of(saved) == (2, 3, 1)
-    assert errors[0].startswith("tiny.png: nets.py:net refuses a picture of 1x3x5x5: ")
+    assert errors[0].startswith(
+        "tiny.png: nets.py:net: layer '0' (Conv2d) needs a larger input; forward() failed on 1x3x5x5: "
+    )
     assert counts(saved) == counts(measure("0.png", "1.png"))
 
 
 def test_a_model_that_refuses_the_first_image_of_a_fixed_size_is_an_error() -> None:
-    with pytest.raises(InputError, match="refuses a picture of 2x3x5x5"):
+    with pytest.raises(InputError, match=r"forward\(\) failed on 2x3x5x5"):
         measure(preprocess="stretch", input_size=(5, 5), on_lost=lambda *lost: pytest.fail(f"{lost}"))
 
 

@@ -414,7 +414,10 @@ def test_the_model_is_as_before(wants_values: bool, fails: bool) -> None:
     before, buffers = ModelSnapshot(net), list(net.buffers())
     attributes = [{name: id(value) for name, value in vars(module).items()} for module in net.modules()]
     if fails:
-        with pytest.raises(InputError, match=r"^Function refuses an input of 1x3x8x8: moody$"):
+        with pytest.raises(
+            InputError,
+            match=r"^Function: forward\(\) failed on 1x3x8x8: RuntimeError: moody, at .*test_summary\.py:\d+ in \w+; ",
+        ):
             list_layers(net, (8, 8))
     else:
         assert trace(net, (torch.zeros(1, 3, 8, 8),)).real == wants_values
@@ -483,7 +486,7 @@ def test_the_first_convolution_says_how_many_channels_there_are() -> None:
     assert list_layers(nn.Sequential(nn.Conv2d(5, 4, 1)), (4, 5))[0].input_shape == (1, 5, 4, 5)
     (row,) = list_layers(nn.Sequential(nn.Conv3d(5, 4, 1)), (7, 4, 5), ("Conv3d",))
     assert row.output_shape == (1, 4, 7, 4, 5)
-    with pytest.raises(InputError, match="refuses an input of 1x3x4x5"):
+    with pytest.raises(InputError, match=r"forward\(\) failed on 1x3x4x5"):
         list_layers(nn.Sequential(nn.Conv2d(5, 4, 1), nn.Linear(9, 9)), (4, 5))
 
 
@@ -495,7 +498,9 @@ def test_models_of_other_numbers(dtype: torch.dtype) -> None:
 def test_the_error_for_an_input_that_is_too_small_is_one_line() -> None:
     with pytest.raises(InputError) as caught:
         list_layers(build_skeleton("alexnet").model, (20, 20))
-    assert str(caught.value).startswith("AlexNet refuses an input of 1x3x20x20: ")
+    assert str(caught.value).startswith(
+        "AlexNet: layer 'features.5' (MaxPool2d) needs a larger input; forward() failed on 1x3x20x20: "
+    )
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 1
 

@@ -375,7 +375,7 @@ def test_a_capture_that_loses_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_refused_inputs_and_unknown_layers_are_errors() -> None:
-    with pytest.raises(InputError, match="a net refuses a picture of 3x8x8"):
+    with pytest.raises(InputError, match=r"a net: a layer takes 4 channels and got 3; forward\(\) failed on 3x8x8"):
         checks(nn.Conv2d(4, 4, 1).requires_grad_(False))
     with pytest.raises(LayerError, match="no layer 'conv9'"):
         checks(Reused(), layers="conv9")
