@@ -31,8 +31,8 @@ class PassResult:
 def run_and_reduce(
     net: LoadedModel,
     inputs: Iterable[Tensor],
-    layers: Layers = "all",
-    types: Iterable[Any] = ("Conv2d",),
+    layers: Layers = "0:",
+    types: Iterable[Any] | None = None,
     choice: ChannelChoice | None = None,
     scale: Scale | None = None,
     keep: bool = False,

@@ -96,7 +96,7 @@ def class_activation_maps(
     target: Any = "top:1",
     method: str = "gradcam",
     *,
-    types: Iterable[Any] = ("Conv2d",),
+    types: Iterable[Any] | None = None,
     categories: Sequence[str] | None = None,
     batch_size: int = 16,
     on_progress: Progress | None = None,
@@ -114,7 +114,7 @@ def class_activation_maps(
             position that the score depends on.
         target: A class index, a class name or ``top:K``.
         method: One of `CAM_METHODS`; the docstrings of their functions give paper and formula.
-        types: Class names that indices in ``layers`` count.
+        types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
         categories: Names of the classes.
         batch_size: Channels in one pass of the methods that run the model once per channel.
         on_progress: Called by these methods with channels done and in all.
@@ -143,7 +143,7 @@ def class_activation_maps(
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     size = _input_size(inputs)
     with differentiable(model):
-        activations, scores = _forward(model, inputs, *(("all", ("*",)) if layers is None else (layers, types)))
+        activations, scores = _forward(model, inputs, "*" if layers is None else layers, types)
         answers = predictions(one_picture(scores), categories, classes)
         for prediction in answers:
             check_finite_score(prediction)
@@ -164,10 +164,10 @@ def class_activation_maps(
 
 
 def _forward(
-    model: nn.Module, inputs: tuple[Any, ...], layers: Layers, types: Iterable[Any]
+    model: nn.Module, inputs: tuple[Any, ...], layers: Layers, types: Iterable[Any] | None = None
 ) -> tuple[Activations, Tensor]:
     """The activations and the scores ``(N, K)`` of a pass, in one graph."""
-    with capture(model, layers, types) as activations:
+    with capture(model, layers, types, ordered=True) as activations:
         output = model(*passed_on(leaves_of(inputs)))
     return activations, class_scores(output, type(model).__name__)
 
@@ -194,7 +194,7 @@ def landmark_layers(
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     shown = _input_size(inputs)
     with differentiable(model):
-        activations, scores = _forward(model, inputs, "all", ("*",))
+        activations, scores = _forward(model, inputs, "*")
         first = predictions(one_picture(scores), categories, Target.of(target))[0]
         layers = candidates(model, activations, shown)
         connected = list(connected_layers(model, layers, scores[0, first.index], shown))

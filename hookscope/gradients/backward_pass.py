@@ -24,7 +24,6 @@ from hookscope.hooks import (
     Selection,
     Shape,
     check_hookable,
-    class_names,
     differentiable,
     holder_of,
     keep_and_hand_on,
@@ -36,7 +35,6 @@ from hookscope.hooks import (
     size_of,
     tensors_in,
     total_norm,
-    usual_types,
     was_trained,
     was_updated,
 )
@@ -90,11 +88,10 @@ def layer_gradients(
     check_hookable(model)
     if layers is None:
         layers = "all" if types else layers_with_weights(model)
-    types = types or usual_types(map(class_names, model.modules()))
     norms = {name: norm for name, norm in model.named_modules() if _uses_running_statistics(norm)}
     updated = {name: was_updated(norm) for name, norm in norms.items()}
     with differentiable(model):
-        record = _Record(model, layers, types)
+        record = _Record(model, layers, types or None)
         with _missing_batch_axis_named(model, inputs), record.observer:
             output = model(*passed_on(leaves_of(inputs)))
         value, targets = loss.of(output, type(model).__name__)
@@ -131,7 +128,7 @@ def _uses_running_statistics(module: nn.Module) -> bool:
 def select_parameters(report: GradientReport, model: nn.Module, layers: Layers) -> GradientReport:
     """``report`` with the parameters of the selected layers and of their children only."""
     selection = Selection.of(layers)
-    if str(selection) == "all":
+    if selection.has_all:
         return report
     names = {name for name, _ in model.named_modules(remove_duplicate=False) if selection.calls_by_name([name])}
     names |= {layer.call.name for layer in report.layers}
@@ -183,11 +180,12 @@ class _RecordedCall:
 class _Record:
     """The calls of one forward pass with the hooks of ``observer``."""
 
-    def __init__(self, model: nn.Module, layers: Layers, types: Iterable[Any]) -> None:
+    def __init__(self, model: nn.Module, layers: Layers, types: Iterable[Any] | None) -> None:
         self._calls: list[_RecordedCall] = []
         self.observer = Observer(
-            model, layers, types, self._on_call, on_input=self._on_input, on_start=lambda *_: self._calls.clear()
-        )
+            model, layers, types, self._on_call, on_input=self._on_input, on_start=lambda *_: self._calls.clear(),
+            ordered=True,
+        )  # fmt: skip
 
     @property
     def calls(self) -> list[_RecordedCall]:

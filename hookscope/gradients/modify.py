@@ -136,7 +136,7 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
         changes: A function for each layer selection (``"layer3"``, ``"features.*"``) or parameter name
             (``"conv1.weight"``): `ClipGradientValue`, `ClipGradientNorm`, `ClampGradientSign`, `ScaleGradient`,
             `ZeroGradient`, or your own function, which may return None to leave the gradient unchanged.
-        types: Class names that indices count.
+        types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
 
     Raises:
         LayerError: On entry, if a name is neither a layer nor a parameter.
@@ -152,7 +152,7 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
     """
 
     def __init__(
-        self, model: nn.Module, changes: Mapping[Layers, GradientHook], types: Iterable[Any] = ("Conv2d",)
+        self, model: nn.Module, changes: Mapping[Layers, GradientHook], types: Iterable[Any] | None = None
     ) -> None:
         self._model, self._changes, self._types = model, dict(changes), types
         self._stack = ExitStack()
@@ -202,7 +202,7 @@ class change_gradients:  # used like a function: `with change_gradients(...)`  #
         except LayerError as error:
             names = [*(name for name, _ in self._model.named_modules()), *parameters]
             if selection in names:  # a number selects by index
-                raise LayerError(error.asked, error.exists, f"'re:^{selection}$' is the layer of that name") from None
+                raise LayerError(error.asked, error.exists, f"'name:{selection}' is the layer of that name") from None
             near = nearest(str(selection), names) or error.exists
             raise LayerError(f"no layer or parameter '{selection}'", near) from None
 

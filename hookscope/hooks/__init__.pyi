@@ -17,6 +17,7 @@ from .layer_types import (
     is_single as is_single,
     layers_with_weights as layers_with_weights,
     types_in as types_in,
+    types_of as types_of,
     was_trained as was_trained,
     was_updated as was_updated,
 )

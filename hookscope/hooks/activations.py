@@ -138,9 +138,10 @@ class capture:  # lower case: it reads like a function in a `with` statement
 
     Args:
         model: Any eager ``nn.Module``.
-        layers: A selection such as ``"all"``, ``30``, ``"0:10"``, ``"layer4.*"``, ``["conv1", "fc"]``.
+        layers: A selection such as ``30``, ``"0:10"``, ``"layer4.*"``, ``["conv1", "fc"]``, ``"all"``, see `Selection`.
+            The default is every call with an index.
         types: Class names (or classes) that indices count; ``("all",)`` for every layer without children or with own
-            parameters.
+            parameters. None for Conv2d (Conv3d in models of clips).
         inputs: Also keep copies of the inputs, from before the layer ran, in ``activations.inputs``.
         gradients: Also keep gradients, in ``activations.grad``, when a backward pass runs, inside the block or after
             it, without ``retain_grad``. They are the gradients of the layers' outputs, not of results of ``transform``
@@ -152,6 +153,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
         dtype: Data type of kept floating-point tensors; None leaves it.
         transform: Function of the output, called inside the hook; only its result is kept. It must not write to the
             output, which without a graph is the network's own tensor.
+        ordered: Also count the position of each call among all calls, `Call.order`, which takes a hook on every layer.
 
     Returns:
         On entry the `Activations`, filled by each forward pass.
@@ -164,17 +166,17 @@ class capture:  # lower case: it reads like a function in a `with` statement
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(inplace=True))
-        >>> with capture(net, layers="all", types=("Conv2d",)) as activations:
+        >>> with capture(net, layers="all") as activations:
         ...     _ = net(torch.zeros(1, 3, 8, 8))
-        >>> list(activations), tuple(activations[0].shape)
-        (['0'], (1, 4, 6, 6))
+        >>> [(call.name, call.type, call.index) for call in activations.calls], tuple(activations[0].shape)
+        ([('0', 'Conv2d', 0), ('1', 'ReLU', None)], (1, 4, 6, 6))
     """
 
     def __init__(
         self,
         model: nn.Module,
-        layers: Layers = "all",
-        types: Iterable[Any] = ("Conv2d",),
+        layers: Layers = "0:",
+        types: Iterable[Any] | None = None,
         *,
         inputs: bool = False,
         gradients: bool = False,
@@ -182,6 +184,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         transform: Callable[[Any], Any] | None = None,
+        ordered: bool = False,
     ) -> None:
         self._observer = Observer(
             model,
@@ -191,6 +194,7 @@ class capture:  # lower case: it reads like a function in a `with` statement
             on_input=self._keep_input if inputs else None,
             on_start=self._restart,
             on_end=self._drop_unwanted,
+            ordered=ordered,
         )
         if stop:
             self._observer.stop_early()

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from hookscope.hooks.selection import Selection
+from hookscope.hooks.selection import Selection, select_types, usual_types
 
 
 def class_names(module: nn.Module) -> list[str]:
     """The class names of a layer along its bases, its own first, without those that every layer has."""
     return [cls.__name__ for cls in type(module).__mro__[:-1] if cls.__name__ != "Module"]
+
+
+def types_of(model: nn.Module, types: Iterable[Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The class names that indices count, and those that ``all`` means, where the user has chosen ``types`` or none."""
+    if types is None:
+        return usual_types(map(class_names, model.modules())), ("all",)
+    names = select_types(types)
+    return names, names
 
 
 def is_leaf(module: nn.Module) -> bool:

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from hookscope.errors import LayerError
-from hookscope.hooks.layer_types import class_names, is_single, types_in
+from hookscope.hooks.layer_types import class_names, is_single, types_in, types_of
 from hookscope.hooks.operations import Operations, operation_of
 from hookscope.hooks.registration import HookHandles, StopForward, check_hookable
-from hookscope.hooks.selection import Call, Layers, Selection, matches_type, no_such_type, select_types
+from hookscope.hooks.selection import Call, Layers, Selection, matches_type, no_such_type
 from hookscope.hooks.tensors import tensors_in
 
 OnCall = Callable[[Call, Any, tuple[Any, ...], dict[str, Any], Any], Any]
@@ -31,6 +31,8 @@ class _Watched:
 
     names: tuple[str, ...]
     counted: bool
+    in_all: bool
+    ordered: bool
     by_name: frozenset[int | None]
     calls: int = 0
     index: int | None = None
@@ -39,9 +41,10 @@ class _Watched:
 
 @dataclass(slots=True)
 class PassProgress:
-    """The progress of the latest pass: its calls of the chosen types so far, and how it ended. Holds no tensors."""
+    """The progress of the latest pass: its calls of the chosen types and of all so far, and how it ended."""
 
     total: int = 0
+    ordered: int = 0
     complete: bool = False
     stopped: bool = False
     layers: tuple[_Watched, ...] = ()
@@ -49,10 +52,10 @@ class PassProgress:
     @property
     def did_not_run(self) -> tuple[str, ...]:
         """The watched layers that the pass did not reach, in order of registration."""
-        return tuple(layer.names[0] for layer in self.layers if not layer.calls)
+        return tuple(layer.names[0] for layer in self.layers if not layer.calls and (layer.counted or layer.by_name))
 
     def restart(self) -> None:
-        self.total, self.complete, self.stopped = 0, False, False
+        self.total, self.ordered, self.complete, self.stopped = 0, 0, False, False
         for layer in self.layers:
             layer.calls = 0
             layer.open_inputs.clear()
@@ -66,7 +69,8 @@ class Observer:
     Args:
         model: Any eager module.
         layers: A selection, see `Selection`.
-        types: Class names that indices count, ``all`` for every layer without children or with own parameters.
+        types: Class names that indices count, ``all`` for every layer without children or with own parameters. None for
+            Conv2d, or Conv3d in models of clips; ``layers="all"`` then means every layer, whatever its type.
         on_call: Called with ``(call, module, args, kwargs, output)``; a value other than None replaces the output.
         on_input: Called with ``(module, args, kwargs)`` before each call that may be wanted; while ``on_call`` runs,
             `input` holds the result for that call.
@@ -78,6 +82,7 @@ class Observer:
         again: Also call ``on_call`` and ``on_before`` when checkpointing computes a call again in the backward pass.
         ops: Operations are calls too, of the type of their function. ``on_call`` gets an `Operation` in the place of
             the module, ``on_input`` gets None. ``on_before`` sees layers only.
+        ordered: Count all calls for `Call.order`, with a hook on every layer.
 
     Raises:
         LayerError: on entry for a name or type that the model does not have; on exit for an index that no pass
@@ -88,7 +93,7 @@ class Observer:
         self,
         model: nn.Module,
         layers: Layers,
-        types: Iterable[Any],
+        types: Iterable[Any] | None,
         on_call: OnCall,
         *,
         on_input: OnInput | None = None,
@@ -97,10 +102,12 @@ class Observer:
         on_before: OnBefore | None = None,
         again: bool = False,
         ops: bool = False,
+        ordered: bool = False,
     ) -> None:
         self.model = model
         self.selection = Selection.of(layers)
-        self.types = select_types(types)
+        self.types, self._all_types = types_of(model, types)
+        self._ordered = ordered
         self.progress = PassProgress()
         self.input: Any = None
         self._on_call, self._on_input, self._on_start, self._on_end = on_call, on_input, on_start, on_end
@@ -141,7 +148,7 @@ class Observer:
             self._handles.forward_pre(self.model, self._start)
             for module, layer in watched:
                 needs_inputs = self._on_input is not None or self._on_before is not None
-                if needs_inputs and (layer.by_name or self.selection.counts):
+                if needs_inputs and (layer.by_name or (layer.counted and self.selection.counts)):
                     self._handles.forward_pre(module, self._before)
                 self._handles.forward(module, self._after)
             self._handles.forward(self.model, self._end)
@@ -161,11 +168,12 @@ class Observer:
         if error is not None:
             return error is stop
         if self.progress.complete:
-            ran = [(layer.names, layer.calls) for layer in (*self.progress.layers, *self._operations.values())]
+            layers = (*self.progress.layers, *self._operations.values())
+            ran = [(layer.names, layer.calls, layer.in_all) for layer in layers]
             if self.operations is not None:
                 self.selection.check_operations(list(self._operations))
             named = (name for name, _ in self.model.named_modules(remove_duplicate=False))
-            self.selection.check_ran(ran, self.progress.total, self.types, named)
+            self.selection.check_ran(ran, self.progress.total, self.types, self._all_types, named)
         return False
 
     @property
@@ -174,8 +182,15 @@ class Observer:
         return {alias: name for name, layer in self._named.items() for alias in layer.names[1:]}
 
     def wants(self, call: Call) -> bool:
-        """Whether ``call`` is wanted by any name of its layer, as far as that is known while the pass runs."""
-        if call.index is not None and self.selection.wants_index(call.index):
+        """Whether ``call`` is wanted, as far as that is known while the pass runs."""
+        return self._wants(call, None)
+
+    def wanted(self, call: Call) -> bool:
+        """Whether ``call`` is wanted, now that the pass is over."""
+        return self._wants(call, self.progress.total)
+
+    def _wants(self, call: Call, total: int | None) -> bool:
+        if call.index is not None and self.selection.wants_index(call.index, total):
             return True
         by_name = self._named[call.name].by_name
         return None in by_name or call.call in by_name
@@ -184,13 +199,8 @@ class Observer:
         """Whether ``call`` may turn out to be wanted once the number of calls is known."""
         return self.selection.may_want(call.index, self.progress.total)
 
-    def wanted(self, call: Call) -> bool:
-        """Whether ``call`` is wanted by any name of its layer, now that the pass is over."""
-        names = self._named[call.name].names
-        return any(self.selection.wants(name, call.call, call.index, self.progress.total) for name in names)
-
     def _layers_to_watch(self) -> list[tuple[nn.Module, _Watched]]:
-        """Layers whose calls have an index, and layers wanted by name, in order of registration."""
+        """Layers whose calls are counted, and layers wanted by name or ``all``, in order of registration."""
         # the same layer under two names is one layer: each of its names finds it
         walked = list(self.model.named_modules(remove_duplicate=False))
         check_hookable(self.model, walked)
@@ -198,17 +208,23 @@ class Observer:
         for name, module in walked:
             named.setdefault(id(module), (module, []))[1].append(name)
         self.selection.check_names([name for name, _ in walked], type(self.model).__name__, self.operations is not None)
-        fits: dict[tuple[type, bool], bool] = {}
+        fits: dict[tuple[type, bool], tuple[bool, bool]] = {}
         watched = []
         for module, names in named.values():
             kind = (type(module), is_single(names[0], module))
             if kind not in fits:
-                fits[kind] = matches_type(class_names(module), self.types, kind[1])
-            by_name = self.selection.calls_by_name(names)
-            if fits[kind] or by_name:
-                watched.append((module, _Watched(tuple(names), fits[kind], by_name)))
-        if self.selection.counts and not any(layer.counted for _, layer in watched) and self.operations is None:
-            raise no_such_type(self.types, types_in(self.model))
+                classes = class_names(module)
+                fits[kind] = tuple(matches_type(classes, types, kind[1]) for types in (self.types, self._all_types))
+            counted, in_all = fits[kind]
+            by_name = self.selection.calls_by_name(names, in_all)
+            ordered = self._ordered and kind[1]
+            if counted or by_name or ordered:
+                watched.append((module, _Watched(tuple(names), counted, in_all, ordered, by_name)))
+        if self.operations is None:
+            if self.selection.counts and not any(layer.counted for _, layer in watched):
+                raise no_such_type(self.types, types_in(self.model))
+            if self.selection.has_all and not any(layer.in_all for _, layer in watched):
+                raise no_such_type(self._all_types, types_in(self.model))
         if self._on_before is not None and self.selection.counts:
             self._check_order(watched)
         return watched
@@ -286,12 +302,17 @@ class Observer:
             return self._on_call(call, module, args, kwargs, output)
         number = layer.calls
         layer.calls = number + 1
-        index = None
+        index = order = None
+        if layer.ordered:
+            order = self.progress.ordered
+            self.progress.ordered = order + 1
         if layer.counted:
             index = layer.index = self.progress.total
             self.progress.total = index + 1
+        elif not layer.by_name:
+            return None
         inputs = _pop_inputs(layer.open_inputs, kwargs) if layer.open_inputs else None
-        call = Call(layer.names[0], type(module).__name__, number, index)
+        call = Call(layer.names[0], type(module).__name__, number, index, order)
         replacement = None
         if self.wants(call) or self.may_want(call):
             self.input = inputs
@@ -308,13 +329,16 @@ class Observer:
         name = f"{place}::{kind}"
         layer = self._operations.get(name)
         if layer is None:
-            layer = _Watched((name,), matches_type((kind,), self.types, True), self.selection.calls_by_name([name]))
+            counted, in_all = (matches_type((kind,), types, True) for types in (self.types, self._all_types))
+            by_name = self.selection.calls_by_name([name], in_all)
+            layer = _Watched((name,), counted, in_all, self._ordered, by_name)
         if is_recomputing():
             return function(*args, **kwargs)
         if not layer.counted and not layer.by_name:
             output = function(*args, **kwargs)
-            if tensors_in(output):
+            if tensors_in(args[0] if kind == "setitem" else output):
                 self._operations[name] = layer
+                self.progress.ordered += layer.ordered
             return output
         assert self.operations is not None
         inputs = None if self._on_input is None else self.operations.paused(self._on_input, None, args, kwargs)
@@ -324,8 +348,10 @@ class Observer:
             return output
         self._operations[name] = self._named[name] = layer
         number, index = layer.calls, self.progress.total if layer.counted else None
+        order = self.progress.ordered if layer.ordered else None
         layer.calls, self.progress.total = number + 1, self.progress.total + layer.counted
-        call = Call(name, kind, number, index)
+        self.progress.ordered += layer.ordered
+        call = Call(name, kind, number, index, order)
         replacement = None
         if self.wants(call) or self.may_want(call):
             self.input = inputs

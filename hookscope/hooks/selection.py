@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hookscope.errors import LayerError, SelectionError, near_misses, nearest
@@ -51,21 +51,27 @@ def call_key(name: str, call: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One execution of a layer; ``index`` is its position among the calls of the chosen types, None for other types."""
+    """One execution of a layer.
+
+    Attributes:
+        name: Dotted path of the layer in ``named_modules()``, empty for the model itself.
+        type: Class name of the layer.
+        call: 0 for the first execution of the layer in the pass.
+        index: Position among the calls of the chosen types, None for a call of another type.
+        order: The index that the call has if every layer counts (``--type all``). None for a block of other layers, and
+            where the positions were not counted.
+    """
 
     name: str
     type: str
     call: int
     index: int | None
+    order: int | None = field(default=None, compare=False)
 
     @property
     def key(self) -> str:
         """``name`` or ``name#call``, the key of its activation."""
         return call_key(self.name, self.call)
-
-    def as_row(self) -> dict[str, Any]:
-        """The fields of a row that say which call it is."""
-        return {"index": self.index, "name": self.name, "type": self.type, "call": self.call}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +79,13 @@ class LayerCall:
     """One row of ``list-layers``: a call with its shapes and cost, or a layer that did not run.
 
     Attributes:
-        index: Position among the calls of the chosen types in order of execution. None for a layer that did not run,
-            and for a block that computes beside the layers inside it.
+        index: Position among the calls of the chosen types in order of execution. None for a call of another type, and
+            for a layer that did not run.
         name: Dotted path in ``named_modules()``.
         type: Class name of the layer.
         call: 0 for the first execution of the layer, None for a layer that did not run.
+        order: The index that the call has if every layer counts (``--type all``). None for a layer that did not run,
+            and for a block of other layers.
         input_shape: Such as ``(N, C, H, W)``; ``{part: shape}`` for several tensors.
         output_shape: Likewise.
         params: Number of parameters of the layer and of the layers inside it that have no row of their own.
@@ -91,6 +99,7 @@ class LayerCall:
     name: str
     type: str
     call: int | None
+    order: int | None
     input_shape: Shape
     output_shape: Shape
     params: int
@@ -143,7 +152,7 @@ def no_such_type(types: Iterable[str], have: Counter[str]) -> LayerError:
 
 @dataclass(frozen=True, slots=True)
 class _Indices:
-    """``30``, ``-1``, ``0:10``, ``0:36:5`` or ``all``: calls by their index."""
+    """``30``, ``-1``, ``0:10`` or ``0:36:5``: calls by their index."""
 
     text: str
     window: slice
@@ -171,6 +180,13 @@ class _Indices:
 
 
 @dataclass(frozen=True, slots=True)
+class _All:
+    """``all``: every call of the given types, and without types every call of every layer."""
+
+    text: str = "all"
+
+
+@dataclass(frozen=True, slots=True)
 class _Names:
     """Calls by the name of their layer: exact names or a pattern, of every call (None) or of one."""
 
@@ -195,11 +211,15 @@ class _Names:
         return [] if self.names_any(names) else [self.text]
 
 
-def _parse_term(text: str) -> _Indices | _Names:
+_Term = _All | _Indices | _Names
+
+
+def _parse_term(text: str) -> _Term:
     if text == "all":
-        return _Indices(text, slice(0, None))
-    if text == MODEL:
-        return _Names(text, frozenset([""]))
+        return _All()
+    if text.startswith("name:"):
+        name, call = re.fullmatch(r"name:(.*?)(?:#(\d+))?", text, re.DOTALL).groups()  # type: ignore[union-attr]
+        return _Names(text, frozenset([name]), call=None if call is None else int(call))
     if re.fullmatch(r"[+-]?\d+", text):
         index = int(text)
         return _Indices(text, slice(index, index + 1 if index != -1 else None))
@@ -211,6 +231,7 @@ def _parse_term(text: str) -> _Indices | _Names:
         except re.error as error:
             raise SelectionError(f"bad regular expression '{text[3:]}': {error}") from None
     name, hash_sign, call = text.partition("#")
+    name = "" if name == MODEL else name
     if hash_sign and not call.isdecimal():
         raise SelectionError(f"bad call in '{text}'", do="write `name#1` for the second call of a layer")
     pattern = re.compile(rf"\A(?:{fnmatch.translate(name)})") if re.search(r"[*?\[]", name) else None
@@ -228,17 +249,17 @@ def _parse_slice(text: str) -> slice:
     return slice(*parts)
 
 
-def _parse(layers: Layers) -> Iterator[_Indices | _Names]:
+def _parse(layers: Layers) -> Iterator[_Term]:
     if isinstance(layers, Selection):
         yield from layers._terms
     elif isinstance(layers, (str, int)):
-        # a regular expression may hold commas, so it takes the rest of its text
+        # a regular expression and a name may hold commas, so they take the rest of their text
         text = str(layers)
-        regex = re.search(r"(?:^|,)\s*(re:.*)", text, re.DOTALL)
-        head = text[: regex.start()] if regex else text
+        rest = re.search(r"(?:^|,)\s*((?:re|name):.*)", text, re.DOTALL)
+        head = text[: rest.start()] if rest else text
         yield from (_parse_term(term.strip()) for term in head.split(",") if term.strip())
-        if regex:
-            yield _parse_term(regex[1])
+        if rest:
+            yield _parse_term(rest[1])
     else:
         for part in layers:
             yield from _parse(part if isinstance(part, Selection) else str(part))
@@ -247,10 +268,12 @@ def _parse(layers: Layers) -> Iterator[_Indices | _Names]:
 class Selection:
     """Which calls are wanted, as ``--layer`` and ``layers=`` spell it.
 
-    ``30``, ``-1``, ``0:10``, ``0:36:5`` and ``all`` count the calls of the chosen types in order of execution;
-    ``conv1``, ``layer4.*`` (glob), ``re:…`` (regular expression, found anywhere in the name) and ``name#1`` (second
-    call) name layers of any type, and ``(model)`` the model itself. Commas separate terms; ``re:`` takes the rest of
-    its text. Selections that are equal have equal terms in the same order.
+    ``30``, ``-1``, ``0:10`` and ``0:36:5`` count the calls of the chosen types in order of execution; ``conv1``,
+    ``layer4.*`` (glob), ``re:…`` (regular expression, found anywhere in the name), ``name:0`` (exactly this name) and
+    ``conv1#1`` (second call) name layers of any type, and ``(model)`` the model itself. ``all`` is every call of the
+    chosen types, and where none are chosen every call of every layer that has no children or has parameters of its own.
+    Commas separate terms; ``re:`` and ``name:`` take the rest of their text. Selections that are equal have equal terms
+    in the same order.
 
     Raises:
         SelectionError: for a term that cannot be read.
@@ -260,18 +283,19 @@ class Selection:
         (True, Selection('0:3,fc'))
     """
 
-    __slots__ = ("_from_the_end", "_indices", "_names", "_terms", "wants_every_index")
+    __slots__ = ("_from_the_end", "_indices", "_names", "_terms", "has_all", "wants_every_index")
 
     def __init__(self, layers: Layers) -> None:
         self._set(_parse(layers))
 
-    def _set(self, terms: Iterable[_Indices | _Names]) -> None:
+    def _set(self, terms: Iterable[_Term]) -> None:
         self._terms = tuple(terms)
         if not self._terms:
             raise SelectionError("empty layer selection", do="give an index, a range, a name or `all`")
         self._indices = [term for term in self._terms if isinstance(term, _Indices)]
         self._names = [term for term in self._terms if isinstance(term, _Names)]
         self._from_the_end = [term for term in self._indices if term.from_the_end]
+        self.has_all = any(isinstance(term, _All) for term in self._terms)
         self.wants_every_index = any(term.window in (slice(None), slice(0, None)) for term in self._indices)
 
     @classmethod
@@ -287,7 +311,7 @@ class Selection:
         return cls._of_terms([_Names(",".join(names) + suffix, frozenset(names), call=call)] if names else [])
 
     @classmethod
-    def _of_terms(cls, terms: Iterable[_Indices | _Names]) -> Selection:
+    def _of_terms(cls, terms: Iterable[_Term]) -> Selection:
         selection = cls.__new__(cls)
         selection._set(terms)
         return selection
@@ -311,7 +335,7 @@ class Selection:
 
     @property
     def counts(self) -> bool:
-        """Whether calls of the chosen types must be counted."""
+        """Whether a term is an index or a range, which count the calls of the chosen types."""
         return bool(self._indices)
 
     @property
@@ -331,10 +355,15 @@ class Selection:
         return tuple(name for term in plain for name in sorted(term.exact))
 
     @property
+    def single_indices(self) -> tuple[str, ...]:
+        """The indices, without ranges, as they were written: a layer may have such a name too."""
+        return tuple(term.text for term in self._indices if ":" not in term.text)
+
+    @property
     def end_is_known(self) -> bool:
         """Whether the selection itself says which call is the last: no index from the end, no name without a call."""
         closed = all(not t.from_the_end and t.window.stop is not None for t in self._indices)
-        return closed and all(t.call is not None and t.pattern is None for t in self._names)
+        return closed and not self.has_all and all(t.call is not None and t.pattern is None for t in self._names)
 
     def is_explicit(self, call: Call) -> bool:
         """Whether the exact name or the index of ``call`` is a term, rather than a pattern, a range or ``all``."""
@@ -364,21 +393,32 @@ class Selection:
                     do = "list them with list-layers --ops"
                     raise LayerError(f"no operation '{name}' ran", nearest(name, names) or ran, do)
 
-    def calls_by_name(self, names: Sequence[str]) -> frozenset[int | None]:
-        """Which calls of a layer, known under all of ``names``, are wanted by name; None among them for every call."""
-        return frozenset([term.call for term in self._names if term.names_any(names)]) if self._names else frozenset()
+    def calls_by_name(self, names: Iterable[str], in_all: bool = False) -> frozenset[int | None]:
+        """Which calls of a layer, known under all of ``names``, are wanted by name; None among them for every call.
 
-    def wants_index(self, index: int) -> bool:
-        """Whether the call with this index is wanted, as far as that is known while the pass runs."""
-        return self.wants_every_index or any(term.certain(index) for term in self._indices)
+        ``in_all`` says whether ``all`` means this layer.
+        """
+        named = (term.call for term in self._names if term.names_any(names))
+        return frozenset([*named, *([None] if in_all and self.has_all else [])])
 
-    def wants(self, name: str, call: int, index: int | None, total: int | None = None) -> bool:
-        """Whether this call is wanted in a pass with ``total`` calls of the chosen types, None while the pass runs."""
+    def wants_index(self, index: int, total: int | None = None) -> bool:
+        """Whether the call with this index is wanted in a pass with ``total`` calls, None while the pass runs."""
+        if total is None:
+            return self.wants_every_index or any(term.certain(index) for term in self._indices)
+        return any(index in term.within(total) for term in self._indices)
+
+    def wants(
+        self, name: str, call: int, index: int | None, total: int | None = None, in_all: bool | None = None
+    ) -> bool:
+        """Whether this call is wanted in a pass with ``total`` calls of the chosen types, None while the pass runs.
+
+        ``in_all`` says whether ``all`` means it; by default it means the calls with an index.
+        """
         if any(term.wants(name, call) for term in self._names):
             return True
-        if index is None:
-            return False
-        return self.wants_index(index) if total is None else any(index in term.within(total) for term in self._indices)
+        if self.has_all and (index is not None if in_all is None else in_all):
+            return True
+        return index is not None and self.wants_index(index, total)
 
     def may_want(self, index: int | None, calls_so_far: int) -> bool:
         """Whether this call may turn out to be wanted once the number of calls is known."""
@@ -393,6 +433,8 @@ class Selection:
         first call: no pass can know of a second.
         """
         required: set[int | tuple[str, int]] = set()
+        if self.has_all:
+            return None
         for term in self._indices:
             last = [] if term.from_the_end or term.window.stop is None else term.within(term.window.stop)[-1:]
             if not last:  # an open range, or an empty one, in which no call can be
@@ -403,33 +445,41 @@ class Selection:
         return required
 
     def check_ran(
-        self, ran: Iterable[tuple[Sequence[str], int]], total: int, types: Sequence[str], named: Iterable[str] = ()
+        self,
+        ran: Iterable[tuple[Sequence[str], int, bool]],
+        total: int,
+        types: Sequence[str],
+        in_all: Sequence[str],
+        named: Iterable[str] = (),
     ) -> None:
-        """Raise a LayerError for an index, a range or a ``name#call`` without a call in a whole pass.
+        """Raise a LayerError for an index, a range, a ``name#call`` or ``all`` without a call in a whole pass.
 
-        ``ran`` has all names of each layer and how often it ran. ``named`` has the names of all layers: an index may be
-        meant as a name.
+        ``ran`` has all names of each layer, how often it ran, and whether ``all`` means it. Indices count ``types``,
+        ``all`` means ``in_all``. ``named`` has the names of all layers: an index may be meant as a name.
         """
+        counts, of_type = list(ran), _in_words(types)
+        if self.has_all and not any(times for _, times, is_in_all in counts if is_in_all):
+            asked = f"no {_in_words(in_all)} ran as a module"
+            raise LayerError(asked, do="stats --ops measures other operations", kind="index", name="all")
         for term in self._indices:
             if not term.within(total):
                 kind = "range" if ":" in term.text else "index"
-                of_type = "layer" if "all" in types else "/".join(types)
-                if term.text == "all":
-                    asked = f"no {of_type} ran as a module"
-                    raise LayerError(asked, do="stats --ops measures other operations", kind=kind, name=term.text)
                 have = f"there are {total} {of_type} calls: 0 to {total - 1}" if total else f"no {of_type} ran"
-                meant = f"the layer named {term.text} is re:^{term.text}$" if term.text in named else ""
+                meant = f"the layer named {term.text} is name:{term.text}" if term.text in named else ""
                 do = meant or "indices are those of list-layers"
                 raise LayerError(f"no {kind} {term.text}", have, do, kind=kind, name=term.text)
-        counts = list(ran)
         for by_name in self._names:
             if by_name.call is None:
                 continue
-            calls = max((times for names, times in counts if by_name.names_any(names)), default=0)
+            calls = max((times for names, times, _ in counts if by_name.names_any(names)), default=0)
             if by_name.call >= calls:
                 ran_times = f"{calls} times: #0 to #{calls - 1}" if calls > 1 else "once"
                 have = f"the layer ran {ran_times}" if calls else "the layer did not run"
                 raise LayerError(f"no call '{by_name.text}'", have, kind="call", name=by_name.text)
+
+
+def _in_words(types: Sequence[str]) -> str:
+    return "layer" if "all" in types else "/".join(types)
 
 
 Layers = Selection | str | int | Iterable[Selection | str | int]

@@ -61,7 +61,7 @@ def ablate_each(
     layers: Layers,
     target: Target | str | int = "top:1",
     *,
-    types: Iterable[Any] = ("Conv2d",),
+    types: Iterable[Any] | None = None,
     categories: Sequence[str] | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
@@ -83,7 +83,7 @@ def ablate_each(
         inputs: The image ``(1, 3, H, W)``, or the tuple of positional inputs.
         layers: A selection, see `Selection`.
         target: One class: its index, its name or ``top:1``.
-        types: Class names that indices in ``layers`` count.
+        types: Class names that indices in ``layers`` count; None for Conv2d (Conv3d in models of clips).
         categories: Names of the classes.
         batch_size: Channels in one pass; None for as many as fit well, 8 to 256.
         seed: Seed of the random numbers in each pass; None continues from the current random state.

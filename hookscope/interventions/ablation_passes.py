@@ -19,11 +19,15 @@ from hookscope.hooks import (
     Selection,
     buffers_kept,
     channel_axis,
+    class_names,
+    is_single,
     map_tensors,
+    matches_type,
     random_states,
     random_states_kept,
     shape_of,
     tensors_in,
+    types_of,
 )
 from hookscope.interventions.base import Intervention, Site
 from hookscope.interventions.elementwise import Zero
@@ -113,10 +117,10 @@ class Baseline:
     separate: bool
 
 
-def baseline(passes: Passes, layers: Layers, types: Iterable[Any]) -> Baseline:
+def baseline(passes: Passes, layers: Layers, types: Iterable[Any] | None) -> Baseline:
     """Run the model once, and find which chosen calls have channels."""
     model, selection = passes.model, Selection.of(layers)
-    recorder = _Recorder(model, selection)
+    recorder = _Recorder(model, selection, types)
     observer = recorder.observer = Observer(
         model,
         [selection, "*"],
@@ -147,12 +151,12 @@ def baseline(passes: Passes, layers: Layers, types: Iterable[Any]) -> Baseline:
 class _Recorder:
     """Records in the first pass the calls with and without channels, and the layers around them that ran once."""
 
-    def __init__(self, model: nn.Module, selection: Selection) -> None:
-        self._selection = selection
+    def __init__(self, model: nn.Module, selection: Selection, types: Iterable[Any] | None) -> None:
+        self._selection, self._all_types = selection, types_of(model, types)[1]
         self._names: dict[int, list[str]] = {}
         for name, module in model.named_modules(remove_duplicate=False):
             self._names.setdefault(id(module), []).append(name)
-        self._calls: list[tuple[Call, list[str], tuple[Any, ...] | None]] = []
+        self._calls: list[tuple[Call, list[str], bool, tuple[Any, ...] | None]] = []
         self._input_bytes: dict[str, int] = {}
         self._runs: Counter[str] = Counter()
         self._random: dict[str, Any] = {}
@@ -170,16 +174,17 @@ class _Recorder:
         self._runs[call.name] += 1
         self._input_bytes[call.name] = self.observer.input
         names = self._names[id(module)]
-        certain = any(self._selection.wants(name, call.call, call.index) for name in names)
+        in_all = matches_type(class_names(module), self._all_types, is_single(call.name, module))
+        certain = any(self._selection.wants(name, call.call, call.index, None, in_all) for name in names)
         if certain or self._selection.may_want(call.index, self.observer.progress.total):
-            self._calls.append((call, names, _channels_in(output, module)))
+            self._calls.append((call, names, in_all, _channels_in(output, module)))
             self.shapes[call.key] = str(shape_of(output) or "no tensor")
 
     def chosen(self) -> Iterator[tuple[Call, AblationSite | None]]:
         """The chosen calls, now that their number is known; None for those without channels."""
         total = self.observer.progress.total
-        for call, names, facts in self._calls:
-            if any(self._selection.wants(name, call.call, call.index, total) for name in names):
+        for call, names, in_all, facts in self._calls:
+            if any(self._selection.wants(name, call.call, call.index, total, in_all) for name in names):
                 yield call, self._site(call, *facts) if facts else None
 
     def _site(

@@ -74,7 +74,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
             name (``"conv1.weight"``, ``"layer4*.weight"``) to an intervention, several, or a function
             ``(call, tensor) -> tensor`` (None for no change), which gets a tensor of its own; or pairs of these. For
             `Prune` and `Freeze` a layer's name selects all its parameters; numbers are names, not indices.
-        types: Class names that indices count.
+        types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
 
     Attributes:
         step: The training step for rates on a schedule: passes in train mode so far. It may be set. Checkpointing
@@ -101,7 +101,7 @@ class intervene:  # a `with` word, named as one reads it  # noqa: N801
         ([[-1.0, 1.0, 5.0]], {'first': 1, 'last': 1})
     """
 
-    def __init__(self, model: nn.Module, changes: Changes, types: Iterable[Any] = ("Conv2d",)) -> None:
+    def __init__(self, model: nn.Module, changes: Changes, types: Iterable[Any] | None = None) -> None:
         self._model, self._types = model, types
         self._changes = list(pairs_of(changes))
         self._stack: ExitStack | None = None

@@ -81,7 +81,7 @@ def intervention_effect(
     inputs: tuple[Any, ...],
     changes: Changes,
     layers: Layers | None = None,
-    types: Iterable[Any] = ("Conv2d",),
+    types: Iterable[Any] | None = None,
     *,
     seed: int | None = None,
     keep: Layers | None = None,
@@ -97,7 +97,7 @@ def intervention_effect(
         inputs: Its positional inputs.
         changes: Interventions as `hookscope.intervene` takes them.
         layers: Calls to measure; None for changed calls and layers with a weight of two or more dimensions.
-        types: Class names that indices count.
+        types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
         seed: Seed of the random numbers in both passes; None continues from the current random state.
         keep: Calls whose activations are kept for drawing.
         keep_changed: Whether to keep the activations of changed calls and of layers with changed parameters.
@@ -120,7 +120,7 @@ def intervention_effect(
     measured = [layers_with_weights(model), *called] if layers is None else [Selection.of(layers)]
     chosen = Selection([*measured, *drawn])
     with torch.no_grad(), random_states_kept(), ExitStack() as stack:
-        before = stack.enter_context(capture(model, chosen, types))
+        before = stack.enter_context(capture(model, chosen, types, ordered=True))
         calls: list[Call] = []
         if drawn:
             keeper = stack.enter_context(Observer(model, Selection(drawn), types, lambda call, *_: calls.append(call)))
@@ -130,7 +130,7 @@ def intervention_effect(
     with torch.no_grad(), random_states_kept(), ExitStack() as stack:
         comparison.block = stack.enter_context(intervene(model, pairs, types))
         # the hooks of the comparison come later, so that they see changed values
-        observer = stack.enter_context(Observer(model, chosen, types, comparison.on_call))
+        observer = stack.enter_context(Observer(model, chosen, types, comparison.on_call, ordered=True))
         changed_output = _run(model, inputs, seed)
     missing = comparison.missing(observer.wanted)
     return Effect(output, changed_output, tuple(comparison.moved), dict(comparison.block.changed), missing)
@@ -147,12 +147,17 @@ def from_the_start(
     model: nn.Module,
     inputs: tuple[Any, ...],
     changes: Iterable[tuple[str | Selection, Any]],
-    types: Iterable[Any] = ("Conv2d",),
+    types: Iterable[Any] | None = None,
     seed: int | None = None,
 ) -> Iterator[tuple[str | Selection, Any]]:
-    """Replace indices from the end in ``changes`` by the calls that they select in a pass."""
+    """Replace the indices in ``changes`` that are known only after a pass by the calls that they select in one.
+
+    These are indices from the end, and those of inputs: blocks of the chosen types begin before the layers in them, and
+    are counted when they end.
+    """
     for where, change in changes:
-        if not Selection.of(where).from_the_end:
+        place = Selection.of(where)
+        if not place.from_the_end and not (place.counts and getattr(change, "on", "output") == "input"):
             yield where, change
             continue
         with (
@@ -173,7 +178,7 @@ def _changed_layers(
     called, owners = [], []
     for where, _ in pairs:
         place = Selection.of(where)
-        if place.counts or place.calls_by_name(layers):
+        if place.counts or place.calls_by_name(layers, in_all=True):
             called.append(place)
         elif names := [name for name in parameters if name == str(where) or place.calls_by_name([name])]:
             owners.append(Selection.of_names(dict.fromkeys(holder_of(name) for name in names)))

@@ -22,7 +22,7 @@ def read_source(
     net: LoadedModel,
     where: str,
     spec: InterventionSpec,
-    types: Iterable[Any] = ("Conv2d",),
+    types: Iterable[Any] | None = None,
     on_image: Callable[[InputImage], object] = lambda image: None,
 ) -> Any:
     """Read the file or folder that ``from=`` names, for an intervention at the layers ``where``; None without it."""
@@ -48,7 +48,7 @@ def read_source(
 
 
 def activations_at(
-    model: nn.Module, inputs: tuple[Any, ...], where: Layers, types: Iterable[Any] = ("Conv2d",), on: str = "output"
+    model: nn.Module, inputs: tuple[Any, ...], where: Layers, types: Iterable[Any] | None = None, on: str = "output"
 ) -> dict[str, Any]:
     """Capture the outputs, or the inputs, of the calls at ``where`` in a pass on ``inputs``, by key."""
     with torch.no_grad(), capture(model, where, types, inputs=on == "input") as activations:

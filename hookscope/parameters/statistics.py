@@ -82,7 +82,7 @@ def layers_named(model: nn.Module, layers: Layers | None) -> frozenset[str] | No
         LayerError: for a name that the model does not have.
         UsageError: for indices and calls, which only a forward pass can count.
     """
-    if layers is None or str(Selection.of(layers)) == "all":
+    if layers is None or Selection.of(layers).has_all:
         return None
     selection = Selection.of(layers)
     if selection.counts:

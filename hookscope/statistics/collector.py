@@ -34,7 +34,6 @@ from hookscope.hooks import (
     one_thread,
     select_types,
     tensors_in,
-    usual_types,
 )
 from hookscope.statistics.accumulator import LayerAccumulator, has_fixed_channels
 from hookscope.statistics.batchnorm import BATCH_NORMS, BatchNormAccumulator
@@ -59,7 +58,7 @@ class StatisticsCollector:
         model: Any eager module.
         layers: A selection, as `capture` takes it; None for every convolution, Linear layer and activation function,
             and for what the model returns if that is not the output of one of these.
-        types: Class names that indices count; None for Conv2d (Conv3d in models of clips).
+        types: Class names that indices and ``all`` count, see `capture`; the default of ``layers`` is then ``all``.
         rank: Whether to measure the effective rank of layers with up to 2048 channels.
         ops: Whether operations are measured too, such as `torch.relu`, ``+`` and the products of attention; each is a
             call named after the module in which it runs, such as ``block1::relu``. A call that returns the values of
@@ -95,9 +94,9 @@ class StatisticsCollector:
         handed_on: bool = True,
     ) -> None:
         self.model = model
-        self.types = select_types(types) if types else usual_types(map(class_names, model.modules()))
+        self.types = select_types(types) if types else None
         usual = layers is None and not types
-        self.layers = usual_layers(model, self.types) if usual else Selection.of(layers or "all")
+        self.layers = usual_layers(model) if usual else Selection.of("all" if layers is None else layers)
         if usual and ops:
             self.layers = Selection([self.layers, EVERY_OPERATION])
         self.rank, self.ops = rank, ops
@@ -123,7 +122,14 @@ class StatisticsCollector:
                 self._counting = stack.enter_context(HookHandles())
                 self._modes.modules.watch(self._counting)
             self._watch = Observer(
-                self.model, self.layers, self.types, self._on_call, on_start=self._start, on_end=self._end, ops=self.ops
+                self.model,
+                self.layers,
+                self.types,
+                self._on_call,
+                on_start=self._start,
+                on_end=self._end,
+                ops=self.ops,
+                ordered=True,
             )
             stack.enter_context(self._watch)
             self._modes = self._watch.operations or self._modes
@@ -240,12 +246,12 @@ class StatisticsCollector:
         norm.update(tensor)
 
 
-def usual_layers(model: nn.Module, types: Sequence[str]) -> Selection:
-    """Every layer of ``types``, every convolution, Linear layer and activation function, and the model itself.
+def usual_layers(model: nn.Module) -> Selection:
+    """Every convolution, Linear layer and activation function, and the model itself.
 
     They are selected by name, so that a layer that never runs is no error.
     """
-    return Selection.of_names([*_names_of(model, (*types, "_ConvNd", "Linear", *ACTIVATION_FUNCTIONS)), ""])
+    return Selection.of_names([*_names_of(model, ("Conv2d", "_ConvNd", "Linear", *ACTIVATION_FUNCTIONS)), ""])
 
 
 def _left_out(model: nn.Module, chosen: Selection) -> Counter[str]:

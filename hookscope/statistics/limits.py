@@ -45,6 +45,7 @@ class BrokenLimit:
     limit: str
     layer: str
     index: int | None
+    order: int | None
     value: float | None
     allowed: float | None
     evidence: str
@@ -122,7 +123,8 @@ def checked_layers(layers: Sequence[LayerStatistics], allow: Layers = ()) -> lis
 
     def is_allowed(call: Call) -> bool:
         module = call.name.rpartition(OPERATION)[0]  # operations of an allowed module are allowed with it
-        return allowed.wants(call.name, call.call, call.index, total) or bool(module and allowed.wants(module, 0, None))
+        wants = allowed.wants(call.name, call.call, call.index, total, call.order is not None)
+        return wants or bool(module and allowed.wants(module, 0, None))
 
     return [layer for layer in layers if not is_allowed(layer.call)]
 
@@ -147,7 +149,7 @@ def check_limits(
     """
     result = LimitsResult({name: {} for name in limits.names})
     unmeasured = [
-        BrokenLimit(limit, layer, None, None, None, why, unmeasured=True)
+        BrokenLimit(limit, layer, None, None, None, None, why, unmeasured=True)
         for layer, why in _not_measured(coverage, allow, every)
         for limit in limits.names
     ]
@@ -156,7 +158,8 @@ def check_limits(
             if every and limit in ("max-dead", "min-rank") and layer.key not in coverage.with_channels:
                 continue
             judged = _JUDGES[limit](layer, limits)
-            about = (limit, layer.key, layer.call.index, judged.value, judged.allowed, judged.evidence, judged.channels)
+            numbers = layer.call.index, layer.call.order, judged.value, judged.allowed
+            about = (limit, layer.key, *numbers, judged.evidence, judged.channels)
             if judged.outcome == "unknown" or (judged.outcome == "no meaning" and not every):
                 unmeasured.append(BrokenLimit(*about, unmeasured=True))
             elif judged.outcome != "no meaning":
@@ -164,7 +167,8 @@ def check_limits(
                 result.broken += [BrokenLimit(*about)] if judged.outcome == "broken" else []
     for limit, calls in result.checked.items():
         if not calls and not any(each.limit == limit for each in unmeasured):
-            unmeasured.append(BrokenLimit(limit, "", None, None, None, "no call has this quantity", unmeasured=True))
+            why = "no call has this quantity"
+            unmeasured.append(BrokenLimit(limit, "", None, None, None, None, why, unmeasured=True))
     (result.allowed if allow_unmeasured else result.broken).extend(unmeasured)
     return result
 

@@ -121,7 +121,7 @@ def trace_events(
     model: nn.Module,
     inputs: Any,
     layers: Layers = "all",
-    types: Iterable[Any] = ("all",),
+    types: Iterable[Any] | None = None,
     *,
     backward: bool = False,
     loss: LossLike = None,
@@ -138,8 +138,8 @@ def trace_events(
         model: Any eager module.
         inputs: The positional inputs as a tuple, or the only one, such as a tensor ``(N, C, H, W)``.
         layers: A selection, see `Selection`.
-        types: Class names that indices count; ``all`` for every layer without children or with own parameters, ``*``
-            for every module.
+        types: Class names that indices count; ``all`` for every layer without children or with own parameters. None for
+            Conv2d (Conv3d in models of clips).
         backward: Whether a backward pass follows.
         loss: The loss, see `as_loss`; None for the score of the most likely class, or the mean square of the whole
             output where there is no such score (no classes, several pictures).
@@ -234,7 +234,7 @@ class _Recorder:
         self,
         model: nn.Module,
         layers: Layers,
-        types: Iterable[Any],
+        types: Iterable[Any] | None,
         handles: HookHandles | None,
         values: int,
         ops: bool,
@@ -244,7 +244,9 @@ class _Recorder:
         self._handles, self._values = handles, values
         self.counter = OperationCounter(model)
         hide = partial if ops else self._hidden  # an observer of operations hides the work of its functions itself
-        self.observer = Observer(model, layers, types, hide(self._on_call), on_input=hide(self._on_input), ops=ops)
+        self.observer = Observer(
+            model, layers, types, hide(self._on_call), on_input=hide(self._on_input), ops=ops, ordered=True
+        )
 
     def _hidden(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return partial(self.counter.paused, function)

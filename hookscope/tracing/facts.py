@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from hookscope.hooks import OPERATION, LayerCall, Shape, matches_type, no_such_type, select_types
+from hookscope.hooks import OPERATION, LayerCall, Shape, matches_type, no_such_type, select_types, usual_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,12 @@ class LayerTotals:
     did_not_run: int
 
 
-def rows_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",), ops: bool = False) -> list[LayerCall]:
+def rows_of_type(traced: Trace, types: Iterable[Any] | None = None, ops: bool = False) -> list[LayerCall]:
     """The rows of ``list-layers``: calls of the chosen types in order of execution, then layers that did not run.
 
-    With ``all`` there is also a row without an index for each call that computes beside the layers in it. With ``ops``
-    operations are calls too, of the type of their function.
+    ``types`` are None for the usual ones. With ``all`` there is also a row without an index for each call that computes
+    beside the layers in it. With ``ops`` operations are calls too, of the type of their function, and without ``types``
+    all calls are listed.
 
     Raises:
         LayerError: when the model has no layer of these types; it says which it has.
@@ -120,7 +121,7 @@ def rows_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",), ops: bool = 
     return _listed(traced, types, ops)[0]
 
 
-def totals_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",), ops: bool = False) -> LayerTotals:
+def totals_of_type(traced: Trace, types: Iterable[Any] | None = None, ops: bool = False) -> LayerTotals:
     """The sums of the rows of ``list-layers``, and of the whole model."""
     rows, layers = _listed(traced, types, ops)
     ran = [row for row in rows if row.call is not None]
@@ -128,11 +129,15 @@ def totals_of_type(traced: Trace, types: Iterable[Any] = ("Conv2d",), ops: bool 
     return LayerTotals(traced.params, traced.macs, len(ran), traced.params_of(layers), macs, len(rows) - len(ran))
 
 
-def _listed(traced: Trace, types: Iterable[Any], ops: bool) -> tuple[list[LayerCall], list[int]]:
+def _listed(traced: Trace, types: Iterable[Any] | None, ops: bool) -> tuple[list[LayerCall], list[int]]:
     """The rows, and the layers that they count: each with the layers inside it that have no row."""
     traced = traced if ops else traced.without_operations()
-    names = select_types(types)
-    chosen = {place for place, layer in enumerate(traced.layers) if matches_type(layer.types, names, layer.leaf)}
+    usual = usual_types(layer.types for layer in traced.layers) if types is None else select_types(types)
+    names = ("all",) if types is None and ops else usual
+    counted, chosen = (
+        {place for place, layer in enumerate(traced.layers) if matches_type(layer.types, kinds, layer.leaf)}
+        for kinds in (usual, names)
+    )
     if not chosen:
         raise no_such_type(names, Counter(layer.type for layer in traced.layers))
     shown = chosen | ({call.layer for call in traced.calls if call.macs} if "all" in names else set())
@@ -142,27 +147,26 @@ def _listed(traced: Trace, types: Iterable[Any], ops: bool) -> tuple[list[LayerC
     so_far: Counter[int] = Counter()
     unlisted: Counter[int] = Counter()  # MACs of calls without a row, by the depth of the calls
     rows: list[LayerCall] = []
-    indices = count()
+    indices, orders = count(), count()
     for call in traced.calls:
         number, times, layer = so_far[call.layer], total[call.layer], traced.layers[call.layer]
         so_far[call.layer] += 1
         macs = call.macs + unlisted.pop(call.depth + 1, 0)
+        index = next(indices) if call.layer in counted else None
+        order = next(orders) if layer.leaf else None
         if call.layer not in shown or (call.layer not in chosen and not call.macs):
             unlisted[call.depth] += macs
             continue
         notes = ["without the layers inside"] if call.layer in parted else []
         notes += [f"call {number + 1} of {times}"] if times > 1 else []
         notes += [f"overwritten by {call.overwritten_by}"] if call.overwritten_by is not None else []
-        shapes = call.input_shape, call.output_shape
-        index = next(indices) if call.layer in chosen else None
-        rows.append(
-            LayerCall(index, layer.name, layer.type, number, *shapes, params[call.layer], macs, _note(layer, notes))
-        )
+        numbers = number, order, call.input_shape, call.output_shape, params[call.layer], macs
+        rows.append(LayerCall(index, layer.name, layer.type, *numbers, _note(layer, notes)))
     idle = sorted(chosen - set(total))
     for place in idle:
         layer = traced.layers[place]
         note = _note(layer, ["did not run"])
-        rows.append(LayerCall(None, layer.name, layer.type, None, None, None, params[place], 0, note))
+        rows.append(LayerCall(None, layer.name, layer.type, None, None, None, None, params[place], 0, note))
     return rows, [place for places in inside.values() for place in places]
 
 

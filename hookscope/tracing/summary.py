@@ -141,7 +141,7 @@ def _traced_layers(model: nn.Module, positions: dict[int, int]) -> Iterator[Trac
 def list_layers(
     model: nn.Module,
     input_size: Sequence[int] = (224, 224),
-    types: Iterable[Any] = ("Conv2d",),
+    types: Iterable[Any] | None = None,
     inputs: Inputs | None = None,
     *,
     ops: bool = False,
@@ -152,8 +152,8 @@ def list_layers(
         model: Any eager module; torchvision's detectors, clips and flow models get the input their family needs.
         input_size: ``(H, W)`` of the picture, ``(D, H, W)`` of a clip or volume, or a whole shape such as
             ``(1, 1, 28, 28)``.
-        types: Class names (or classes), ``("all",)`` for every layer without children or with own
-            parameters.
+        types: Class names (or classes), ``("all",)`` for every layer without children or with own parameters. None for
+            Conv2d (Conv3d in models of clips); with ``ops`` all calls are listed then.
         inputs: The positional inputs as a tuple, or a mapping of keywords, instead of ``input_size``.
         ops: Whether operations that are no modules, such as `torch.relu` and ``+``, are calls too. Their type is the
             name of the function, and their name begins with that of the module in which they run: ``block1::relu``.
@@ -164,7 +164,7 @@ def list_layers(
     them have rows without an index.
 
     Returns:
-        Rows with index, name, type, call, shapes, params, MACs and a note; layers that did not run come last.
+        Rows with index, name, type, call, order, shapes, params, MACs and a note; layers that did not run come last.
 
     Raises:
         LayerError: when the model has no layer of the types.
@@ -182,7 +182,7 @@ def list_layers(
 def layer_totals(
     model: nn.Module,
     input_size: Sequence[int] = (224, 224),
-    types: Iterable[Any] = ("Conv2d",),
+    types: Iterable[Any] | None = None,
     inputs: Inputs | None = None,
 ) -> LayerTotals:
     """The parameters and multiply-accumulates of ``model``, and of its calls of the chosen types.

@@ -41,15 +41,16 @@ class Monitor(RunProgress):
     the metrics of their parameters only, and compiled steps of optimizers count as other steps do.
 
     The lines (and `rows`) have the fields: ``step``, ``time`` in seconds, ``loss`` (the mean over the backward passes
-    of the step of the tensors that ``backward`` starts at, without the scale of a ``GradScaler``, and not divided
-    by the number of these passes), ``passes`` (that number), ``learning_rate``, ``optimizer``, ``layer``, ``call``,
-    ``index`` (order of execution, None for a layer that did not run), ``type``, ``model``; ``activation_mean``,
-    ``activation_std``, ``zero_share`` (0 to 1), ``channels``, ``channel_values`` (images times positions),
-    ``dead_channels`` (0 everywhere in the step), ``non_finite``, ``infinite`` (whether these are Inf of one sign
-    alone, as of an attention mask); of its own parameters ``gradient_norm``, ``weight_gradient_norm`` (without
-    biases), ``gradient_non_finite``, ``weight_norm``, ``weight_non_finite`` (without biases, before the step),
-    ``update_to_weight``, ``frozen``; of a BatchNorm in train mode ``running_mean_shift`` and ``running_var_ratio``:
-    the batch against the running statistics before the pass. A field without a value is None.
+    of the step of the tensors that ``backward`` starts at, without the scale of a ``GradScaler``, and not divided by
+    the number of these passes), ``passes`` (that number), ``learning_rate``, ``optimizer``, ``layer``, ``call``,
+    ``index`` (see `Call`), ``order`` (position among all calls of the pass; both None for a layer that did not run),
+    ``type``, ``model``; ``activation_mean``, ``activation_std``, ``zero_share`` (0 to 1), ``channels``,
+    ``channel_values`` (images times positions), ``dead_channels`` (0 everywhere in the step), ``non_finite``,
+    ``infinite`` (whether these are Inf of one sign alone, as of an attention mask); of its own parameters
+    ``gradient_norm``, ``weight_gradient_norm`` (without biases), ``gradient_non_finite``, ``weight_norm``,
+    ``weight_non_finite`` (without biases, before the step), ``update_to_weight``, ``frozen``; of a BatchNorm in train
+    mode ``running_mean_shift`` and ``running_var_ratio``: the batch against the running statistics before the pass. A
+    field without a value is None.
 
     After the lines of a sampled step, one line, ``facts``, holds what findings need to name a cause, without fields
     that have no value: ``backwards``; of the optimizer ``optimizer_type``, ``rate``, ``momentum``, ``weight_decay``,
@@ -72,8 +73,8 @@ class Monitor(RunProgress):
         every: Sample each ``every``-th step, from 1.
         log: NDJSON file to append to, or a `RunLog` for one run; None keeps the lines in `rows`.
         layers: Which layers, see `Selection`.
-        types: Class names that indices and ``all`` count; ``all`` for every layer without children or with own
-            parameters.
+        types: Class names that indices and ``all`` count. None for Conv2d (Conv3d in models of clips); ``all`` then
+            means every layer without children or with own parameters.
         tensorboard: Folder for an event file with the same metrics.
         stop_on: ``non-finite`` checks every step, all layers, the loss and the gradients, and raises at the first NaN
             or Inf, before it reaches the weights. A layer that outputs Inf on purpose stops a run too.
@@ -119,7 +120,7 @@ class Monitor(RunProgress):
         every: int = 50,
         log: StrPath | RunLog | None = None,
         layers: Layers = "all",
-        types: Iterable[Any] = ("all",),
+        types: Iterable[Any] | None = None,
         tensorboard: StrPath | None = None,
         stop_on: str | None = None,
         command: Sequence[str] | None = None,
@@ -139,7 +140,7 @@ class Monitor(RunProgress):
         if isinstance(model, torch.jit.ScriptModule):
             raise ModelError("the model is scripted or traced: hooks do not fire in it", do="pass the eager model")
         self._model, self._optimizer, self._every, self._stop_on = model, optimizer, every, stop_on
-        self._choice = LayerChoice(Selection.of(layers), select_types(types))
+        self._choice = LayerChoice(Selection.of(layers), None if types is None else select_types(types))
         self._log, self._events, self._on_trouble = log, tensorboard, on_trouble
         self._header = {
             "command": None if command is None else list(command),
@@ -148,7 +149,7 @@ class Monitor(RunProgress):
             "world_size": world_size,
             "pid": os.getpid(),
             "layers": [str(layers)] if isinstance(layers, (str, int, Selection)) else [str(name) for name in layers],
-            "types": list(self._choice.types),
+            "types": None if self._choice.types is None else list(self._choice.types),
         }
 
     def __enter__(self) -> Self:

@@ -17,9 +17,12 @@ from hookscope.system import StrPath, check_folder, make_folder
 from hookscope.training.log.file import RunLog
 
 # Fields of a line that are no metrics of a layer.
-_NO_METRICS = frozenset(
-    ("row", "step", "time", "loss", "passes", "learning_rate", "optimizer", "layer", "call", "index", "type", "model")
-)
+# fmt: off
+_NO_METRICS = frozenset((
+    "row", "step", "time", "loss", "passes", "learning_rate", "optimizer", "layer", "call", "index", "order", "type",
+    "model",
+))
+# fmt: on
 
 
 @dataclass(eq=False)

@@ -53,20 +53,22 @@ class CallMetrics:
 
     Attributes:
         index: Its position among the counted calls of its pass, None for a call that is not counted.
+        order: Its position among all calls of its pass, None for a block of other layers.
         outputs: One for each tensor of each output.
         alive: ``(C,)`` whether a channel was non-zero anywhere in the step; None without a channel axis.
         batch: The inputs of a BatchNorm in train mode.
-        order: Its position among all calls that were ever recorded.
+        recorded: Its position among all calls that were ever recorded.
     """
 
     layer: Layer
     type: str
     call: int
     index: int | None
+    order: int | None
     outputs: list[OutputSums] = field(default_factory=list)
     alive: Tensor | None = None
     batch: BatchMoments | None = None
-    order: int = field(default_factory=itertools.count().__next__)
+    recorded: int = field(default_factory=itertools.count().__next__)
     _dead: Tensor | None = None
     _drift: tuple[Tensor, Tensor] | None = None
 
@@ -118,12 +120,14 @@ class CallMetrics:
 class SegmentRecord:
     """The calls of one model in one segment of the run, by ``id`` of the layer and number of the call.
 
-    ``total`` is the largest number of counted calls in one of its ``passes``; ``ran`` has every layer that ran.
+    ``total`` is the largest number of counted calls in one of its ``passes``, ``ordered`` that of all calls; the first
+    pass of a part of the model goes on from there. ``ran`` has every layer that ran.
     """
 
     segment: int
     passes: int = 0
     total: int = 0
+    ordered: int = 0
     ran: set[int] = field(default_factory=set)
     calls: dict[tuple[int, int], CallMetrics] = field(default_factory=dict)
 
@@ -147,24 +151,31 @@ class MetricsRecorder:
         """A pass has begun."""
         record = self._record(now.model)
         record.passes += 1
+        top, root = now.top(), now.model.module()
+        layer = now.model.layers.get(id(top))
+        if top is not root and (layer is None or id(layer) not in record.ran):
+            now.counted, now.ordered = record.total, record.ordered
         now.recorded = record.passes <= _MOST_PASSES
 
     def add(self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any) -> None:
         """A layer has returned from the call with number ``call`` of its pass."""
         record = self._record(layer.model)
         record.ran.add(id(layer.whole))
-        index, expected = None, now.running_statistics.pop(id(module), None)
+        index = order = None
+        expected = now.running_statistics.pop(id(module), None)
+        if layer.is_single(module):
+            order, now.ordered = now.ordered, now.ordered + 1
+            record.ordered = max(record.ordered, now.ordered)
         if layer.is_counted(module):
             index, now.counted = now.counted, now.counted + 1
             record.total = max(record.total, now.counted)
         if not now.recorded or not layer.may_want(module):
             return
-        selection = layer.choice.selection
-        if not (selection.from_the_end or any(selection.wants(name, call, index) for name in layer.names)):
+        if not (layer.choice.selection.from_the_end or layer.wants(call, index)):
             return
         metrics = record.calls.get((id(layer), call))
         if metrics is None:
-            metrics = record.calls[id(layer), call] = CallMetrics(layer, type(module).__name__, call, index)
+            metrics = record.calls[id(layer), call] = CallMetrics(layer, type(module).__name__, call, index, order)
         metrics.add(output_sums(output, module))
         values = None if expected is None else next(iter(values_of(inputs)), None)
         if values is not None and values.dim() >= 2 and values.shape[1] == expected[0].numel():
@@ -188,7 +199,8 @@ class MetricsRecorder:
 
     def order_of_layers(self) -> dict[int, int]:
         """The position of the last call of each layer (by ``id``) among all recorded calls."""
-        return {id(call.layer.whole): call.order for record in self._records.values() for call in record.calls.values()}
+        calls = [call for record in self._records.values() for call in record.calls.values()]
+        return {id(call.layer.whole): call.recorded for call in calls}
 
     def lines(self, step: OptimizerStep) -> Iterator[dict[str, Any]]:
         """The lines of a sampled step that is done, without its number and time."""
@@ -197,13 +209,13 @@ class MetricsRecorder:
         parameters = {id(p) for p in optimizer.parameters()}
         calls = [call for model in step.models for call in self._calls(model, optimizer)]
         calls = [call for call in calls if _belongs(call, step.others, parameters)]
-        calls.sort(key=lambda call: call.order)
+        calls.sort(key=lambda call: call.recorded)
         losses, factor = self._losses_of_step(step)
         scalars = FetchedScalars([*losses, *(scalar for call in calls for scalar in call.scalars())])
         loss = _mean(losses, factor, scalars)
         first_rate, rates = optimizer.learning_rates()
         not_run = [call for model in step.models for call in self._not_run(model, optimizer, calls, parameters)]
-        absent, index = {id(call.layer.whole) for call in not_run}, itertools.count()
+        absent = {id(call.layer.whole) for call in not_run}
         for call in _in_order(calls, not_run):
             module = call.layer.module()
             own = {} if module is None else own_parameters(module)
@@ -215,7 +227,8 @@ class MetricsRecorder:
                 "optimizer": optimizer.number,
                 "layer": call.layer.name,
                 "call": call.call,
-                "index": next(index) if has_run else None,
+                "index": call.index,
+                "order": call.order,
                 "type": call.type,
                 "model": call.layer.model.number,
                 **call.metrics(scalars),
@@ -258,7 +271,7 @@ class MetricsRecorder:
             if is_known and not selection.wants_every_index:
                 is_chosen = is_chosen and layer.wants(0, None, record.total)
             if id(layer) not in ran and is_chosen and not parameters.isdisjoint(map(id, own.values())):
-                yield CallMetrics(layer, type(module).__name__, 0, None)
+                yield CallMetrics(layer, type(module).__name__, 0, None, None)
 
     def _losses_of_step(self, step: OptimizerStep) -> tuple[list[Tensor], float]:
         """The losses that a step is the sum of, and the factor by which each is too small."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 from torch.nn.parameter import is_lazy
 
-from hookscope.hooks import Selection, class_names, is_single, matches_type, no_such_type, types_in
+from hookscope.hooks import Selection, class_names, is_single, matches_type, no_such_type, types_in, types_of
 
 # Wrappers of a model or of a part of it put words of their own into the names of layers.
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
@@ -28,10 +28,10 @@ _MODULE = re.compile(r"^module(?:\.|$)")
 
 @dataclass(frozen=True, slots=True)
 class LayerChoice:
-    """The chosen layer calls: a selection, and the types that its indices and ``all`` count."""
+    """The chosen layer calls: a selection, and the types that indices and ``all`` count, None for the usual ones."""
 
     selection: Selection
-    types: tuple[str, ...]
+    types: tuple[str, ...] | None
 
 
 class Layer:
@@ -47,7 +47,7 @@ class Layer:
     """
 
     __slots__ = (
-        "_by_name", "_counted", "_places", "choice", "is_compiled", "is_loss", "model", "module", "names", "whole",
+        "_by_name", "_kind", "_places", "choice", "is_compiled", "is_loss", "model", "module", "names", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -61,7 +61,7 @@ class Layer:
         self.module, self.whole = weakref.ref(module), whole or self
         self.names, self.model, self.choice = names, model, choice
         self._by_name = choice.selection.calls_by_name(names)
-        self._counted: tuple[type, bool] | None = None
+        self._kind: tuple[type, bool, bool, bool] | None = None
         self._places: dict[tuple[str, ...], Layer] = {}
         self.is_loss, self.is_compiled = isinstance(module, _Loss), False
 
@@ -84,28 +84,39 @@ class Layer:
         return self
 
     def is_counted(self, module: nn.Module) -> bool:
-        """Whether its calls have an index: a single layer of the chosen types."""
-        if self.is_compiled:
-            return matches_type(class_names(module), self.choice.types, leaf=True) and not self.is_loss
-        if self._counted is None or self._counted[0] is not type(module):  # a lazy layer changes its class
-            names = class_names(module) or ["Module"]
-            matches = matches_type(names, self.choice.types, self.is_single(module))
-            self._counted = (type(module), matches and not self.is_loss)
-        return self._counted[1]
+        """Whether its calls have an index: a layer of the chosen types."""
+        return self._kind_of(module)[1]
+
+    def is_in_all(self, module: nn.Module) -> bool:
+        """Whether ``all`` means it."""
+        return self._kind_of(module)[2]
 
     def is_single(self, module: nn.Module) -> bool:
         """Whether it is compiled, has no children or parameters of its own, and so is no mere block of other layers."""
-        return self.is_compiled or is_single(self.name, module)
+        return self.is_compiled or self._kind_of(module)[3]
+
+    def _kind_of(self, module: nn.Module) -> tuple[type, bool, bool, bool]:
+        if (
+            self._kind is None or self._kind[0] is not type(module) or self.is_compiled
+        ):  # a lazy layer changes its class
+            names, single = class_names(module) or ["Module"], self.is_compiled or is_single(self.name, module)
+            counted, in_all = (matches_type(names, types, single) for types in (self.model.types, self.model.all_types))
+            self._kind = (type(module), counted, in_all, single)
+        return self._kind
 
     def may_want(self, module: nn.Module) -> bool:
         """Whether any of its calls can be chosen."""
         if self.is_loss:
             return False
-        return bool(self._by_name) or (self.choice.selection.counts and self.is_counted(module))
+        selection = self.choice.selection
+        if self._by_name or (selection.has_all and self.is_in_all(module)):
+            return True
+        return selection.counts and self.is_counted(module)
 
-    def wants(self, call: int, index: int | None, total: int) -> bool:
-        """Whether this call is chosen, in a pass with ``total`` counted calls."""
-        return any(self.choice.selection.wants(name, call, index, total) for name in self.names)
+    def wants(self, call: int, index: int | None, total: int | None = None) -> bool:
+        """Whether this call is chosen, in a pass with ``total`` counted calls, None while the pass runs."""
+        in_all = self._kind is not None and self._kind[2]
+        return any(self.choice.selection.wants(name, call, index, total, in_all) for name in self.names)
 
 
 class TrackedModel:
@@ -114,6 +125,8 @@ class TrackedModel:
     Attributes:
         module: Returns the module, None once the script has dropped it.
         layers: By ``id`` of the module.
+        types: Class names that indices count.
+        all_types: Those that ``all`` means.
         is_opaque: Whether some layers are compiled, scripted or replicated, so that their hooks do not fire.
     """
 
@@ -121,6 +134,8 @@ class TrackedModel:
         self.module, self._choice = weakref.ref(module), choice
         self.number = number
         self.layers: dict[int, Layer] = {}
+        self.types: tuple[str, ...] = ()
+        self.all_types: tuple[str, ...] = ()
         self.is_opaque = False
         self.update()
 
@@ -129,6 +144,7 @@ class TrackedModel:
         root = self.module()
         if root is None:
             return
+        self.types, self.all_types = types_of(root, self._choice.types)
         wrapped = type(root).__name__ in _OUTERMOST
         named: dict[int, tuple[nn.Module, list[str]]] = {}
         for path, module in root.named_modules(remove_duplicate=False):
@@ -168,8 +184,12 @@ class TrackedModel:
         selection, layers = self._choice.selection, self.layers.values()
         selection.check_names([name for layer in layers for name in layer.names], type(root).__name__)
         modules = [(layer, layer.module()) for layer in layers]
-        if selection.counts and not any(m is not None and layer.is_counted(m) for layer, m in modules):
-            raise no_such_type(self._choice.types, types_in(root))
+        for chosen, fits, types in (
+            (selection.counts, Layer.is_counted, self.types),
+            (selection.has_all, Layer.is_in_all, self.all_types),
+        ):
+            if chosen and not any(m is not None and fits(layer, m) for layer, m in modules):
+                raise no_such_type(types, types_in(root))
 
 
 @dataclass(slots=True)
@@ -180,6 +200,7 @@ class Pass:
         top: Returns the module that was called.
         depth: How many calls of ``top`` run inside its own call.
         counted: Calls of the chosen types so far.
+        ordered: Calls of all layers so far, without blocks of other layers.
         recorded: Whether its calls are recorded.
         running: The layers that run now, from the outermost.
         calls: How often each module has run under each name.
@@ -191,6 +212,7 @@ class Pass:
     model: TrackedModel
     depth: int = 0
     counted: int = 0
+    ordered: int = 0
     recorded: bool = True
     running: list[Layer] = field(default_factory=list)
     calls: Counter[tuple[int, str]] = field(default_factory=Counter)

@@ -104,7 +104,7 @@ class Comparison:
 
 
 def verify(
-    net: LoadedModel, pictures: Sequence[Tensor], layers: Layers = "all", types: Iterable[Any] = ("all",)
+    net: LoadedModel, pictures: Sequence[Tensor], layers: Layers = "all", types: Iterable[Any] | None = None
 ) -> Iterator[Check]:
     """Check what hookscope reports about ``net`` against independent judges; yields each `Check` once it is known.
 
@@ -120,7 +120,8 @@ def verify(
         net: What `load_model` returned.
         pictures: Prepared pictures ``(3, H, W)``, as ``net.prepare`` makes them: one, or two for optical flow.
         layers: A selection, see `Selection`.
-        types: Class names that indices count; every layer without children or with own parameters by default.
+        types: Class names that indices and ``all`` count. None for Conv2d (Conv3d in models of clips); ``all`` then
+            means every layer without children or with own parameters.
 
     Raises:
         LayerError: for names, types and indices that the model does not have.
@@ -135,7 +136,7 @@ def verify(
     """
     net_tolerance = 0.0 if net.device == "cpu" else TOLERANCE
     with _quiet_pass():
-        passes = PairedPasses.run(net, list(pictures), Selection.of(layers), tuple(types))
+        passes = PairedPasses.run(net, list(pictures), Selection.of(layers), types and tuple(types))
     with _quiet_pass():
         check, edges = _feature_extractor(passes, net_tolerance)
     yield check
@@ -327,7 +328,7 @@ def _calls_of(traced: Trace) -> dict[tuple[str, int], TracedCall]:
     return calls
 
 
-def _indices(traced: Trace, types: Iterable[Any]) -> dict[tuple[str, int], int]:
+def _indices(traced: Trace, types: Iterable[Any] | None) -> dict[tuple[str, int], int]:
     """The index that ``list-layers`` prints for each call of the types."""
     try:
         rows = rows_of_type(traced, types)

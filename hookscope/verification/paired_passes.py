@@ -123,7 +123,7 @@ class PairedPasses:
     net: LoadedModel
     pictures: Sequence[Tensor]
     selection: Selection
-    types: tuple[Any, ...]
+    types: tuple[Any, ...] | None
     plain: Any
     hooked: Any
     activations: Activations
@@ -136,7 +136,7 @@ class PairedPasses:
 
     @classmethod
     def run(
-        cls, net: LoadedModel, pictures: Sequence[Tensor], selection: Selection, types: tuple[Any, ...]
+        cls, net: LoadedModel, pictures: Sequence[Tensor], selection: Selection, types: tuple[Any, ...] | None
     ) -> PairedPasses:
         signatures: dict[Call, CallSignature] = {}
 

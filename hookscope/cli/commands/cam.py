@@ -14,7 +14,7 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
 from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.model import ModelOptions, counted_types, running
+from hookscope.cli.shared.model import ModelOptions, check_choice, running
 from hookscope.cli.shared.output_paths import OutputPath, is_same_file
 from hookscope.cli.shared.pictures import wrote
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
@@ -150,6 +150,7 @@ def _maps(
     explanation: Explanation, options: Options, layers: hooks.Layers | None, target: scores.Target
 ) -> list[explain.ClassActivationMap]:
     net, skipped = explanation.net, list[str]()
+    check_choice(net, options.types, options.layers)
     with running(net, explanation.inputs), pass_progress() as on_progress:
         maps = explain.class_activation_maps(
             net.model,
@@ -157,7 +158,7 @@ def _maps(
             layers,
             target,
             options.method,
-            types=counted_types(net, options.types),
+            types=options.types or None,
             categories=explanation.categories,
             batch_size=options.batch_size,
             on_progress=on_progress,

@@ -16,7 +16,7 @@ from hookscope.cli.output.gradient_rows import sections, totals
 from hookscope.cli.output.report import Report, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_types, model_options
+from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
 from hookscope.cli.shared.output_paths import check_plot, write_plot
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
@@ -131,7 +131,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     thresholds = gradients.GradientThresholds(**chosen_thresholds("gradients", values))
     subject = ModelAndImages.load(model, paths)
     net, categories = subject.net, categories_of(subject.net, options.categories)
-    check_types(net, options.types)
+    check_choice(net, options.types, options.layers)
     if options.loss != "mse":
         scores.check_family(net.family, net.name)
         options.target.check(categories)

@@ -18,7 +18,7 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.intervention_options import Change, at_option
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, counted_types, model_options
+from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
 from hookscope.cli.shared.output_paths import OutputPath
 from hookscope.cli.shared.pictures import open_option, wrote
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
@@ -106,7 +106,8 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     options = Options(**values)
     changes = _check(paths, options)
     subject = ModelAndImages.load(model, paths)
-    types = counted_types(subject.net, options.types)
+    types = options.types or None
+    check_choice(subject.net, options.types, options.layers, options.ablate, *(change.where for change in changes))
     with process.prints_to_standard_error():
         built = [(change.where, change.build(subject.net, types)) for change in changes]
     task = _Task(subject, changes, built, types, model.seed, options)
@@ -139,7 +140,7 @@ class _Task:
     subject: ModelAndImages
     changes: Sequence[Change]
     built: list[tuple[hooks.Selection, Any]]
-    types: Sequence[str]
+    types: Sequence[str] | None
     seed: int
     options: Options
 

@@ -54,14 +54,16 @@ def command(
     size, trace = _trace(model, input_size)
     usual = hooks.usual_types(layer.types for layer in trace.layers)
     has_usual = any(set(usual).intersection(layer.types) for layer in trace.layers)
-    types = types or (("all",) if ops or (total and not has_usual) else usual)
-    totals = tracing.totals_of_type(trace, types, bool(ops))
+    if total and not has_usual:
+        types = types or ("all",)
+    totals = tracing.totals_of_type(trace, types or None, bool(ops))
+    shown = types or (("all",) if ops else usual)
     if total:
-        row = row_of(TOTAL_FIELDS, totals, model=model, input_size=size, type="/".join(types))
+        row = row_of(TOTAL_FIELDS, totals, model=model, input_size=size, type="/".join(shown))
         write_report(Report.of_rows([row], TOTAL_FIELDS), format)
     else:
-        rows = [row_of(FIELDS, call) for call in tracing.rows_of_type(trace, types, bool(ops))]
-        lines = _lines(totals, types, f"{model} at {'x'.join(map(str, size))}")
+        rows = [row_of(FIELDS, call) for call in tracing.rows_of_type(trace, types or None, bool(ops))]
+        lines = _lines(totals, shown, f"{model} at {'x'.join(map(str, size))}")
         lines[-1] += " (by a real pass)" if trace.real else ""
         if not ops and (words := operations_in_words(trace.operations)):
             lines = [f"not listed: {words}; --ops lists them", *lines]

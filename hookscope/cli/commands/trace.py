@@ -14,7 +14,7 @@ from hookscope.cli.output.report import Report
 from hookscope.cli.output.trace_rows import section, tensors_left_out, value_lines
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_types, model_options
+from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed, operations_in_words
 
@@ -37,10 +37,9 @@ class Options:
 @click.command("trace")
 @shared.model_argument()
 @shared.image_argument()
-@shared.layer_option(f"Calls to show: {shared.SELECTION}  [default: all]")
+@shared.layer_option(f"Calls to show: {shared.SELECTION}  [default: all; with --events '*', every module]")
 @shared.type_option_with(
-    f"Layer class that is shown and that indices count; repeatable. A glob works; {shared.ALL_TYPES}  [default: all;"
-    " with --events and no --layer '*', every module]"
+    f"Layer class that indices and all count; repeatable. A glob works; {shared.ALL_TYPES}  {shared.USUAL_TYPES}"
 )
 @shared.ops_option
 @click.option("--events", is_flag=True, help="Print a row for each event, in the order of the events.")
@@ -91,19 +90,19 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     _check(paths, options)
     subject = ModelAndImages.load(model, paths)
     net, categories = subject.net, categories_of(subject.net, options.categories)
-    check_types(net, options.types)
+    check_choice(net, options.types, options.layers)
     loss = None  # the model's output decides
     if shared.was_given("target"):
         scores.check_family(net.family, net.name)
         options.target.check(categories)
         loss = scores.Loss("score", options.target, categories)
-    types = options.types or (("*",) if options.events and not options.layers else ("all",))
+    usual = "*" if options.events and not options.types else "all"
     with subject.run():
         record = tracing.trace_events(
             net.model,
             subject.inputs,
-            options.layers or "all",
-            types,
+            options.layers or usual,
+            options.types or None,
             backward=options.events,
             loss=loss,
             values=options.most if options.values else 0,

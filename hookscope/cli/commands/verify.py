@@ -11,7 +11,7 @@ from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Row, Section, row_of
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_types, model_options
+from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
 
 FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
 
@@ -20,9 +20,7 @@ FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
 @shared.model_argument()
 @click.argument("paths", metavar="[IMAGE]", nargs=-1, type=click.Path())
 @shared.layer_option(f"Calls to check: {shared.SELECTION}  [default: all]", "all")
-@shared.type_option_with(
-    f"Layer class that is checked and that indices count; repeatable. A glob works; {shared.ALL_TYPES}  [default: all]"
-)
+@shared.type_option
 @model_options
 @shared.format_option
 def command(
@@ -55,9 +53,9 @@ def command(
     """
     ModelAndImages.check_count(paths)
     subject = ModelAndImages.load(model, paths)
-    check_types(subject.net, types)
+    check_choice(subject.net, types, layers)
     failed: list[verification.Check] = []
-    checks = _checks(subject, model.seed, layers, types or ("all",))
+    checks = _checks(subject, model.seed, layers, types or None)
     rows = Section(_rows(checks, failed), FIELDS)
     output.write_report(Report([rows], caption=subject.caption), format)
     for check in failed:
@@ -68,7 +66,7 @@ def command(
 
 
 def _checks(
-    subject: ModelAndImages, seed: int, layers: hooks.Selection, types: Sequence[str]
+    subject: ModelAndImages, seed: int, layers: hooks.Selection, types: Sequence[str] | None
 ) -> Iterator[verification.Check]:
     """The checks one by one; what the model prints meanwhile goes to standard error."""
     tensors = list(subject.tensors) or verification.noise_pictures(subject.net, seed)

@@ -15,7 +15,7 @@ from hookscope.cli.output.report import Row, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.array_file import ArrayFile, as_array
 from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.model import ModelOptions, counted_types, model_options
+from hookscope.cli.shared.model import ModelOptions, check_choice, model_options
 from hookscope.cli.shared.output_paths import call_names
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
 from hookscope.errors import UsageError
@@ -45,7 +45,7 @@ class Options:
 
 @click.command("visualize")
 @shared.model_argument()
-@shared.layer_option(f"Calls to draw: 0:36:5, {shared.SELECTION}  [default: all]", "all")
+@shared.layer_option(f"Calls to draw: 0:36:5, {shared.SELECTION}  [default: 0:, every index]", "0:")
 @shared.type_option
 @output_option("sheet")
 @shared.channels_option(
@@ -121,7 +121,8 @@ def _draw(
 ) -> Iterator[Row]:
     """Write the sheets of one forward pass, and yield a row for each."""
     net = run.net
-    tensors, types = [net.prepare(image) for image in read], counted_types(net, options.types)
+    tensors, types = [net.prepare(image) for image in read], options.types or None
+    check_choice(net, options.types, options.layers)
     with process.prints_to_standard_error():
         result = drawing.run_and_reduce(
             net, tensors, options.layers, types, options.channels, scale, keep=raw.path is not None

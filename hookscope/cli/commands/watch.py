@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope.cli.shared.options import ALL_TYPES, format_option, layer_option, was_given
+from hookscope.cli.shared.options import ALL_TYPES, USUAL_TYPES, format_option, layer_option, was_given
 from hookscope.cli.shared.pictures import open_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script
@@ -50,8 +50,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     "types",
     metavar="CLASS",
     multiple=True,
-    default=("all",),
-    help=f"Class of layers that indices and all count; repeatable; a glob; {ALL_TYPES}  [default: all]",
+    help=f"Class of layers that indices and all count; repeatable; a glob; {ALL_TYPES}  {USUAL_TYPES}",
 )
 @click.option(
     "--every",

@@ -43,7 +43,8 @@ class WatchRun:
         self._path = os.path.abspath(log)  # the script may change the current folder
         self._stops = options["stop_on"] is not None
         self._settings = {
-            **{name: options[name] for name in ("every", "layers", "types", "stop_on")},
+            **{name: options[name] for name in ("every", "layers", "stop_on")},
+            "types": options["types"] or None,
             "tensorboard": None if tensorboard is None else os.path.abspath(tensorboard),
             "command": list(script.words),
             "rank": rank,

@@ -46,7 +46,7 @@ class Change:
             raise UsageError(f"no intervention '{text}'", do=f"the layer comes first: --at {text} {where}")
         return cls(hooks.Selection(where), interventions.InterventionSpec.parse(text, one_image=True))
 
-    def build(self, net: models.LoadedModel, types: Sequence[str]) -> Any:
+    def build(self, net: models.LoadedModel, types: Sequence[str] | None) -> Any:
         """The intervention with the images and tensors that it reads from files."""
         source = interventions.read_source(net, str(self.where), self.spec, types, with_notes)
         return self.spec.build(source, one_pass=True)

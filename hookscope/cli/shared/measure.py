@@ -14,13 +14,13 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.progress import image_progress
 from hookscope.cli.shared import image_options
 from hookscope.cli.shared.lost_images import LostImages
-from hookscope.cli.shared.model import ModelOptions, check_types, model_options
+from hookscope.cli.shared.model import ModelOptions, check_choice, model_options
 from hookscope.cli.shared.options import apply_options, layer_option, ops_option, type_option
 from hookscope.findings import counted, operations_in_words
 
 _layer_option = layer_option(
-    "Calls to measure, as in visualize; indices count Conv2d unless --type is given.  [default: every convolution,"
-    " Linear layer and activation function, and the model's output]"
+    "Calls to measure, as in visualize.  [default: every convolution, Linear layer and activation function, and the"
+    " model's output]"
 )
 
 
@@ -75,7 +75,7 @@ def measure(
 ) -> tuple[statistics.SavedStatistics, int]:
     """Run every image through the model; returns the statistics and the number of lost images."""
     net = job.model.load()
-    check_types(net, job.types)
+    check_choice(net, job.types, job.layers, allow)
     if allow is not None:
         allow.check_names([name for name, _ in net.model.named_modules()], net.name, ops=bool(job.ops))
     lost_images = LostImages(job.strict or len(images) == 1)  # the error of a single image ends the run

@@ -78,18 +78,15 @@ def running(net: models.LoadedModel, inputs: Any) -> Iterator[None]:
         yield
 
 
-def check_types(net: models.LoadedModel, types: Sequence[str]) -> None:
-    """Refuse a ``--type`` that no layer has, even if no index counts the layers of that type."""
+def check_choice(net: models.LoadedModel, types: Sequence[str], *selections: hooks.Selection | None) -> None:
+    """Refuse a ``--type`` that no layer has; a note names each index that is the name of a layer too."""
     layers = net.model.named_modules()
     fits = (hooks.matches_type(hooks.class_names(layer), types, hooks.is_single(name, layer)) for name, layer in layers)
     if types and not any(fits):
         raise hooks.no_such_type(types, hooks.types_in(net.model))
-
-
-def counted_types(net: models.LoadedModel, types: Sequence[str]) -> Sequence[str]:
-    """The class names that indices count: those of ``--type``, else the usual ones of the model."""
-    check_types(net, types)
-    return types or hooks.usual_types(map(hooks.class_names, net.model.modules()))
+    for text in {term: None for each in selections if each is not None for term in each.single_indices}:
+        if text in dict(net.model.named_modules()):
+            output.note(f"Note: {text} is an index; the layer named {text} is name:{text}")
 
 
 def caption_of(net: models.LoadedModel, images: Sequence[Any] = ()) -> dict[str, Any]:

@@ -224,8 +224,9 @@ def colour_map_option(help: str, default: str | None = None) -> Option:
 
 
 ALL_TYPES = "`all` means every layer without children or with parameters of its own."
+USUAL_TYPES = "[default: indices count Conv2d, Conv3d in video models, and all means every layer]"
 type_option = type_option_with(
-    f"Layer class that indices count; repeatable. A glob works; {ALL_TYPES}  [default: Conv2d; Conv3d in video models]"
+    f"Layer class that indices and all count; repeatable. A glob works; {ALL_TYPES}  {USUAL_TYPES}"
 )
 size_option = click.option(
     "--input-size",

@@ -260,7 +260,7 @@ def _small_gradient_ratio(context: LayerContext) -> Array:
 def _no_gradient_words(layer: LayerSeries, at: int) -> str:
     if not math.isnan(layer.values["gradient_norm"][at]):
         return "its gradient is 0 everywhere"
-    if math.isnan(layer.values["index"][at]):
+    if math.isnan(layer.values["order"][at]):
         return "it did not run in a pass with gradients, and no gradient arrives"
     return "no gradient arrives"
 
@@ -277,7 +277,7 @@ def _no_gradient(context: LayerContext) -> Array:
     lost = (missing | (context["gradient_norm"] == 0)) & ~(context["gradient_non_finite"] > 0)
     others_learn = np.isin(layer.steps, run.learning_steps.get((layer.model, layer.optimizer), ()))
     nothing_learns = ~np.isin(layer.steps, run.steps_with_gradients(layer.optimizer)) & ~run.learned(layer)
-    ran = ~np.isnan(context["index"])
+    ran = ~np.isnan(context["order"])
     is_sign = np.where(missing, ran | ~ran.any(), ~run.scaled_down(layer))
     return _where((context["frozen"] == 0) & (others_learn | nothing_learns) & is_sign, lost.astype(float))
 

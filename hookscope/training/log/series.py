@@ -20,11 +20,11 @@ METRICS = (
     "activation_mean", "activation_std", "zero_share", "channels", "channel_values", "dead_channels", "non_finite",
     "infinite", "gradient_norm", "weight_gradient_norm", "gradient_non_finite", "weight_norm", "weight_non_finite",
     "update_to_weight",
-    "running_mean_shift", "running_var_ratio", "frozen", "learning_rate", "index",
+    "running_mean_shift", "running_var_ratio", "frozen", "learning_rate", "order",
 )  # fmt: skip
 """The fields of a layer's line that are numbers or booleans, as the log names them."""
 
-_BEFORE = {"weight_gradient_norm": "gradient_norm"}  # the fields of logs of 0.1.0 that come nearest
+_BEFORE = {"weight_gradient_norm": "gradient_norm", "order": "index"}  # the fields of older logs that come nearest
 _MOST = 2**53
 _CONVERGED = 0.05  # of the first loss
 _SMALL = 0.01  # norm of a weight that is meant to grow, such as a layer scale of 1e-6 or a gamma of 0
@@ -46,7 +46,7 @@ class LayerSeries:
     Attributes:
         label: ``name`` or ``name#call``, with the number of its model if there are several.
         optimizer: The number of the optimizer that changes it or the layers around it.
-        index: Position in order of execution.
+        index: Position of its lines among those of a step, which are in order of execution.
         steps: ``(S,)`` steps of that optimizer, rising.
         times: ``(S,)`` seconds since the run began.
         values: ``(S,)`` for each of `METRICS`; NaN where the log has none.
