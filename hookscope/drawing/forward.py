@@ -69,7 +69,7 @@ def run_and_reduce(
         summaries.clear()
         without_map.clear()
 
-    observer = Observer(net.model, layers, types, on_call, on_start=on_start)
+    observer = Observer(net.model, layers, types, on_call, on_start=on_start, ordered=True)
     if observer.selection.end_is_known:
         observer.stop_early()
     arguments = net.inputs(*images)

@@ -257,6 +257,7 @@ def draw_call(
         "layer": call.name,
         "call": call.call,
         "index": call.index,
+        "order": call.order,
         "type": call.type,
         "shape": summary.shape,
         "scale": summary.parts[0].tiles.scale,

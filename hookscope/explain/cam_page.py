@@ -158,6 +158,8 @@ def _provenance(
 ) -> dict[str, Any]:
     facts = [
         {
+            "index": cam.call.index,
+            "order": cam.call.order,
             "layer": cam.call.name,
             "call": cam.call.call,
             "type": cam.call.type,

@@ -262,6 +262,7 @@ def _band_facts(band: _Band) -> dict[str, Any]:
         "layer": layer.call.name,
         "call": layer.call.call,
         "index": layer.call.index,
+        "order": layer.call.order,
         "type": layer.call.type,
         "shape": layer.shape,
         "changed": layer.changed,

@@ -38,8 +38,9 @@ class Limits:
 class BrokenLimit:
     """A call beyond a limit such as ``max-dead``, or one that could not be checked against it.
 
-    ``evidence`` has the numbers in words, or the reason. ``value`` and ``allowed`` are None where nothing was measured,
-    and ``layer`` is empty where no call of the model could be checked against the limit.
+    ``layer`` is the key of the call, with the ``part`` of an output of several tensors. ``evidence`` has the numbers in
+    words, or the reason. ``value`` and ``allowed`` are None where nothing was measured, and ``layer`` is empty where no
+    call of the model could be checked against the limit.
     """
 
     limit: str
@@ -50,6 +51,7 @@ class BrokenLimit:
     allowed: float | None
     evidence: str
     channels: tuple[int, ...] | None = None
+    part: str = ""
     unmeasured: bool = False
 
 
@@ -159,7 +161,7 @@ def check_limits(
                 continue
             judged = _JUDGES[limit](layer, limits)
             numbers = layer.call.index, layer.call.order, judged.value, judged.allowed
-            about = (limit, layer.key, *numbers, judged.evidence, judged.channels)
+            about = (limit, layer.key, *numbers, judged.evidence, judged.channels, layer.part)
             if judged.outcome == "unknown" or (judged.outcome == "no meaning" and not every):
                 unmeasured.append(BrokenLimit(*about, unmeasured=True))
             elif judged.outcome != "no meaning":

@@ -14,7 +14,7 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
 from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.model import ModelOptions, check_choice, running
+from hookscope.cli.shared.model import ModelOptions, running
 from hookscope.cli.shared.output_paths import OutputPath, is_same_file
 from hookscope.cli.shared.pictures import wrote
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
@@ -22,8 +22,8 @@ from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
 FIELDS = (
-    "image", "layer", "type", "call", "method", "class", "label", "score", "probability", "shape", "max", "peak_x",
-    "peak_y", "weights", "file", "unseen",
+    "image", "index", "layer", "type", "call", "order", "method", "class", "label", "score", "probability", "shape",
+    "max", "peak_x", "peak_y", "weights", "file", "unseen",
 )  # fmt: skip
 _SHEET_TARGET, _MOST_CLASSES = "top:3", 20
 _CELL = 300  # width of a map on the page of --sheet, in pixels
@@ -94,7 +94,8 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     places = options.check(paths)
     if options.sheet is not None:
         _check_sheet(options.sheet, options, paths, places[0])
-    explain_images(model, paths, options, places, FIELDS, lambda explanation: _draw(explanation, options))
+    choice = options.types, options.layers
+    explain_images(model, paths, options, places, FIELDS, lambda explanation: _draw(explanation, options), *choice)
 
 
 def _check_sheet(sheet: str, options: Options, paths: Sequence[str], output: OutputPath) -> None:
@@ -143,14 +144,14 @@ def _row(explanation: Explanation, result: explain.ClassActivationMap, path: str
         explanation.note(f"the map of {call.key} for class {result.prediction.index}: {reason}")
     explanation.raw.keep(f"{explanation.word}/{call.key}/{result.prediction.index}", result.values)
     number = None if result.fused else call.call
-    return explanation.row(FIELDS, result, path, layer=call.name, type=call.type, call=number)
+    place = {"index": call.index, "order": call.order, "type": call.type}
+    return explanation.row(FIELDS, result, path, layer=call.name or hooks.MODEL, call=number, **place)
 
 
 def _maps(
     explanation: Explanation, options: Options, layers: hooks.Layers | None, target: scores.Target
 ) -> list[explain.ClassActivationMap]:
     net, skipped = explanation.net, list[str]()
-    check_choice(net, options.types, options.layers)
     with running(net, explanation.inputs), pass_progress() as on_progress:
         maps = explain.class_activation_maps(
             net.model,

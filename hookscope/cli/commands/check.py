@@ -19,7 +19,7 @@ from hookscope.cli.shared.threshold_options import Number, Rank, Share
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
-FIELDS = ("limit", "index", "layer", "value", "allowed", "evidence", "weights")
+FIELDS = ("limit", "index", "layer", "order", "part", "value", "allowed", "evidence", "weights")
 
 
 @click.command("check")
@@ -102,7 +102,15 @@ def command(
 
 
 def _report(saved: statistics.SavedStatistics, result: statistics.LimitsResult, format: str) -> None:
-    rows = [row_of((*FIELDS, "channels"), limit, weights=saved.source.weights) for limit in result.broken]
+    rows = [
+        row_of(
+            (*FIELDS, "channels"),
+            limit,
+            layer=limit.layer.removesuffix(f" {limit.part}") if limit.part else limit.layer,
+            weights=saved.source.weights,
+        )
+        for limit in result.broken
+    ]
     verdict = f"{saved.source.model} on {counted(saved.totals.images, 'image')}: {result.verdict()}"
     totals = [verdict, *(f"  {line}" for line in result.words())]
     note = f"Note: {verdict}: {'; '.join(result.words())}"

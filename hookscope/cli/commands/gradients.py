@@ -22,7 +22,7 @@ from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_
 from hookscope.errors import UsageError
 from hookscope.findings import Finding
 
-_TARGET_FIELDS = ("index", "label", "score", "probability")
+_TARGET_FIELDS = ("class", "label", "score", "probability")
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _about(net: models.LoadedModel, report: gradients.GradientReport, options: O
         "model": net.name,
         "weights": net.weights,
         "loss": {"name": options.loss, "value": report.value},
-        "targets": [row_of(_TARGET_FIELDS, prediction) for prediction in report.targets],
+        "targets": [row_of(_TARGET_FIELDS, prediction, **{"class": prediction.index}) for prediction in report.targets],
         "total_norm": report.total_norm,
         "total_norm_after": report.total_after,
     }

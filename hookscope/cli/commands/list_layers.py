@@ -7,11 +7,11 @@ import click
 from hookscope import hooks, models, tracing
 from hookscope.cli import process
 from hookscope.cli.output.formats import write_report
-from hookscope.cli.output.report import Report, row_of
+from hookscope.cli.output.report import Report, call_row, row_of
 from hookscope.cli.shared.options import format_option, model_argument, ops_option, size_option, type_option
 from hookscope.findings import counted, operations_in_words
 
-FIELDS = ("index", "name", "type", "call", "input_shape", "output_shape", "params", "macs", "note")
+FIELDS = ("index", "name", "type", "call", "order", "input_shape", "output_shape", "params", "macs", "note")
 TOTAL_FIELDS = (
     "model", "input_size", "params", "macs", "type", "type_calls", "type_params", "type_macs", "did_not_run",
 )  # fmt: skip
@@ -62,7 +62,7 @@ def command(
         row = row_of(TOTAL_FIELDS, totals, model=model, input_size=size, type="/".join(shown))
         write_report(Report.of_rows([row], TOTAL_FIELDS), format)
     else:
-        rows = [row_of(FIELDS, call) for call in tracing.rows_of_type(trace, types or None, bool(ops))]
+        rows = [call_row(FIELDS, call) for call in tracing.rows_of_type(trace, types or None, bool(ops))]
         lines = _lines(totals, shown, f"{model} at {'x'.join(map(str, size))}")
         lines[-1] += " (by a real pass)" if trace.real else ""
         if not ops and (words := operations_in_words(trace.operations)):

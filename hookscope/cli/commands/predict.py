@@ -17,7 +17,7 @@ from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, caption_of, model_options
 from hookscope.errors import UsageError
 
-FIELDS = ("image", "index", "label", "score", "probability", "weights")
+FIELDS = ("image", "class", "label", "score", "probability", "weights")
 
 
 @click.command("predict")
@@ -42,7 +42,7 @@ def command(
 
     \b
       image        the image, as it was named
-      index        number of the class
+      class        number of the class
       label        name of the class, empty if unknown
       score        logit of the class, before softmax, exactly as the model returns it
       probability  softmax over all classes, 0 to 1
@@ -73,7 +73,8 @@ def command(
         with process.prints_to_standard_error():
             predictions = scores.predict(net, tensors, classes, names)
         for prediction in predictions:
-            yield row_of(FIELDS, prediction, image=pictures[0].name, weights=net.weights)
+            number = {"class": prediction.index}
+            yield row_of(FIELDS, prediction, image=pictures[0].name, weights=net.weights, **number)
 
     write_report(Report([Section(files.rows(net, rows), FIELDS)], caption=caption_of(net)), format)
     files.exit()

@@ -11,17 +11,31 @@ import click
 from hookscope import drawing, hooks, images
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Row, row_of
+from hookscope.cli.output.report import Row, call_row
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.array_file import ArrayFile, as_array
 from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.model import ModelOptions, check_choice, model_options
+from hookscope.cli.shared.model import ModelOptions, model_options
 from hookscope.cli.shared.output_paths import call_names
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
 from hookscope.errors import UsageError
 from hookscope.findings import listed
 
-FIELDS = ("index", "name", "type", "call", "shape", "min", "mean", "max", "dead", "nonfinite", "weights", "file")
+FIELDS = (
+    "index",
+    "name",
+    "type",
+    "call",
+    "order",
+    "shape",
+    "min",
+    "mean",
+    "max",
+    "dead",
+    "nonfinite",
+    "weights",
+    "file",
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,7 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     style = drawing.Style(options.columns, options.cell, cmap, options.plain, alpha if options.overlay else None)
     output = parse_output(options.output, paths)
     raw = ArrayFile.parse(options.raw, paths)
-    run = PictureRun.load(model, paths, output)
+    run = PictureRun.load(model, paths, output, options.types, options.layers)
     with raw:
         run.print_rows(lambda read: _draw(run, read, options, scale, style, raw), FIELDS, options.format)
     run.files.exit()
@@ -122,7 +136,6 @@ def _draw(
     """Write the sheets of one forward pass, and yield a row for each."""
     net = run.net
     tensors, types = [net.prepare(image) for image in read], options.types or None
-    check_choice(net, options.types, options.layers)
     with process.prints_to_standard_error():
         result = drawing.run_and_reduce(
             net, tensors, options.layers, types, options.channels, scale, keep=raw.path is not None
@@ -145,7 +158,7 @@ def _draw(
         run.write(drawing.with_provenance(sheet.image, sheet.provenance), file)
         for part, values in summary.values.items():
             raw.keep("/".join(filter(None, (run.files.words[image], call.key, part))), as_array(values))
-        yield row_of(FIELDS, call, summary, min=summary.low, max=summary.high, weights=net.weights, file=file)
+        yield call_row(FIELDS, call, summary, min=summary.low, max=summary.high, weights=net.weights, file=file)
 
 
 def _is_beyond(summary: Any, choice: drawing.ChannelChoice | None) -> bool:

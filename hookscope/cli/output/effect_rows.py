@@ -6,23 +6,23 @@ import math
 from collections.abc import Sequence
 
 from hookscope import interventions, scores
-from hookscope.cli.output.report import Columns, Section, row_of
+from hookscope.cli.output.report import Columns, Section, call_row, row_of
 
-FIELDS = ("index", "name", "type", "call", "shape", "changed", "relative_l2", "cosine", "nonfinite", "weights")
+FIELDS = ("index", "name", "type", "call", "order", "shape", "changed", "relative_l2", "cosine", "nonfinite", "weights")
 CLASS_FIELDS = (
-    "index", "label", "target", "score", "score_after", "change", "probability", "probability_after", "rank",
+    "class", "label", "target", "score", "score_after", "change", "probability", "probability_after", "rank",
     "rank_after", "weights",
 )  # fmt: skip
 CHANNEL_FIELDS = (
-    "place", "name", "call", "channel", "worth", "score", "score_after", "probability_after", "top_after", "top_label",
-    "weights",
+    "place", "index", "name", "type", "call", "order", "channel", "worth", "score", "score_after", "probability_after",
+    "top_after", "top_label", "weights",
 )  # fmt: skip
 _LEAST_NEEDED = ({"change"}, {"rank"}, {"target"}, {"probability"}, {"score"}, {"type"}, {"shape"})
 
 
 def class_section(changes: Sequence[interventions.ClassChange], weights: str, in_flat: bool) -> Section:
     """The classes of both passes; under the table, the score of each target before and after."""
-    rows = [row_of(CLASS_FIELDS, change, weights=weights) for change in changes]
+    rows = [row_of(CLASS_FIELDS, change, weights=weights, **{"class": change.index}) for change in changes]
     columns = Columns([name for name in CLASS_FIELDS if name != "weights"], least_needed=_LEAST_NEEDED)
     totals = [_target_line(change) for change in changes if change.target]
     return Section(rows, CLASS_FIELDS, "class", columns=columns, totals=totals, in_flat=in_flat, needs_rows=True)
@@ -37,7 +37,7 @@ def _target_line(change: interventions.ClassChange) -> str:
 
 def layer_section(layers: Sequence[interventions.MovedLayer], weights: str, in_table: bool) -> Section:
     """The calls, and how far their activations moved."""
-    rows = [row_of(FIELDS, layer.call, layer, weights=weights) for layer in layers]
+    rows = [call_row(FIELDS, layer.call, layer, weights=weights) for layer in layers]
     shown = [name for name in FIELDS if name != "weights"]
     columns = Columns(shown, ("call", "nonfinite"), ("index",), least_needed=_LEAST_NEEDED)
     return Section(rows, FIELDS, "layer", columns=columns, in_table=in_table, needs_rows=True)
@@ -49,7 +49,7 @@ def channel_section(
     """The channels and the score that is lost without each, in the given order."""
     labels = [scores.class_label(channel.top_after, categories) for channel in channels]
     rows = [
-        row_of(CHANNEL_FIELDS, channel.call, channel, place=place, top_label=label, weights=weights)
+        call_row(CHANNEL_FIELDS, channel.call, channel, place=place, top_label=label, weights=weights)
         for place, (channel, label) in enumerate(zip(channels, labels, strict=True), 1)
     ]
     shown = [name for name in CHANNEL_FIELDS if name not in ("score", "weights")]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hookscope import gradients
-from hookscope.cli.output.report import Columns, Row, Section, row_of
+from hookscope.cli.output.report import Columns, Row, Section, call_row, row_of
 from hookscope.findings import counted
 
 FIELDS = (
-    "index", "name", "type", "call", "grad_output", "grad_output_norm", "grad_input", "grad_input_norm", "mean_abs",
-    "zeros", "nan", "inf", "ratio", "findings", "weights",
+    "index", "name", "type", "call", "order", "grad_output", "grad_output_norm", "grad_input", "grad_input_norm",
+    "mean_abs", "zeros", "nan", "inf", "ratio", "findings", "weights",
 )  # fmt: skip
 PARAMETER_FIELDS = (
     "name", "type", "shape", "norm", "mean_abs", "max_abs", "zeros", "nan", "inf", "ratio", "norm_after", "frozen",
@@ -51,7 +51,7 @@ def _layer_row(
     weights: str,
 ) -> Row:
     """A layer call; findings of the layer's own parameters are in its row too."""
-    return row_of(
+    return call_row(
         FIELDS,
         layer.call,
         layer.grad_output,

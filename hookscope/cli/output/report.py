@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookscope.findings import Finding
+from hookscope.hooks import MODEL
 
 Row = Mapping[str, Any]
 
@@ -18,6 +19,11 @@ def row_of(fields: Iterable[str], *sources: Any, **values: Any) -> Row:
         return next((getattr(source, name) for source in sources if hasattr(source, name)), None)
 
     return {name: values[name] if name in values else value(name) for name in fields}
+
+
+def call_row(fields: Iterable[str], call: Any, *sources: Any, **values: Any) -> Row:
+    """A row of a `Call` or a `LayerCall`, whose ``name`` can be given to ``--layer``: the model itself has one too."""
+    return row_of(fields, call, *sources, **{"name": call.name or MODEL, **values})
 
 
 @dataclass(frozen=True)

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hookscope import hooks, statistics
-from hookscope.cli.output.report import Columns, Row, Section, row_of
+from hookscope import statistics
+from hookscope.cli.output.report import Columns, Row, Section, call_row
 from hookscope.findings import Finding, single
 
 FIELDS = (
-    "index", "name", "type", "call", "calls", "shape", "images", "mean", "std", "min", "max", "min_at", "max_at", "rms",
-    "zeros", "p1", "p5", "p25", "p50", "p75", "p95", "p99", "nan", "inf", "channels", "dead", "saturated", "duplicate",
-    "rank", "findings", "weights",
+    "index", "name", "type", "call", "order", "part", "calls", "shape", "images", "mean", "std", "min", "max", "min_at",
+    "max_at", "rms", "zeros", "p1", "p5", "p25", "p50", "p75", "p95", "p99", "nan", "inf", "channels", "dead",
+    "saturated", "duplicate", "rank", "findings", "weights",
 )  # fmt: skip
 # too long for a column
 NESTED_FIELDS = ("dead_channels", "duplicate_channels", "nonfinite_at")
 TABLE_FIELDS = (
-    "index", "name", "type", "call", "shape", "mean", "std", "min", "max", "zeros", "dead", "saturated", "duplicate",
-    "findings",
+    "index", "name", "type", "call", "order", "part", "shape", "mean", "std", "min", "max", "zeros", "dead",
+    "saturated", "duplicate", "findings",
 )  # fmt: skip
 CHANNEL_FIELDS = (
-    "index", "name", "call", "channel", "mean", "std", "min", "max", "zeros", "nan", "inf", "dead", "saturated",
-    "duplicate_of", "weights",
+    "index", "name", "call", "order", "part", "channel", "mean", "std", "min", "max", "zeros", "nan", "inf", "dead",
+    "saturated", "duplicate_of", "weights",
 )  # fmt: skip
 
 
 def layer_section(layers: Sequence[statistics.LayerStatistics], findings: Sequence[Finding], weights: str) -> Section:
     """A row for each layer call."""
     rows = list(_layer_rows(layers, findings, weights))
-    return Section(rows, FIELDS, "layer", NESTED_FIELDS, Columns(TABLE_FIELDS))
+    return Section(rows, FIELDS, "layer", NESTED_FIELDS, Columns(TABLE_FIELDS, only_with_values=("part",)))
 
 
 def _layer_rows(
@@ -39,11 +39,10 @@ def _layer_rows(
     for finding in single(findings):
         names.setdefault(finding.layer, []).append(finding.finding)
     for layer in layers:
-        yield row_of(
+        yield call_row(
             (*FIELDS, *NESTED_FIELDS),
             layer.call,
             layer,
-            name=_name(layer),
             images=layer.items,
             min_at=_place(layer.low_at),
             max_at=_place(layer.high_at),
@@ -67,10 +66,10 @@ def _channel_rows(layers: Sequence[statistics.LayerStatistics], weights: str) ->
         first = {channel: group[0] for group in layer.duplicate_channels for channel in group[1:]}
         for channel in range(layer.channels):
             finite = int(moments.count[channel])
-            yield row_of(
+            yield call_row(
                 CHANNEL_FIELDS,
                 layer.call,
-                name=_name(layer),
+                part=layer.part,
                 channel=channel,
                 mean=moments.mean[channel] if finite else None,
                 std=moments.variance[channel] ** 0.5 if finite else None,
@@ -84,10 +83,6 @@ def _channel_rows(layers: Sequence[statistics.LayerStatistics], weights: str) ->
                 duplicate_of=first.get(channel),
                 weights=weights,
             )
-
-
-def _name(layer: statistics.LayerStatistics) -> str:
-    return f"{layer.call.name or hooks.MODEL} {layer.part}".strip()
 
 
 def _place(place: statistics.ValuePosition | None) -> dict[str, Any] | None:

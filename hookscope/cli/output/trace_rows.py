@@ -8,15 +8,15 @@ from typing import Any
 
 from hookscope import hooks, tracing
 from hookscope.cli.output.formats import terminal_columns
-from hookscope.cli.output.report import Columns, Row, Section, row_of
+from hookscope.cli.output.report import Columns, Row, Section, call_row
 
 FIELDS = (
-    "index", "name", "type", "call", "input_shape", "input_dtype", "input_min", "input_max", "output_shape",
+    "index", "name", "type", "call", "order", "input_shape", "input_dtype", "input_min", "input_max", "output_shape",
     "output_dtype", "output_min", "output_max", "output_nonfinite", "weights", "input_values", "output_values",
 )  # fmt: skip
 EVENT_FIELDS = (
-    "number", "event", "name", "type", "call", "depth", "shape", "dtype", "min", "max", "nonfinite", "weights",
-    "values",
+    "number", "event", "index", "name", "type", "call", "order", "depth", "shape", "dtype", "min", "max", "nonfinite",
+    "weights", "values",
 )  # fmt: skip
 # a table has the call in the name, the depth as an indent of the name, and the values below
 _NOT_IN_A_TABLE = ("call", "depth", "weights", "values", "input_values", "output_values")
@@ -30,17 +30,19 @@ def section(record: tracing.PassRecord, weights: str, events: bool, values: bool
     fields = [name for name in (EVENT_FIELDS if events else FIELDS) if values or not name.endswith("values")]
     if events:
         rows = [
-            row_of(fields, event.call, event, **_columns(event.tensors, ""), weights=weights) for event in record.events
+            call_row(fields, event.call, event, **_columns(event.tensors, ""), weights=weights)
+            for event in record.events
         ]
     else:
         both = [(call, _columns(call.input, "input_") | _columns(call.output, "output_")) for call in record.calls]
-        rows = [row_of(fields, call.call, **columns, weights=weights) for call, columns in both]
+        rows = [call_row(fields, call.call, **columns, weights=weights) for call, columns in both]
     return Section(
         rows,
         fields,
         columns=Columns(
             [name for name in fields if name not in _NOT_IN_A_TABLE],
-            only_with_values=("index", "output_nonfinite", "nonfinite"),
+            only_with_values=("output_nonfinite", "nonfinite"),
+            only_if_known=("index", "order"),
             only_if_varied=("input_dtype", "output_dtype", "dtype"),
             least_needed=_LEAST_NEEDED,
         ),
@@ -67,7 +69,7 @@ def tensors_left_out(record: tracing.PassRecord, backward: bool) -> int:
 
 def _for_table(row: Row) -> Row:
     cells = {name: _merged_cell(name.rpartition("_")[2], value) for name, value in row.items()}
-    return {**cells, "name": "  " * row.get("depth", 0) + (hooks.call_key(row["name"], row["call"]) or hooks.MODEL)}
+    return {**cells, "name": "  " * row.get("depth", 0) + hooks.call_key(row["name"], row["call"])}
 
 
 def _merged_cell(fact: str, value: Any) -> Any:

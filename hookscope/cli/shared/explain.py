@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope import explain, images, models, scores
+from hookscope import explain, hooks, images, models, scores
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Row, row_of
 from hookscope.cli.shared.array_file import ArrayFile
@@ -127,10 +127,12 @@ def explain_images(
     places: tuple[OutputPath, ArrayFile],
     fields: Sequence[str],
     draw: Callable[[Explanation], Iterator[Row]],
+    types: Sequence[str] = (),
+    layers: hooks.Selection | None = None,
 ) -> None:
     """Load the model, ``draw`` each image, print the rows as they come, and write the ``--raw`` file at the end."""
     place, raw = places
-    run = PictureRun.load(model, paths, place)
+    run = PictureRun.load(model, paths, place, types, layers)
     net, categories = run.net, categories_of(run.net, options.categories)
     scores.check_family(net.family, net.name)
     options.target.check(categories)

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from hookscope import drawing, images, models, system
+from hookscope import drawing, hooks, images, models, system
 from hookscope.cli import process
 from hookscope.cli.output import formats
 from hookscope.cli.output.report import Report, Row, Section
 from hookscope.cli.shared.images import ImageFiles
-from hookscope.cli.shared.model import ModelOptions, caption_of
+from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
 from hookscope.cli.shared.output_paths import OutputPath, refuse_input
 from hookscope.cli.shared.pictures import open_option, wrote
 from hookscope.errors import UsageError
@@ -46,11 +46,20 @@ class PictureRun:
     output: OutputPath
 
     @classmethod
-    def load(cls, options: ModelOptions, paths: Sequence[str], output: OutputPath) -> PictureRun:
-        """Load the model; a single image is read first."""
+    def load(
+        cls,
+        options: ModelOptions,
+        paths: Sequence[str],
+        output: OutputPath,
+        types: Sequence[str] = (),
+        layers: hooks.Selection | None = None,
+    ) -> PictureRun:
+        """Load the model, which must have layers of the ``types``; a single image is read first."""
         files = ImageFiles(paths)
         files.read_first()
-        return cls(options.load(), files, output)
+        net = options.load()
+        check_choice(net, types, layers)
+        return cls(net, files, output)
 
     def print_rows(
         self, draw: Callable[[Sequence[images.InputImage]], Iterator[Row]], fields: Sequence[str], format: str
