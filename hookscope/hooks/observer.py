@@ -169,11 +169,12 @@ class Observer:
             return error is stop
         if self.progress.complete:
             layers = (*self.progress.layers, *self._operations.values())
-            ran = [(layer.names, layer.calls, layer.in_all) for layer in layers]
+            ran = [(layer.names, layer.calls) for layer in layers]
+            in_all = sum(layer.calls for layer in layers if layer.in_all), self._all_types
             if self.operations is not None:
                 self.selection.check_operations(list(self._operations))
             named = (name for name, _ in self.model.named_modules(remove_duplicate=False))
-            self.selection.check_ran(ran, self.progress.total, self.types, self._all_types, named)
+            self.selection.check_ran(ran, self.progress.total, self.types, named, in_all)
         return False
 
     @property

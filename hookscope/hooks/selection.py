@@ -446,20 +446,22 @@ class Selection:
 
     def check_ran(
         self,
-        ran: Iterable[tuple[Sequence[str], int, bool]],
+        ran: Iterable[tuple[Sequence[str], int]],
         total: int,
         types: Sequence[str],
-        in_all: Sequence[str],
         named: Iterable[str] = (),
+        in_all: tuple[int, Sequence[str]] | None = None,
     ) -> None:
         """Raise a LayerError for an index, a range, a ``name#call`` or ``all`` without a call in a whole pass.
 
-        ``ran`` has all names of each layer, how often it ran, and whether ``all`` means it. Indices count ``types``,
-        ``all`` means ``in_all``. ``named`` has the names of all layers: an index may be meant as a name.
+        ``ran`` has all names of each layer and how often it ran. ``total`` calls are of ``types``, which indices count;
+        ``in_all`` has the number and the types of those that ``all`` means, if they are others. ``named`` has the names
+        of all layers: an index may be meant as a name.
         """
         counts, of_type = list(ran), _in_words(types)
-        if self.has_all and not any(times for _, times, is_in_all in counts if is_in_all):
-            asked = f"no {_in_words(in_all)} ran as a module"
+        calls, all_types = in_all or (total, types)
+        if self.has_all and not calls:
+            asked = f"no {_in_words(all_types)} ran as a module"
             raise LayerError(asked, do="stats --ops measures other operations", kind="index", name="all")
         for term in self._indices:
             if not term.within(total):
@@ -471,7 +473,7 @@ class Selection:
         for by_name in self._names:
             if by_name.call is None:
                 continue
-            calls = max((times for names, times, _ in counts if by_name.names_any(names)), default=0)
+            calls = max((times for names, times in counts if by_name.names_any(names)), default=0)
             if by_name.call >= calls:
                 ran_times = f"{calls} times: #0 to #{calls - 1}" if calls > 1 else "once"
                 have = f"the layer ran {ran_times}" if calls else "the layer did not run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from xml.etree import ElementTree
 
 from hookscope.errors import printable
@@ -46,13 +46,13 @@ class BrokenLimit:
     limit: str
     layer: str
     index: int | None
-    order: int | None
     value: float | None
     allowed: float | None
     evidence: str
     channels: tuple[int, ...] | None = None
-    part: str = ""
     unmeasured: bool = False
+    order: int | None = None
+    part: str = ""
 
 
 @dataclass
@@ -151,7 +151,7 @@ def check_limits(
     """
     result = LimitsResult({name: {} for name in limits.names})
     unmeasured = [
-        BrokenLimit(limit, layer, None, None, None, None, why, unmeasured=True)
+        BrokenLimit(limit, layer, None, None, None, why, unmeasured=True)
         for layer, why in _not_measured(coverage, allow, every)
         for limit in limits.names
     ]
@@ -160,17 +160,26 @@ def check_limits(
             if every and limit in ("max-dead", "min-rank") and layer.key not in coverage.with_channels:
                 continue
             judged = _JUDGES[limit](layer, limits)
-            numbers = layer.call.index, layer.call.order, judged.value, judged.allowed
-            about = (limit, layer.key, *numbers, judged.evidence, judged.channels, layer.part)
+            about = BrokenLimit(
+                limit,
+                layer.key,
+                layer.call.index,
+                judged.value,
+                judged.allowed,
+                judged.evidence,
+                judged.channels,
+                order=layer.call.order,
+                part=layer.part,
+            )
             if judged.outcome == "unknown" or (judged.outcome == "no meaning" and not every):
-                unmeasured.append(BrokenLimit(*about, unmeasured=True))
+                unmeasured.append(replace(about, unmeasured=True))
             elif judged.outcome != "no meaning":
                 result.checked[limit][layer.key] = layer.call.type
-                result.broken += [BrokenLimit(*about)] if judged.outcome == "broken" else []
+                result.broken += [about] if judged.outcome == "broken" else []
     for limit, calls in result.checked.items():
         if not calls and not any(each.limit == limit for each in unmeasured):
             why = "no call has this quantity"
-            unmeasured.append(BrokenLimit(limit, "", None, None, None, None, why, unmeasured=True))
+            unmeasured.append(BrokenLimit(limit, "", None, None, None, why, unmeasured=True))
     (result.allowed if allow_unmeasured else result.broken).extend(unmeasured)
     return result
 

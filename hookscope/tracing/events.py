@@ -180,9 +180,9 @@ def trace_events(
 
 def _idle(model: nn.Module, observer: Observer) -> tuple[str, ...]:
     """Chosen layers that did not run, without lists of layers, which have no forward of their own."""
-    selection = observer.selection
-    wants_one_more = selection.wants_index(observer.progress.total)
-    idle = [name for name in observer.progress.did_not_run if wants_one_more or selection.calls_by_name([name])]
+    wants_one_more = observer.selection.wants_index(observer.progress.total)
+    layers = [layer for layer in observer.progress.layers if not layer.calls]
+    idle = [layer.names[0] for layer in layers if layer.by_name or (layer.counted and wants_one_more)]
     return tuple(name for name in idle if type(model.get_submodule(name)).forward is not nn.Module.forward)
 
 

@@ -208,7 +208,7 @@ def test_the_input_frame_of_a_detector_has_its_own_size() -> None:
     ((picture,),) = input_frames(detector, [torch.full((3, 40, 80), 0.5)])
     assert picture.size == (64, 32)
     assert all(abs(part - 127) <= 1 for part in picture.getpixel((20, 20)))
-    result = run_and_reduce(detector, [torch.rand(3, 40, 80)], "all")
+    result = run_and_reduce(detector, [torch.rand(3, 40, 80)])
     assert result.summaries[0][0].name == "backbone.0"
     assert result.summaries[0][1].shape == (1, 4, 4, 8)
 

@@ -359,7 +359,8 @@ def test_without_a_selection_layers_with_weights_are_measured() -> None:
     layers = [(layer.call.name, layer.call.index) for layer in layer_gradients(net, picture()).layers]
     assert layers == [("0", 0), ("4", None)]
     assert [layer.call.name for layer in layer_gradients(net, picture(), types=("ReLU",)).layers] == ["2"]
-    assert [layer.call.name for layer in layer_gradients(net, picture(), layers="all").layers] == ["0"]
+    assert [layer.call.name for layer in layer_gradients(net, picture(), layers="0:").layers] == ["0"]
+    assert [layer.call.name for layer in layer_gradients(net, picture(), layers="all").layers] == [*"01234"]
     changed = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(108, 2)))
     assert [layer.call.name for layer in layer_gradients(changed, picture()).layers] == ["1"]
     without = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten())

@@ -207,7 +207,8 @@ def test_rows_and_events_of_operations() -> None:
             *("conv", "::relu_", "::mul", "::sum"),
         ]
     )
-    assert [row.index for row in rows] == [call.call.index for call in record.calls] == [0, 1, 2, 3]
+    assert [row.index for row in rows] == [call.call.order for call in record.calls] == [0, 1, 2, 3]
+    assert [call.call.index for call in record.calls] == [0, None, None, None]
     assert [row.output_shape for row in rows] == [call.output[""].shape for call in record.calls]
     assert rows[0].note == "overwritten by ::relu_"
     assert record.calls[0].output[""].min < 0 <= record.calls[1].output[""].min

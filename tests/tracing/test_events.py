@@ -177,7 +177,9 @@ def test_calls_and_shapes_are_those_of_list_layers(name: str) -> None:
     net = getattr(torchvision.models, name)(num_classes=4)
     rows = [row for row in list_layers(net, (64, 64), types=("all",)) if row.index is not None]
     record = trace_events(net, torch.randn(1, 3, 64, 64), backward=True)
-    assert [(s.call.index, s.call.name, s.call.call) for s in record.calls] == [(r.index, r.name, r.call) for r in rows]
+    assert [(s.call.order, s.call.name, s.call.call) for s in record.calls] == [(r.index, r.name, r.call) for r in rows]
+    convolutions = [(row.index, row.name) for row in list_layers(net, (64, 64))]
+    assert [(s.call.index, s.call.name) for s in record.calls if s.call.index is not None] == convolutions
     assert [s.input[""].shape for s in record.calls] == [r.input_shape for r in rows]
     assert [s.output[""].shape for s in record.calls] == [r.output_shape for r in rows]
     assert not record.unreached
@@ -196,7 +198,7 @@ def test_chosen_layers_that_did_not_run_are_listed() -> None:
     assert trace_events(net, X).did_not_run == ("idle", "more")
     assert trace_events(net, X, types=("*",)).did_not_run == ("idle", "more")
     assert trace_events(net, X, "idle,used.0").did_not_run == ("idle",)
-    assert trace_events(net, X, 0).did_not_run == ()
+    assert trace_events(net, X, 0, ("all",)).did_not_run == ()
 
 
 def test_parts_of_containers_and_keywords() -> None:
@@ -234,7 +236,7 @@ def test_the_backward_event_of_several_parts_is_when_the_last_has_come() -> None
 
 def test_a_tensor_that_is_returned_twice_has_one_gradient() -> None:
     net = nn.Sequential(Function(lambda x: [x * 2] * 2), Function(lambda pair: pair[0] * 3 + pair[1] * 5))
-    record = trace_events(net, X, "0", backward=True, loss=lambda output: output.sum(), values=2)
+    record = trace_events(net, X, "name:0", backward=True, loss=lambda output: output.sum(), values=2)
     assert {part: fact.values for part, fact in record.calls[0].gradient.items()} == {"0": [[[[8, 8]]]]}
 
 

@@ -160,7 +160,8 @@ def test_every_metric_is_that_of_a_plain_recording_loop() -> None:
         if step % 2:
             continue
         rows = by_key(monitor.rows, step)
-        assert keys(sorted(rows.values(), key=lambda row: row["index"])) == ORDER
+        assert keys(sorted(rows.values(), key=lambda row: row["order"])) == ORDER
+        assert {row["layer"]: row["index"] for row in rows.values() if row["index"] is not None} == {"conv": 0}
         for key, values in outputs.items():
             row = rows[key]
             for name, value in hand_metrics(values).items():
@@ -325,7 +326,7 @@ class TestPasses:
                 optimizer.step()
                 optimizer.zero_grad()
             return [
-                (row["layer"], row["index"], row["activation_mean"] is not None, row["gradient_norm"] is not None)
+                (row["layer"], row["order"], row["activation_mean"] is not None, row["gradient_norm"] is not None)
                 for row in monitor.rows
             ]
 
@@ -705,7 +706,8 @@ class TestChoice:
             ({"layers": "relu#1"}, ["relu"]),
             ({"types": ("Linear",)}, ["fc1", "fc2"]),
             ({"types": ("Linear",), "layers": "-1"}, ["fc2"]),
-            ({"layers": "0:2"}, ["conv", "bn"]),
+            ({"layers": "0:2"}, ["conv"]),
+            ({"layers": "0:2", "types": ("all",)}, ["conv", "bn"]),
             ({"layers": ["conv", "fc2"]}, ["conv", "fc2"]),
         ],
         ids=str,
