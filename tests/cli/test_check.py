@@ -119,7 +119,7 @@ def test_a_row_says_what_was_measured(run: Run) -> None:
     assert (row["value"], row["allowed"], row["channels"]) == (0.1, 0.05, [4, 5])
     assert row["evidence"] == "2 of 20 channels are dead: 4, 5"
     _, out, note = run("--max-dead", "5%")
-    assert out == HEADER + "max-dead\t\trelu\t0.1\t0.05\t2 of 20 channels are dead: 4, 5\tfrom factory (seed 0)\n"
+    assert out == HEADER + "max-dead\t\trelu\t1\t\t0.1\t0.05\t2 of 20 channels are dead: 4, 5\tfrom factory (seed 0)\n"
     assert note.startswith("Note: nets.py:net on 4 images: of 6 calls 1 breaks a limit: max-dead: 6 calls (2 Conv2d, ")
 
 

@@ -63,7 +63,7 @@ def test_json_is_one_object(run: Run, here: Path) -> None:
     (here / "names.txt").write_text("cat\ndog\nfox\nowl\n")
     report = as_json(run, "--categories", "names.txt", "--target", "fox")
     assert (report["model"], report["loss"]["name"], report["findings"]) == ("nets.py:Small", "score", [])
-    assert (report["targets"][0]["index"], report["targets"][0]["label"]) == (2, "fox")
+    assert (report["targets"][0]["class"], report["targets"][0]["label"]) == (2, "fox")
     assert report["loss"]["value"] == pytest.approx(report["targets"][0]["score"])
     assert [(row["name"], row["index"]) for row in report["layers"]] == [("conv1", 0), ("conv2", 1), ("fc", None)]
     assert [row["name"] for row in report["parameters"]] == OWN
@@ -85,7 +85,7 @@ def test_ndjson_has_the_kind_of_each_row(run: Run) -> None:
 def test_a_table_fits_a_terminal_without_the_columns_that_say_nothing(run: Run) -> None:
     _, out, _ = run("--format", "table", "--target", "1", "--clip-norm", "0.5")
     lines = out.splitlines()
-    assert lines[0].split()[:3] == ["index", "name", "grad_output"] and "norm_after" in lines[5]
+    assert lines[0].split()[:4] == ["index", "name", "order", "grad_output"] and "norm_after" in lines[5]
     assert "frozen" not in lines[5] and "findings" not in lines[0] + lines[5]
     assert any(line.endswith("; after clipping the norm to 0.5: 0.5") for line in lines)
     out = run("--format", "table", model="deep")[1]
@@ -102,7 +102,8 @@ def test_layers_are_chosen_and_their_parameters_with_them(run: Run) -> None:
     assert [row["name"] for row in as_json(run, "--layer", "-1")["parameters"]] == OWN[2:4]
     assert "total norm of the gradients of 6 parameters: " in run("--layer", "fc", "--format", "table")[1]
     assert [row["name"] for row in as_json(run, "--type", "all")["layers"]] == ["conv1", "relu", "conv2", "fc"]
-    assert [row["name"] for row in as_json(run, "--layer", "all")["layers"]] == ["conv1", "conv2"]
+    assert [row["name"] for row in as_json(run, "--layer", "0:")["layers"]] == ["conv1", "conv2"]
+    assert [row["name"] for row in as_json(run, "--layer", "all")["layers"]] == ["conv1", "relu", "conv2", "fc"]
     assert [(row["name"], row["index"]) for row in as_json(run, model="mlp")["layers"]] == [("1", None), ("3", None)]
 
 

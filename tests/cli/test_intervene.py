@@ -58,7 +58,7 @@ def scores(net: hookscope.LoadedModel, name: str = "cat.png") -> torch.Tensor:
 
 
 def scores_after(report: dict[str, Any]) -> torch.Tensor:
-    rows = sorted(report["classes"], key=lambda row: row["index"])
+    rows = sorted(report["classes"], key=lambda row: row["class"])
     return torch.tensor([row["score_after"] for row in rows], dtype=torch.float64)
 
 
@@ -72,7 +72,7 @@ def test_the_scores_are_those_of_a_net_with_zeroed_weights(run: Run, net: hooksc
     after = scores(net)
     assert torch.allclose(scores_after(report), after, atol=1e-6)
     for place, row in enumerate(report["classes"]):
-        index = row["index"]
+        index = row["class"]
         assert row["score"] == pytest.approx(float(before[index]), abs=1e-6)
         assert row["change"] == pytest.approx(row["score_after"] - row["score"])
         assert row["probability_after"] == pytest.approx(float(after.softmax(0)[index]), abs=1e-6)

@@ -82,11 +82,11 @@ def test_a_table_has_every_call_and_the_totals(run: Run) -> None:
 def test_json_is_one_array(run: Run) -> None:
     first, *_, last = json.loads(printed(run, "--input-size", "8x10"))
     assert first == {
-        "index": 0, "name": "stem", "type": "Conv2d", "call": 0, "input_shape": [1, 3, 8, 10],
+        "index": 0, "name": "stem", "type": "Conv2d", "call": 0, "order": 0, "input_shape": [1, 3, 8, 10],
         "output_shape": [1, 4, 8, 10], "params": 108, "macs": 8640, "note": "overwritten by relu",
     }  # fmt: skip
     assert last == {
-        "index": None, "name": "aux", "type": "Conv2d", "call": None, "input_shape": None,
+        "index": None, "name": "aux", "type": "Conv2d", "call": None, "order": None, "input_shape": None,
         "output_shape": None, "params": 10, "macs": 0, "note": "did not run",
     }  # fmt: skip
 
@@ -113,7 +113,7 @@ def test_every_kind_of_model(run: Run, model: str, words: list[str], field: str,
         ("ReLU", ["relu"]),
         ("ReLU Conv2d", ["stem", "relu", "head", "head", "aux"]),
         ("all", ["stem", "relu", "head", "head", "aux"]),
-        ("Net", [""]),
+        ("Net", ["(model)"]),
     ],
 )
 def test_types(run: Run, types: str, names: list[str]) -> None:

@@ -51,7 +51,7 @@ def test_scores_are_the_models_own_to_the_bit_best_first(run: Run) -> None:
     for path in PICTURES:
         own, printed = own_scores("Small", path), [row for row in rows(out) if row["image"] == path]
         order = own.argsort(descending=True)
-        assert [row["index"] for row in printed] == order.tolist()
+        assert [row["class"] for row in printed] == order.tolist()
         assert torch.equal(torch.tensor([row["score"] for row in printed]), own[order])
         assert [row["probability"] for row in printed] == torch.softmax(own.double(), 0)[order].tolist()
 
@@ -65,7 +65,7 @@ def test_a_segmentation_has_the_mean_of_its_logits(run: Run) -> None:
 def test_targets_are_named_by_a_file_and_printed_in_the_order_asked_for(run: Run, names: str) -> None:
     words = ["--target", "fox,BEE", "--target", "3,0", "--categories", names, "--format", "ndjson"]
     printed = rows(run("cat.png", *words)[1])
-    assert [(row["index"], row["label"]) for row in printed] == [(3, "red fox"), (1, "bee"), (0, "ant")]
+    assert [(row["class"], row["label"]) for row in printed] == [(3, "red fox"), (1, "bee"), (0, "ant")]
 
 
 def test_a_score_that_is_no_number_is_null_or_nan(run: Run) -> None:

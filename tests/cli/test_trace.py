@@ -90,9 +90,9 @@ def test_numbers_equal_those_computed_by_hand(run: Run) -> None:
     assert printed[0]["input_values"] == [[red, green, none]]
     assert [row["output_values"] for row in printed] == [CONVOLVED, CONVOLVED, [[3, 3, 0, 0]], [[6, 6]]]
     assert [row["input_values"] for row in printed[1:]] == [CONVOLVED, CONVOLVED, [[3, 3, 0, 0]]]
-    conv = {name: printed[0][name] for name in FIELDS[:13]}
+    conv = {name: printed[0][name] for name in FIELDS[:14]}
     assert conv == {
-        "index": 0, "name": "0", "type": "Conv2d", "call": 0,
+        "index": 0, "name": "0", "type": "Conv2d", "call": 0, "order": 0,
         "input_shape": [1, 3, 3, 3], "input_dtype": "float32", "input_min": 0, "input_max": 1,
         "output_shape": [1, 1, 2, 2], "output_dtype": "float32", "output_min": 0, "output_max": 3,
         "output_nonfinite": 0,
@@ -100,11 +100,14 @@ def test_numbers_equal_those_computed_by_hand(run: Run) -> None:
 
 
 def test_a_line_holds_values_as_json(run: Run) -> None:
-    _, out, errors = run(*ONES, "--values", "--most", "4", "--layer", "0,3")
+    _, out, errors = run(*ONES, "--values", "--most", "4", "--type", "all", "--layer", "0,3")
     lines = [line.split("\t") for line in out.splitlines()]
     values = json.dumps([[[[3.0, 3.0], [0.0, 0.0]]]])
     assert [line[-2:] for line in lines[1:]] == [["null", values], ["[[3.0, 3.0, 0.0, 0.0]]", "[[6.0, 6.0]]"]]
-    assert errors == "Note: 1 tensor of more than 4 values left out; --most shows larger tensors\n"
+    assert errors.splitlines() == [
+        "Note: 0, 3 are indices; the layer named 0 is name:0",
+        "Note: 1 tensor of more than 4 values left out; --most shows larger tensors",
+    ]
 
 
 def test_a_table_of_events_shows_nesting(run: Run) -> None:
@@ -167,7 +170,7 @@ def test_without_classes_the_mean_square_is_differentiated(run: Run) -> None:
 def test_calls_without_a_gradient_are_in_a_note(run: Run) -> None:
     status, out, errors = run("nets.py:Aside", "tiny.png", "--preprocess", "none", "--events", "--format", "ndjson")
     events = [(row["event"], row["name"]) for row in map(json.loads, out.splitlines())]
-    assert (status, events[-2:]) == (0, [("backward", ""), ("backward", "main")])
+    assert (status, events[-2:]) == (0, [("backward", "(model)"), ("backward", "main")])
     assert ("forward", "side") in events and ("backward", "side") not in events
     assert errors == (
         "Note: not shown: 1 operation that is no module (1 add); --ops shows them\n"

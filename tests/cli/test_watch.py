@@ -99,7 +99,7 @@ def test_a_watched_script_trains_to_the_same_bits_and_each_rank_has_its_log(
     tmp_path: Path, trained: tuple[int, str, str]
 ) -> None:
     words = (script(tmp_path, TRAIN), "12", "0", *WORDS)
-    options = ("--every", "5", "--log", "run.ndjson", "--layer", "0,2,5", "--")
+    options = ("--every", "5", "--log", "run.ndjson", "--type", "all", "--layer", "0,2,5", "--")
     *same, [note] = watched(tmp_path, *options, *words, RANK="1", WORLD_SIZE="2")
     status, output, errors = trained
     assert tuple(same) == trained and (status, errors, len(output.splitlines())) == (0, "", 14)

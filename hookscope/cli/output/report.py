@@ -50,8 +50,8 @@ class Columns:
         hidden = {name for name in self.only_with_values if not any(row.get(name) for row in rows)}
         hidden |= {name for name in self.only_if_known if all(row.get(name) is None for row in rows)}
         hidden |= set(self.only_if_varied) if len(varied) < 2 else set()
-        if all(row.get("index") is not None for row in rows):
-            hidden.add("order")  # of calls without an index alone it is the only number
+        if all(row.get("index") is not None or row.get("order") is None for row in rows):
+            hidden.add("order")  # the index already says where each call stands
         return [name for name in self.fields if name not in hidden]
 
 

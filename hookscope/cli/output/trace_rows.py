@@ -40,7 +40,7 @@ def section(record: tracing.PassRecord, weights: str, events: bool, values: bool
         rows,
         fields,
         columns=Columns(
-            [name for name in fields if name not in _NOT_IN_A_TABLE],
+            [name for name in fields if name not in _NOT_IN_A_TABLE and not (events and name in ("index", "order"))],
             only_with_values=("output_nonfinite", "nonfinite"),
             only_if_known=("index", "order"),
             only_if_varied=("input_dtype", "output_dtype", "dtype"),

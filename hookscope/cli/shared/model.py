@@ -84,9 +84,10 @@ def check_choice(net: models.LoadedModel, types: Sequence[str], *selections: hoo
     fits = (hooks.matches_type(hooks.class_names(layer), types, hooks.is_single(name, layer)) for name, layer in layers)
     if types and not any(fits):
         raise hooks.no_such_type(types, hooks.types_in(net.model))
-    for text in {term: None for each in selections if each is not None for term in each.single_indices}:
-        if text in dict(net.model.named_modules()):
-            output.note(f"Note: {text} is an index; the layer named {text} is name:{text}")
+    indices = {text: None for each in selections if each is not None for text in each.single_indices}
+    if names := [text for text in indices if text in dict(net.model.named_modules())]:
+        are = "is an index" if len(names) == 1 else "are indices"
+        output.note(f"Note: {', '.join(names)} {are}; the layer named {names[0]} is name:{names[0]}")
 
 
 def caption_of(net: models.LoadedModel, images: Sequence[Any] = ()) -> dict[str, Any]:
