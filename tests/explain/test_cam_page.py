@@ -211,7 +211,8 @@ def test_the_file_remembers_where_it_comes_from(tmp_path: Path) -> None:
     assert (told["seen"], told["fused"]) == ([round(side, 3) for side in BOX], False)
     first, second = told["maps"]
     assert first == {
-        "index": None, "order": None, "layer": "layer4", "call": 0, "type": "Sequential", "class": 281, "label": "tabby", "score": 12.25,
+        "index": None, "order": None, "layer": "layer4", "call": 0, "type": "Sequential", "class": 281,
+        "label": "tabby", "score": 12.25,
         "probability": 0.875, "shape": [7, 7], "low": 0.0, "high": 48.0,
         "top": 48.0,
     }  # fmt: skip
