@@ -17,6 +17,7 @@ from typing import Any
 
 from hookscope.errors import ModelError, SelectionError, WeightsError, nearest
 from hookscope.models.bundled import BUNDLED, BundledModel, weights_path
+from hookscope.models.from_efficientnet_lite import PARAMETERS, EfficientNetLiteSource
 from hookscope.models.metadata import Description, count_parameters, read_description, read_header
 from hookscope.models.names import package_versions
 from hookscope.system import cache
@@ -74,7 +75,8 @@ def catalogue() -> tuple[ModelInfo, ...]:
     The first call imports torchvision (seconds). Later calls, also in other processes, read torchvision's table from
     the cache while the versions are the same; the bundled files are read each time.
     """
-    models = [*_cached(), *map(_describe_bundled, BUNDLED.values())]
+    extra = [ModelInfo(name, "classification", PARAMETERS) for name in EfficientNetLiteSource().names()]
+    models = [*_cached(), *map(_describe_bundled, BUNDLED.values()), *extra]
     return tuple(sorted(models, key=lambda model: model.name))
 
 

