@@ -25,7 +25,7 @@ _SHARE = "share of the layer's highest value, over all classes"
 
 def draw_cam(
     maps: Sequence[ClassActivationMap],
-    picture: Image.Image | InputImage,
+    photograph: Image.Image | InputImage,
     net: LoadedModel | nn.Module | None = None,
     *,
     scale_of: Sequence[ClassActivationMap] = (),
@@ -43,7 +43,7 @@ def draw_cam(
 
     Args:
         maps: What `class_activation_maps` returns, or `fuse_maps` makes of it.
-        picture: The photograph that the input was made of.
+        photograph: The photograph that the input was made of.
         net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
             preprocessing; with other models the maps cover the whole photograph.
         scale_of: Further maps that the scale includes, such as those of classes on other pages.
@@ -63,7 +63,7 @@ def draw_cam(
     """
     if not maps:
         raise UsageError("no class activation map to draw")
-    source, tops, cmap = OverlaySource.of(picture, net), shared_tops([*maps, *scale_of]), cmap or ONE_COLOUR
+    source, tops, cmap = OverlaySource.of(photograph, net), shared_tops([*maps, *scale_of]), cmap or ONE_COLOUR
     if len(maps_by_class(maps)) == 1:
         page = _page_of_class(source, maps, tops, cmap, width)
     else:

@@ -24,7 +24,7 @@ _TWO_COLOURS = "RdBu_r"
 
 def draw_saliency(
     saliency: Saliency,
-    picture: Image.Image | InputImage,
+    photograph: Image.Image | InputImage,
     net: LoadedModel | nn.Module | None = None,
     *,
     scale_of: Sequence[Saliency] = (),
@@ -42,7 +42,7 @@ def draw_saliency(
 
     Args:
         saliency: One of the maps that `saliency_maps` returns.
-        picture: The photograph that the input was made of.
+        photograph: The photograph that the input was made of.
         net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
             preprocessing; with other models the map covers the whole photograph.
         scale_of: Further maps of the same method that the scale includes, such as those of other classes.
@@ -61,7 +61,7 @@ def draw_saliency(
         >>> draw_saliency(saliency, Image.new("RGB", (400, 400)), net).width > 3 * 400
         True
     """
-    source, how = OverlaySource.of(picture, net), SALIENCY_METHODS[saliency.method]
+    source, how = OverlaySource.of(photograph, net), SALIENCY_METHODS[saliency.method]
     cmap = cmap or (_TWO_COLOURS if how.signed else ONE_COLOUR)
     sigma = saliency.usual_smoothing if smooth is None else smooth
     others = [saliency, *scale_of]
