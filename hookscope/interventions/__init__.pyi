@@ -17,7 +17,7 @@ from .effect import (
     from_the_start as from_the_start,
     intervention_effect as intervention_effect,
 )
-from .effect_page import Cause as Cause, draw_effect as draw_effect
+from .effect_page import draw_effect as draw_effect
 from .elementwise import (
     Clamp as Clamp,
     Noise as Noise,

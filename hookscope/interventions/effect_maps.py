@@ -1,4 +1,4 @@
-"""Feature maps before, after and their difference: the channels that moved most, on one scale for all three."""
+"""Feature maps before, after and their difference, which has a scale of its own: the channels that moved most."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MovedMaps:
         nonfinite: Number of NaN and Inf in all channels, before, after and in the difference.
         largest: Largest finite absolute difference of the drawn channels.
         ranges: Lowest and highest finite value of each drawn channel, before, after and of the difference.
-        tiles: Before, after and difference on one symmetric scale; None if nothing moved.
+        tiles: Before and after on one symmetric scale, and the difference on its own; None if nothing moved.
     """
 
     part: str
@@ -85,7 +85,9 @@ def _compared(before: Maps, after: Maps, most_channels: int) -> MovedMaps:
     three = [old, new, new - old]
     extremes = [finite_extremes(values) for values in three] if channels else []
     ranges = tuple(tuple(zip(low.tolist(), high.tolist(), strict=True)) for low, high, _ in extremes)
-    highest = max(map(_magnitude, ranges), default=0.0) or 1.0
+    largest = max(map(_magnitude, ranges[2:]), default=0.0)
+    one = SymmetricScale(max(map(_magnitude, ranges[:2]), default=0.0) or 1.0)
+    scales = [one, one, SymmetricScale(largest or 1.0)]
     return MovedMaps(
         before.label,
         before.axes,
@@ -95,9 +97,9 @@ def _compared(before: Maps, after: Maps, most_channels: int) -> MovedMaps:
         tuple(channels),
         tuple(distances[channels].tolist()),
         (_nonfinite(before.values), _nonfinite(after.values), nonfinite),
-        max(map(_magnitude, ranges[-1:]), default=0.0),
+        largest,
         ranges,
-        tuple(_tiles(values, channels, SymmetricScale(highest)) for values in three) if channels else None,
+        tuple(_tiles(*pair, channels) for pair in zip(three, scales, strict=True)) if channels else None,
     )
 
 
@@ -135,6 +137,6 @@ def _nonfinite(values: Tensor) -> int:
     return int((~values.isfinite()).sum())
 
 
-def _tiles(values: Tensor, channels: list[int], scale: Scale) -> Tiles:
+def _tiles(values: Tensor, scale: Scale, channels: list[int]) -> Tiles:
     strength = _root_mean_square(values).cpu().numpy()
     return replace(reduce_maps(values, scale=scale), channels=channels, strength=strength)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,37 +23,29 @@ from hookscope.drawing import (
     colour_bar,
     colours,
     draw_alike,
+    input_size_of,
     placed,
     shape_text,
     stamp,
     text_pixels,
     to_image,
+    with_provenance,
 )
 from hookscope.errors import HookscopeError, NoMapError, UsageError
 from hookscope.findings import counted, percent
 from hookscope.hooks import InputSize
-from hookscope.interventions.effect import MovedLayer
+from hookscope.images import InputImage
+from hookscope.interventions.effect import Effect, MovedLayer
 from hookscope.interventions.effect_maps import NAMES, MovedMaps, moved_maps
+from hookscope.models import LoadedModel
 
 _GRID = 480  # approximate side of each of the three grids, unless its maps are larger
 _LARGEST_MAP = 240
 _BETWEEN = 30
-_LEAST_GRID = 200  # width of the captions
+_LEAST_GRID = 260  # half the width of the longer colour bar
 _BOLD = 4  # channels with a bold number: those to look at first
 _CAPTIONS = ("before", "after", "difference: after - before")
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """What the heading of a page says of the cause of an effect.
-
-    Attributes:
-        interventions: Text of each intervention in their order, such as ``layer3 dropblock:p=0.1``.
-        seed: Seed of the random numbers of both passes, None if none was set.
-    """
-
-    interventions: Sequence[str]
-    seed: int | None = None
+_SCALES = ("before and after:", "difference:")
 
 
 @dataclass(frozen=True)
@@ -77,50 +70,79 @@ class _Band:
 
 
 def draw_effect(
-    layers: Sequence[MovedLayer],
-    origin: Origin,
-    cause: Cause,
-    model: nn.Module | None = None,
-    shown: InputSize | None = None,
+    effect: Effect,
+    photograph: Image.Image | InputImage | None = None,
+    net: LoadedModel | nn.Module | None = None,
+    *,
+    interventions: Sequence[str] = (),
+    seed: int | None = None,
     most_channels: int = 16,
     cmap: str = "RdBu_r",
-) -> tuple[Image.Image, dict[str, Any]]:
-    """Draw each kept call before, after and their difference on one scale; the page and its provenance.
+) -> Image.Image:
+    """Draw each kept call before and after the interventions, and the difference.
 
-    The channels that moved most come first; channels that did not move are not drawn. A colour is the same value in
-    the three grids of a call, on a scale symmetric about 0. `read_sheet` gives the values of such a picture.
+    The channels that moved most come first; channels that did not move are not drawn. The scales are symmetric about 0:
+    one for before and after, and one for the difference. `read_sheet` gives the values of a file of such a picture. The
+    image holds the facts of its maps as JSON in ``image.info["hookscope"]``.
+
+    Args:
+        effect: What `intervention_effect` returns, with the calls that it kept.
+        photograph: The photograph that the input was made of.
+        net: The model, which says where the channels of its layers are; a `LoadedModel` also names weights and
+            preprocessing.
+        interventions: What the heading says of them, such as ``layer3 zero:channels=0-31``; by default what changed.
+        seed: Seed of the random numbers, for the heading.
+        most_channels: Largest number of channels of a call that are drawn.
+        cmap: A colour map of matplotlib.
 
     Raises:
         NoMapError: if no call was kept, or none has a map or a vector that can be compared.
         UsageError: for an unknown colour map, or a page of more than 160 million pixels.
+
+    Example:
+        >>> import torch
+        >>> from hookscope.interventions import Zero
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3))
+        >>> changes = {0: Zero(channels=1)}
+        >>> effect = intervention_effect(net, (torch.ones(1, 3, 8, 8),), changes, keep="all")
+        >>> draw_effect(effect, net=net).mode
+        'P'
     """
-    drawable = [layer for layer in layers if layer.before is not None or layer.after is not None]
+    drawable = [layer for layer in effect.layers if layer.before is not None or layer.after is not None]
+    model = net.model if isinstance(net, LoadedModel) else net
     modules = dict(model.named_modules(remove_duplicate=False)) if model is not None else {}
+    origin, shown = Origin.of(net, *([] if photograph is None else [photograph])), None
+    if photograph is not None and isinstance(net, LoadedModel):
+        prepared = net.prepare(photograph) if isinstance(photograph, InputImage) else net.preprocess(photograph)
+        shown = input_size_of(prepared)
     most = MOST_PIXELS // max(1, len(drawable))
     bands = [_band(layer, modules.get(layer.call.name), shown, most_channels, most) for layer in drawable]
     _check_drawn(bands)
     widths = [grid.layout.width for band in bands for part in band.parts for grid in part.grids]
     step = max([_LEAST_GRID, *widths]) + _BETWEEN  # the same for all bands, so that they form three columns
     page, places = Page(), []
-    _add_heading(page, origin, cause, _text_width(step))
+    _add_heading(page, origin, interventions or list(effect.changed), seed, _text_width(step))
     for band in bands:
         places += _add_band(page, band, step)
     if page.width * page.height > 2 * MOST_PIXELS:
         size = f"it would have {page.width:,}x{page.height:,} pixels"
         raise UsageError(f"a page of {counted(len(bands), 'layer')} is too large", size, "choose fewer")
     image = to_image(page.pixels(MARGIN), cmap)
-    return image, {
-        **origin.facts(),
-        "interventions": list(cause.interventions),
-        "seed": cause.seed,
-        "scale": "symmetric",
-        "cmap": cmap,
-        "levels": colours.LEVELS,
-        "overlay": False,
-        "size": list(image.size),
-        "bands": [_band_facts(band) for band in bands],
-        "parts": places,
-    }
+    return with_provenance(
+        image,
+        {
+            **origin.facts(),
+            "interventions": list(interventions),
+            "seed": seed,
+            "scale": "symmetric",
+            "cmap": cmap,
+            "levels": colours.LEVELS,
+            "overlay": False,
+            "size": list(image.size),
+            "bands": [_band_facts(band) for band in bands],
+            "parts": places,
+        },
+    )
 
 
 def _band(layer: MovedLayer, module: nn.Module | None, shown: InputSize | None, most_channels: int, most: int) -> _Band:
@@ -158,11 +180,22 @@ def _text_width(step: int) -> int:
     return max(LEAST_WIDTH, 3 * step - _BETWEEN)
 
 
-def _add_heading(page: Page, origin: Origin, cause: Cause, width: int) -> None:
-    words = "   then   ".join(cause.interventions)
-    page.add_text(f"{origin.model} without and with {words}", width, size=15, bold=True)
-    seed = "" if cause.seed is None else f"   seed {cause.seed}"
-    page.add_text(f"weights: {origin.weights}   {origin.image}   {origin.preprocess}{seed}", width, 2)
+def _add_heading(page: Page, origin: Origin, interventions: Sequence[str], seed: int | None, width: int) -> None:
+    words = "   then   ".join(interventions) or "interventions that changed nothing"
+    page.add_text(f"{origin.model} without and with {words}".strip(), width, size=15, bold=True)
+    random = origin.weights.startswith("random")
+    weights = f"weights: {origin.weights}" if origin.weights else ""
+    preprocess = f"preprocessing: {origin.preprocess}" if origin.preprocess else ""
+    about = [
+        "" if random else weights,
+        os.path.basename(origin.image),
+        preprocess,
+        "" if seed is None else f"seed {seed}",
+    ]
+    if any(about):
+        page.add_text(", ".join(filter(None, about)), width, 2)
+    if random:
+        page.add_text(f"{weights}, the network is not trained", width, 2, alarm=True)
     hint = "The channels that moved most come first. Bar: root mean square of the map, one measure for all three."
     page.add_text(hint, width, 2)
 
@@ -191,11 +224,10 @@ def _add_part(page: Page, band: _Band, part: _Part, step: int) -> list[dict[str,
     page.add_text(_moved_words(maps, part.drawn), width, 2)
     if maps.tiles is None:
         return []
-    high = float(maps.tiles[0].high[0])
-    page.add(colour_bar("scale: symmetric, one for all three", -high, high), 4)
-    for line in _notes(maps, high):
+    highs = [float(tiles.high[0]) for tiles in maps.tiles[1:]]
+    for line in _notes(maps, highs[0]):
         page.add_text(line, width, 2)
-    block, lefts, down = _side_by_side(part.grids, step)
+    block, lefts, down = _side_by_side(part.grids, highs, step)
     top = page.add(block, 8)
     name = ", ".join(filter(None, [band.layer.call.key, maps.part]))
     return [
@@ -217,12 +249,11 @@ def _moved_words(maps: MovedMaps, drawn: int) -> str:
 
 
 def _notes(maps: MovedMaps, high: float) -> list[str]:
-    """Notes for reading the grids, whose scale ends at ``high``."""
-    step = 2 * high / (colours.LEVELS - 1)
+    """Notes for reading the grids; the scale of before and after ends at ``high``."""
     notes = []
     if maps.largest or math.isfinite(maps.distances[0]):
-        hardly = f", hardly visible: a step of colour is {step:.3g}" if maps.largest < 2 * step else ""
-        notes.append(f"largest |difference| {maps.largest:.4g}, {percent(maps.largest / high)} of the scale{hardly}")
+        share = percent(maps.largest / high)
+        notes.append(f"largest |difference| {maps.largest:.4g}, {share} of the scale of before and after")
     if any(maps.nonfinite):
         counts = ", ".join(f"{count:,} {name}" for name, count in zip(NAMES, maps.nonfinite, strict=True))
         notes.append(f"NaN magenta, +Inf red, -Inf light blue (!): {counts}")
@@ -231,13 +262,21 @@ def _notes(maps: MovedMaps, high: float) -> list[str]:
     return notes
 
 
-def _side_by_side(grids: Sequence[Grid], step: int) -> tuple[Pixels, list[int], int]:
-    """The grids ``step`` apart with their captions, the x of each grid and the y of all."""
+def _side_by_side(grids: Sequence[Grid], highs: Sequence[float], step: int) -> tuple[Pixels, list[int], int]:
+    """The grids ``step`` apart with their captions and two bars, which end at ``highs``.
+
+    Also the x of each grid, and the y of all.
+    """
     captions = [text_pixels(caption, 12, True) for caption in _CAPTIONS]
-    down = captions[0].shape[0] + 4
+    bars = [colour_bar(name, -high, high) for name, high in zip(_SCALES, highs, strict=True)]
+    top = captions[0].shape[0] + 4
+    down = top + bars[0].shape[0] + 4
     high, wide = grids[0].pixels.shape
-    block = np.full((down + high + 1, 2 * step + max(wide, captions[2].shape[1]) + 2), colours.BACKGROUND, np.uint8)
+    last = max(wide, captions[2].shape[1], bars[1].shape[1])
+    block = np.full((down + high + 1, 2 * step + last + 2), colours.BACKGROUND, np.uint8)
     lefts = [1 + at * step for at in range(3)]
+    for bar, left in zip(bars, (lefts[0], lefts[2]), strict=True):
+        stamp(block, bar, left, top)
     for grid, caption, left in zip(grids, captions, lefts, strict=True):
         stamp(block, caption, left, 0)
         stamp(block, grid.pixels, left, down)

@@ -58,15 +58,16 @@ def test_unmoved_channels_are_not_drawn_and_ties_keep_their_order() -> None:
     assert (still.channels, still.moved, still.tiles, still.ranges) == ((), 0, None, ())
 
 
-def test_the_three_share_a_symmetric_scale_from_their_largest_value() -> None:
+def test_before_and_after_share_a_symmetric_scale_and_the_difference_has_its_own() -> None:
     before, after = pair()
     [maps] = moved(before, after)
     assert maps.tiles is not None
     drawn = list(maps.channels)
     three = [one[0, drawn].double() for one in (before, after)]
     three.append(three[1] - three[0])
-    highest = max(float(one.abs().max()) for one in three)
-    for tiles, values, pairs in zip(maps.tiles, three, maps.ranges, strict=True):
+    own = [float(one.abs().max()) for one in three]
+    both = max(own[:2])
+    for tiles, values, pairs, highest in zip(maps.tiles, three, maps.ranges, (both, both, own[2]), strict=True):
         assert set(tiles.low.tolist()) == {-highest}
         assert set(tiles.high.tolist()) == {highest}
         share = (values.numpy() + highest) / (2 * highest) * (colours.LEVELS - 1)

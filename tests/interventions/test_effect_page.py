@@ -1,4 +1,4 @@
-"""The page of an effect: the same colour is the same value in its three grids; and its words and provenance."""
+"""The page of an effect: its colours and their scales, its words and provenance."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from hookscope.drawing.text import text_pixels
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks.selection import Call
 from hookscope.hooks.tensors import shape_of
+from hookscope.images import InputImage
 from hookscope.interventions import Zero, effect_page as effect_pages
-from hookscope.interventions.effect import MovedLayer, intervention_effect
-from hookscope.interventions.effect_page import Cause, draw_effect
+from hookscope.interventions.effect import Effect, MovedLayer, intervention_effect
+from hookscope.interventions.effect_page import draw_effect
+from hookscope.models.loaded import LoadedModel
+from hookscope.models.metadata import WeightsMetadata
 
-ORIGIN = Origin("resnet34", "random (seed 0)", "a/cat.jpg", "ab" * 32, "ImageClassification resize 256 crop 224")
-CAUSE = Cause(["conv zero:channels=2", "conv noise:std=0.1"], seed=7)
+INTERVENTIONS = ["conv zero:channels=2", "conv noise:std=0.1"]
+PHOTOGRAPH = Image.new("RGB", (40, 30))
+PICTURE = InputImage(PHOTOGRAPH, "a/cat.jpg", "ab" * 32, (), (PHOTOGRAPH,))
 Values = dict[str, tuple[list[int], Any]]
 
 
@@ -38,12 +42,18 @@ def layer(before: Any, after: Any, name: str = "conv", call: int = 0, **more: An
     return MovedLayer(Call(name, "Conv2d", call, 3), shape_of(after), before=before, after=after, **found)
 
 
+def loaded(model: nn.Module, weights: str = "best.pth") -> LoadedModel:
+    return LoadedModel.of(model, "resnet34", weights, WeightsMetadata(), "classification")
+
+
 def drawn(*layers: MovedLayer, **more: Any) -> tuple[Image.Image, dict[str, Any]]:
-    return draw_effect(layers, ORIGIN, CAUSE, **more)
+    """The picture of an effect, and its provenance."""
+    image = draw_effect(Effect(None, None, layers, {"conv": 1}, ()), **more)
+    return image, json.loads(image.info["hookscope"])
 
 
 def read_back(picture: tuple[Image.Image, dict[str, Any]], path: Path) -> Values:
-    write_png(*picture[:1], path, picture[1])
+    write_png(picture[0], path)
     return read_sheet(path)
 
 
@@ -75,36 +85,41 @@ def test_the_pixels_are_before_after_and_their_difference(tmp_path: Path) -> Non
     picture = drawn(layer(before, after))
     found = read_back(picture, tmp_path / "effect.png")
     assert list(found) == ["conv before", "conv after", "conv difference"]
-    top = picture[1]["parts"][0]["high"][0]
-    half_a_step = top / (colours.LEVELS - 1)
-    for name, values in zip(found, (before, after, after.double() - before), strict=True):
+    tops = [part["high"][0] for part in picture[1]["parts"]]
+    three = (before, after, after.double() - before)
+    channels = picture[1]["parts"][0]["channels"]
+    highest = [float(values[0, channels].abs().max()) for values in three]
+    assert tops == pytest.approx([max(highest[:2]), max(highest[:2]), highest[2]])
+    for name, top, values in zip(found, tops, three, strict=True):
         channels, decoded = found[name]
+        half_a_step = top / (colours.LEVELS - 1)
         assert len(channels) == 16
         np.testing.assert_allclose(decoded, values[0, channels], atol=half_a_step * 1.0001)
     distances = (after - before)[0].square().mean((1, 2))
     assert found["conv after"][0] == distances.argsort(descending=True)[:16].tolist()
 
 
-def test_the_same_value_has_the_same_colour_in_all_three_grids() -> None:
+def test_the_same_value_has_the_same_colour_before_and_after_and_the_difference_has_its_own_scale() -> None:
     # after is 3 where before was 1, the difference 2; and every value occurs in another grid too
     before, after = torch.zeros(1, 3, 4, 4), torch.zeros(1, 3, 4, 4)
     before[0, :, :2], after[0, :, 1:3] = torch.tensor([1.0, 2.0, -1.0])[:, None, None], -1.0
     after[0, 1, 3], before[0, 2, 3] = 2.0, 0.5
     image, told = drawn(layer(before, after))
-    by_value: dict[float, set[tuple[int, ...]]] = {}
-    grids = zip(told["parts"], (before, after, after - before), strict=True)
-    for part, values in grids:
+    both, difference = dict[float, set[tuple[int, ...]]](), dict[float, set[tuple[int, ...]]]()
+    for part, values, seen in zip(
+        told["parts"], (before, after, after - before), (both, both, difference), strict=True
+    ):
         for box, channel in zip(boxes(image, part), part["channels"], strict=True):
             for y, x in np.ndindex(4, 4):
                 cell = box[y * part["zoom"] : (y + 1) * part["zoom"], x * part["zoom"] : (x + 1) * part["zoom"]]
-                by_value.setdefault(float(values[0, channel, y, x]), set()).update(map(tuple, cell.reshape(-1, 3)))
-    assert len(by_value) >= 6
-    assert all(len(found) == 1 for found in by_value.values())
-    assert len(set().union(*by_value.values())) == len(by_value)
-    assert {part["low"][0] for part in told["parts"]} == {-3.0}
+                seen.setdefault(float(values[0, channel, y, x]), set()).update(map(tuple, cell.reshape(-1, 3)))
+    for seen in (both, difference):
+        assert len(seen) >= 4 and all(len(found) == 1 for found in seen.values())
+        assert len(set().union(*seen.values())) == len(seen)
+    assert [part["low"][0] for part in told["parts"]] == [-2.0, -2.0, -3.0]
     palette = colours.palette("RdBu_r")
-    assert by_value[-3.0] == {tuple(palette[0])}
-    assert by_value[0.0] == {tuple(palette[colours.LEVELS // 2])}
+    assert difference[-3.0] == {tuple(palette[0])} and both[2.0] == {tuple(palette[colours.LEVELS - 1])}
+    assert both[0.0] == difference[0.0] == {tuple(palette[colours.LEVELS // 2])}
 
 
 def test_all_bands_stand_in_the_same_three_columns() -> None:
@@ -137,25 +152,35 @@ def test_the_page_names_interventions_origin_layer_distances_and_channels(words:
     before = random(1, 30, 4, 4)
     after = before.clone()
     after[0, [8, 3]] += torch.tensor([2.0, 1.0])[:, None, None]
-    drawn(layer(before, after, call=1))
+    more = {"photograph": PICTURE, "interventions": INTERVENTIONS, "seed": 7}
+    drawn(layer(before, after, call=1), net=loaded(nn.Conv2d(3, 1, 1)), **more)
+    preprocess = loaded(nn.Conv2d(3, 1, 1)).preprocess.describe()
     assert words[:2] == [
         "resnet34 without and with conv zero:channels=2   then   conv noise:std=0.1",
-        "weights: random (seed 0)   a/cat.jpg   ImageClassification resize 256 crop 224   seed 7",
+        f"weights: best.pth, cat.jpg, preprocessing: {preprocess}, seed 7",
     ]
     assert "conv#1   Conv2d   1x30x4x4   changed here" in words
     assert "relative L2 0.25   cosine 0.5" in words
     assert "2 of 30 channels moved; most (root mean square of the difference): 8 (2), 3 (1)" in words
-    assert {"scale: symmetric, one for all three", "before", "after", "difference: after - before"} <= set(words)
+    assert {"before and after:", "difference:", "before", "after", "difference: after - before"} <= set(words)
 
 
-def test_more_channels_than_are_drawn_and_a_difference_that_is_hardly_seen(words: list[str]) -> None:
+def test_random_weights_are_red_and_what_is_not_known_is_left_out(words: list[str]) -> None:
+    before = random(1, 3, 4, 4)
+    image, _ = drawn(layer(before, before + 1))
+    assert words[:2] == ["without and with conv", words[1]] and words[1].startswith("The channels that moved most")
+    assert not (np.asarray(image) == colours.ALARM).any()
+    image, _ = drawn(layer(before, before + 1), net=loaded(nn.Conv2d(3, 1, 1), "random (seed 0)"))
+    assert "weights: random (seed 0), the network is not trained" in words
+    assert (np.asarray(image) == colours.ALARM).any()
+
+
+def test_more_channels_than_are_drawn_and_a_small_difference(words: list[str]) -> None:
     before = random(1, 300, 4, 4)
-    drawn(layer(before, before + 1e-4), most_channels=5)
+    _, told = drawn(layer(before, before + 1e-4), most_channels=5)
     assert any(line.startswith("300 of 300 channels moved, 5 drawn; most") for line in words)
-    assert any("hardly visible: a step of colour is " in line for line in words)
-    words.clear()
-    drawn(layer(before, before * 2))
-    assert not any("hardly" in line for line in words)
+    assert any(line.endswith(" % of the scale of before and after") for line in words)
+    assert told["parts"][2]["high"][0] == pytest.approx(1e-4, rel=1e-2)
 
 
 def test_a_layer_that_did_not_move_has_a_line_and_no_grid(words: list[str]) -> None:
@@ -200,7 +225,7 @@ def test_parts_and_vectors_are_bands_of_their_own(words: list[str], tmp_path: Pa
 def test_the_frames_of_a_clip_come_back(tmp_path: Path) -> None:
     before, after = random(1, 3, 2, 4, 4), random(1, 3, 2, 4, 4, seed=1)
     model = nn.Sequential(nn.Conv3d(1, 1, 1))
-    found = read_back(drawn(layer(before, after, "0"), model=model), tmp_path / "clip.png")
+    found = read_back(drawn(layer(before, after, "0"), net=model), tmp_path / "clip.png")
     channels, values = found["0 after"]
     sides = torch.cat([after[0, channels, 0], after[0, channels, 1]], 2)
     np.testing.assert_allclose(values, sides, atol=0.05)
@@ -208,16 +233,18 @@ def test_the_frames_of_a_clip_come_back(tmp_path: Path) -> None:
 
 def test_the_provenance_names_everything(tmp_path: Path) -> None:
     before, after = random(1, 4, 3, 3), random(1, 4, 3, 3, seed=1)
-    image, told = drawn(layer(before, after, call=1), cmap="coolwarm")
-    write_png(image, tmp_path / "effect.png", told)
+    more = {"photograph": PICTURE, "interventions": INTERVENTIONS, "seed": 7}
+    net = loaded(nn.Conv2d(3, 1, 1))
+    image, told = drawn(layer(before, after, call=1), net=net, cmap="coolwarm", **more)
+    write_png(image, tmp_path / "effect.png")
     assert read_provenance(tmp_path / "effect.png") == json.loads(json.dumps(told, allow_nan=False))
     expected = {
-        **ORIGIN.facts(), "interventions": CAUSE.interventions, "seed": 7, "scale": "symmetric", "cmap": "coolwarm",
-        "size": list(image.size),
+        **Origin.of(net, PICTURE).facts(), "interventions": INTERVENTIONS, "seed": 7, "scale": "symmetric",
+        "cmap": "coolwarm", "size": list(image.size),
     }  # fmt: skip
     assert expected.items() <= told.items()
     [band] = told["bands"]
-    facts = {"layer": "conv", "call": 1, "index": 3, "type": "Conv2d", "shape": (1, 4, 3, 3), "changed": True,
+    facts = {"layer": "conv", "call": 1, "index": 3, "type": "Conv2d", "shape": [1, 4, 3, 3], "changed": True,
              "relative_l2": 0.25, "cosine": 0.5}  # fmt: skip
     assert facts.items() <= band.items()
     [part] = band["parts"]
@@ -235,7 +262,8 @@ def test_the_page_of_an_effect_holds_its_differences(tmp_path: Path) -> None:
     changes = [("0", Zero(channels="1"))]
     inputs = (torch.arange(4.0).reshape(1, 1, 2, 2),)
     found = intervention_effect(net, inputs, changes, layers="all", types=("Conv2d",), keep="all")
-    values = read_back(draw_effect(found.layers, ORIGIN, CAUSE, net), tmp_path / "effect.png")
+    write_png(draw_effect(found, net=net), tmp_path / "effect.png")
+    values = read_sheet(tmp_path / "effect.png")
     near, far = values["0 difference"], values["2 difference"]
     assert (near[0], far[0]) == ([1], [0])  # 2x is lost, which only the first channel of the last layer sees
     np.testing.assert_allclose(near[1][0], [[0, -2], [-4, -6]], atol=6.1 / 243)

@@ -247,11 +247,7 @@ def _draw(
     if not effect.changed:
         output.note(f"Note: {path} is not written")
         return
-    net, image = subject.net, subject.images[0]
-    origin = drawing.Origin.of(net, image)
-    cause = interventions.Cause([f"{change.where} {change.spec.text}" for change in changes], seed)
-    page, provenance = interventions.draw_effect(
-        effect.layers, origin, cause, net.model, drawing.input_size_of(subject.tensors[0])
-    )
-    drawing.write_png(page, path, provenance)
+    words = [f"{change.where} {change.spec.text}" for change in changes]
+    page = interventions.draw_effect(effect, subject.images[0], subject.net, interventions=words, seed=seed)
+    drawing.write_png(page, path)
     wrote(path)
