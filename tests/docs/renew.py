@@ -15,7 +15,7 @@ from tests.docs.pages import PAGES, Example, commands, examples, links, with_gen
 from tests.docs.recipes import follow
 from tests.docs.running import newcomer, run_line, run_python
 
-NOT_RUN = ("install command", "test command", "not run")
+NOT_RUN = ("test command", "not run")
 _FIRST_LINES = re.compile(r"first (\d+) lines\b")
 _NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
 _THUMBNAIL = 32
@@ -67,7 +67,7 @@ def _run(example: Example, place: str, printed: str, recipes: dict[str, str]) ->
         return "".join(_transcript(example, recipes)), ""
     if example.language == "sh":
         for line in commands(example):
-            run_line(line)
+            run_line(line.partition(" && ")[2] if example.mark == "install command" else line)
     return example.code, ""
 
 
