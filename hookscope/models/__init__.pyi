@@ -7,7 +7,7 @@ from .batches import (
     warn_of_image as warn_of_image,
 )
 from .catalogue import ModelInfo as ModelInfo, find_models as find_models
-from .checkpoints import load_content as load_content
+from .checkpoint_files import load_content as load_content
 from .inputs import (
     check_size as check_size,
     example_inputs as example_inputs,

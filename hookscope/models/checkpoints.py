@@ -1,141 +1,112 @@
-"""Checkpoint files: read without running code, compared with a model, loaded completely or not at all."""
+"""A checkpoint compared with a model, and loaded completely or not at all."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import warnings
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from hookscope.errors import WeightsError
+from hookscope.findings import counted, listed
+from hookscope.models.checkpoint_files import Checkpoint, first_line, read_checkpoint
 
-_WRAPPERS = ("state_dict", "model_state_dict", "model", "model_ema", "net")
-_PREFIXES = ("module.", "_orig_mod.")
-_MOST_SWELLING = 32  # bytes in a zip for one of the file: torch packs nothing, and packed weights halve at best
-_ALWAYS_ALLOWED = 1 << 26  # bytes in a zip, whatever the file has
-_LARGEST_HEADER = 1 << 26  # bytes of a pickle or of a safetensors header: each makes a Python object
+# Buffers of a BatchNorm that keep their values where a checkpoint lacks them; old files lack the first.
+_COUNTER = "num_batches_tracked"
+_STATISTICS = ("running_mean", "running_var")
+_PIVOTS = 3  # keys of the model by which prefixes are looked for
+_MOST_PREFIXES = 32  # that are tried for each of them
 
 
-def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The state dict in a checkpoint file, without wrappers and prefixes; no code in the file runs.
+def fitted(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, Tensor], list[str]]:
+    """The first state dict of ``checkpoint`` that has all keys of ``model``, and what was done to its keys.
 
-    A WeightsError says that the file is missing, damaged, not a state dict, or a pickle that would run code.
+    A prefix is taken off or added where this makes all keys of the model fit. Where none has all keys, it is the
+    first state dict as it is. One whose shapes are those of the model goes before the others.
     """
-    content = load_file(path)
-    wrapped = ("model.",) if "pytorch-lightning_version" in content else ()
-    for _ in _WRAPPERS:
-        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            break
-        content = inner
-    state = {key: value for key, value in content.items() if isinstance(value, Tensor) and isinstance(key, str)}
-    state.pop("n_averaged", None)  # the counter of an averaged model is not a weight
-    if not state:
-        keys = ", ".join(map(str, list(content)[:5])) or "nothing"
-        raise WeightsError(f"no state dict in {path}", f"it holds {keys}", "save model.state_dict()")
-    while prefix := next((p for p in _PREFIXES + wrapped if all(key.startswith(p) for key in state)), None):
-        state = {key.removeprefix(prefix): value for key, value in state.items()}
-    return state
+    own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    usable: list[tuple[dict[str, Tensor], list[str]]] = []
+    for place, state in checkpoint.states.items():
+        for prefix in [_AS_IT_IS, *_prefixes(own, state)]:
+            renamed = prefix.applied(state)
+            if all(key in renamed or key.endswith((_COUNTER, *_STATISTICS)) for key in own):
+                usable.append((renamed, _notes(checkpoint, place, prefix, renamed)))
+                if len(_fitting(own, renamed)) == len(renamed):
+                    return usable[-1]
+    return usable[0] if usable else (next(iter(checkpoint.states.values())), [])
 
 
-def load_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """The mapping in a checkpoint file; no code in the file runs."""
-    content = load_content(path)
-    if not isinstance(content, Mapping):
-        exists = f"it holds a {type(content).__name__}"
-        raise WeightsError(f"no state dict in {path}", exists, "save model.state_dict()")
-    return content
+@dataclass(frozen=True)
+class Prefix:
+    """What the keys of a checkpoint begin with, ``off``, and those of the model instead, ``on``."""
+
+    off: str
+    on: str
+
+    def applied(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors whose key has the prefix, by their key in the model."""
+        return {self.on + key.removeprefix(self.off): state[key] for key in state if key.startswith(self.off)}
+
+    def __str__(self) -> str:
+        if self.off and self.on:
+            return f"keys began with {self.off} instead of {self.on}: renamed"
+        return f"keys had the prefix {self.off}: taken off" if self.off else f"keys lacked the prefix {self.on}: added"
 
 
-def load_content(path: str | os.PathLike[str]) -> Any:
-    """The content of a torch or safetensors file, told apart by its first bytes; no code in the file runs."""
-    try:
-        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-            # a pipe cannot be read twice, a device may never end
-            raise WeightsError(f"cannot read weights {path}", "it is a pipe or a device", "give a file")
-        with open(path, "rb") as file:
-            head = file.read(9)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise WeightsError(f"cannot read weights {path}: {reason}") from error
-    if not head:
-        raise WeightsError(f"cannot read weights {path}: the file is empty")
-    _check_size(path, head)
-    return _load_safetensors(path) if head[8:9] == b"{" else _load_torch(path, head)
+_AS_IT_IS = Prefix("", "")
 
 
-def _check_size(path: str | os.PathLike[str], head: bytes) -> None:
-    """Refuse a file whose content would take far more memory than the file itself."""
-    size, header = os.path.getsize(path), int.from_bytes(head[:8], "little") if head[8:9] == b"{" else 0
-    content = 0
-    if head[:2] == b"PK":
-        with contextlib.suppress(zipfile.BadZipFile, ValueError, NotImplementedError), zipfile.ZipFile(path) as file:
-            content = sum(entry.file_size for entry in file.infolist())
-            header = max((entry.file_size for entry in file.infolist() if entry.filename.endswith(".pkl")), default=0)
-    exists = f"it has {size:,} bytes and would unpack to {content:,}"
-    if header > _LARGEST_HEADER:
-        exists = f"its list of tensors has {header:,} bytes"
-    elif content <= max(_ALWAYS_ALLOWED, _MOST_SWELLING * size):
-        return
-    raise WeightsError(f"cannot read weights {path}: too large", exists, "save model.state_dict()")
+def _prefixes(own: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> list[Prefix]:
+    """The prefixes with which some key of ``state`` is one of ``own``, those with most keys of equal shape first."""
+    keys = [key for key in own if not key.endswith((_COUNTER, *_STATISTICS))]
+    prefixes: dict[Prefix, None] = {}
+    for pivot in dict.fromkeys(keys[:: max(1, len(keys) // _PIVOTS)]):
+        ends = {key: _common_end(pivot, key) for key in state}
+        best = sorted((key for key in ends if ends[key]), key=lambda key: -ends[key].count("."))[:_MOST_PREFIXES]
+        prefixes |= {Prefix(key.removesuffix(ends[key]), pivot.removesuffix(ends[key])): None for key in best}
+    whole = [p for p in prefixes if not p.on or not p.off or all(key.startswith(p.off) for key in state)]
+    return sorted(whole, key=lambda prefix: -len(_fitting(own, prefix.applied(state))))
 
 
-def _load_safetensors(path: str | os.PathLike[str]) -> Any:
-    try:
-        return safetensors.torch.load_file(path)
-    except Exception as error:
-        raise WeightsError(f"cannot read weights {path}: {_first_line(error)}", "damaged or cut short") from error
+def _fitting(own: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> list[str]:
+    return [key for key, value in state.items() if own.get(key) == tuple(value.shape)]
 
 
-def _load_torch(path: str | os.PathLike[str], head: bytes) -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        danger = _danger(str(error), head)
-        if danger:
-            asked = f"{path} is more than weights: loading it {danger}; refused"
-            raise WeightsError(asked, do="save model.state_dict()") from error
-        raise WeightsError(f"cannot read weights {path}: damaged, cut short or not a checkpoint") from error
+def _common_end(one: str, other: str) -> str:
+    """The last parts that two dotted names share: ``conv.weight`` of ``net.conv.weight`` and ``a.conv.weight``."""
+    pairs = zip(reversed(one.split(".")), reversed(other.split(".")), strict=False)
+    return ".".join(reversed([part for part, same in takewhile(lambda pair: pair[0] == pair[1], pairs)]))
 
 
-def _danger(text: str, head: bytes) -> str:
-    """What a refused file would do; empty if it is only damaged or not a checkpoint.
-
-    ``text`` is torch's refusal, which is long and recommends the unsafe switch: it is never shown.
-    """
-    if refused := re.search(r"GLOBAL ([\w.]+)", text):
-        return f"would run code ({refused[1]})"
-    if "TorchScript" in text:
-        return "would run code (TorchScript)"
-    return "could run code" if "weights_only" in text and head[:1] == b"\x80" else ""  # a pickle begins with 0x80
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
+def _notes(checkpoint: Checkpoint, place: str, prefix: Prefix, taken: Mapping[str, Tensor]) -> list[str]:
+    """What was taken of a checkpoint that holds more, and how its keys were changed."""
+    notes, name = [], checkpoint.label
+    others = [other for other, state in checkpoint.states.items() if other != place and len(state) >= len(taken) / 2]
+    if others:
+        notes.append(f"{name} holds {listed([place, *others])}: {place} is taken")
+    state = checkpoint.states[place]
+    if prefix != _AS_IT_IS:
+        notes.append(f"{name}: {prefix}")
+    left = [key for key in state if not key.startswith(prefix.off)]
+    if left:
+        notes.append(f"{name}: {counted(len(left), 'key')} without this prefix left out: {listed(left)}")
+    return notes
 
 
 def mismatches(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """The keys of ``state`` and ``model`` that are missing, unknown or of another shape."""
+    """The keys of ``state`` and ``model`` that are missing, unknown or of another shape; BatchNorm's may be missing."""
     own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     loaded = {key: tuple(value.shape) for key, value in state.items()}
     wrong = (key for key in sorted(own.keys() | loaded.keys()) if own.get(key) != loaded.get(key))
-    return [key for key in wrong if key in loaded or not key.endswith("num_batches_tracked")]  # old files lack it
+    return [key for key in wrong if key in loaded or not key.endswith((_COUNTER, *_STATISTICS))]
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], path: str) -> list[str]:
-    """Load a state dict without `mismatches` into ``model``, and return a note if it has NaN or infinite values."""
+    """Load a state dict without `mismatches` into ``model``, and return notes on NaN and on what is missing."""
     own = model.state_dict()
     missing = {key: value for key, value in own.items() if key not in state}
     whole: OrderedDict[str, Any] = OrderedDict(**missing, **state)
@@ -145,9 +116,13 @@ def load_into(model: nn.Module, state: Mapping[str, Tensor], path: str) -> list[
     try:
         model.load_state_dict(whole)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise WeightsError(f"{path} does not fit {type(model).__name__}: {_first_line(error)}") from error
+        raise WeightsError(f"{path} does not fit {type(model).__name__}: {first_line(error)}") from error
     bad = sum(int((~torch.isfinite(value)).sum()) for value in state.values() if value.is_floating_point())
-    return [f"{path} holds {bad} values that are NaN or infinite"] if bad else []
+    notes = [f"{path} holds {bad} values that are NaN or infinite"] if bad else []
+    if without := dict.fromkeys(key.rpartition(".")[0] for key in missing if key.endswith(_STATISTICS)):
+        norms = counted(len(without), "BatchNorm")
+        notes.append(f"{path} lacks the running statistics of {norms}: left as built ({listed(list(without), 3)})")
+    return notes
 
 
 def _check_types(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str) -> None:
@@ -179,26 +154,37 @@ def _type_name(value: Tensor) -> str:
 
 
 def load_checkpoint(model: nn.Module, path: str, name: str) -> tuple[str, list[str]]:
-    """Load the file ``path`` into ``model``, called ``name``; return the label of the weights and the notes."""
-    state = read_state_dict(path)
+    """Load a file or folder into ``model``, called ``name``; return the label of the weights and the notes."""
+    checkpoint = read_checkpoint(path)
+    state, notes = fitted(model, checkpoint)
     if mismatches(model, state):
         raise fitting_error(path, name, model, state, None)
-    return Path(path).name, load_into(model, state, path)
+    return checkpoint.label, notes + load_into(model, state, path)
 
 
 def fitting_error(
     path: str, name: str, model: nn.Module, state: Mapping[str, Tensor], fits: str | None
 ) -> WeightsError:
-    """The error for a checkpoint of another architecture: how many keys match, and which model would fit."""
-    wrong = mismatches(model, state)
-    own = model.state_dict()
-    matching = sum(key in own and own[key].shape == value.shape for key, value in state.items())
-    missing = [key for key in wrong if key not in state]
-    unknown = [key for key in wrong if key not in own]
-    other = [f"{key} has another shape" for key in wrong if key in own and key in state]
-    first = [f"{keys[0]} is {what}" for keys, what in ((missing, "missing"), (unknown, "unknown to the model")) if keys]
-    exists = ", ".join([f"{matching} of {len(own)} keys match", *first, *other[:1]])
-    return WeightsError(f"{Path(path)} does not fit {name}", exists, f"it would fit {fits}" if fits else "")
+    """The error for a checkpoint of another architecture: which keys differ, and which prefix or model would fit."""
+    own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    matching = len(_fitting(own, state))
+    missing = [key for key in own if key not in state and not key.endswith((_COUNTER, *_STATISTICS))]
+    shapes = [
+        f"{key} is {_size(state[key].shape)} in the file and {_size(own[key])} in the model"
+        for key in own
+        if key in state and tuple(state[key].shape) != own[key]
+    ]
+    parts = {"missing": missing, "unexpected": [key for key in state if key not in own], "other shapes": shapes}
+    exists = [f"{matching} of {len(own)} keys match"]
+    exists += [f"{len(keys)} {what}: {listed(keys, 2)}" for what, keys in parts.items() if keys]
+    for prefix in _prefixes(own, state)[:1]:
+        if (count := len(_fitting(own, prefix.applied(state)))) > matching:
+            exists.append(f"nearest: {count} match if {prefix}")
+    return WeightsError(f"{path} does not fit {name}", "; ".join(exists), f"it would fit {fits}" if fits else "")
+
+
+def _size(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "a number"
 
 
 def fitting_kwargs(

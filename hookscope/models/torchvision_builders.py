@@ -8,21 +8,14 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from hookscope.errors import InstallationError, ModelError, WeightsError, is_out_of_memory
 from hookscope.models.bundled import BUNDLED, BundledModel, weights_path
-from hookscope.models.checkpoints import (
-    fitting_error,
-    fitting_kwargs,
-    load_file,
-    load_into,
-    mismatches,
-    read_state_dict,
-)
+from hookscope.models.checkpoint_files import load_file, read_checkpoint
+from hookscope.models.checkpoints import fitted, fitting_error, fitting_kwargs, load_into, mismatches
 from hookscope.models.download import fetch
 from hookscope.models.inputs import family_of, native_size
 from hookscope.models.installation import broken_pair
@@ -200,18 +193,21 @@ def _build_with(architecture: Architecture, entry: Any, progress: Progress | Non
 
 
 def _from_file(architecture: Architecture, path: str, usual: WeightsMetadata) -> LoadedModel:
-    state = read_state_dict(path)
+    checkpoint = read_checkpoint(path)
+    state, found = fitted(architecture.skeleton(), checkpoint)
     kwargs = architecture.kwargs_for(state)
     if kwargs is None:
-        raise fitting_error(path, architecture.name, architecture.skeleton(), state, _model_that_fits(path, state))
+        raise fitting_error(
+            path, architecture.name, architecture.skeleton(), state, _model_that_fits(checkpoint.path, state)
+        )
     no_values = {"init_weights": False} if "init_weights" in architecture.kwargs else {}
     model = architecture.build(**no_values, **kwargs)
-    notes = load_into(model, state, path)
+    notes = found + load_into(model, state, path)
     classes = {**architecture.kwargs, **kwargs}.get("num_classes") or len(usual.categories or ()) or None
     usual = replace(usual, categories=None if "num_classes" in kwargs else usual.categories)
     family = family_of(model)
-    metadata = read_metadata(path, classes, usual.noted(*notes), family)
-    return LoadedModel.of(model, architecture.name, Path(path).name, metadata, family)
+    metadata = read_metadata(checkpoint.path, classes, usual.noted(*notes), family)
+    return LoadedModel.of(model, architecture.name, checkpoint.label, metadata, family)
 
 
 def _model_that_fits(path: str, state: Mapping[str, Tensor]) -> str | None:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from hookscope.errors import UsageError
 
-_SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".safetensors")
+_SUFFIXES = (".pth", ".pt", ".ckpt", ".bin", ".tar", ".safetensors", ".index.json")
 
 
 class WeightsKind(Enum):
@@ -30,7 +30,7 @@ class WeightsChoice:
 
     Attributes:
         kind: ``AUTO``: trained weights if available, else random; ``DEFAULT`` or ``NAME``: fail if unavailable;
-            ``NONE``: random; ``FILE``: a checkpoint.
+            ``NONE``: random; ``FILE``: a checkpoint, a file or a folder.
         text: The word, the name or the path.
     """
 
@@ -49,7 +49,7 @@ class WeightsChoice:
             raise UsageError(f"weights must be a word, a name or a file, not {type(weights).__name__}")
         if text in WEIGHTS_WORDS:  # even if a file has this name
             return cls(WeightsKind(text), text)
-        is_file = "/" in text or os.sep in text or text.endswith(_SUFFIXES) or os.path.isfile(text)
+        is_file = "/" in text or os.sep in text or text.endswith(_SUFFIXES) or os.path.exists(text)
         return cls(WeightsKind.FILE if is_file else WeightsKind.NAME, text)
 
     def refuse_names(self, model: str) -> None:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 
 from hookscope.errors import WeightsError
-from hookscope.models.checkpoints import load_into, mismatches, read_state_dict
+from hookscope.models.checkpoint_files import read_checkpoint
+from hookscope.models.checkpoints import load_checkpoint, load_into, mismatches
 from hookscope.models.load import load_model
 from tests.helpers import Trap, same_values
 
@@ -47,7 +48,7 @@ def save(tmp_path: Path) -> Callable[..., str]:
 
 def refused(path: str | Path, model: str | None = None) -> str:
     with pytest.raises(WeightsError) as caught:
-        load_model(model, weights=str(path)) if model else read_state_dict(path)
+        load_model(model, weights=str(path)) if model else read_checkpoint(path)
     text = str(caught.value)
     assert "\n" not in text and len(text) < 500 and "weights_only" not in text
     return text
@@ -72,15 +73,18 @@ def refused(path: str | Path, model: str | None = None) -> str:
     ],
 )
 def test_wrappers_and_prefixes(save: Callable[..., str], wrap: Callable[[State], Any]) -> None:
-    state = {"conv.weight": torch.rand(2, 3), "conv.bias": torch.rand(2)}
-    read = read_state_dict(save(wrap(state)))
-    assert list(read) == list(state)
-    assert all(torch.equal(read[key], value) for key, value in state.items())
+    net = nn.Sequential(OrderedDict(conv=nn.Conv2d(2, 3, 1)))
+    state = {"conv.weight": torch.rand(3, 2, 1, 1), "conv.bias": torch.rand(3)}
+    label, notes = load_checkpoint(net, save(wrap(state)), "net")
+    assert label == "own.pth" and same_values(net, state)
+    assert notes == [f"own.pth: keys had the prefix {prefix}: taken off" for prefix in _prefix_of(wrap(state))]
 
 
-def test_a_prefix_that_some_keys_lack_is_a_name(save: Callable[..., str]) -> None:
-    state = {"module.a": torch.rand(1), "b": torch.rand(1)}
-    assert list(read_state_dict(save(state))) == ["module.a", "b"]
+def _prefix_of(content: Any) -> list[str]:
+    """The prefix before ``conv.bias`` anywhere in ``content``."""
+    keys = [key for key in content if isinstance(key, str) and key.endswith("conv.bias")]
+    inner = (value for value in content.values() if isinstance(value, dict))
+    return [keys[0].removesuffix("conv.bias")] * (keys[0] != "conv.bias") if keys else _prefix_of(next(inner))
 
 
 @pytest.mark.parametrize("form", ["zip", "old format", "safetensors", "safetensors called own.pth"])
@@ -180,15 +184,17 @@ def test_weights_that_are_not_finite_are_noted(save: Callable[..., str], squeeze
 
 def test_another_architecture_says_which(save: Callable[..., str], squeezenet: State) -> None:
     text = refused(save(squeezenet), "resnet18")
-    assert "own.pth does not fit resnet18; 0 of 122 keys match, bn1.bias is missing, " in text
-    assert "classifier.1.bias is unknown to the model" in text
+    assert (
+        "own.pth does not fit resnet18; 0 of 122 keys match; 62 missing: conv1.weight, bn1.weight and 60 more; " in text
+    )
+    assert "; 52 unexpected: features.0.weight, features.0.bias and 50 more; " in text
     assert text.endswith("it would fit squeezenet1_1")
 
 
 def test_a_part_of_a_model_is_refused(save: Callable[..., str], squeezenet: State) -> None:
     part = {key: value for key, value in squeezenet.items() if not key.startswith("classifier")}
     text = refused(save(part), "squeezenet1_1")
-    assert "50 of 52 keys match, classifier.1.bias is missing" in text
+    assert text.endswith("50 of 52 keys match; 2 missing: classifier.1.weight, classifier.1.bias")
     assert "it would fit" not in text
 
 
@@ -271,7 +277,12 @@ def test_a_damaged_file_or_one_of_another_kind_is_refused(tmp_path: Path, name: 
 
 @pytest.mark.parametrize(
     ("place", "words"),
-    [("none.pth", "No such file"), ("", "Is a directory"), ("a\0b.pth", "null"), ("x" * 300 + ".pth", "too long")],
+    [
+        ("none.pth", "No such file"),
+        ("", "no weights in the folder"),
+        ("a\0b.pth", "null"),
+        ("x" * 300 + ".pth", "too long"),
+    ],
 )
 def test_files_that_cannot_be_opened(tmp_path: Path, place: str, words: str) -> None:
     assert words in refused(f"{tmp_path}/{place}")
@@ -313,4 +324,4 @@ def test_a_packed_checkpoint_that_does_not_swell_is_read(tmp_path: Path, squeeze
         for entry in plain.infolist():
             packed.writestr(entry.filename, plain.read(entry), zipfile.ZIP_DEFLATED)
     assert (tmp_path / "packed.pth").stat().st_size < (tmp_path / "own.pth").stat().st_size
-    assert read_state_dict(tmp_path / "packed.pth").keys() == squeezenet.keys()
+    assert read_checkpoint(tmp_path / "packed.pth").states[""].keys() == squeezenet.keys()

@@ -1,0 +1,224 @@
+"""Folders and sharded files of transformers, accelerate, timm and Lightning.
+
+The judge of the values is the state dict that was written. Folders that the libraries write themselves are tested where
+they are installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hookscope.errors import WeightsError
+from hookscope.models.checkpoint_files import read_checkpoint
+from hookscope.models.checkpoints import load_checkpoint
+from hookscope.models.load import load_model
+from hookscope.models.weights_choice import WeightsChoice, WeightsKind
+from tests.helpers import Trap, same_values
+
+State = dict[str, Tensor]
+STATE = {"0.weight": torch.rand(4, 3, 3, 3), "0.bias": torch.rand(4), "1.weight": torch.rand(2, 4)}
+HALVES = [{key: STATE[key] for key in list(STATE)[:2]}, {"1.weight": STATE["1.weight"]}]
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 2, bias=False))
+
+
+def write_shards(folder: Path, stem: str = "model", suffix: str = ".safetensors") -> None:
+    places = {}
+    for number, half in enumerate(HALVES, 1):
+        name = f"{stem}-{number:05d}-of-00002{suffix}"
+        (save_file if suffix == ".safetensors" else torch.save)(half, folder / name)
+        places |= dict.fromkeys(half, name)
+    (folder / f"{stem}{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "one file": (lambda folder: save_file(STATE, folder / "model.safetensors"), "model.safetensors"),
+    "a pickle": (lambda folder: torch.save(STATE, folder / "pytorch_model.bin"), "pytorch_model.bin"),
+    "shards": (write_shards, "model.safetensors.index.json"),
+    "pickled shards": (
+        lambda folder: write_shards(folder, "pytorch_model", ".bin"),
+        "pytorch_model.bin.index.json",
+    ),
+    "one checkpoint of Lightning": (
+        lambda folder: torch.save({"state_dict": STATE, "epoch": 3}, folder / "epoch=1-step=2.ckpt"),
+        "epoch=1-step=2.ckpt",
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with what accelerate, transformers and Git put beside the weights."""
+    path = tmp_path / "checkpoint-500"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    torch.save({"state": {}, "param_groups": []}, path / "optimizer.pt")
+    torch.save({}, path / "scheduler.bin")
+    torch.save(Trap(tmp_path / "sprung"), path / "training_args.bin")
+    (path / ".git").mkdir()
+    return path
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_is_a_checkpoint(folder: Path, tmp_path: Path, kind: str) -> None:
+    write, file = FOLDERS[kind]
+    write(folder)
+    model = net()
+    assert load_checkpoint(model, f"{folder}{os.sep}", "net") == (f"checkpoint-500/{file}", [])
+    assert same_values(model, STATE)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_folder_is_weights_without_a_slash(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert WeightsChoice.parse("checkpoint-500").kind is WeightsKind.FILE
+    write_shards(folder)
+    index = "checkpoint-500/model.safetensors.index.json"
+    assert set(read_checkpoint(index).states[""]) == set(STATE)
+
+
+def test_a_snapshot_of_links_is_read(folder: Path, tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    for path in tmp_path.glob("model*"):
+        (folder / path.name).symlink_to(path)
+    assert same_values(model := net(), read_checkpoint(folder).states[""]) is False
+    load_checkpoint(model, str(folder), "net")
+    assert same_values(model, STATE)
+
+
+def _index(content: Any) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "model.safetensors.index.json").write_text(
+        content if isinstance(content, str) else json.dumps({"weight_map": content})
+    )
+
+
+def _two(folder: Path) -> None:
+    for name in ("last.ckpt", "epoch=1.ckpt"):
+        torch.save({"state_dict": STATE}, folder / name)
+
+
+def _nested(folder: Path) -> None:
+    (folder / "checkpoint-9").mkdir()
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "nothing": (lambda folder: None, "no weights in the folder {folder}; it holds .git, config.json, optimizer.pt"),
+    "folders": (_nested, "; name a folder in it, such as {folder}/checkpoint-9"),
+    "several": (
+        _two,
+        "{folder} holds several checkpoints; it holds epoch=1.ckpt, last.ckpt; name one, such as {folder}",
+    ),
+    "no JSON": (_index("{"), "it is no index: Expecting"),
+    "deep JSON": (_index("[" * 100_000), "it is no index: "),
+    "no map": (_index("[]"), "it is no index: "),
+    "list for map": (_index([1]), "it is no index: "),
+    "numbers": (_index({"a": 3}), "it is no index: weight_map"),
+    "outside": (_index({"a": "../x.safetensors"}), "it names a file outside its folder; '../x.safetensors'"),
+    "absolute": (_index({"a": "/etc/passwd"}), "it names a file outside its folder"),
+    "parent": (_index({"a": ".."}), "it names a file outside its folder"),
+    "missing shard": (_index({"a": "x.safetensors"}), "it names x.safetensors, which is missing"),
+    "a pickle that runs code": (_index({"a": "training_args.bin"}), "would run code (posix.mkdir); refused"),
+    "no such key": (
+        lambda folder: (save_file(STATE, folder / "x.safetensors"), _index({"0.weigh": "x.safetensors"})(folder)),
+        "x.safetensors lacks 0.weigh; nearest: 0.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_folder_that_gives_no_weights_is_refused_in_one_line(folder: Path, tmp_path: Path, kind: str) -> None:
+    write, words = REFUSED[kind]
+    write(folder)
+    with pytest.raises(WeightsError) as caught:
+        read_checkpoint(folder)
+    assert words.format(folder=folder) in str(caught.value) and "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500 and not (tmp_path / "sprung").exists()
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, at: int) -> dict[str, Tensor]:
+        return {"pixel_values": torch.full((3, 8, 8), float(at)), "labels": torch.tensor(at % 2)}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_the_trainer_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], num_labels=2)
+    model = transformers.ResNetForImageClassification(config)
+    options = transformers.TrainingArguments(
+        str(tmp_path), max_steps=1, save_steps=1, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    transformers.Trainer(model, options, train_dataset=Data()).train()
+    (tmp_path / "nets.py").write_text(
+        "import transformers as t\ndef make():\n    return t.ResNetForImageClassification("
+        "t.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], num_labels=2))\n"
+    )
+    loaded = load_model(f"{tmp_path}/nets.py:make", weights=tmp_path / "checkpoint-1")
+    assert loaded.weights == "checkpoint-1/model.safetensors"
+    assert same_values(loaded.model, model.state_dict())
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="2KB")
+    again = load_model(f"{tmp_path}/nets.py:make", weights=tmp_path / "sharded")
+    assert again.weights == "sharded/model.safetensors.index.json"
+    assert same_values(again.model, model.state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_saved_by_accelerate(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = net()
+    prepared, _ = accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+    accelerator.save_state(str(tmp_path / "state"))
+    other = net()
+    load_checkpoint(other, str(tmp_path / "state"), "net")
+    assert same_values(other, accelerator.unwrap_model(prepared).state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_lightning(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+
+    class Task(lightning.LightningModule):
+        def __init__(self, width: int = 4) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.model = net()
+            self.register_buffer("class_weight", torch.ones(2))
+
+        def training_step(self, batch: Any, at: int) -> Tensor:
+            return self.model[0](batch["pixel_values"]).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    task = Task()
+    trainer = lightning.Trainer(
+        max_steps=1, logger=False, accelerator="cpu", enable_progress_bar=False, default_root_dir=tmp_path
+    )
+    trainer.fit(task, torch.utils.data.DataLoader(Data()))
+    model = net()
+    label, notes = load_checkpoint(model, str(tmp_path / "checkpoints"), "net")
+    assert label == "checkpoints/epoch=0-step=1.ckpt"
+    assert notes == [
+        f"{label}: keys had the prefix model.: taken off",
+        f"{label}: 1 key without this prefix left out: class_weight",
+    ]
+    assert same_values(model, task.model.state_dict())
