@@ -22,7 +22,16 @@ from hookscope.errors import WeightsError, nearest
 from hookscope.findings import listed
 
 # Names of state dicts in a checkpoint, those that are looked for first. Others are taken where none of these is there.
-_USUAL = ("state_dict", "model_state_dict", "model", "model_ema", "net", "ema", "state_dict_ema", "ema_state_dict")
+_USUAL: tuple[str, ...] = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "model_ema",
+    "net",
+    "ema",
+    "state_dict_ema",
+    "ema_state_dict",
+)
 _USUAL += ("network", "module", "params_ema", "params", "weights", "student", "teacher", "encoder", "backbone")
 _DEEPEST = 3  # state dicts lie at most this deep in others
 # The weights in a folder of transformers, accelerate, diffusers, timm and OpenCLIP.

@@ -90,12 +90,12 @@ def _all_of_it(error: BaseException) -> str:
 def _frame_of_the_user(error: BaseException) -> traceback.FrameSummary | None:
     """The innermost line outside hookscope, torch and, where another is left, installed packages."""
     frames = [
-        (traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False), frame)
+        traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_OF_USERS
     ]
-    own = [summary for summary, _ in frames if not summary.filename.startswith(_INSTALLED)]
-    return (own or [summary for summary, _ in frames] or [None])[-1]
+    own = [frame for frame in frames if not frame.filename.startswith(_INSTALLED)]
+    return (own or frames)[-1] if frames else None
 
 
 def _likely_cause(error: Exception) -> str:
