@@ -9,10 +9,14 @@ from typing import Any
 
 from PIL import Image
 from torch import nn
+from torchvision.transforms import _presets as presets
 
-from hookscope.errors import ModelError
+from hookscope.errors import ModelError, UsageError
+from hookscope.models.from_python import find_in_source
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.preprocess import OwnTransforms
+from hookscope.models.preprocess_choice import PreprocessChoice, words_of_mapping
+from hookscope.models.stated import of_processor
+from hookscope.models.transforms import OwnTransforms, Transforms
 
 
 def declared(factory: Any, module: Any) -> dict[str, Any]:
@@ -28,18 +32,52 @@ def declared(factory: Any, module: Any) -> dict[str, Any]:
     return values
 
 
-def with_declared_input(metadata: WeightsMetadata, declarations: Mapping[str, Any], spec: str) -> WeightsMetadata:
-    """``metadata`` with the input size and the preprocessing that the file of ``spec`` declares."""
-    where, own = spec.rpartition(":")[0], None
-    if preprocess := declarations.get("preprocess"):
-        _check_callable("preprocess", preprocess, "a picture (a PIL image)", where)
-        own = OwnTransforms(preprocess, f"preprocess of {where}")
-    size = declarations.get("input_size")
+def with_declared_input(
+    metadata: WeightsMetadata, declarations: Mapping[str, Any], spec: str
+) -> tuple[WeightsMetadata, PreprocessChoice]:
+    """``metadata`` with what the file of ``spec`` declares of its input, and what it chooses in words."""
+    where, choice = spec.rpartition(":")[0], PreprocessChoice()
+    transforms, size = metadata.transforms, declarations.get("input_size")
+    if (preprocess := declarations.get("preprocess")) is not None:
+        made = preprocess_of(preprocess, f"preprocess of {where}")
+        transforms, choice = (transforms, made) if isinstance(made, PreprocessChoice) else (made, choice)
     if size is not None:
         size = _checked_size(size, where)
-    elif own is not None:
-        size = tuple(own(Image.new("RGB", (256, 256))).shape)
-    return replace(metadata, transforms=own, input_size=size)
+    elif isinstance(transforms, OwnTransforms):
+        size = tuple(transforms(Image.new("RGB", (256, 256))).shape)
+    return replace(metadata, transforms=transforms, input_size=size or metadata.input_size), choice
+
+
+def preprocess_of(value: Any, name: str) -> Transforms | OwnTransforms | PreprocessChoice:
+    """What somebody's ``preprocess`` means: a function, torchvision's or transformers' own, words or a dictionary.
+
+    ``name`` says where it stands.
+    """
+    try:
+        if isinstance(value, str):
+            return PreprocessChoice.parse(value)
+        if isinstance(value, Mapping):
+            return words_of_mapping(value)
+    except UsageError as error:
+        raise ModelError(f"{name}: {error.asked}", error.exists, error.do) from None
+    if type(value).__module__ == presets.__name__:
+        return Transforms.of(value)
+    if (processor := of_processor(value, name)) is not None:
+        return processor
+    if not callable(value):
+        do = "make it a function of a picture (a PIL image), or a word of --preprocess"
+        raise ModelError(f"{name} is no function but {type(value).__name__}", do=do)
+    return OwnTransforms(value, name)
+
+
+def with_function(choice: PreprocessChoice) -> PreprocessChoice:
+    """``choice`` with the function that its ``file.py:function`` names; a declaration there replaces its base."""
+    if not isinstance(choice.base, str) or ":" not in choice.base:
+        return choice
+    found = preprocess_of(find_in_source(choice.base)[0], choice.base)
+    if isinstance(found, PreprocessChoice):
+        raise UsageError(f"{choice.base} is no function", do=f"give --preprocess {found.name}")
+    return replace(choice, base=found)
 
 
 def _checked_size(size: Any, where: str) -> tuple[int, ...]:

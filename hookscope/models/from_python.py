@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class PythonSource(ModelSource):
         from hookscope.models.checkpoints import load_checkpoint
         from hookscope.models.declared import take_pictures, with_declared_input
         from hookscope.models.loaded import LoadedModel
+        from hookscope.models.stated import stated_transforms
 
         weights.refuse_names(model)
         (built, said), label, notes = _call_factory(model), f"from factory (seed {seed})", list[str]()
@@ -44,8 +46,11 @@ class PythonSource(ModelSource):
             notes = [*notes, f"{model} is compiled by torch.compile: this is the eager model inside"]
         if "model_inputs" in said:
             take_pictures(built, said["model_inputs"], model.rpartition(":")[0])
-        metadata = with_declared_input(WeightsMetadata(notes=tuple(notes)), said, model)
-        return LoadedModel.of(built, model, label, metadata)
+        files = [weights.text] if weights.kind is WeightsKind.FILE else []
+        metadata = WeightsMetadata(stated_transforms(built, files), notes=tuple(notes))
+        metadata, choice = with_declared_input(metadata, said, model)
+        loaded = LoadedModel.of(built, model, label, metadata)
+        return replace(loaded, preprocess=loaded.preprocess.changed(choice))
 
 
 def _call_factory(spec: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -55,6 +60,19 @@ def _call_factory(spec: str) -> tuple[nn.Module, dict[str, Any]]:
     from hookscope.models.declared import declared
     from hookscope.models.run import build_errors_as_model_errors
 
+    with _importable(spec.rpartition(":")[0]):
+        factory, module = find_in_source(spec)
+        with build_errors_as_model_errors(f"{spec} failed"):
+            model = factory if isinstance(factory, nn.Module) else factory()
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{spec} returned {type(model).__name__}", do="return an nn.Module")
+    return model, declared(factory, module)
+
+
+def find_in_source(spec: str) -> tuple[Any, ModuleType]:
+    """What ``package.module:name`` or ``path/to/file.py:name`` names, and its module."""
+    from hookscope.models.run import build_errors_as_model_errors
+
     source, _, name = spec.rpartition(":")
     with _importable(source):
         if source.endswith(".py") and not Path(source).is_file():
@@ -62,14 +80,10 @@ def _call_factory(spec: str) -> tuple[nn.Module, dict[str, Any]]:
             raise ModelError(f"no file '{source}' for {spec}", nearest(Path(source).name, files))
         with build_errors_as_model_errors(f"cannot import {source} for {spec}"):
             module = _import_source(source)
-        factory = getattr(module, name, None)
-        if factory is None:
-            raise ModelError(f"no '{name}' in {source}", nearest(name, _factories_of(module)))
-        with build_errors_as_model_errors(f"{spec} failed"):
-            model = factory if isinstance(factory, nn.Module) else factory()
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"{spec} returned {type(model).__name__}", do="return an nn.Module")
-    return model, declared(factory, module)
+    value = getattr(module, name, None)
+    if value is None:
+        raise ModelError(f"no '{name}' in {source}", nearest(name, _factories_of(module)))
+    return value, module
 
 
 def _factories_of(module: ModuleType) -> list[str]:

@@ -27,7 +27,7 @@ class TimmSource(ModelSource):
 
         from hookscope.models.checkpoints import load_checkpoint
         from hookscope.models.loaded import LoadedModel
-        from hookscope.models.preprocess import imagenet_transforms
+        from hookscope.models.stated import stated_transforms
 
         weights.refuse_names(model)
         try:
@@ -50,9 +50,5 @@ class TimmSource(ModelSource):
             built, label = timm.create_model(name, pretrained=False), f"random (seed {seed})"
         if weights.kind is WeightsKind.FILE:
             label, notes = load_checkpoint(built, weights.text, model)
-        data = timm.data.resolve_model_data_config(built)
-        crop = data["input_size"][-1]
-        resize = round(crop / data.get("crop_pct", 0.875))
-        transforms = imagenet_transforms(crop, resize, mean=data["mean"], std=data["std"])
-        metadata = WeightsMetadata(transforms, notes=tuple(notes))
+        metadata = WeightsMetadata(stated_transforms(built), notes=tuple(notes))
         return LoadedModel.of(built, model, label, metadata.without_weights(missing) if missing else metadata)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from hookscope.errors import ModelError, UsageError
+from hookscope.models.declared import with_function
 from hookscope.models.inputs import check_size
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.model_source import Progress
-from hookscope.models.preprocess import MODES, made_for
+from hookscope.models.preprocess_choice import PreprocessChoice
 from hookscope.models.run import quiet_and_seeded
 from hookscope.models.sources import find_source
 from hookscope.models.weights_choice import WeightsChoice
@@ -24,7 +25,11 @@ def load_model(
     seed: int = 0,
     device: str = "auto",
     *,
-    preprocess: str = "weights",
+    preprocess: Any = "weights",
+    mean: Any = None,
+    std: Any = None,
+    range: Any = None,
+    resize: Any = None,
     input_size: tuple[int, ...] | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -40,7 +45,13 @@ def load_model(
             own class names and transforms, see `hookscope.models.metadata`.
         seed: Seed of random weights; the global random state stays as it was.
         device: ``auto``, ``cpu``, ``cuda`` (``cuda:1``) or ``mps``.
-        preprocess: ``weights``, ``stretch`` or ``none``, see `Preprocess`.
+        preprocess: ``weights`` (what belongs to the model), ``imagenet``, ``half``, ``stretch``, ``none``,
+            ``file.py:function``, or a function from a PIL image to a tensor ``(C, H, W)``; see `PreprocessChoice`.
+        mean: Subtracted from the colours in ``range``: one number, or one for each channel.
+        std: Divides them afterwards, likewise; goes with ``mean``.
+        range: What black and white become, by default ``(0, 1)``; without ``mean`` there is no normalisation.
+        resize: ``shorter`` (the shorter side to the input size, then crop the centre), ``shorter:256`` (likewise with
+            a larger side), ``stretch`` or ``pad``.
         input_size: ``(H, W)`` of the model's input, ``(D, H, W)`` of a clip or volume.
         progress: Called with bytes done and total during a download.
 
@@ -52,16 +63,14 @@ def load_model(
     Example:
         >>> net = load_model("squeezenet1_1", weights="none", seed=1)
         >>> net.weights, net.family, net.preprocess.describe()
-        ('random (seed 1)', 'classification', 'ImageClassification resize 256 crop 224')
+        ('random (seed 1)', 'classification', 'resize 256, crop 224, ImageNet mean and std')
     """
     if not isinstance(model, str):
         do = "give a module to capture() or list_layers(), which need no loading"
         raise UsageError(f"model must be a name, not {type(model).__name__}", do=do)
     choice = WeightsChoice.parse(weights)
-    if preprocess not in MODES:
-        raise UsageError(f"no preprocessing '{preprocess}'", f"there are {', '.join(MODES)}")
-    if preprocess == "none" and input_size is not None:
-        raise UsageError("preprocess none keeps the picture's own size", do="leave the input size out, or use stretch")
+    chosen = PreprocessChoice.parse(preprocess, mean, std, range, resize)
+    chosen.check(input_size)
     where = pick_device(device)
     source = find_source(model)
     with quiet_and_seeded(seed):
@@ -70,16 +79,10 @@ def load_model(
         raise ModelError(f"{model} is on the meta device: it has shapes and no values", do="build it on the cpu")
     loaded.model.eval().to(where)
     check_size(loaded.model, input_size, loaded.family)
-    usual = loaded.preprocess
-    # A ViT without weights may be made for another size than its default weights (vit_h_14).
-    other_size = not usual.is_own and made_for(usual.transforms) != usual.default_size
-    if input_size is None and preprocess == "weights" and other_size:
-        input_size = usual.default_size
-    size, frames = None, usual.frames
-    if input_size is not None:
-        size, frames = (input_size[-2], input_size[-1]), input_size[0] if len(input_size) == 3 else frames
-    changed = replace(usual, mode=preprocess, size=size, device=where, frames=frames)
-    return replace(loaded, device=where, preprocess=changed)
+    size = None if input_size is None else (input_size[-2], input_size[-1])
+    changed = loaded.preprocess.changed(with_function(chosen), size)
+    frames = changed.frames if input_size is None or len(input_size) == 2 else input_size[0]
+    return replace(loaded, device=where, preprocess=replace(changed, device=where, frames=frames))
 
 
 def pick_device(device: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from hookscope.images import InputImage
 from hookscope.models.inputs import CLIP_FRAMES, as_batch, family_of, first_channels, in_channels, native_size
 from hookscope.models.metadata import WeightsMetadata
-from hookscope.models.preprocess import Preprocess, made_for, usual_transforms
+from hookscope.models.preprocess import Preprocess
+from hookscope.models.transforms import Transforms, made_for, usual_transforms
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,21 @@ class LoadedModel:
         if family == "video" and len(size) == 3:  # the model's file says that it takes pictures
             family = "classification"
         transforms = metadata.transforms or usual_transforms(family)
+        said_size = (size[-2], size[-1]) if size else native_size(model)
+        default_size = said_size or made_for(transforms)
+        if isinstance(transforms, Transforms):
+            assumed = transforms.assumed
+            if metadata.transforms is None and family not in ("detection", "optical_flow"):
+                assumed = ("size", "values")
+            assumed = tuple(part for part in assumed if part != "size" or not said_size)
+            # A ViT without weights may be made for another size than its default weights (vit_h_14).
+            other = made_for(transforms) != default_size
+            resize = transforms.resize.sized(default_size) if other else transforms.resize
+            transforms = replace(transforms, resize=resize, assumed=assumed)
         preprocess = Preprocess(
             family=family,
             transforms=transforms,
-            default_size=(size[-2], size[-1]) if size else native_size(model) or made_for(transforms),
+            default_size=default_size,
             channels=size[0] if len(size) > 2 else first_channels(model) if family == "video" else in_channels(model),
             frames=size[1] if len(size) == 4 else CLIP_FRAMES if family == "video" else 1,
             dtype=next((p.dtype for p in model.parameters() if p.is_floating_point()), None),

@@ -53,7 +53,7 @@ class WeightsMetadata:
     """What belongs to the weights of a loaded model.
 
     Attributes:
-        transforms: Torchvision transforms from picture to input, None for the usual ones of the family.
+        transforms: From picture to input, `Transforms` or `OwnTransforms`; None for the usual ones of the family.
         categories: Class names, None if unknown.
         notes: What the user should know.
         input_size: ``(H, W)``, ``(C, H, W)`` or ``(C, T, H, W)`` of one input, None if unknown.
@@ -123,7 +123,7 @@ def read_metadata(
     A description that is damaged, inconsistent or of another model is ignored, which a note says. ``classes`` is the
     number of classes of the model, None if unknown.
     """
-    from hookscope.models.preprocess import imagenet_transforms  # imports torch, which the rest of this file avoids
+    from hookscope.models.transforms import imagenet_transforms  # imports torch, which the rest of this file avoids
 
     try:
         description = read_description(path) or Description()

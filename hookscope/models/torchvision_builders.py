@@ -24,8 +24,8 @@ from hookscope.models.meta_device import build_on_meta
 from hookscope.models.metadata import Description, WeightsMetadata, read_description, read_metadata
 from hookscope.models.model_source import Progress, Skeleton
 from hookscope.models.names import torchvision_names
-from hookscope.models.preprocess import imagenet_transforms, made_for, usual_transforms
 from hookscope.models.run import quiet_and_seeded
+from hookscope.models.transforms import Transforms, imagenet_transforms, made_for, usual_transforms
 from hookscope.models.weights_choice import WeightsChoice, WeightsKind
 
 _WHAT_TO_GIVE = "give auto, default, none or a file"
@@ -157,7 +157,7 @@ def _random(architecture: Architecture, seed: int, metadata: WeightsMetadata) ->
 def _metadata_of(entry: Any) -> WeightsMetadata:
     if entry is None:
         return WeightsMetadata()
-    return WeightsMetadata(entry.transforms(), tuple(entry.meta.get("categories") or ()) or None)
+    return WeightsMetadata(Transforms.of(entry.transforms()), tuple(entry.meta.get("categories") or ()) or None)
 
 
 def _default_entry(name: str) -> Any:

@@ -193,7 +193,7 @@ class _Run:
                 self.totals.pictures.extend(pictures)
                 self.done = positions[-1] + 1
         except InputError as error:
-            one_size = self.loaded.preprocess.mode != "none" and self.loaded.family != "detection"
+            one_size = not self.loaded.preprocess.any_size
             if not self.totals.images and one_size:
                 raise  # the model will refuse all other images too
             for position, name in zip(positions, batch.names, strict=True):

@@ -43,7 +43,7 @@ class Small(nn.Module):
 
 def net(model: nn.Module) -> LoadedModel:
     family = family_of(model)
-    return LoadedModel(model.eval(), "net", "none", Preprocess(family, mode="none"), None, family, "cpu")
+    return LoadedModel(model.eval(), "net", "none", Preprocess(family), None, family, "cpu")
 
 
 @pytest.fixture

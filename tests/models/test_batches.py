@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from hookscope.images.reader import ImageWarning, read_picture
 from hookscope.models import batches as loading
 from hookscope.models.batches import Batch, load_batches
 from hookscope.models.loaded import LoadedModel
-from hookscope.models.preprocess import Preprocess, imagenet_transforms, usual_transforms
+from hookscope.models.preprocess import Preprocess
+from hookscope.models.transforms import imagenet_transforms, usual_transforms
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
@@ -42,13 +44,23 @@ def nothing_is_left_behind() -> Any:
     assert state() == before
 
 
-def net(family: str = "classification", mode: str = "none", **more: Any) -> LoadedModel:
-    preprocess = Preprocess(family, mode=mode, **more)
+@dataclass(frozen=True)
+class Prepare(Preprocess):
+    """A function instead of transforms."""
+
+    function: Any = None
+
+    def __call__(self, image: Any) -> Tensor:
+        return self.function(image)
+
+
+def net(family: str = "classification", function: Any = None, **more: Any) -> LoadedModel:
+    preprocess = Preprocess(family, **more) if function is None else Prepare(family, function=function, **more)
     return LoadedModel(nn.Identity(), "net", "none", preprocess, None, family, "cpu")
 
 
 def small_imagenet(**more: Any) -> LoadedModel:
-    return net(mode="weights", transforms=imagenet_transforms(crop=24, resize=32), **more)
+    return net(transforms=imagenet_transforms(crop=24, resize=32), **more)
 
 
 def photograph(path: Path, seed: int, size: tuple[int, int] = (40, 30), form: str = "PNG") -> str:
@@ -135,7 +147,7 @@ def test_runs_of_one_shape_become_batches(tmp_path: Path, workers: int) -> None:
 
 @WORKERS
 def test_video_models_get_clips(tmp_path: Path, workers: int) -> None:
-    loaded = net("video", mode="weights", transforms=usual_transforms("video"), frames=4)
+    loaded = net("video", transforms=usual_transforms("video"), frames=4)
     frames = [Image.new("RGB", (40, 30), (n, n, n)) for n in range(0, 250, 25)]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     paths = [str(tmp_path / "a.gif"), photograph(tmp_path / "still.png", 1)]
@@ -177,7 +189,7 @@ def test_a_full_memory_loses_the_picture_and_a_bug_in_the_transforms_is_raised(t
             return torch.zeros(3, 4, 4)
         raise MemoryError if image.size == (5, 5) else KeyError("mean")
 
-    loaded = net(mode="weights", transforms=transforms)
+    loaded = net(function=transforms)
     paths = [photograph(tmp_path / "a.png", 1), photograph(tmp_path / "b.png", 2, (5, 5))]
     log = Log()
     (batch,) = log.load(loaded, paths, workers=workers)
@@ -252,7 +264,7 @@ def test_a_worker_has_one_thread_and_prints_nothing(tmp_path: Path, capfd: pytes
         sys.stdout.flush()
         return torch.tensor([torch.get_num_threads(), os.getpid()], dtype=torch.float64)
 
-    (batch,) = load_batches(net(mode="weights", transforms=loud), photographs(tmp_path, 6), workers=2)
+    (batch,) = load_batches(net(function=loud), photographs(tmp_path, 6), workers=2)
     assert batch.inputs[0][:, 0].tolist() == [1] * 6
     assert len(set(batch.inputs[0][:, 1].tolist()) - {os.getpid()}) == 2
     assert capfd.readouterr() == ("", "")
@@ -300,7 +312,7 @@ def test_a_killed_worker_is_one_line(tmp_path: Path) -> None:
         return torch.zeros(3)
 
     with pytest.raises(HookscopeError) as caught:
-        list(load_batches(net(mode="weights", transforms=die), photographs(tmp_path, 3), workers=1))
+        list(load_batches(net(function=die), photographs(tmp_path, 3), workers=1))
     assert str(caught.value) == (
         "a worker process was killed; perhaps the memory was full; use fewer workers or a smaller batch size"
     )
@@ -318,7 +330,7 @@ def test_pictures_do_not_pile_up(tmp_path: Path, workers: int) -> None:
 
     done: list[weakref.ref[Tensor]] = []
     paths = photographs(tmp_path, 20)
-    for batch in load_batches(net(mode="weights", transforms=count), paths, 4, workers):
+    for batch in load_batches(net(function=count), paths, 4, workers):
         done.append(weakref.ref(batch.inputs[0]))
         assert started.stat().st_size <= 4 * len(done) + 2 * 4 * bool(workers)
         del batch
@@ -340,7 +352,7 @@ def test_an_interrupt_ends_workers_quickly_and_silently(tmp_path: Path) -> None:
         os.dup2(sys.stderr.fileno(), 1)
         os.dup2(sys.stderr.fileno(), 2)
         try:
-            for _ in load_batches(net(mode="weights", transforms=slow), paths, 4, 2):
+            for _ in load_batches(net(function=slow), paths, 4, 2):
                 begun.touch()
         except KeyboardInterrupt:
             return 130

@@ -87,7 +87,7 @@ def test_the_real_file_loads_whole_and_finite() -> None:
     written = load_file(FILE)
     assert {value.dtype for value in written.values()} == {torch.float16}
     assert all(torch.equal(value, written[key].float()) for key, value in net.model.state_dict().items())
-    assert net.preprocess.describe() == "ImageClassification resize 128 crop 128"
+    assert net.preprocess.describe() == "resize 128, crop 128, ImageNet mean and std"
 
 
 def test_the_real_weights_classify_new_shapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def test_a_described_file_brings_its_classes_and_transforms(squeezenet: State, d
     net = load_model("squeezenet1_1", weights=described(DESCRIPTION), device="cpu")
     assert (net.weights, net.notes) == ("own.safetensors", ())
     assert net.categories == tuple(DESCRIPTION["categories"])
-    assert net.preprocess.describe() == "ImageClassification resize 40 crop 32"
+    assert net.preprocess.describe() == "resize 40, crop 32, mean 0.5 0.25 0.75, std 1 2 4"
     tensor = net.preprocess(Image.new("RGB", (60, 50), (255, 0, 51)))
     assert tensor.shape == (3, 32, 32)
     assert tensor[:, 5, 5].tolist() == pytest.approx([0.5, -0.125, (0.2 - 0.75) / 4])

@@ -154,10 +154,10 @@ preprocess = T.Compose([T.Resize(40), T.CenterCrop(32), T.ToTensor(), normalise]
     assert torch.allclose(tensor, (truth - mean) / std, atol=1e-6)
     seen = transforms.functional.to_tensor(net.preprocess.denormalise(tensor))
     assert (seen - truth).abs().max() <= 1 / 255 + 1e-6
-    assert net.preprocess.describe() == "preprocess of nets.py"
+    assert net.preprocess.describe() == "preprocess of nets.py, mean 0.5 0.4 0.3, std 0.2 0.3 0.4"
     stretched = load_model(model, device="cpu", preprocess="stretch", input_size=(16, 16))
     assert stretched.prepare(picture).shape == (3, 16, 16)
-    assert stretched.preprocess.describe() == "stretch 16x16, range [0, 1]"
+    assert stretched.preprocess.describe() == "stretch 16x16, range 0..1"
 
 
 def test_maps_are_drawn_on_the_picture_that_a_declared_preprocess_makes(declare, capsys):
@@ -207,7 +207,7 @@ def test_an_error_names_what_the_file_should_declare(declare, lines, message):
 
 def test_a_photograph_does_not_become_five_channels_by_itself(declare):
     net = load_model(declare("def make(): return net(5)\ninput_size = (5, 24, 24)"), device="cpu")
-    with pytest.raises(HookscopeError, match="takes 5 channels, and a picture has 3; write preprocess"):
+    with pytest.raises(HookscopeError, match="takes 5 channels, and a picture has 3; give --preprocess"):
         net.prepare(read_picture(str(CAT)))
     own = "def make(): return net(5)\npreprocess = lambda p: T.functional.to_tensor(p.resize((9, 9)))[[0, 1, 2, 0, 1]]"
     net = load_model(declare(own), device="cpu")

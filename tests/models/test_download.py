@@ -223,7 +223,7 @@ def test_auto_goes_on_with_random_weights_and_says_so(server: Server, url: str, 
     (note,) = net.notes
     assert note.startswith("weights of squeezenet1_1 are random (seed 3): ")
     assert "\n" not in note
-    assert net.preprocess.describe() == "ImageClassification resize 256 crop 224"
+    assert net.preprocess.describe() == "resize 256, crop 224, ImageNet mean and std"
     assert same_values(net.model, load_model("squeezenet1_1", weights="none", seed=3).model.state_dict())
 
 

@@ -184,7 +184,7 @@ def test_without_timm_it_says_so() -> None:
 
 
 def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in with the five names of timm that are used."""
+    """A stand-in with the names of timm that are used."""
     timm = types.ModuleType("timm")
     timm.is_model = lambda name: name == "tiny"
     timm.list_models = lambda: ["tiny", "large"]
@@ -192,16 +192,15 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     def create_model(name: str, pretrained: bool) -> nn.Module:
         if pretrained:
             raise OSError("no network\nmore words")
-        return nn.Conv2d(3, 4, 1)
+        model = nn.Conv2d(3, 4, 1)
+        model.pretrained_cfg = {"input_size": (3, 96, 96), "crop_pct": 0.75, "mean": (0.5,) * 3, "std": (0.25,) * 3}
+        return model
 
     timm.create_model = create_model
-    data = {"input_size": (3, 96, 96), "crop_pct": 0.75, "mean": (0.5,) * 3, "std": (0.25,) * 3}
-    timm.data = types.SimpleNamespace(resolve_model_data_config=lambda model: data)
     monkeypatch.setitem(sys.modules, "timm", timm)
     net = load_model("timm:tiny", seed=2)
     assert net.weights == "random (seed 2)"
     assert net.notes == ("weights of timm:tiny are random (seed 2): no network",)
-    assert net.preprocess.describe() == "ImageClassification resize 128 crop 96"
-    assert net.preprocess.transforms.mean == [0.5] * 3
+    assert net.preprocess.describe() == "resize 128 bicubic, crop 96, mean 0.5, std 0.25"
     with pytest.raises(ModelError, match="no timm model 'tinny'; nearest: tiny"):
         load_model("timm:tinny")

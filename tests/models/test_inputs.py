@@ -94,7 +94,7 @@ def test_a_depth_is_for_models_of_volumes() -> None:
 
 def test_the_depth_of_a_loaded_model_is_that_of_its_clips() -> None:
     net = load_model("r3d_18", weights="none", device="cpu", input_size=(5, 32, 40))
-    assert (net.preprocess.frames, net.preprocess.size) == (5, (32, 40))
+    assert net.preprocess.input_shape == (3, 5, 32, 40)
     assert net.preprocess(Image.new("RGB", (64, 48))).shape == (3, 5, 32, 40)
     with pytest.raises(UsageError, match="ResNet takes pictures"):
         load_model("resnet18", weights="none", device="cpu", input_size=(5, 32, 40))

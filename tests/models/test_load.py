@@ -41,7 +41,7 @@ def test_preprocessing_and_class_names_belong_to_the_model() -> None:
     net = load_model("squeezenet1_1", weights=None, device="cpu")
     assert (net.family, net.device, net.notes) == ("classification", "cpu", ())
     assert net.categories is not None and len(net.categories) == 1000
-    assert net.preprocess.describe() == "ImageClassification resize 256 crop 224"
+    assert net.preprocess.describe() == "resize 256, crop 224, ImageNet mean and std"
     (picture,) = net.inputs(torch.zeros(3, 64, 64))
     assert net.model(picture).shape == (1, 1000)
 
@@ -59,9 +59,12 @@ def test_a_loaded_vit_h_14_prepares_224() -> None:
 
 def test_preprocessing_and_size_are_passed_on() -> None:
     net = load_model("squeezenet1_1", weights="none", preprocess="stretch", input_size=(40, 60))
-    assert net.preprocess.describe() == "stretch 40x60, range [0, 1]"
+    assert net.preprocess.describe() == "stretch 40x60, range 0..1"
     assert load_model("shapes", weights="none", preprocess="stretch").preprocess.default_size == (128, 128)
-    with pytest.raises(UsageError, match="no preprocessing 'crop'; there are weights, stretch, none"):
+    with pytest.raises(
+        UsageError,
+        match="no preprocessing 'crop'; there are weights, imagenet, half, stretch, none",
+    ):
         load_model("squeezenet1_1", preprocess="crop")
 
 
@@ -130,7 +133,7 @@ def test_shapes_has_its_bundled_weights(
     net = load_model(model, weights=shapes_file if weights == "the bundled file" else weights, device="cpu")
     assert (net.name, net.weights, net.notes) == (model, "shapes.safetensors", ())
     assert net.categories == SHAPES
-    assert net.preprocess.describe() == "ImageClassification resize 144 crop 128"
+    assert net.preprocess.describe() == "resize 144, crop 128, mean 0.25 0.5 0.75, std 0.5 0.25 0.125"
     assert same_values(net.model, {key: value.float() for key, value in load_file(shapes_file).items()})
 
 
@@ -142,7 +145,7 @@ def test_shapes_without_its_weights_is_random_and_keeps_its_classes() -> None:
         assert same_values(net.model, zoo.squeezenet1_1(num_classes=10).state_dict())
     assert (net.weights, net.notes) == ("random (seed 4)", ())
     assert net.categories == SHAPES
-    assert net.preprocess.describe() == "ImageClassification resize 144 crop 128"
+    assert net.preprocess.describe() == "resize 144, crop 128, mean 0.25 0.5 0.75, std 0.5 0.25 0.125"
 
 
 @pytest.mark.usefixtures("shapes_file")
@@ -157,7 +160,7 @@ def test_a_users_checkpoint_goes_before_the_bundled_one(
     assert same_values(net.model, state)
     assert (net.weights, net.notes) == (file, ())
     assert net.categories == (SHAPES if classes == 10 else None)  # the names are those of ten classes
-    assert net.preprocess.describe() == "ImageClassification resize 144 crop 128"
+    assert net.preprocess.describe() == "resize 144, crop 128, mean 0.25 0.5 0.75, std 0.5 0.25 0.125"
 
 
 @pytest.mark.usefixtures("shapes_file")
@@ -181,7 +184,7 @@ def test_shapes_is_never_random_because_its_file_is_damaged_or_missing(shapes_fi
     net = load_model("shapes", weights="none")
     assert net.notes == ("the weights of shapes are missing from the installation; so are its class names",)
     assert (net.categories, net.weights) == (None, "random (seed 0)")
-    assert net.preprocess.describe() == "ImageClassification resize 128 crop 128"
+    assert net.preprocess.describe() == "resize 128, crop 128, ImageNet mean and std"
 
 
 def test_devices() -> None:

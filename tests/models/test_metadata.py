@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torchvision.transforms._presets import ImageClassification
+from torchvision.transforms.functional import to_pil_image
 
 from hookscope.errors import WeightsError
 from hookscope.models.metadata import (
@@ -21,6 +22,8 @@ from hookscope.models.metadata import (
     read_header,
     read_metadata,
 )
+from hookscope.models.preprocess import Preprocess
+from hookscope.models.transforms import imagenet_transforms
 
 ROOT = Path(__file__).parents[2]
 WHOLE: dict[str, Any] = {
@@ -138,22 +141,22 @@ def test_a_description_that_makes_no_sense(tmp_path: Path, reason: str) -> None:
 
 
 TRANSFORMS = {"resize_size": 64, "crop_size": 32, "mean": [0.5, 0.25, 0.75], "std": [1.0, 2.0, 4.0]}
-USUAL = WeightsMetadata(ImageClassification(crop_size=224), ("cat", "dog"), ("before",))
+USUAL = WeightsMetadata(imagenet_transforms(), ("cat", "dog"), ("before",))
 
 
 def test_class_names_and_transforms_come_from_the_file(tmp_path: Path) -> None:
     metadata = read_metadata(str(write(tmp_path, {"categories": ["a", "b"]} | TRANSFORMS)), 2, USUAL)
     assert (metadata.categories, metadata.notes) == (("a", "b"), ("before",))
-    picture = torch.rand(3, 50, 80)
+    picture = to_pil_image(torch.rand(3, 50, 80))
     own = ImageClassification(crop_size=32, resize_size=64, mean=(0.5, 0.25, 0.75), std=(1.0, 2.0, 4.0))
-    assert torch.equal(metadata.transforms(picture), own(picture))
+    assert torch.equal(Preprocess("classification", metadata.transforms)(picture), own(picture))
 
 
 def test_a_missing_entry_is_the_usual_one(tmp_path: Path) -> None:
     names = read_metadata(str(write(tmp_path, {"categories": ["a"]})), 1, USUAL)
     assert (names.categories, names.transforms) == (("a",), USUAL.transforms)
     transforms = read_metadata(str(write(tmp_path, TRANSFORMS)), 7, USUAL)
-    assert (transforms.categories, transforms.transforms.crop_size) == (USUAL.categories, [32])
+    assert (transforms.categories, transforms.transforms.resize.crop) == (USUAL.categories, (32, 32))
     for family, content in (("classification", {}), ("segmentation", {"model": "fcn_resnet50", "accuracy": 0.5})):
         assert read_metadata(str(write(tmp_path, content)), 2, USUAL, family) == USUAL
     unknown = read_metadata(str(write(tmp_path, {"categories": ["a", "b", "c"]})), None, USUAL)

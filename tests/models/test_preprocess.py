@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torchvision import models
+from PIL import Image, ImageOps
+from torchvision import models, transforms as T
 from torchvision.transforms import functional as F
 
-from hookscope.errors import InputError
-from hookscope.models.preprocess import Preprocess, imagenet_transforms, usual_transforms
+from hookscope.errors import InputError, UsageError
+from hookscope.models.preprocess import Preprocess
+from hookscope.models.preprocess_choice import PreprocessChoice
+from hookscope.models.transforms import Normalisation, Transforms, imagenet_transforms, usual_transforms
 
 
 @pytest.fixture(scope="module")
@@ -23,80 +26,193 @@ def photograph() -> Image.Image:
     return Image.fromarray(values.astype(np.uint8))
 
 
-WEIGHTS = [
-    models.ResNet50_Weights.IMAGENET1K_V1,
-    models.ViT_H_14_Weights.IMAGENET1K_SWAG_E2E_V1,
-]
+def prepared(family: str, preset: Any, **more: Any) -> Preprocess:
+    return Preprocess(family, Transforms.of(preset), **more)
 
 
-@pytest.mark.parametrize("entry", WEIGHTS, ids=str)
-def test_weights_mode_is_torchvisions_own(photograph: Image.Image, entry: Any) -> None:
-    own = entry.transforms()
-    prepare = Preprocess("classification", own)
-    assert torch.equal(prepare(photograph), own(photograph))
-    assert prepare.describe() == f"ImageClassification resize {own.resize_size[0]} crop {own.crop_size[0]}"
+CLASSIFIERS = [name for name in models.list_models(module=models) if models.get_model_weights(name).__members__]
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_the_transforms_of_weights_are_torchvisions_own(photograph: Image.Image, name: str) -> None:
+    small = photograph.resize((61, 40))
+    for entry in models.get_model_weights(name):
+        own = entry.transforms()
+        assert torch.equal(prepared("classification", own)(small), own(small))
+
+
+def test_the_words_for_transforms_of_weights() -> None:
+    for entry, words in {
+        models.ResNet50_Weights.IMAGENET1K_V1: "resize 256, crop 224, ImageNet mean and std",
+        models.ViT_H_14_Weights.IMAGENET1K_SWAG_E2E_V1: "resize 518 bicubic, crop 518, ImageNet mean and std",
+        models.segmentation.FCN_ResNet50_Weights.DEFAULT: "resize 520, ImageNet mean and std",
+        models.detection.FasterRCNN_ResNet50_FPN_Weights.DEFAULT: "own size, range 0..1",
+        models.optical_flow.Raft_Small_Weights.DEFAULT: "own size in multiples of 8, mean 0.5, std 0.5",
+        models.video.R3D_18_Weights.DEFAULT: "stretch 128x171, crop 112, mean 0.43216 0.394666 0.37645,"
+        " std 0.22803 0.22145 0.216989",
+    }.items():
+        assert prepared("", entry.transforms()).describe() == words
 
 
 def test_other_families_are_torchvisions_own(photograph: Image.Image) -> None:
     detection = models.detection.FasterRCNN_ResNet50_FPN_Weights.DEFAULT.transforms()
-    assert torch.equal(Preprocess("detection", detection)(photograph), detection(photograph))
+    assert torch.equal(prepared("detection", detection)(photograph), detection(photograph))
     segmentation = models.segmentation.FCN_ResNet50_Weights.DEFAULT.transforms()
-    assert torch.equal(Preprocess("segmentation", segmentation)(photograph), segmentation(photograph))
-    assert Preprocess("segmentation", segmentation)(photograph).shape == (3, 520, 693)
-    video = models.video.R3D_18_Weights.DEFAULT.transforms()
-    frames = torch.stack([F.pil_to_tensor(photograph)] * 16)
-    assert torch.equal(Preprocess("video", video, frames=16)(photograph), video(frames))
+    assert torch.equal(prepared("segmentation", segmentation)(photograph), segmentation(photograph))
+    assert prepared("segmentation", segmentation)(photograph).shape == (3, 520, 693)
+    for entry in (models.video.R3D_18_Weights.DEFAULT, models.video.MViT_V2_S_Weights.DEFAULT):
+        video = entry.transforms()
+        frames = torch.stack([F.pil_to_tensor(photograph)] * 16)
+        assert torch.equal(prepared("video", video, frames=16)(photograph), video(frames))
     flow = models.optical_flow.Raft_Small_Weights.DEFAULT.transforms()
     same = photograph.resize((200, 152))
-    assert torch.equal(Preprocess("optical_flow")(same), flow(same, same)[0])
+    assert torch.equal(prepared("optical_flow", flow)(same), flow(same, same)[0])
+
+
+def chosen(size: tuple[int, int] | None = None, **choice: Any) -> Preprocess:
+    """Preprocessing of ImageNet, changed by what the user chose."""
+    return Preprocess("classification", imagenet_transforms()).changed(PreprocessChoice.parse(**choice), size)
 
 
 def test_stretch_is_resize_and_division(photograph: Image.Image) -> None:
-    prepare = Preprocess("classification", imagenet_transforms(), "stretch")
+    prepare = chosen(preprocess="stretch")
     resized = np.asarray(photograph.resize((224, 224), Image.Resampling.BILINEAR), dtype=np.float32)
     assert torch.equal(prepare(photograph), torch.from_numpy(resized / 255).permute(2, 0, 1))
-    assert prepare.describe() == "stretch 224x224, range [0, 1]"
-    sized = Preprocess("classification", imagenet_transforms(), "stretch", size=(33, 57))
-    assert sized(photograph).shape == (3, 33, 57)
+    assert prepare.describe() == "stretch 224x224, range 0..1"
+    assert chosen((33, 57), preprocess="stretch")(photograph).shape == (3, 33, 57)
 
 
-def test_mode_none_keeps_the_size(photograph: Image.Image) -> None:
-    prepare = Preprocess("classification", imagenet_transforms(), "none", size=(9, 9))
+def test_none_keeps_the_size(photograph: Image.Image) -> None:
+    prepare = chosen(preprocess="none")
     expected = torch.from_numpy(np.asarray(photograph, dtype=np.float32) / 255).permute(2, 0, 1)
     assert torch.equal(prepare(photograph), expected)
-    assert prepare.describe() == "none: own size, range [0, 1]"
+    assert (prepare.describe(), prepare.any_size) == ("own size, range 0..1", True)
+
+
+CHOICES: dict[str, tuple[dict[str, Any], list[Any], str]] = {
+    "imagenet": (
+        {"preprocess": "imagenet"},
+        [T.Resize(256), T.CenterCrop(224), T.ToTensor(), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))],
+        "resize 256, crop 224, ImageNet mean and std",
+    ),
+    "half": (
+        {"preprocess": "half"},
+        [T.Resize(256), T.CenterCrop(224), T.ToTensor(), T.Normalize((0.5,) * 3, (0.5,) * 3)],
+        "resize 256, crop 224, mean 0.5, std 0.5",
+    ),
+    "mean and std": (
+        {"mean": "0.1,0.2,0.3", "std": (0.4, 0.5, 0.6)},
+        [T.Resize(256), T.CenterCrop(224), T.ToTensor(), T.Normalize((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))],
+        "resize 256, crop 224, mean 0.1 0.2 0.3, std 0.4 0.5 0.6",
+    ),
+    "shorter": (
+        {"resize": "shorter", "size": (64, 64), "range": "0..1"},
+        [T.Resize(64), T.CenterCrop(64), T.ToTensor()],
+        "resize 64, crop 64, range 0..1",
+    ),
+    "shorter:90": (
+        {"resize": "shorter:90", "size": (64, 80), "range": (0, 1)},
+        [T.Resize(90), T.CenterCrop((64, 80)), T.ToTensor()],
+        "resize 90, crop 64x80, range 0..1",
+    ),
+    "-1..1": (
+        {"preprocess": "stretch", "size": (32, 48), "range": "-1..1"},
+        [T.Resize((32, 48)), T.ToTensor(), lambda x: x * 2 - 1],
+        "stretch 32x48, range -1..1",
+    ),
+    "0..255 and a mean": (
+        {"resize": "stretch", "size": (32, 48), "range": "0..255", "mean": "123.68,116.779,103.939", "std": "1"},
+        [T.Resize((32, 48)), T.PILToTensor(), lambda x: x.float(), T.Normalize((123.68, 116.779, 103.939), (1, 1, 1))],
+        "stretch 32x48, range 0..255, mean 123.68 116.779 103.939, std 1",
+    ),
+    "pad": (
+        {"resize": "pad", "size": (96, 96), "preprocess": "half"},
+        [lambda p: ImageOps.pad(p, (96, 96), Image.Resampling.BILINEAR), T.ToTensor(), T.Normalize((0.5,), (0.5,))],
+        "pad to 96x96, mean 0.5, std 0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("choice", "steps", "words"), CHOICES.values(), ids=CHOICES)
+def test_choices_are_what_torchvision_and_pillow_compute(
+    photograph: Image.Image, choice: dict[str, Any], steps: list[Any], words: str, turned: bool
+) -> None:
+    picture = photograph.rotate(90, expand=True) if turned else photograph
+    prepare = chosen(**choice)
+    truth = T.Compose(steps)(picture)
+    assert torch.allclose(prepare(picture), truth, rtol=0, atol=1e-6 * float(truth.abs().max()))
+    assert prepare.describe() == words
+    assert prepare.input_shape == truth.shape
+
+
+WRONG_CHOICES = [
+    ({"mean": "0.5"}, "--mean needs --std; add --std 1"),
+    ({"std": "0.5"}, "--std needs --mean; add --mean 0"),
+    (
+        {"mean": "0.5,0.5", "std": "1"},
+        "--mean has 2 numbers, and the input has 3 channels; give one number",
+    ),
+    ({"mean": "half", "std": "1"}, "mean 'half' is not numbers; give one, or one for each channel: 0.485,0.456,0.406"),
+    ({"mean": "0", "std": "0"}, "std '0' is not numbers above 0"),
+    ({"mean": "nan", "std": "1"}, "mean 'nan' is not numbers"),
+    ({"range": "1..0"}, "'1..0' is no range; write LOW..HIGH, such as 0..1, -1..1 or 0..255"),
+    ({"range": "255"}, "'255' is no range"),
+    ({"resize": "crop"}, "no resize 'crop'; there are shorter, stretch, pad and shorter:PIXELS"),
+    ({"resize": "shorter:0"}, "no resize 'shorter:0'"),
+    ({"preprocess": "imagnet"}, "no preprocessing 'imagnet'; there are weights, imagenet, half, stretch, none and"),
+    ({"preprocess": 3}, "no preprocessing '3'"),
+]
+
+
+@pytest.mark.parametrize(("choice", "message"), WRONG_CHOICES)
+def test_choices_that_cannot_be_read(choice: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        chosen(**choice)
+    assert str(error.value).startswith(message)
+
+
+def test_contradictions_are_refused() -> None:
+    for choice, size, message in [
+        (
+            {"preprocess": "none", "resize": "pad"},
+            None,
+            "--preprocess none keeps the picture's own size; leave --resize",
+        ),
+        ({"preprocess": "none"}, (8, 8), "--preprocess none keeps the picture's own size; leave an input size out"),
+        ({"preprocess": "stretch", "resize": "pad"}, None, "--preprocess stretch contradicts --resize pad"),
+    ]:
+        with pytest.raises(UsageError) as error:
+            PreprocessChoice.parse(**choice).check(size)
+        assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize("size", [(33, 57), (300, 64), (1, 1)])
 @pytest.mark.parametrize("family", ["classification", "segmentation", "detection"])
 def test_the_output_has_the_input_size(photograph: Image.Image, family: str, size: tuple[int, int]) -> None:
-    transforms = usual_transforms(family)
-    before = dict(vars(transforms))
-    prepare = Preprocess(family, transforms, size=size)
+    prepare = Preprocess(family, usual_transforms(family)).changed(PreprocessChoice(), size)
     assert prepare(photograph).shape == (3, *size)
-    assert vars(transforms) == before
-    assert prepare.describe().endswith(f" {size[0]}x{size[1]}")
 
 
 def test_a_square_size_scales_the_resize_too(photograph: Image.Image) -> None:
-    own = imagenet_transforms(crop=112, resize=128)
-    prepare = Preprocess("classification", imagenet_transforms(), size=(112, 112))
-    assert torch.equal(prepare(photograph), own(photograph))
+    own = Preprocess("classification", imagenet_transforms(crop=112, resize=128))
+    assert torch.equal(chosen((112, 112))(photograph), own(photograph))
 
 
 def test_a_size_that_is_not_square_keeps_proportions() -> None:
     """A circle stays as high as it is wide."""
     y, x = np.mgrid[0:300, 0:300]
     disc = ((x - 150) ** 2 + (y - 150) ** 2 < 40**2) * np.uint8(255)
-    tensor = Preprocess("classification", imagenet_transforms(), size=(120, 240))(Image.fromarray(disc).convert("RGB"))
+    tensor = chosen((120, 240))(Image.fromarray(disc).convert("RGB"))
     bright = tensor[0] > 0
     assert abs(int(bright.any(0).sum()) - int(bright.any(1).sum())) <= 2
 
 
-@pytest.mark.parametrize("mode", ["weights", "stretch", "none"])
+@pytest.mark.parametrize("mode", ["weights", "stretch", "none", "imagenet"])
 @pytest.mark.parametrize("size", [None, (96, 128)])
 def test_clips(photograph: Image.Image, mode: str, size: tuple[int, int] | None) -> None:
-    prepare = Preprocess("video", usual_transforms("video"), mode, size, default_size=(112, 112), frames=16)
+    usual = Preprocess("video", usual_transforms("video"), default_size=(112, 112), frames=16)
+    prepare = usual.changed(PreprocessChoice.parse(mode), None if mode == "none" else size)
     expected = (150, 200) if mode == "none" else size or (112, 112)
     assert prepare(photograph).shape == (3, 16, *expected)
     frames = [photograph.point(lambda value, at=at: min(255, value + at)) for at in range(16)]
@@ -110,44 +226,47 @@ def test_clips(photograph: Image.Image, mode: str, size: tuple[int, int] | None)
     [(150, 200, (152, 200)), (100, 50, (128, 128)), (360, 640, (360, 640)), (3000, 4000, (768, 1024))],
 )
 def test_optical_flow_sizes(high: int, wide: int, expected: tuple[int, int]) -> None:
-    tensor = Preprocess("optical_flow")(Image.new("RGB", (wide, high), (255, 0, 128)))
+    prepare = Preprocess("optical_flow", usual_transforms("optical_flow"))
+    tensor = prepare(Image.new("RGB", (wide, high), (255, 0, 128)))
     assert tensor.shape == (3, *expected)
     assert (float(tensor.min()), float(tensor.max())) == (-1.0, 1.0)
+    assert prepare.changed(PreprocessChoice(), (128, 256)).describe() == "stretch 128x256, mean 0.5, std 0.5"
 
 
-def test_optical_flow_with_a_size(photograph: Image.Image) -> None:
-    prepare = Preprocess("optical_flow", size=(128, 256))
-    assert prepare(photograph).shape == (3, 128, 256)
-    assert prepare.describe() == "OpticalFlow 128x256"
+DENORMALISED = [
+    {},
+    {"preprocess": "half"},
+    {"range": "-1..1", "resize": "pad"},
+    {"range": "0..255", "mean": "120,110,100", "std": "60", "resize": "stretch"},
+    {"preprocess": "none"},
+]
 
 
 @pytest.mark.parametrize("family", ["classification", "segmentation", "detection", "video", "optical_flow"])
-@pytest.mark.parametrize("mode", ["weights", "stretch"])
-def test_denormalise_undoes_the_normalisation(photograph: Image.Image, family: str, mode: str) -> None:
-    options = {"size": (128, 136), "frames": 16 if family == "video" else 1}
-    normalised = Preprocess(family, usual_transforms(family), mode, **options)
-    picture = np.asarray(normalised.denormalise(normalised(photograph)), dtype=int)
-    expected = Preprocess(family, _without_normalisation(family), mode, **options)(photograph)
-    if family == "video":
-        expected = expected[:, 0]
-    if family == "optical_flow" and mode == "weights":
-        expected = (expected + 1) / 2
-    assert picture.shape == (128, 136, 3)
-    assert np.abs(picture - (expected.permute(1, 2, 0) * 255).numpy()).max() <= 1.01
+@pytest.mark.parametrize("choice", DENORMALISED)
+def test_denormalise_undoes_the_normalisation(photograph: Image.Image, family: str, choice: dict[str, Any]) -> None:
+    """The judge is the same geometry without any normalisation, in bytes."""
+    usual = Preprocess(family, usual_transforms(family), frames=2 if family == "video" else 1)
+    prepare = usual.changed(PreprocessChoice.parse(**choice), None if choice.get("preprocess") else (128, 136))
+    seen = np.asarray(prepare.denormalise(prepare(photograph)), dtype=int)
+    plain = dataclasses.replace(prepare, transforms=dataclasses.replace(prepare.transforms, values=Normalisation()))
+    expected = plain(photograph)
+    expected = expected[:, 0] if family == "video" else expected
+    assert np.abs(seen - (expected.permute(1, 2, 0) * 255).numpy()).max() <= 1.01
 
 
-def _without_normalisation(family: str) -> Any:
-    transforms = usual_transforms(family)
-    if hasattr(transforms, "mean"):
-        transforms.mean, transforms.std = [0.0] * 3, [1.0] * 3
-    return transforms
-
-
-def test_grey_models(photograph: Image.Image) -> None:
-    prepare = Preprocess("classification", imagenet_transforms(), "stretch", size=(28, 28), channels=1)
+def test_grey_models_get_the_luminance(photograph: Image.Image) -> None:
+    """The judge is torchvision's Grayscale."""
+    usual = Preprocess("classification", imagenet_transforms(), channels=1)
+    assert usual.describe() == "grey, resize 256, crop 224, mean 0.449, std 0.226"
+    prepare = usual.changed(PreprocessChoice.parse("stretch", mean="0.1307", std="0.3081"), (28, 28))
+    steps = [T.Grayscale(), T.Resize((28, 28)), T.ToTensor(), T.Normalize((0.1307,), (0.3081,))]
     tensor = prepare(photograph)
-    assert tensor.shape == (1, 28, 28)
+    assert torch.allclose(tensor, T.Compose(steps)(photograph), atol=1e-6)
+    assert prepare.describe() == "grey, stretch 28x28, mean 0.1307, std 0.3081"
     assert (prepare.denormalise(tensor).size, prepare.denormalise(tensor).mode) == ((28, 28), "RGB")
+    with pytest.raises(UsageError, match="--mean has 3 numbers, and the input has 1 channel; give one number"):
+        usual.changed(PreprocessChoice.parse(mean="1,2,3", std="1"))
 
 
 def test_a_picture_of_four_channels_is_an_input_error() -> None:
@@ -160,7 +279,7 @@ def test_a_picture_beyond_the_memory_is_an_input_error() -> None:
         raise MemoryError
 
     with pytest.raises(InputError, match=r"cannot prepare a picture of \(20, 30\): it does not fit into memory"):
-        Preprocess("classification", full)(Image.new("RGB", (20, 30)))
+        Preprocess("classification", Transforms(full))(Image.new("RGB", (20, 30)))
 
 
 def coordinates(width, height):
@@ -175,11 +294,7 @@ def edges_seen(preprocess, width, height):
     """Left, top, right, bottom from lines through the middle of the prepared tensor."""
     tensor = preprocess(coordinates(width, height)).double()
     tensor = tensor[:, 0] if tensor.dim() == 4 else tensor
-    if preprocess.mode == "weights":
-        mean, std = preprocess.transforms.mean, preprocess.transforms.std
-        tensor = np.array(std)[:, None, None] * tensor.numpy() + np.array(mean)[:, None, None]
-    else:
-        tensor = tensor.numpy()
+    tensor = preprocess.transforms.values.inverse(tensor).numpy()
     high, wide = tensor.shape[-2:]
 
     def line(values, length):
@@ -195,12 +310,31 @@ def edges_seen(preprocess, width, height):
 
 @pytest.mark.parametrize("size", [(451, 300), (300, 451), (90, 70), (1000, 240)])
 @pytest.mark.parametrize(
-    ("mode", "input_size"), [("weights", None), ("weights", (96, 160)), ("weights", (64, 64)), ("stretch", None)]
+    ("choice", "input_size"),
+    [
+        ({}, None),
+        ({}, (96, 160)),
+        ({}, (64, 64)),
+        ({"preprocess": "stretch"}, None),
+        ({"resize": "shorter"}, (64, 64)),
+        ({"resize": "shorter:100"}, (64, 80)),
+    ],
 )
-def test_the_box_is_the_part_that_the_transforms_keep(size, mode, input_size):
-    preprocess = Preprocess("classification", imagenet_transforms(224, 256), mode, input_size)
+def test_the_box_is_the_part_that_the_transforms_keep(size, choice, input_size):
+    preprocess = chosen(input_size, **choice)
     box = preprocess.visible_box(*size)
     assert box == pytest.approx(edges_seen(preprocess, *size), abs=max(size) / 120)
+
+
+@pytest.mark.parametrize("size", [(450, 300), (300, 450), (90, 70), (1000, 240)])
+def test_a_padded_picture_has_a_border_and_its_box_reaches_beyond_it(size):
+    preprocess = chosen((64, 64), resize="pad", range="0..1")
+    white = preprocess(Image.new("RGB", size, "white"))[0] > 0.5
+    rows, columns = (torch.nonzero(white.any(axis)).flatten() for axis in (1, 0))
+    left, top, right, bottom = preprocess.visible_box(*size)
+    across, down = 64 / (right - left), 64 / (bottom - top)
+    inner = [-left * across, -top * down, (size[0] - left) * across - 1, (size[1] - top) * down - 1]
+    assert inner == pytest.approx([int(columns[0]), int(rows[0]), int(columns[-1]), int(rows[-1])])
 
 
 def test_clips_are_resized_without_their_proportions():
@@ -218,4 +352,4 @@ def test_a_picture_smaller_than_the_crop_is_padded():
 
 @pytest.mark.parametrize("family", ["detection", "segmentation", "optical_flow"])
 def test_the_box_of_families_without_a_crop_is_the_whole_picture(family):
-    assert Preprocess(family, None).visible_box(30, 20) == (0, 0, 30, 20)
+    assert Preprocess(family, usual_transforms(family)).visible_box(30, 20) == (0, 0, 30, 20)

@@ -1,0 +1,135 @@
+"""What the user chooses of the preprocessing as a type, parsed once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookscope.errors import UsageError, nearest
+
+PREPROCESS_WORDS = ("weights", "imagenet", "half", "stretch", "none")
+"""What ``--preprocess`` takes beside ``file.py:function``."""
+RESIZE_WORDS = ("shorter", "stretch", "pad")
+
+_LARGEST_SIDE = 16384
+
+
+@dataclass(frozen=True)
+class PreprocessChoice:
+    """How pictures become inputs; None for what the model says.
+
+    Attributes:
+        base: ``weights``: as the model says; ``imagenet``: resize 256, crop 224, ImageNet's mean and standard
+            deviation; ``half``: likewise with 0.5 and 0.5; ``stretch``: to the input size, range 0..1; ``none``: the
+            picture's own size, range 0..1; ``file.py:function``, or what that name means.
+        mean: What is subtracted, one number or one for each channel.
+        std: What divides afterwards, likewise.
+        range: What black and white become before mean and std.
+        resize: ``shorter``, ``stretch`` or ``pad``, and the shorter side before the crop, 0 for that of the input.
+        name: How pictures call a function.
+    """
+
+    base: Any = "weights"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    range: tuple[float, float] | None = None
+    resize: tuple[str, int] | None = None
+    name: str = ""
+
+    @classmethod
+    def parse(
+        cls, preprocess: Any = "weights", mean: Any = None, std: Any = None, range: Any = None, resize: Any = None
+    ) -> PreprocessChoice:
+        """Read the texts of the options, or the same as numbers and functions.
+
+        Raises:
+            UsageError: a text that cannot be read, or a mean without a standard deviation.
+        """
+        if isinstance(preprocess, cls):
+            return preprocess
+        base, name = preprocess, f"preprocess {getattr(preprocess, '__name__', type(preprocess).__name__)}"
+        if isinstance(preprocess, str) or not callable(preprocess):
+            base = name = parse_preprocess(preprocess)
+        choice = cls(
+            base,
+            None if mean is None else parse_numbers(mean, "mean"),
+            None if std is None else parse_numbers(std, "std"),
+            None if range is None else parse_range(range),
+            None if resize is None else parse_resize(resize),
+            name,
+        )
+        if (choice.mean is None) != (choice.std is None):
+            given, missing = ("mean", "std") if choice.std is None else ("std", "mean")
+            raise UsageError(f"--{given} needs --{missing}", do=f"add --{missing} {0 if missing == 'mean' else 1}")
+        return choice
+
+    def check(self, input_size: Sequence[int] | None) -> None:
+        """Refuse parts that contradict each other."""
+        given = "an input size" if input_size is not None else "--resize" if self.resize is not None else ""
+        if self.base == "none" and given:
+            do = f"leave {given} out, or use --preprocess stretch"
+            raise UsageError("--preprocess none keeps the picture's own size", do=do)
+        if self.base == "stretch" and self.resize is not None and self.resize[0] != "stretch":
+            raise UsageError(f"--preprocess stretch contradicts --resize {self.resize[0]}", do="leave one of them out")
+
+
+def parse_preprocess(text: Any) -> str:
+    """A word, or ``file.py:function``."""
+    if isinstance(text, str) and (text in PREPROCESS_WORDS or re.fullmatch(r".+:\w+", text)):
+        return text
+    words = f"{', '.join(PREPROCESS_WORDS)} and file.py:function"
+    near = nearest(text, PREPROCESS_WORDS) if isinstance(text, str) else ""
+    raise UsageError(f"no preprocessing '{text}'", f"there are {words}" + (f" ({near})" if near else ""))
+
+
+def parse_numbers(value: Any, name: str) -> tuple[float, ...]:
+    """``0.5`` or ``0.485,0.456,0.406``; those of ``std`` are above 0."""
+    parts = re.split(r"[,\s]+", value.strip()) if isinstance(value, str) else value
+    try:
+        numbers = tuple(map(_number, parts if isinstance(parts, Sequence) else [parts]))
+    except (TypeError, ValueError):
+        numbers = ()
+    if not numbers or (name == "std" and min(numbers) <= 0):
+        says = "numbers above 0" if name == "std" else "numbers"
+        raise UsageError(f"{name} '{value}' is not {says}", do="give one, or one for each channel: 0.485,0.456,0.406")
+    return numbers
+
+
+def parse_range(value: Any) -> tuple[float, float]:
+    """``0..1``, ``-1..1`` or ``0..255``."""
+    try:
+        low, high = map(_number, value.split("..") if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        low = high = 0.0
+    if not low < high:
+        raise UsageError(f"'{value}' is no range", do="write LOW..HIGH, such as 0..1, -1..1 or 0..255")
+    return low, high
+
+
+def parse_resize(value: Any) -> tuple[str, int]:
+    """``shorter``, ``shorter:256``, ``stretch`` or ``pad``."""
+    if isinstance(value, tuple):
+        return value
+    match = re.fullmatch(r"(shorter|stretch|pad)|(shorter):(\d{1,5})", str(value))
+    shorter = int(match[3] or 0) if match else 0
+    if match is None or shorter > _LARGEST_SIDE or (match[3] and not shorter):
+        raise UsageError(f"no resize '{value}'", f"there are {', '.join(RESIZE_WORDS)} and shorter:PIXELS")
+    return match[1] or match[2], shorter
+
+
+def _number(part: Any) -> float:
+    number = float(part.replace("−", "-") if isinstance(part, str) else part)
+    if not math.isfinite(number):
+        raise ValueError(part)
+    return number
+
+
+def words_of_mapping(content: Mapping[str, Any]) -> PreprocessChoice:
+    """The choice that a dictionary makes: its keys are those of the options."""
+    unknown = [key for key in content if key not in ("preprocess", "mean", "std", "range", "resize")]
+    if unknown:
+        raise UsageError(f"unknown key '{unknown[0]}'", "there are preprocess, mean, std, range and resize")
+    return PreprocessChoice.parse(**content)

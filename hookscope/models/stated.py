@@ -1,0 +1,165 @@
+"""What a model says of its pictures itself: timm's ``pretrained_cfg``, and the image processors of transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hookscope.models.transforms import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Normalisation,
+    OwnTransforms,
+    Resize,
+    Transforms,
+)
+
+_PROCESSORS = ("image_processor", "processor", "feature_extractor")
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pillow's numbers
+_UNDERSTOOD = {
+    "do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor", "do_normalize",
+    "image_mean", "image_std", "image_processor_type", "feature_extractor_type", "do_convert_rgb", "do_reduce_labels",
+    "include_top", "ensure_multiple_of", "processor_class", "_processor_class", "return_tensors", "data_format",
+    "_valid_processor_keys", "input_data_format", "default_to_square", "resample_filter",
+}  # fmt: skip
+_WITH_RULES_OF_THEIR_OWN = ("ConvNext", "Levit", "PoolFormer")
+
+
+def stated_transforms(model: nn.Module, files: Sequence[str] = ()) -> Transforms | OwnTransforms | None:
+    """The transforms that ``model`` states, or that stand beside one of the checkpoint ``files``; None without any.
+
+    Of a model around one of timm only the mean and the standard deviation are its own.
+    """
+    for owner in [model, getattr(model, "config", None)]:
+        for name in _PROCESSORS:
+            if (found := of_processor(getattr(owner, name, None), f"{name} of the model")) is not None:
+                return found
+    folders = [*files, str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")]
+    for folder in filter(None, folders):
+        if (found := _beside(Path(folder))) is not None:
+            return found
+    if (config := _timm_config(model)) is not None:
+        return of_timm(config)
+    configs = [config for module in model.modules() if (config := _timm_config(module)) is not None]
+    if configs and all(config == configs[0] for config in configs):
+        inner = of_timm(configs[0])
+        return Transforms(Resize("shorter", (256,), (224, 224)), inner.values, ("size",))
+    return None
+
+
+def _timm_config(module: nn.Module) -> Mapping[str, Any] | None:
+    for name in ("pretrained_cfg", "default_cfg"):
+        config = getattr(module, name, None)
+        if isinstance(config, Mapping) and config.get("input_size"):
+            return config
+    return None
+
+
+def of_timm(config: Mapping[str, Any]) -> Transforms:
+    """What timm's ``create_transform`` makes of a ``pretrained_cfg``."""
+    high, wide = crop = tuple(config["input_size"][-2:])
+    mean, std = (tuple(config.get(name) or usual) for name, usual in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)))
+    mode, share = config.get("crop_mode") or "center", config.get("crop_pct") or 0.875
+    size: tuple[int, ...] = tuple(math.floor(side / share) for side in crop)
+    size = size[:1] if mode == "center" and high == wide else size
+    fill = tuple(round(255 * value) for value in mean) if mode == "border" else ()
+    resize = Resize(
+        {"squash": "stretch", "border": "pad"}.get(mode, "shorter"),
+        size,
+        (high, wide),
+        config.get("interpolation") or "bicubic",
+        fill=fill,
+    )
+    return Transforms(resize, Normalisation(mean=mean, std=std))
+
+
+def of_processor(processor: Any, name: str) -> Transforms | OwnTransforms | None:
+    """The transforms of an image processor of transformers, or of a processor that has one; None for anything else."""
+    processor = getattr(processor, "image_processor", processor)
+    if not callable(getattr(processor, "to_dict", None)) or not hasattr(processor, "image_mean"):
+        return None
+    if (known := _of_config(processor.to_dict())) is not None:
+        return known
+
+    return OwnTransforms(_Processor(processor), name)
+
+
+class _Processor:
+    """An image processor as a function; ``mean`` and ``std`` are those of its last step."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+        normalises = getattr(processor, "do_normalize", False)
+        self.mean = processor.image_mean if normalises else [0.0]
+        self.std = processor.image_std if normalises else [1.0]
+
+    def __call__(self, picture: Any) -> Any:
+        return self.processor(picture, return_tensors="pt")["pixel_values"][0]
+
+
+def _beside(path: Path) -> Transforms | OwnTransforms | None:
+    """The transforms in the configuration of an image processor in the folder ``path``, or beside the file."""
+    folder = path if path.is_dir() else path.parent
+    for file in (folder / name for name in _PROCESSOR_FILES):
+        with suppress(OSError, ValueError, RecursionError):
+            content = json.loads(file.read_text("utf-8"))
+            content = content.get("image_processor", content)
+            if not {"image_mean", "do_resize"} & content.keys():
+                continue
+            return _of_config(content) or _of_installed(folder)
+    return None
+
+
+def _of_installed(folder: Path) -> Transforms | OwnTransforms | None:
+    """The transforms of a processor with rules that only transformers knows."""
+    try:
+        from transformers import AutoImageProcessor  # type: ignore[import-not-found,unused-ignore]
+
+        processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception:  # not installed, or not a version that knows it
+        return None
+    return of_processor(processor, f"{type(processor).__name__} in {folder}")
+
+
+def _of_config(config: Mapping[str, Any]) -> Transforms | None:
+    """The transforms that the entries of a configuration say; None if they do not say all."""
+    more = [name for name, value in config.items() if value and name not in _UNDERSTOOD and not name.startswith("_")]
+    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    if more or kind.startswith(_WITH_RULES_OF_THEIR_OWN) or config.get("ensure_multiple_of") not in (None, 1):
+        return None
+    resize: Resize | None = Resize()
+    if config.get("do_resize"):
+        resize = _resize_of(config.get("size"), _FILTERS[int(config.get("resample", 2))])
+    if resize is None:
+        return None
+    if config.get("do_center_crop") and (crop := _sides(config.get("crop_size"))):
+        resize = Resize(resize.mode, resize.size, crop, resize.interpolation)
+    scale = 255 * config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 255.0
+    values = Normalisation(range=(0.0, round(scale, 9)))
+    if config.get("do_normalize", True) and config.get("image_mean"):
+        mean, std = (tuple(map(float, config[name])) for name in ("image_mean", "image_std"))
+        values = Normalisation(values.range, mean, std)
+    return Transforms(resize, values)
+
+
+def _resize_of(size: Any, interpolation: str) -> Resize | None:
+    if sides := _sides(size):
+        return Resize("stretch", sides, None, interpolation)
+    if isinstance(size, Mapping) and set(size) == {"shortest_edge"}:
+        return Resize("shorter", (int(size["shortest_edge"]),), None, interpolation)
+    return None
+
+
+def _sides(size: Any) -> tuple[int, int] | None:
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, Mapping) and {"height", "width"} <= size.keys():
+        return int(size["height"]), int(size["width"])
+    return None
