@@ -127,6 +127,7 @@ LIGHT_FILES = [
     "models/metadata.py",
     "models/model_source.py",
     "models/names.py",
+    "models/preprocess_choice.py",
     "models/sources.py",
     "models/weights_choice.py",
     "tracing/cached_summary.py",

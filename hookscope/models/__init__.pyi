@@ -23,6 +23,15 @@ from .load import load_model as load_model
 from .loaded import LoadedModel as LoadedModel
 from .meta_device import meta_forward as meta_forward
 from .names import package_versions as package_versions
+from .preprocess import Preprocess as Preprocess
+from .preprocess_choice import (
+    PREPROCESS_WORDS as PREPROCESS_WORDS,
+    RESIZE_WORDS as RESIZE_WORDS,
+    parse_numbers as parse_numbers,
+    parse_preprocess as parse_preprocess,
+    parse_range as parse_range,
+    parse_resize as parse_resize,
+)
 from .run import (
     forward_error as forward_error,
     model_errors_as_input_errors as model_errors_as_input_errors,

@@ -12,7 +12,6 @@ from torch import nn
 from torchvision.transforms import _presets as presets
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.models.from_python import find_in_source
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.preprocess_choice import PreprocessChoice, words_of_mapping
 from hookscope.models.stated import of_processor
@@ -68,16 +67,6 @@ def preprocess_of(value: Any, name: str) -> Transforms | OwnTransforms | Preproc
         do = "make it a function of a picture (a PIL image), or a word of --preprocess"
         raise ModelError(f"{name} is no function but {type(value).__name__}", do=do)
     return OwnTransforms(value, name)
-
-
-def with_function(choice: PreprocessChoice) -> PreprocessChoice:
-    """``choice`` with the function that its ``file.py:function`` names; a declaration there replaces its base."""
-    if not isinstance(choice.base, str) or ":" not in choice.base:
-        return choice
-    found = preprocess_of(find_in_source(choice.base)[0], choice.base)
-    if isinstance(found, PreprocessChoice):
-        raise UsageError(f"{choice.base} is no function", do=f"give --preprocess {found.name}")
-    return replace(choice, base=found)
 
 
 def _checked_size(size: Any, where: str) -> tuple[int, ...]:

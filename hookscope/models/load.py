@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.models.declared import with_function
+from hookscope.models.declared import preprocess_of
+from hookscope.models.from_python import find_in_source
 from hookscope.models.inputs import check_size
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.model_source import Progress
@@ -80,9 +81,19 @@ def load_model(
     loaded.model.eval().to(where)
     check_size(loaded.model, input_size, loaded.family)
     size = None if input_size is None else (input_size[-2], input_size[-1])
-    changed = loaded.preprocess.changed(with_function(chosen), size)
+    changed = loaded.preprocess.changed(_with_function(chosen), size)
     frames = changed.frames if input_size is None or len(input_size) == 2 else input_size[0]
     return replace(loaded, device=where, preprocess=replace(changed, device=where, frames=frames))
+
+
+def _with_function(choice: PreprocessChoice) -> PreprocessChoice:
+    """``choice`` with the function that its ``file.py:function`` names; a declaration there replaces its base."""
+    if not isinstance(choice.base, str) or ":" not in choice.base:
+        return choice
+    found = preprocess_of(find_in_source(choice.base)[0], choice.base)
+    if isinstance(found, PreprocessChoice):
+        raise UsageError(f"{choice.base} is no function", do=f"give --preprocess {found.name}")
+    return replace(choice, base=found)
 
 
 def pick_device(device: str) -> str:

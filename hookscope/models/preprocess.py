@@ -117,6 +117,11 @@ class Preprocess:
         """Which of ``size`` and ``values`` nobody has said of a model of the user, so that ImageNet's are used."""
         return () if isinstance(self.transforms, OwnTransforms) else self.transforms.assumed
 
+    @property
+    def assumption(self) -> str:
+        """What is assumed, such as ``resize 256, crop 224, ImageNet mean and std``; empty without any."""
+        return "" if isinstance(self.transforms, OwnTransforms) else self.transforms.assumption
+
     def changed(self, choice: PreprocessChoice, size: tuple[int, int] | None = None) -> Preprocess:
         """The same with what the user has chosen, for inputs of ``size`` if it is given.
 

@@ -192,11 +192,18 @@ class Transforms:
         return cls(resize, Normalisation(mean=tuple(preset.mean), std=tuple(preset.std)))
 
     def describe(self) -> str:
-        """Such as ``resize 256, crop 224, ImageNet mean and std``; ``assumed:`` precedes what nobody has said."""
-        parts = {"size": self.resize.describe(), "values": self.values.describe()}
-        said = ", ".join(words for part, words in parts.items() if part not in self.assumed)
-        assumed = ", ".join(words for part, words in parts.items() if part in self.assumed)
-        return ", ".join(filter(None, [said, assumed and f"assumed: {assumed}"]))
+        """Such as ``resize 256, crop 224, ImageNet mean and std``; ``assumed`` precedes what nobody has said."""
+        said = ", ".join(words for part, words in self._parts.items() if part not in self.assumed)
+        return ", ".join(filter(None, [said, self.assumption and f"assumed {self.assumption}"]))
+
+    @property
+    def assumption(self) -> str:
+        """The words of what nobody has said."""
+        return ", ".join(words for part, words in self._parts.items() if part in self.assumed)
+
+    @property
+    def _parts(self) -> dict[str, str]:
+        return {"size": self.resize.describe(), "values": self.values.describe()}
 
 
 @dataclass(frozen=True)

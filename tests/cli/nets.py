@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+preprocess = "imagenet"
+
 
 class Small(nn.Module):
     """Of 32x32 pixels: conv1 gives 6x14x14, conv2 4x6x6, and fc 4 scores that grow with them."""

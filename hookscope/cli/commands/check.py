@@ -116,5 +116,5 @@ def _report(saved: statistics.SavedStatistics, result: statistics.LimitsResult, 
     note = f"Note: {verdict}: {'; '.join(result.words())}"
     with process.reader_may_leave():  # the exit status is the result, even when nobody reads the rows
         section = Section(rows, FIELDS, more_fields=["channels"], totals=totals)
-        caption = {"model": saved.source.model, "weights": saved.source.weights}
+        caption = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
         output.write_report(Report([section], flat_note=note, caption=caption), format)

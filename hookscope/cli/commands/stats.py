@@ -160,5 +160,6 @@ def _report(
     flat_note = f"Note: not in TSV or CSV: {listed(rest, 4)}; see --format table or json" if rest else ""
     about = {"layers": section.rows} if per_channel else {}
     shown = channel_section(layers, weights) if per_channel else section
-    caption = {"model": saved.source.model, "weights": weights, "images": saved.totals.images}
+    source = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
+    caption = source | {"images": saved.totals.images}
     write_report(Report([shown], findings, about, totals, flat_note, caption), format)

@@ -87,7 +87,7 @@ def command(
     if layers is not None and layers.counts and str(layers) != "all":
         raise UsageError("--layer takes names in weights", "indices count calls of a pass", "name layers: conv1")
     _check_outputs(plot, kernels, [weights, model.partition(":")[0]])
-    net = ModelOptions(model, weights, seed).load()
+    net = ModelOptions(model, weights, seed).load(pictures=False)
     rows = parameters.parameter_statistics(net.model, thresholds, layers)
     findings = parameters.parameter_findings(rows, thresholds)
     totals = _totals(rows)

@@ -24,17 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """MODEL, ``--weights``, ``--seed``, ``--device``, ``--preprocess`` and ``--input-size``."""
+    """MODEL, ``--weights``, ``--seed``, ``--device`` and how pictures become inputs."""
 
     model: str
     weights: str = "auto"
     seed: int = 0
     device: str = "cpu"
     preprocess: str = "weights"
+    resize: tuple[str, int] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    range: tuple[float, float] | None = None
     input_size: tuple[int, ...] | None = None
 
-    def load(self) -> models.LoadedModel:
-        """Load the model; notes and the progress of a download go to standard error."""
+    def load(self, pictures: bool = True) -> models.LoadedModel:
+        """Load the model, for ``pictures`` or other work; notes and the progress go to standard error."""
         models.find_source(self.model)  # an unknown name fails before torch is imported
         options = vars(self) | {"weights": models.WeightsChoice.parse(self.weights)}
         with process.prints_to_standard_error(), download_progress() as progress:
@@ -45,6 +49,8 @@ class ModelOptions:
             elif _is_first_today(net.name):
                 why = "the trained ones are missing; --weights default says why"
                 output.note(f"Note: {net.name} has random weights: {why}")
+        if pictures and net.preprocess.assumed:
+            output.note(f"Note: {net.name} {_assumption(net.preprocess)}")
         return net
 
 
@@ -57,6 +63,19 @@ def _is_first_today(model: str) -> bool:
     return True
 
 
+_TO_SAY = {
+    ("size", "values"): ("its input", "--preprocess, --mean, --std, --size"),
+    ("size",): ("its input size", "--size, --resize"),
+    ("values",): ("its mean and std", "--mean, --std, --range"),
+}
+
+
+def _assumption(preprocess: models.Preprocess) -> str:
+    """What a model leaves open, what is assumed, and how to say otherwise."""
+    what, options = _TO_SAY[preprocess.assumed]
+    return f"says nothing of {what}: assumed {preprocess.assumption}; say otherwise with {options}"
+
+
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of `ModelOptions`, which the command gets as ``model``."""
     names = [field.name for field in fields(ModelOptions)]
@@ -66,7 +85,13 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(model=ModelOptions(**{name: options.pop(name) for name in names}), **options)
 
     return shared.apply_options(
-        [shared.weights_option, shared.seed_option, shared.device_option, shared.preprocess_option, shared.size_option],
+        [
+            shared.weights_option,
+            shared.seed_option,
+            shared.device_option,
+            *shared.preprocess_options,
+            shared.size_option,
+        ],
         with_model,
     )
 
@@ -92,7 +117,7 @@ def check_choice(net: models.LoadedModel, types: Sequence[str], *selections: hoo
 
 def caption_of(net: models.LoadedModel, images: Sequence[Any] = ()) -> dict[str, Any]:
     """What the caption of a table says of the model, and of the images if all rows are about them."""
-    caption = {"model": net.name, "weights": net.weights}
+    caption = {"model": net.name, "weights": net.weights, "preprocess": net.preprocess.describe()}
     return caption | ({"image": ", ".join(image.name for image in images)} if images else {})
 
 
@@ -116,7 +141,7 @@ class ModelAndImages:
         """Read and prepare the images; a single one is read before the model is loaded."""
         files = ImageFiles(paths)
         files.read_first()
-        net = options.load()
+        net = options.load(pictures=bool(paths))
         if len(paths) > 1 and net.family != "optical_flow":
             raise UsageError(f"{net.name} takes one image", f"there are {len(paths)}")
         images = [files.read(path, net.preprocess.frames) for path in paths]
@@ -126,7 +151,8 @@ class ModelAndImages:
     @property
     def caption(self) -> dict[str, Any]:
         """The caption of a table about this pass."""
-        return caption_of(self.net, self.images)
+        caption = caption_of(self.net, self.images)
+        return caption if self.images else {name: caption[name] for name in ("model", "weights")}
 
     def run(self) -> Any:
         """The context in which the model runs on these images."""

@@ -101,6 +101,12 @@ def complete_weights(ctx: click.Context, param: click.Parameter, incomplete: str
     return words or [CompletionItem(incomplete, type="file")]
 
 
+def complete_preprocess(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The words for preprocessing; anything else is completed as a file."""
+    words = complete_words(*models.PREPROCESS_WORDS)(ctx, param, incomplete)
+    return words or [CompletionItem(incomplete, type="file")]
+
+
 complete_scales = complete_words(*drawing.scale_examples())
 complete_channels = complete_words("top:16", "top:16:max", "top:16:std", "top:16:mean")
 complete_devices = complete_words("auto", "cpu", "cuda", "mps")
@@ -230,6 +236,7 @@ type_option = type_option_with(
 )
 size_option = click.option(
     "--input-size",
+    "--size",
     metavar="[Dx]HxW",
     type=InputSize(),
     help="Height and width of the model's input, of clips and volumes also the depth.  [default: the model's own]",
@@ -262,9 +269,39 @@ device_option = click.option(
 )
 preprocess_option = click.option(
     "--preprocess",
-    type=click.Choice(["weights", "stretch", "none"]),
+    metavar="HOW",
     default="weights",
     show_default=True,
-    help="weights: the transforms of the weights; stretch: resize to the input size, scale to [0, 1]; none: scale to"
-    " [0, 1] only.",
+    callback=parsed(lambda text: models.parse_preprocess(text)),
+    shell_complete=complete_preprocess,
+    help="How pictures become inputs. weights: as the weights or the model say; imagenet: resize 256, crop 224,"
+    " ImageNet mean and std; half: likewise with mean and std 0.5; stretch: to the input size, range 0..1; none: own"
+    " size, range 0..1; or file.py:function, from a PIL image to a tensor.",
 )
+resize_option = click.option(
+    "--resize",
+    metavar="HOW",
+    callback=parsed(lambda text: models.parse_resize(text)),
+    shell_complete=complete_words("shorter", "stretch", "pad"),
+    help="shorter: the shorter side to the input size, then crop the centre (shorter:256: to 256); stretch: both sides;"
+    " pad: the longer side, with a black border.",
+)
+mean_option = click.option(
+    "--mean",
+    metavar="NUMBERS",
+    callback=parsed(lambda text: models.parse_numbers(text, "mean")),
+    help="Subtracted from the colours: one number, or one for each channel, as in 0.485,0.456,0.406.",
+)
+std_option = click.option(
+    "--std",
+    metavar="NUMBERS",
+    callback=parsed(lambda text: models.parse_numbers(text, "std")),
+    help="Divides the colours after --mean.",
+)
+range_option = click.option(
+    "--range",
+    metavar="LOW..HIGH",
+    callback=parsed(lambda text: models.parse_range(text)),
+    help="Range of the colours before --mean and --std: 0..1, -1..1 or 0..255. Alone it means no mean and std.",
+)
+preprocess_options = [preprocess_option, resize_option, mean_option, std_option, range_option]

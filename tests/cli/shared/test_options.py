@@ -9,11 +9,10 @@ import click
 import pytest
 
 from hookscope.cli.commands.list_layers import command as list_layers
-from hookscope.cli.commands.visualize import command as visualize
 from hookscope.cli.shared import options
 from hookscope.cli.shared.options import InputSize, Seed
 from hookscope.models.load import load_model
-from hookscope.models.preprocess import MODES
+from hookscope.models.preprocess_choice import PREPROCESS_WORDS, PreprocessChoice
 from hookscope.system import cache
 from hookscope.tracing.cached_summary import listing
 
@@ -97,5 +96,5 @@ def test_words_for_weights_devices_and_colours(listed: None) -> None:
 def test_the_words_that_are_offered_are_those_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookscope.models.torchvision_builders.fetch", lambda *words: pytest.fail("none needs nothing"))
     assert load_model("squeezenet1_1", weights="none").weights == "random (seed 0)"
-    choices = {parameter.name: parameter for parameter in visualize.params}
-    assert tuple(choices["preprocess"].type.choices) == MODES
+    words = offered(options.complete_preprocess, "")
+    assert words == list(PREPROCESS_WORDS) and all(PreprocessChoice.parse(word).base == word for word in words)
