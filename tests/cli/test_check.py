@@ -102,8 +102,7 @@ def test_all_is_well(run: Run) -> None:
     _, out, _ = run(*words, "--format", "table")
     assert out.endswith("""
 
-model: nets.py:net; weights: from factory (seed 0); preprocess: resize 37, crop 32, ImageNet
-mean and std
+model: nets.py:net; weights: from factory (seed 0); preprocess: own size, range 0..1
 nets.py:net on 4 images: all 8 calls are within the limits
   max-dead: 6 calls (2 Conv2d, 2 ReLU, 1 ReLU6, 1 Linear)
   max-saturated: 1 call (1 ReLU6)
