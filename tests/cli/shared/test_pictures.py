@@ -26,6 +26,7 @@ def net():
     return torch.nn.Sequential(first, second, torch.nn.Flatten(), torch.nn.Linear(784, 5))
 
 input_size = (18, 18)
+preprocess = "imagenet"
 """
 COMMANDS = {
     "visualize net.py:net cat.png --layer 0 -o a.png": "a.png",
