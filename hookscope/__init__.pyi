@@ -21,6 +21,7 @@ from .gradients import (
     change_gradients as change_gradients,
     diagnose_gradients as diagnose_gradients,
     layer_gradients as layer_gradients,
+    plot_gradients as plot_gradients,
 )
 from .hooks import (
     Activations as Activations,
@@ -42,13 +43,18 @@ from .models import (
     find_models as find_models,
     load_model as load_model,
 )
-from .parameters import parameter_statistics as parameter_statistics
+from .parameters import (
+    parameter_findings as parameter_findings,
+    parameter_statistics as parameter_statistics,
+    plot_weights as plot_weights,
+)
 from .scores import Loss as Loss, Prediction as Prediction
 from .statistics import (
     LayerStatistics as LayerStatistics,
     RunningStatistics as RunningStatistics,
     StatisticsCollector as StatisticsCollector,
     diagnose as diagnose,
+    plot_statistics as plot_statistics,
 )
 from .tracing import (
     LayerTotals as LayerTotals,
@@ -56,5 +62,11 @@ from .tracing import (
     list_layers as list_layers,
     trace_events as trace_events,
 )
-from .training import Monitor as Monitor
+from .training import (
+    Monitor as Monitor,
+    Run as Run,
+    findings_over_time as findings_over_time,
+    plot_training as plot_training,
+    read_runs as read_runs,
+)
 from .verification import verify as verify

@@ -35,11 +35,14 @@ from .plot import (
     decades as decades,
     figure_bytes as figure_bytes,
     finding_lines as finding_lines,
+    layer_label as layer_label,
+    mark_ends as mark_ends,
     page_of_rows as page_of_rows,
     plain_settings as plain_settings,
     plot_suffix as plot_suffix,
     set_ticks as set_ticks,
     short_label as short_label,
+    tick_label as tick_label,
     write as write,
     write_at as write_at,
 )
@@ -69,7 +72,6 @@ from .sheet import (
 from .text import (
     Pixels as Pixels,
     fitting as fitting,
-    font as font,
     inches as inches,
     stamp as stamp,
     text_pixels as text_pixels,

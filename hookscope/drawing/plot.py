@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hookscope.drawing.fonts import font_families
-from hookscope.drawing.text import fitting, font
+from hookscope.drawing.text import inches, wrapped_lines
 from hookscope.errors import UsageError, printable
 from hookscope.findings import Finding, counted
 
@@ -29,6 +29,9 @@ TITLE, BODY, SMALL = 11.0, 8.5, 7.5  # points
 _MARGIN, _GAP, _LINE = 0.2, 0.28, 0.17
 _ROW, _TALLEST = 0.145, 75.0
 _LONGEST_LABEL = 52
+_NARROWEST = 7.0
+_MOST_WRAPPED = 3
+_LEGEND = "#606060"
 
 
 class Colour:
@@ -125,6 +128,17 @@ def add_panel(figure: Figure, x: float, y: float, width: float, height: float, g
     return axes
 
 
+def layer_label(name: str, kind: str) -> str:
+    """``name``, with its type where the name ends in a bare number: ``features.6  ReLU``."""
+    return f"{name}  {kind}" if kind and name.partition("#")[0].rpartition(".")[2].isdigit() else name
+
+
+def mark_ends(axes: Axes, left: Sequence[float], right: Sequence[float], colour: str = _LEGEND) -> None:
+    """Mark rows whose lines go on beyond the left or right edge; the limits of the axis must be final."""
+    for edge, rows, marker in zip(axes.get_xlim(), (left, right), "<>", strict=True):
+        axes.plot([edge] * len(rows), rows, marker, ms=3.6, color=colour, mew=0, clip_on=False, zorder=9)
+
+
 def short_label(label: str, most: int) -> str:
     """``label`` printable and with at most ``most`` characters, the middle left out."""
     label = printable(label)
@@ -132,8 +146,13 @@ def short_label(label: str, most: int) -> str:
     return label if len(label) <= most else f"{label[: most - half - 1]}…{label[-half:]}"
 
 
-def finding_lines(findings: Sequence[Finding], most: int = 8, numbered: bool = False) -> list[tuple[str, str]]:
-    """The text and colour of a line for each finding; above ``most`` the last line counts the others."""
+def finding_lines(findings: Sequence[Finding] | None, most: int = 8, numbered: bool = False) -> list[tuple[str, str]]:
+    """The text and colour of a line for each finding; above ``most`` the last line counts the others.
+
+    Nobody looked for findings that are None.
+    """
+    if findings is None:
+        return []
     if not findings:
         return [("no findings", Colour.INK)]
     lines = [f"{f.finding}  {f.layer}: {f.evidence}" if f.layer else f"{f.finding}: {f.evidence}" for f in findings]
@@ -157,20 +176,31 @@ def decades(first: float, last: float, most: int = 4) -> list[float]:
     return [10.0**power for power in range(low, high + 1, max(1, -(-(high - low) // most)))]
 
 
-def set_ticks(axes: Axes, values: Sequence[float], form: str = "g") -> None:
-    """Label exactly ``values``, as short as ``1e-5``."""
-    axes.set_xticks(values, [f"{value:{form}}".replace("e-0", "e-").replace("e+0", "e") for value in values])
+def tick_label(value: float, ticks: Sequence[float] = ()) -> str:
+    """``0.01`` or ``1e-5``, with as many digits as tell the ``ticks`` from each other."""
+    digits = next((n for n in range(1, 7) if len({f"{tick:.{n}g}" for tick in ticks}) == len(ticks)), 6)
+    plain = value == 0 or 1e-3 <= abs(value) < 1e4
+    text = f"{value:.{max(digits, 4)}g}" if plain else f"{value:.{digits - 1}e}"
+    return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def set_ticks(axes: Axes, values: Sequence[float]) -> None:
+    """Label exactly ``values``, those from 0.001 to 1000 in full and others as short as ``1e-5``."""
+    axes.set_xticks(values, [tick_label(value) for value in values])
     axes.set_xticks([], minor=True)
 
 
 def page_of_rows(
     labels: Sequence[str],
     panels: Mapping[str, float],
-    heading: str,
+    title: str,
     lines: Sequence[tuple[str, str]] = (),
     marked: Mapping[int, str] | None = None,
+    *,
+    weights: str = "",
+    legend: Sequence[str] = (),
 ) -> Figure:
-    """A page with a heading, lines of text and panels side by side with common rows, labelled at the left.
+    """A page with a title, lines of text and panels side by side with common rows, labelled at the left.
 
     The axes of the page are the panels, with rows at y = 0, 1, 2... from the top; the caller sets x. Rows have a fixed
     height up to some 500 rows. More rows are thinner, and only every second, third... is labelled; marked rows always
@@ -179,36 +209,48 @@ def page_of_rows(
     Args:
         labels: Labels of the rows, from top to bottom; long ones are shortened in the middle.
         panels: Title and width in inches of each panel.
-        heading: The first line.
-        lines: Text and colour of the lines below the heading.
+        title: The first line.
+        lines: Text and colour of the lines below the title.
         marked: Rows with a finding and the words to write at their right; they have a coloured background.
+        weights: Written beside the title, in red if they are random.
+        legend: What the marks mean, below the lines, because 400 rows end far below.
     """
     marked = marked or {}
     names = [short_label(label, _LONGEST_LABEL) for label in labels]
-    left = _MARGIN + max((_bold_inches(name, SMALL) for name in names), default=0.0) + 0.1
-    words = max((_bold_inches(printable(text), SMALL) for text in marked.values()), default=0.0)
+    left = _MARGIN + max((inches(name, SMALL, bold=True) for name in names), default=0.0) + 0.1
+    words = max((inches(printable(text), SMALL, bold=True) for text in marked.values()), default=0.0)
     tail = words + 2 * _GAP if words else _MARGIN
-    head = _MARGIN + 0.24 + _LINE * len(lines) + 0.5
-    rows_height = min(_ROW * max(len(labels), 1), _TALLEST)
+    weights = f"weights: {printable(weights)}" if weights else ""
+    beside = _MARGIN + inches(printable(title), TITLE, bold=True) + (_GAP if title else 0.0)
     width = left + sum(panels.values()) + _GAP * (len(panels) - 1) + tail
-    width = max(width, 2 * _MARGIN + _bold_inches(printable(heading), TITLE) * 1.12)
-    figure = Figure(figsize=(width, head + rows_height + 0.5), dpi=DPI, facecolor="white")
-    write_at(figure, _MARGIN, _MARGIN + 0.08, heading, fontsize=TITLE, fontweight="bold")
-    for at, (line, colour) in enumerate(lines):
-        line = fitting(printable(line), width - 2 * _MARGIN, BODY)
+    width = max(width, _NARROWEST, beside + inches(weights, TITLE, bold=True) + _MARGIN)
+    styled = [*lines, *((line, _LEGEND) for line in legend)]
+    texts = [
+        (part, colour)
+        for line, colour in styled
+        for part in wrapped_lines(printable(line), width - 2 * _MARGIN, BODY, _MOST_WRAPPED, "    ")
+    ]
+    head = _MARGIN + 0.24 + _LINE * len(texts) + 0.5
+    rows_height = min(_ROW * max(len(labels), 1), _TALLEST)
+    figure = Figure(figsize=(width, head + rows_height + 0.4), dpi=DPI, facecolor="white")
+    write_at(figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
+    if weights:
+        colour = Colour.ALARM if weights.startswith("weights: random") else Colour.INK
+        write_at(figure, beside, _MARGIN + 0.08, weights, fontsize=TITLE, fontweight="bold", color=colour)
+    for at, (line, colour) in enumerate(texts):
         write_at(figure, _MARGIN, _MARGIN + 0.32 + at * _LINE, line, color=colour)
     x = left
-    for title, panel_width in panels.items():
+    for name, panel_width in panels.items():
         axes = add_panel(figure, x, head, panel_width, rows_height, grid="x")
         _prepare_rows(axes, len(labels), marked)
         title_style = {"transform": axes.transAxes, "clip_on": False, "fontweight": "bold"}
-        write(axes, 0, 1 + 0.3 / rows_height, title, fontsize=BODY, **title_style)
+        write(axes, 0, 1 + 0.3 / rows_height, name, fontsize=BODY, **title_style)
         x += panel_width + _GAP
     _label_rows(figure.axes[0], names, marked, rows_height / max(len(labels), 1))
     last = figure.axes[-1]
-    beside = {"transform": last.get_yaxis_transform(), "clip_on": False, "fontsize": SMALL, "color": Colour.ALARM}
+    at_right = {"transform": last.get_yaxis_transform(), "clip_on": False, "fontsize": SMALL, "color": Colour.ALARM}
     for at, text in marked.items():
-        write(last, 1 + _GAP / 2 / panel_width, at, text, **beside)
+        write(last, 1 + _GAP / 2 / panel_width, at, text, **at_right)
     return figure
 
 
@@ -234,7 +276,3 @@ def _label_rows(axes: Axes, names: Sequence[str], marked: Collection[int], row_h
             colour, weight = (Colour.ALARM, "bold") if at in marked else (Colour.INK, "normal")
             write(axes, -0.06 / panel_width, at, name, color=colour, fontweight=weight, **beside)
             last = at
-
-
-def _bold_inches(text: str, points: float) -> float:
-    return float(font(100, True).getlength(text)) * points / 100 / 72

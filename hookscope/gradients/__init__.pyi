@@ -2,7 +2,7 @@ from .anomaly import Anomaly as Anomaly, first_anomaly as first_anomaly, made_by
 from .autograd_flow import refuse_reentrant_checkpoints as refuse_reentrant_checkpoints
 from .backward_pass import layer_gradients as layer_gradients, select_parameters as select_parameters
 from .cut_points import gradient_stops as gradient_stops
-from .figure import gradient_figure as gradient_figure
+from .figure import plot_gradients as plot_gradients
 from .findings import (
     GradientThresholds as GradientThresholds,
     anything_unreached as anything_unreached,

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from hookscope.drawing import (
-    SMALL,
     Colour,
     decades,
     finding_lines,
-    font,
+    layer_label,
     page_of_rows,
     plain_settings,
     set_ticks,
-    write_at,
 )
 from hookscope.findings import Finding, single
 from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
@@ -31,13 +28,14 @@ _MOST_DECADES = 40  # smaller values are drawn at the edge
 _WIDEST = 8.7  # inches, all panels together
 
 _Sizes = list[tuple[int, GradientSize]]
-_Mark = tuple[str, str, dict[str, Any]]
+_Mark = tuple[str, str, tuple[tuple[str, Any], ...]]  # its words, its marker, the look of the marker
 
-_ZERO: _Mark = ("0 everywhere", "<", {"color": Colour.ALARM, "ms": 4.0})
-_LOST: _Mark = ("no gradient arrives", "x", {"color": Colour.INK, "ms": 3.6, "mew": 1.1})
-_FROZEN: _Mark = ("frozen", "s", {"color": Colour.GREEN, "ms": 3.0, "mfc": "white", "mew": 1.0})
-_SPOILED: _Mark = ("NaN or Inf", ">", {"color": Colour.ALARM, "ms": 4.4})
-_ZEROED: _Mark = ("0 after the change", "<", {"color": Colour.ORANGE, "ms": 4.0})
+_ABOVE, _BELOW = -0.18, 0.22  # of the middle of a row: the gradient before and after a change
+_ZERO: _Mark = ("◂ red: 0 everywhere", "<", (("color", Colour.ALARM), ("ms", 4.0)))
+_LOST: _Mark = ("× no gradient arrives", "x", (("color", Colour.INK), ("ms", 3.6), ("mew", 1.1)))
+_FROZEN: _Mark = ("□ frozen", "s", (("color", Colour.GREEN), ("ms", 3.0), ("mfc", "white"), ("mew", 1.0)))
+_SPOILED: _Mark = ("▸ red: NaN or Inf", ">", (("color", Colour.ALARM), ("ms", 4.4)))
+_ZEROED: _Mark = ("◂ orange: 0 after the change", "<", (("color", Colour.ORANGE), ("ms", 4.0)))
 
 
 @dataclass
@@ -62,10 +60,12 @@ class _Panel:
     frozen: list[int]
 
 
-def gradient_figure(
+def plot_gradients(
     report: GradientReport,
-    findings: Sequence[Finding],
-    heading: str,
+    findings: Sequence[Finding] | None = None,
+    title: str = "",
+    *,
+    weights: str = "",
     lines: Sequence[str] = (),
     thresholds: GradientThresholds | None = None,
 ) -> Figure:
@@ -73,27 +73,51 @@ def gradient_figure(
 
     Panels: gradients of the layer outputs, of the weights and of the biases, changed gradients below the original
     ones. Every row beyond a threshold or without a gradient is marked, also inside a chain. The thresholds are ratios,
-    so they are not drawn among absolute values. ``lines`` stand below the heading, such as totals.
+    so they are not drawn among absolute values. The figure is none of pyplot's: nothing has to be closed, and no
+    setting of matplotlib changes.
+
+    Args:
+        report: The result of `layer_gradients`.
+        findings: The result of `diagnose_gradients`; None draws none.
+        title: The first line, such as the name of the model.
+        weights: Label of the weights, written beside the title; random weights are red.
+        lines: Lines below the title, such as totals.
+        thresholds: Thresholds of the marked rows.
+
+    Example:
+        >>> import torch
+        >>> from hookscope import diagnose_gradients, layer_gradients
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
+        >>> report = layer_gradients(net, torch.rand(1, 3, 8, 8))
+        >>> figure = plot_gradients(report, diagnose_gradients(report), "a net")
+        >>> [axes.texts[0].get_text() for axes in figure.axes]
+        ['gradient of the activations', 'gradient of the weights', 'gradient of the biases']
     """
     rows = _rows(report)
     outputs = [(at, row.layer.grad_output) for at, row in enumerate(rows) if row.layer is not None]
     sizes = [(at, size) for at, size in outputs if size is not None]
     lost = [at for at, size in outputs if size is None]
-    panels = [_Panel("gradient of the activations", sizes, [], lost, [])]
-    for title, which in (("gradient of the weights", "weights"), ("gradient of the biases", "biases")):
+    panels = [_Panel("gradient of the activations", sizes, [], lost, [])] if outputs or not rows else []
+    for name, which in (("gradient of the weights", "weights"), ("gradient of the biases", "biases")):
         if any(getattr(row, which) for row in rows):
-            panels.append(_of_parameters(title, rows, which))
+            panels.append(_of_parameters(name, rows, which))
+    marked = _marked(rows, report.parameters, findings or (), thresholds)
+    types = {row.layer.call.key: row.layer.call.type for row in rows if row.layer is not None}
+    said = findings and [
+        replace(found, layer=layer_label(found.layer, types.get(found.layer, ""))) for found in findings
+    ]
     with plain_settings():
         figure = page_of_rows(
             [row.label for row in rows],
             {panel.title: _WIDEST / len(panels) for panel in panels},
-            heading,
-            [*((line, Colour.INK) for line in lines), *finding_lines(findings)],
-            _marked(rows, report.parameters, findings, thresholds),
+            title,
+            [*((line, Colour.INK) for line in lines), *finding_lines(said)],
+            marked,
+            weights=weights,
+            legend=_legend(panels, len(rows), bool(marked)),
         )
         for panel, axes in zip(panels, figure.axes, strict=True):
             _draw(axes, panel)
-        _legend(figure, changed=any(panel.after for panel in panels))
     return figure
 
 
@@ -108,10 +132,12 @@ def _rows(report: GradientReport) -> list[_Row]:
     for name in by_layer:
         last = name if name in called else last
         following.setdefault(last, []).extend([] if name in called else [name])
-    rows = [_Row(name or "(model)", name) for name in following.pop("")]
+    types = {parameter.layer: parameter.type for parameter in report.parameters}
+    rows = [_Row(layer_label(name, types[name]) or "(model)", name) for name in following.pop("")]
     for layer in report.layers:
-        rows.append(_Row(layer.call.key or layer.call.type, layer.call.name, layer))
-        rows += [_Row(name, name) for name in following.pop(layer.call.name, [])]
+        label = layer_label(layer.call.key, layer.call.type) or layer.call.type
+        rows.append(_Row(label, layer.call.name, layer))
+        rows += [_Row(layer_label(name, types[name]), name) for name in following.pop(layer.call.name, [])]
     for row in rows:
         for parameter in by_layer.pop(row.name, []):  # a layer that ran twice shows them in its first row
             kind = row.biases if parameter.name.rpartition(".")[2].endswith("bias") else row.weights
@@ -144,7 +170,7 @@ def _marked(
         names += [name for p in (*row.weights, *row.biases) for name in parameter_finding_names(p, thresholds)]
         marks[at] = [_with_reason(name, row) for name in dict.fromkeys(names)]
     places = {row.name: at for at, row in reversed(list(enumerate(rows)))}
-    keys = {row.label: at for at, row in enumerate(rows)}
+    keys = {row.layer.call.key or row.layer.call.type: at for at, row in enumerate(rows) if row.layer is not None}
     for finding in single(findings):
         at = keys.get(finding.layer, places.get(finding.layer.partition("#")[0], -1))
         if at >= 0:
@@ -167,23 +193,30 @@ def _draw(axes: Axes, panel: _Panel) -> None:
     left, right = _limits([size for _, size in [*before, *after]])
     axes.set_xscale("log")
     axes.set_xlim(left, right)
-    set_ticks(axes, decades(left, right), ".0e")
-    high, low = (-0.18, 0.22) if after else (0.0, 0.22)
+    set_ticks(axes, decades(left, right))
+    high, low = (_ABOVE, _BELOW) if after else (0.0, _BELOW)
     _spans(axes, before, high, Colour.BLUE, Colour.SKY)
     _spans(axes, after, low, Colour.ORANGE, "#f3d28a")
-    zero = [at + high for at, size in before if size.max_abs == 0 and not size.nan and not size.inf]
-    zeroed = [at + low for at, size in after if size.max_abs == 0 and not size.nan and not size.inf]
-    bad = [at for at, size in before if size.nan or size.inf]
-    for mark, at, x in (
-        (_LOST, panel.lost, left),
-        (_FROZEN, panel.frozen, left),
-        (_ZERO, zero, left),
-        (_ZEROED, zeroed, left),
-        (_SPOILED, bad, right),
-    ):
-        _, marker, style = mark
-        rows = sorted(set(at))
-        axes.plot([x] * len(rows), rows, marker=marker, clip_on=False, linestyle="none", zorder=6, **style)
+    for (_, marker, style), at in _marks(panel).items():
+        x = right if marker == ">" else left
+        axes.plot([x] * len(at), at, marker=marker, clip_on=False, linestyle="none", zorder=6, **dict(style))
+
+
+def _marks(panel: _Panel) -> dict[_Mark, list[float]]:
+    """The rows of each mark that is drawn, shifted where there are gradients before and after a change."""
+
+    def is_zero(size: GradientSize) -> bool:
+        return size.max_abs == 0 and not size.nan and not size.inf
+
+    high = _ABOVE if panel.after else 0.0
+    rows: dict[_Mark, Sequence[float]] = {
+        _LOST: panel.lost,
+        _FROZEN: panel.frozen,
+        _ZERO: [at + high for at, size in panel.before if is_zero(size)],
+        _ZEROED: [at + _BELOW for at, size in panel.after if is_zero(size)],
+        _SPOILED: [at for at, size in panel.before if size.nan or size.inf],
+    }
+    return {mark: sorted(set(at)) for mark, at in rows.items() if at}
 
 
 def _spans(axes: Axes, sizes: _Sizes, shift: float, dark: str, light: str) -> None:
@@ -214,19 +247,14 @@ def _least(sizes: Sequence[GradientSize]) -> float:
     return max(min(values), max(values) * 10.0**-_MOST_DECADES)
 
 
-def _legend(figure: Figure, changed: bool) -> None:
-    """Explain every mark in two lines at the bottom of the page."""
-    height = figure.get_size_inches()[1]
-    faint = {"fontsize": SMALL - 0.5, "color": Colour.FAINT}
-    words = "absolute values on a log scale: dot mean, line to the largest"
-    words += "; blue before, orange after the change" if changed else ""
-    words += "; coloured rows have a finding"
-    write_at(figure, 0.2, height - 0.25, words, **faint)
-    x = 0.2
-    for text, marker, style in [_ZERO, *([_ZEROED] if changed else []), _LOST, _FROZEN, _SPOILED]:
-        style = style | {"marker": marker, "linestyle": "none", "transform": figure.dpi_scale_trans}
-        figure.add_artist(Line2D([x + 0.04], [0.1], **style))
-        write_at(figure, x + 0.13, height - 0.1, text, **faint)
-        x += 0.31 + float(font(100).getlength(text)) * (SMALL - 0.5) / 100 / 72
-    blank = "blank: no such parameter, the layer did not run, or its first call shows it"
-    write_at(figure, x, height - 0.1, blank, **faint)
+def _legend(panels: Sequence[_Panel], rows: int, marked: bool) -> list[str]:
+    """What is drawn."""
+    sizes = any(size.max_abs > 0 for panel in panels for _, size in panel.before)
+    words = ["absolute values on a log scale: dot mean, line to the largest"] if sizes else []
+    words += ["blue before, orange after the change"] if any(panel.after for panel in panels) else []
+    words += ["coloured rows have a finding"] if marked else []
+    marks = list(dict.fromkeys(mark for panel in panels for mark in _marks(panel)))
+    keys = [text for text, *_ in marks]
+    if any(len({at for at, _ in panel.before} | {*panel.lost, *panel.frozen}) < rows for panel in panels):
+        keys.append("blank: no such parameter, the layer did not run, or its first call shows it")
+    return [line for line in ("; ".join(words), "   ".join(keys)) if line]

@@ -9,15 +9,22 @@ from dataclasses import dataclass, field
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hookscope.drawing import Colour, decades, finding_lines, page_of_rows, plain_settings, set_ticks, write
+from hookscope.drawing import (
+    Colour,
+    decades,
+    finding_lines,
+    layer_label,
+    mark_ends,
+    page_of_rows,
+    plain_settings,
+    set_ticks,
+)
 from hookscope.findings import Finding, counted, single
 from hookscope.parameters.facts import ParameterStatistics
 
 _IN_ROW_OF_LAYER = {"weight", "bias", "running_mean", "running_var"}
-_LEGEND = (
-    "weights: thin line lowest to highest, thick mean ± standard deviation, dot mean"
-    "   norms, variances: line least to largest, dot mean, < goes on to the left"
-)
+
+_Span = tuple[int, float, float, float]
 
 
 @dataclass
@@ -30,32 +37,67 @@ class _Row:
     notes: list[str] = field(default_factory=list)
 
 
-def weights_figure(
-    rows: Sequence[ParameterStatistics], findings: Sequence[Finding], heading: str, lines: Sequence[str] = ()
+def plot_weights(
+    rows: Sequence[ParameterStatistics],
+    findings: Sequence[Finding] | None = None,
+    title: str = "",
+    *,
+    weights: str = "",
+    lines: Sequence[str] = (),
 ) -> Figure:
-    """A page with a row for each layer in order of registration: weights, filters, zeros, running variances.
+    """A page with a row for each layer: its weights, norms of filters, zeros and running variances.
 
-    ``heading`` is model and weights; ``lines`` below it are such as totals.
+    A panel without values is left out. A finding stands beside its row. The figure is none of pyplot's: nothing has to
+    be closed, and no setting of matplotlib changes.
+
+    Args:
+        rows: The result of `parameter_statistics`.
+        findings: The result of `parameter_findings`; None draws none.
+        title: The first line, such as the name of the model.
+        weights: Label of the weights, written beside the title; random weights are red.
+        lines: Lines below the title.
+
+    Example:
+        >>> import torch
+        >>> from hookscope import parameter_findings, parameter_statistics
+        >>> rows = parameter_statistics(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)))
+        >>> figure = plot_weights(rows, parameter_findings(rows), "two layers")
+        >>> [axes.texts[0].get_text() for axes in figure.axes]
+        ['weights', 'norms of filters', 'running variance']
     """
-    page_rows = _page_rows(rows, findings)
-    panels = [("weights", 3.4, _draw_weights), ("zeros (%)", 1.0, _draw_zeros)]
+    page_rows = _page_rows(rows, findings or ())
+    panels = [("weights", 3.4, _draw_weights)]
     if any(row.weight is not None and row.weight.filter_norm_min is not None for row in page_rows):
-        panels.insert(1, ("norms of filters", 2.2, _draw_filters))
+        panels.append(("norms of filters", 2.2, _draw_filters))
+    if any(row.weight is not None and row.weight.zeros for row in page_rows):
+        panels.append(("zeros (%)", 1.0, _draw_zeros))
     if any(row.variance is not None for row in page_rows):
         panels.append(("running variance", 2.2, _draw_variances))
     with plain_settings():
         figure = page_of_rows(
             [row.label for row in page_rows],
-            {title: width for title, width, _ in panels},
-            heading,
+            {name: width for name, width, _ in panels},
+            title,
             [*((line, Colour.INK) for line in lines), *finding_lines(findings)],
             {at: "; ".join(row.notes) for at, row in enumerate(page_rows) if row.notes},
+            weights=weights,
+            legend=_legend(page_rows, [name for name, *_ in panels]),
         )
         for (_, _, draw), axes in zip(panels, figure.axes, strict=True):
             draw(axes, page_rows)
-        width, height = figure.get_size_inches()
-        write(figure, 0.2 / width, 0.13 / height, _LEGEND, fontsize=7.0, color=Colour.FAINT)
     return figure
+
+
+def _legend(rows: Sequence[_Row], panels: Sequence[str]) -> list[str]:
+    """What the marks mean that are drawn."""
+    legend = []
+    if any(row.weight is not None and row.weight.mean is not None for row in rows):
+        legend.append("weights: thin line lowest to highest, thick line mean ± standard deviation, dot mean")
+    if shown := [name for name in panels if name in ("norms of filters", "running variance")]:
+        goes_on = any(low < _edges(spans)[0] for spans in (_norms(rows), _variances(rows)) for _, low, *_ in spans)
+        words = "; red arrowhead: the line goes on to 0 or below" if goes_on else ""
+        legend.append(f"{', '.join(shown)}: line least to largest, dot mean{words}")
+    return legend
 
 
 def _page_rows(rows: Sequence[ParameterStatistics], findings: Sequence[Finding]) -> list[_Row]:
@@ -65,7 +107,7 @@ def _page_rows(rows: Sequence[ParameterStatistics], findings: Sequence[Finding])
     for row in rows:
         leaf = row.name.rpartition(".")[2]
         key = (row.layer or row.type) if leaf in _IN_ROW_OF_LAYER else row.name
-        place = page_rows.setdefault(key, _Row(key))
+        place = page_rows.setdefault(key, _Row(layer_label(key, row.type) if key == row.layer else key))
         if leaf == "running_var":
             place.variance = row
         elif leaf == "weight" or leaf not in _IN_ROW_OF_LAYER:
@@ -120,32 +162,44 @@ def _draw_weights(axes: Axes, rows: Sequence[_Row]) -> None:
 
 
 def _draw_filters(axes: Axes, rows: Sequence[_Row]) -> None:
-    """Draw least to largest norm as a line, the mean as a dot."""
-    weights = [(at, row.weight) for at, row in enumerate(rows) if row.weight and row.weight.filter_norm_min is not None]
-    _spans(axes, [(at, w.filter_norm_min, w.filter_norm_mean, w.filter_norm_max) for at, w in weights])
+    _draw_spans(axes, _norms(rows))
 
 
 def _draw_variances(axes: Axes, rows: Sequence[_Row]) -> None:
-    variances = [(at, row.variance) for at, row in enumerate(rows) if row.variance and row.variance.mean is not None]
-    _spans(axes, [(at, variance.min, variance.mean, variance.max) for at, variance in variances])
+    _draw_spans(axes, _variances(rows))
 
 
-def _spans(axes: Axes, spans: Sequence[tuple[int, float | None, float | None, float | None]]) -> None:
-    """Draw lines and dots on a logarithmic scale; a line from 0 or below starts at the left edge with an arrow head."""
-    numbers = [(at, low or 0.0, mean or 0.0, high or 0.0) for at, low, mean, high in spans]
-    positive = [value for _, *values in numbers for value in values if value > 0]
+def _norms(rows: Sequence[_Row]) -> list[_Span]:
+    """Least, mean and largest norm of the filters of each row."""
+    weights = [(at, row.weight) for at, row in enumerate(rows) if row.weight and row.weight.filter_norm_min is not None]
+    return [(at, w.filter_norm_min or 0.0, w.filter_norm_mean or 0.0, w.filter_norm_max or 0.0) for at, w in weights]
+
+
+def _variances(rows: Sequence[_Row]) -> list[_Span]:
+    known = [(at, row.variance) for at, row in enumerate(rows) if row.variance and row.variance.mean is not None]
+    return [(at, variance.min or 0.0, variance.mean or 0.0, variance.max or 0.0) for at, variance in known]
+
+
+def _edges(spans: Sequence[_Span]) -> tuple[float, float]:
+    """The ends of a logarithmic axis."""
+    positive = [value for _, *values in spans for value in values if value > 0]
     least, most = (min(positive), max(positive)) if positive else (0.1, 1.0)
     # ten decades at most: one collapsed channel must not flatten all others
     left, right = max(least, most * 1e-10) / 1.6, most * 1.6
     if right / left < 12:
         middle = math.sqrt(left * right)
         left, right = middle / 3.5, middle * 3.5
+    return left, right
+
+
+def _draw_spans(axes: Axes, spans: Sequence[_Span]) -> None:
+    """Draw lines and dots on a logarithmic scale; a line from 0 or below starts at the left edge with an arrowhead."""
+    left, right = _edges(spans)
     axes.set_xscale("log")
     axes.set_xlim(left, right)
-    _bands(axes, [(at, max(low, left), max(high, left)) for at, low, _, high in numbers], False, Colour.FAINT)
-    axes.plot([mean for *_, mean, _ in numbers], [at for at, *_ in numbers], "o", ms=2.6, color=Colour.GREEN, zorder=4)
-    ended = [at for at, low, *_ in numbers if low < left]
-    axes.plot([left] * len(ended), ended, "<", ms=4, color=Colour.ALARM, clip_on=False, zorder=5)
+    _bands(axes, [(at, max(low, left), max(high, left)) for at, low, _, high in spans], False, Colour.FAINT)
+    axes.plot([mean for *_, mean, _ in spans], [at for at, *_ in spans], "o", ms=2.6, color=Colour.GREEN, zorder=4)
+    mark_ends(axes, [at for at, low, *_ in spans if low < left], [], Colour.ALARM)
     set_ticks(axes, decades(left, right))
 
 

@@ -1,7 +1,7 @@
 from .batchnorm import BATCH_NORMS as BATCH_NORMS
 from .collector import StatisticsCollector as StatisticsCollector
 from .coverage import Coverage as Coverage
-from .figure import draw_statistics as draw_statistics
+from .figure import plot_statistics as plot_statistics
 from .findings import StatisticsThresholds as StatisticsThresholds, diagnose as diagnose, find_problems as find_problems
 from .layer_statistics import QUANTILES as QUANTILES, LayerStatistics as LayerStatistics, ValuePosition as ValuePosition
 from .limits import (

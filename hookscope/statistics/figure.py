@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hookscope.drawing import SMALL, Colour, page_of_rows, plain_settings, write
+from hookscope.drawing import SMALL, Colour, layer_label, mark_ends, page_of_rows, plain_settings, set_ticks, write
 from hookscope.findings import Finding, default, nonfinite_words, single
 from hookscope.statistics.layer_statistics import LayerStatistics
 
@@ -17,7 +18,7 @@ _WIDEST, _THICKEST = 5.5, 0.55  # of a band: in points, as a share of a row
 _COMPARABLE = 80.0  # largest ratio of values to the smallest root mean square on one linear scale
 _MOST_SIZES = 10.0  # less than 1 % of values are beyond 10 root mean squares (Chebyshev)
 _BANDS = ((0.01, 0.99, "#cfe3f2"), (0.05, 0.95, "#8cc5e8"), (0.25, 0.75, Colour.BLUE))
-_FIRST_STRIPE, _LEGEND_INK = "#f9c4a4", "#606060"
+_FIRST_STRIPE = "#f9c4a4"
 _ARROW = "\N{BLACK LEFT-POINTING POINTER}"
 _HALF_PRECISION = (default("vanishing-activations", "smallest"), default("exploding-activations", "largest"))
 _BAND_WORDS = (
@@ -25,32 +26,61 @@ _BAND_WORDS = (
     " dot mean"
 )
 _DEAD_WORDS = "dead: channels with one constant value"
-_SATURATED_WORDS = "; saturated: values within 1 % of a bound, if the function has one (|)"
+_SATURATED_WORDS = "saturated: values within 1 % of a bound, if the function has one (|)"
 _SIZE_WORDS = (
     "sizes differ too much for one scale, so each row of values is divided by its root mean square (rms); rms: dot,"
-    " line to the largest value, dashed the limits of half precision"
+    " line to the largest value"
 )
 
 Draw = Callable[[Axes, Sequence[LayerStatistics], float], None]
 
 
-def draw_statistics(layers: Sequence[LayerStatistics], findings: Sequence[Finding], about: str) -> Figure:
+def plot_statistics(
+    layers: Sequence[LayerStatistics],
+    findings: Sequence[Finding] | None = None,
+    title: str = "",
+    *,
+    weights: str = "",
+) -> Figure:
     """A page with a row for each of ``layers``; rows with findings name them, and one row is marked to start with.
 
-    Panels: distribution of the values, NaN and Inf (if there are any), zeros, dead channels, saturation (if a function
-    is bounded). If layers differ by orders of magnitude, each distribution is drawn in units of its own root mean
-    square, which has a logarithmic panel of its own. A line above the rows summarises each kind of finding.
+    Panels: distribution of the values, NaN and Inf, zeros, dead channels, saturation; one without values is left out.
+    If layers differ by orders of magnitude, each distribution is drawn in units of its own root mean square, which has
+    a logarithmic panel of its own. A line above the rows summarises each kind of finding. The figure is none of
+    pyplot's: nothing has to be closed, and no setting of matplotlib changes.
+
+    Args:
+        layers: The result of `RunningStatistics.statistics`.
+        findings: The result of `diagnose`; None draws none.
+        title: The first line, such as the name of the model.
+        weights: Label of the weights, written beside the title; random weights are red.
+
+    Example:
+        >>> import torch
+        >>> from hookscope import StatisticsCollector, diagnose
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+        >>> with StatisticsCollector(net) as collector, torch.no_grad():
+        ...     _ = net(torch.rand(8, 3, 16, 16))
+        >>> totals = collector.totals
+        >>> figure = plot_statistics(totals.statistics(), diagnose(totals), "a net, 8 images")
+        >>> figure.axes[0].texts[0].get_text()
+        'values'
     """
-    panels, legend, findings = _panels(layers), _legend(layers), list(single(findings))
-    summary, first = _summary(findings), _first_row(layers, findings)
+    given, findings = findings is not None, list(single(findings or ()))
+    panels = _panels(layers)
+    types = {layer.key: layer.call.type for layer in layers}
+    said = [replace(found, layer=layer_label(found.layer, types.get(found.layer, ""))) for found in findings]
+    summary, first = _summary(said) if given else [], _first_row(layers, findings)
     with plain_settings():
         colour = Colour.ALARM if any(finding.severity != "note" for finding in findings) else Colour.INK
         figure = page_of_rows(
             [f"{layer.key}  {layer.call.type}" for layer in layers],
-            {title: width for title, width, _ in panels},
-            about,
-            [*((line, colour) for line in summary), *((line, _LEGEND_INK) for line in legend)],
+            {name: width for name, width, _ in panels},
+            title,
+            [(line, colour) for line in summary],
             _marks(layers, findings, first),
+            weights=weights,
+            legend=_legend(layers, [name for name, *_ in panels]),
         )
         for (_, _, draw), axes in zip(panels, figure.axes, strict=True):
             row_points = axes.bbox.height / figure.dpi / max(len(layers), 1) * 72
@@ -64,20 +94,39 @@ def _panels(layers: Sequence[LayerStatistics]) -> list[tuple[str, float, Draw]]:
     """Title, width in inches and drawing function of each panel."""
     panels: list[tuple[str, float, Draw]] = [("values", 4.6, _draw_values)]
     if not _comparable(layers):
-        panels = [("values / rms", 3.6, _draw_relative), ("rms", 2.4, _draw_sizes)]
+        panels = [("values / rms", 3.6, _draw_relative), ("root mean square (rms)", 2.4, _draw_sizes)]
     if any(layer.nan or layer.inf for layer in layers):
         panels.append(("NaN, Inf", 1.7, _draw_nonfinite))
-    panels += [("zeros (%)", 1.0, _draw_zeros), ("dead channels (%)", 1.6, _draw_dead)]
-    if any(layer.saturated is not None for layer in layers):
+    if any(layer.zeros for layer in layers):
+        panels.append(("zeros (%)", 1.0, _draw_zeros))
+    if any(layer.dead_channels for layer in layers):
+        panels.append(("dead channels (%)", 1.6, _draw_dead))
+    if any(layer.saturated for layer in layers):
         panels.append(("saturated (%)", 1.0, _draw_saturated))
     return panels
 
 
-def _legend(layers: Sequence[LayerStatistics]) -> list[str]:
-    """The lines of the legend, which stand above the rows because 400 rows end far below."""
+def _legend(layers: Sequence[LayerStatistics], panels: Sequence[str]) -> list[str]:
+    """What is drawn, and which panels would be empty."""
+    lines = []
+    if "values / rms" in panels:
+        low, high = _size_limits(layers)
+        dashed = ", dashed the limits of half precision" if any(low < at < high for at in _HALF_PRECISION) else ""
+        lines.append(_SIZE_WORDS + dashed)
+    if any(layer.quantiles for layer in layers):
+        low, high = _relative_limits(layers) if "values / rms" in panels else (-math.inf, math.inf)
+        units = _units(layers)
+        clipped = any(
+            (layer.min or 0) / unit < low or (layer.max or 0) / unit > high for layer, unit in _finite(layers, units)
+        )
+        lines.append(_BAND_WORDS + ("; arrowhead at the edge: the thin line goes on" if clipped else ""))
+    words = [_DEAD_WORDS] if "dead channels (%)" in panels else []
+    words += [_SATURATED_WORDS] if "saturated (%)" in panels else []
+    absent = [name for name in ("zeros", "dead channels") if f"{name} (%)" not in panels]
     bounded = any(layer.saturated is not None for layer in layers)
-    lines = [_BAND_WORDS, _DEAD_WORDS + (_SATURATED_WORDS if bounded else "")]
-    return lines if _comparable(layers) else [_SIZE_WORDS, *lines]
+    absent += ["saturated values"] if bounded and "saturated (%)" not in panels else []
+    words += [f"no {' or '.join(absent)}"] if absent and layers else []
+    return [*lines, "; ".join(words)] if words else lines
 
 
 def _comparable(layers: Sequence[LayerStatistics]) -> bool:
@@ -151,14 +200,33 @@ def _draw_values(axes: Axes, layers: Sequence[LayerStatistics], thickness: float
 
 
 def _draw_relative(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
-    """Bands in units of each layer's root mean square; extremes may lie outside the panel."""
-    sizes = _sizes(layers)
-    units = [sizes.get(at, 1.0) for at in range(len(layers))]
+    """Bands in units of each layer's root mean square; an arrowhead marks extremes that lie outside the panel."""
+    units = _units(layers)
     _bands(axes, layers, units, thickness)
-    ends = [(layer.quantiles[0.01] / unit, layer.quantiles[0.99] / unit) for layer, unit in _finite(layers, units)]
+    low, high = _relative_limits(layers)
+    axes.set_xlim(low, high)
+    rows = [(at, layer, unit) for at, (layer, unit) in enumerate(zip(layers, units, strict=True)) if layer.quantiles]
+    left = [at for at, layer, unit in rows if (layer.min or 0.0) / unit < low]
+    mark_ends(axes, left, [at for at, layer, unit in rows if (layer.max or 0.0) / unit > high])
+
+
+def _units(layers: Sequence[LayerStatistics]) -> list[float]:
+    sizes = _sizes(layers)
+    return [sizes.get(at, 1.0) for at in range(len(layers))]
+
+
+def _relative_limits(layers: Sequence[LayerStatistics]) -> tuple[float, float]:
+    ends = [
+        (layer.quantiles[0.01] / unit, layer.quantiles[0.99] / unit) for layer, unit in _finite(layers, _units(layers))
+    ]
     low = max(min((low for low, _ in ends), default=-1.0) * 1.25, -_MOST_SIZES)
     high = min(max((high for _, high in ends), default=1.0) * 1.25, _MOST_SIZES)
-    axes.set_xlim(min(low, -1.0), max(high, 1.0))
+    return min(low, -1.0), max(high, 1.0)
+
+
+def _size_limits(layers: Sequence[LayerStatistics]) -> tuple[float, float]:
+    sizes = _sizes(layers)
+    return max(min(sizes.values()) / 2, 1e-300), min(max(_largest(layers[at]) for at in sizes) * 2, 1e300)
 
 
 def _finite(layers: Sequence[LayerStatistics], units: Sequence[float]) -> list[tuple[LayerStatistics, float]]:
@@ -189,13 +257,11 @@ def _draw_sizes(axes: Axes, layers: Sequence[LayerStatistics], thickness: float)
     axes.set_xscale("log")
     axes.hlines(list(sizes), list(sizes.values()), [_largest(layers[at]) for at in sizes], colors=Colour.FAINT, lw=0.8)
     axes.plot(list(sizes.values()), list(sizes), "o", color=Colour.BLUE, ms=min(3.2, thickness), zorder=4)
-    low = max(min(sizes.values()) / 2, 1e-300)
-    high = min(max(_largest(layers[at]) for at in sizes) * 2, 1e300)
+    low, high = _size_limits(layers)
     axes.set_xlim(low, high)
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     powers = powers[:: -max(1, -(-len(powers) // 5))]  # at most 5, from the highest: their labels need room
-    axes.set_xticks([10.0**power for power in powers], [f"1e{power}" if power else "1" for power in powers])
-    axes.set_xticks([], minor=True)
+    set_ticks(axes, [10.0**power for power in powers])
     for limit in _HALF_PRECISION:
         if low < limit < high:
             axes.axvline(limit, color=Colour.ALARM, linewidth=0.7, linestyle=(0, (3, 3)), zorder=1)

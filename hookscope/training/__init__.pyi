@@ -2,4 +2,4 @@ from .log.file import LateLog as LateLog, Run as Run, RunLog as RunLog, read_run
 from .log.findings import findings_over_time as findings_over_time
 from .log.summary import TimedFinding as TimedFinding, duration_words as duration_words, summary as summary
 from .monitor import Monitor as Monitor
-from .plot.page import run_figure as run_figure
+from .plot.page import plot_training as plot_training

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hookscope.drawing import figure_bytes
 from hookscope.findings.finding import Finding
 from hookscope.gradients.backward_pass import layer_gradients
-from hookscope.gradients.figure import gradient_figure
+from hookscope.gradients.figure import plot_gradients
 from hookscope.gradients.findings import GradientThresholds, diagnose_gradients
 from hookscope.gradients.parameter_changes import GradientChanges
 from hookscope.gradients.report import GradientReport
@@ -62,18 +62,21 @@ def assert_no_dot_touches_the_frame(axes: Any) -> None:
 
 
 def test_rows_are_in_order_of_execution_with_other_layers_after_theirs() -> None:
-    figure = gradient_figure(report_of(), [], "a net", ["one line"])
+    figure = plot_gradients(report_of(), [], "a net", lines=["one line"])
     assert texts(figure.axes[0])[1:] == ["first", "bn", "last", "last#1", "fc"]
     heads = texts(figure)
     assert heads[:3] == ["a net", "one line", "no findings"]
-    assert heads[4:8] == ["0 everywhere", "no gradient arrives", "frozen", "NaN or Inf"]
+    assert heads[3:] == [
+        "absolute values on a log scale: dot mean, line to the largest",
+        "blank: no such parameter, the layer did not run, or its first call shows it",
+    ]
     width = figure.get_size_inches()[0] * figure.dpi
     assert all(text.get_window_extent().x1 < width for text in figure.texts)
 
 
 def test_dots_are_means_and_ticks_the_largest() -> None:
     report = report_of()
-    activations, weights, biases = gradient_figure(report, [], "a net").axes
+    activations, weights, biases = plot_gradients(report, [], "a net").axes
     means, largest = points(activations, "o"), points(activations, "|")
     for row, layer in zip((0, 2, 3, 4), report.layers, strict=True):
         assert layer.grad_output
@@ -91,7 +94,7 @@ def test_dots_are_means_and_ticks_the_largest() -> None:
 
 def test_changed_gradients_stand_below_the_original_ones() -> None:
     report = report_of(changes=GradientChanges(freeze=("fc",), clip_norm=0.01))
-    figure = gradient_figure(report, [], "a net")
+    figure = plot_gradients(report, [], "a net")
     weights = points(figure.axes[1], "o")
     own = {p.name: p for p in report.parameters}["first.weight"]
     assert own.gradient and own.after
@@ -100,18 +103,20 @@ def test_changed_gradients_stand_below_the_original_ones() -> None:
     assert 4.22 not in weights and 4 - 0.18 in weights  # frozen: no dot after it, but the mark of 0
     for axes in figure.axes[1:]:
         assert points(axes, "<") == {4.22: axes.get_xlim()[0]}
-    assert "; blue before, orange after the change; " in texts(figure)[2] and "0 after the change" in texts(figure)
+    *_, words, keys = texts(figure)
+    assert words.endswith("; blue before, orange after the change")
+    assert keys.startswith("◂ orange: 0 after the change   blank: ")
 
 
 def test_marks_of_frozen_zero_and_nan() -> None:
     model = Net()
     model.first.requires_grad_(False)
     model.fc.weight.data.zero_()
-    activations, weights, _ = gradient_figure(report_of(model), [], "a net").axes
+    activations, weights, _ = plot_gradients(report_of(model), [], "a net").axes
     assert set(points(weights, "s")) == {0} and not points(weights, "x")
     assert set(points(activations, "<")) == {0, 2, 3}
     model.fc.weight.data.fill_(float("nan"))
-    activations = gradient_figure(report_of(model), [], "a net").axes[0]
+    activations = plot_gradients(report_of(model), [], "a net").axes[0]
     assert set(points(activations, ">")) == {0, 2, 3}
     left, right = activations.get_xlim()
     assert 0 < left < right
@@ -120,7 +125,7 @@ def test_marks_of_frozen_zero_and_nan() -> None:
 def test_findings_stand_above_and_beside_their_row() -> None:
     findings = [Finding("no-gradient", "bn", "it is frozen", "...", numbers={"reason": "frozen"})]
     findings += [Finding("vanishing-gradient", "last#1", "all 0", "...") for _ in range(9)]
-    figure = gradient_figure(report_of(), findings, "a net")
+    figure = plot_gradients(report_of(), findings, "a net")
     heads = texts(figure)
     assert heads[1] == "no-gradient  bn: it is frozen"
     assert heads[9] == "... and 2 more findings, beside the rows"
@@ -134,7 +139,7 @@ def test_frozen_and_unreached_parameters_have_different_marks() -> None:
     model = Net(cut=True)
     model.first.weight.requires_grad_(False)
     model.last.requires_grad_(False)
-    activations, weights, biases = gradient_figure(report_of(model), [], "a net").axes
+    activations, weights, biases = plot_gradients(report_of(model), [], "a net").axes
     assert set(points(activations, "x")) == {0, 2}
     assert (set(points(weights, "s")), set(points(weights, "x"))) == ({0, 2}, {1})
     assert (set(points(biases, "s")), set(points(biases, "x"))) == (set(), {0, 1})
@@ -146,17 +151,17 @@ def test_every_row_beyond_a_threshold_is_marked() -> None:
     report, limits = report_of(), GradientThresholds(exploding=1e9, vanishing=1e6)
     findings = diagnose_gradients(report, thresholds=limits)
     assert len(findings) == 1
-    figure = gradient_figure(report, findings, "a net", thresholds=limits)
+    figure = plot_gradients(report, findings, "a net", thresholds=limits)
     assert texts(figure.axes[-1])[1:] == ["vanishing-gradient"] * 4  # all but the batch norm, both calls of last
     bold = {text.get_text() for text in figure.axes[0].texts[1:] if text.get_fontweight() == "bold"}
     assert bold == {"first", "last", "last#1", "fc"}
-    assert gradient_figure(report, [], "a net").axes[-1].texts[1:] == []
+    assert plot_gradients(report, [], "a net").axes[-1].texts[1:] == []
 
 
 def test_ticks_do_not_crowd_over_thirty_decades() -> None:
     model = Net()
     model.last.weight.data *= 1e-15
-    for axes in gradient_figure(report_of(model), [], "a net").axes:
+    for axes in plot_gradients(report_of(model), [], "a net").axes:
         labels = {label.get_text() for label in axes.get_xticklabels()}  # below the rows and above
         assert 2 <= len(labels) <= 6
         left, right = axes.get_xlim()
@@ -166,4 +171,4 @@ def test_ticks_do_not_crowd_over_thirty_decades() -> None:
 
 def test_a_page_without_any_gradient_can_be_drawn() -> None:
     bare = nn.Sequential(nn.Conv2d(3, 2, 4), nn.Flatten()).requires_grad_(False)
-    assert figure_bytes(gradient_figure(report_of(bare), [], "a $net$"), ".png")
+    assert figure_bytes(plot_gradients(report_of(bare), [], "a $net$"), ".png")

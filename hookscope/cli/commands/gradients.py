@@ -158,8 +158,9 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
             output.write_report, Report(rows, findings, about, lines, caption=subject.caption), options.format
         )
         if options.plot is not None:
-            heading = f"{net.name}   weights: {net.weights}"
-            figure = gradients.gradient_figure(shown, findings, heading, lines, thresholds)
+            figure = gradients.plot_gradients(
+                shown, findings, net.name, weights=net.weights, lines=lines, thresholds=thresholds
+            )
             write_plot(options.plot, figure, _provenance(subject, report, findings, options))
 
 

@@ -88,8 +88,8 @@ def command(
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(_report, saved, layers, findings, per_channel, format)
         if plot is not None:
-            about = f"{saved.source.model}, {counted(saved.totals.images, 'image')}, weights {saved.source.weights}"
-            write_plot(plot, statistics.draw_statistics(layers, findings, about))
+            title = f"{saved.source.model}, {counted(saved.totals.images, 'image')}"
+            write_plot(plot, statistics.plot_statistics(layers, findings, title, weights=saved.source.weights))
         if tensorboard is not None:
             source = {"model": saved.source.model, "weights": saved.source.weights}
             statistics.write_events(tensorboard, layers, step=0, about=source)

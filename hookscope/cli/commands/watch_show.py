@@ -71,11 +71,11 @@ def _run_row(run: Run) -> dict[str, Any]:
 
 
 def _draw(path: str, run: Run, findings: Sequence[TimedFinding], heading: str) -> None:
-    from hookscope.training import run_figure
+    from hookscope.training import plot_training
 
     provenance = output.plain_json({"run": _run_row(run), "findings": [finding.as_row() for finding in findings]})
     assert isinstance(provenance, dict)
-    write_plot(path, run_figure(run, findings, heading), provenance)
+    write_plot(path, plot_training(run, findings, heading), provenance)
 
 
 def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str], format: str) -> None:

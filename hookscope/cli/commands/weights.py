@@ -98,7 +98,7 @@ def command(
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(output.write_report, Report([section], findings, about, totals, caption=about), format)
         if plot is not None:
-            figure = parameters.weights_figure(rows, findings, f"{net.name}   weights: {net.weights}", totals)
+            figure = parameters.plot_weights(rows, findings, net.name, weights=net.weights, lines=totals)
             write_plot(plot, figure, _provenance(net, findings))
         if kernels and sheet:
             for text in sheet.left_out:

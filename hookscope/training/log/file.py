@@ -27,7 +27,15 @@ _SAMPLE = "sample fewer steps with --every"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One watched run: its first line, those of layer calls, notes and steps, and its last line if it has ended."""
+    """One watched run, as `read_runs` reads it from a log; `Monitor` documents the lines.
+
+    Attributes:
+        header: The first line: versions, command, settings and models; may be empty.
+        rows: The lines of layer calls at sampled steps.
+        notes: The lines of notes.
+        end: The last line, None if the run has not ended.
+        facts: The lines of facts of sampled steps.
+    """
 
     header: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -41,6 +49,12 @@ def read_runs(path: StrPath) -> list[Run]:
 
     Raises:
         InputError: the file does not exist, is not the log of a run, or is too large for one.
+
+    Example:
+        >>> read_runs("no.ndjson")
+        Traceback (most recent call last):
+        ...
+        hookscope.errors.InputError: no log 'no.ndjson': No such file or directory
     """
     name = os.fspath(path)
     runs: list[Run] = []

@@ -78,14 +78,14 @@ COLUMNS = (
     ),
     Column("zeros (share)", "zero_share", lambda layer: layer.values["zero_share"], "Blues", (0.0, 1.0)),
     Column(
-        "activation std",
+        "std of activations",
         "activation_std",
         lambda layer: layer.values["activation_std"],
         "viridis",
         limits=lambda limits: (limits.smallest, limits.largest),
     ),
     Column(
-        "gradient / weight",
+        "gradient / weight (norms)",
         "gradient_norm",
         lambda layer: _unless_frozen(gradient_to_weight(layer), layer),
         "viridis",
@@ -93,7 +93,7 @@ COLUMNS = (
         spoiled=_OF_PARAMETERS,
     ),
     Column(
-        "update / weight",
+        "update / weight (norms)",
         "update_to_weight",
         lambda layer: _unless_frozen(layer.values["update_to_weight"], layer),
         "RdYlBu_r",
@@ -137,9 +137,14 @@ class LayerStepGrid:
 
 
 def grids_of(run: RunSeries) -> list[LayerStepGrid]:
-    """The grids of all columns that the log has values for."""
-    has_values = (any(np.isfinite(column.measure(layer)).any() for layer in run.layers) for column in COLUMNS)
-    return [grid_of(column, run) for column, has in zip(COLUMNS, has_values, strict=True) if has]
+    """The grids of all columns that the log has values for; of shares, those that are not 0 everywhere."""
+
+    def has_values(column: Column) -> bool:
+        measured = (column.measure(layer) for layer in run.layers)
+        shares = column.ends == (0.0, 1.0)
+        return any((np.isfinite(values) & ((values != 0) | (not shares))).any() for values in measured)
+
+    return [grid_of(column, run) for column in COLUMNS if has_values(column)]
 
 
 def edges_of(run: RunSeries) -> tuple[float, float, int]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from hookscope.drawing import BODY, DPI, SMALL, Colour, short_label, write
+from hookscope.drawing import BODY, DPI, SMALL, Colour, layer_label, short_label, tick_label, write
 from hookscope.training.log.loss import centred
 from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries
@@ -23,13 +24,19 @@ _LINES = (Colour.BLUE, Colour.ORANGE, Colour.GREEN, "#cc79a7", "#56b4e9")
 _LOST = "#d020d0"
 _FEWEST_SMOOTHED = 20  # fewer losses are visible one by one
 _MOST_NAMED = 3
+_BAND, _LINE = "band from the lowest to the highest of all layers", "grey line their median"
+_NAMED, _ZEROS = "coloured lines layers with a finding", "triangles at the foot exactly 0"
+_LIMIT = "dashed red threshold"
+CURVES_KEYS = (_BAND, _LINE, _NAMED, _ZEROS, _LIMIT)
+"""Everything that curves can show."""
+_ABOVE = 20.0  # points between the loss and its title: the numbers of findings stand there
 _LEAST = 1e-8  # of the highest loss, on a logarithmic axis
 _ORDERS = 20.0  # highest over lowest loss, from which the axis is logarithmic
 
 
 def draw_loss(axes: Axes, run: RunSeries, findings: Sequence[TimedFinding]) -> None:
     """Draw each sampled loss, a smoothed line if there are many, marks for missing ones, and numbers of findings."""
-    _title(axes, "loss", above=15.0)
+    _title(axes, "loss", above=_ABOVE)
     keys: dict[str, None] = {}  # in order, each once
     known_losses = [loss for loss in run.losses if np.isfinite(loss.losses).any()]
     for at, loss in enumerate(run.losses):
@@ -48,12 +55,16 @@ def draw_loss(axes: Axes, run: RunSeries, findings: Sequence[TimedFinding]) -> N
         bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 5}
         axes.plot(lost, [0] * len(lost), "x", color=_LOST, ms=4, **bottom)
         keys |= {"×: NaN, Inf or unknown": None} if len(lost) else {}
-    axes.set_title("; ".join(keys), loc="right", fontsize=SMALL, color=Colour.FAINT, pad=15.0)
     if not known_losses:
         axes.set_yticks([])
         write(axes, 0.5, 0.5, "the loss is unknown", transform=axes.transAxes, ha="center", color=Colour.FAINT)
     values = np.concatenate([loss.losses[np.isfinite(loss.losses)] for loss in known_losses] or [np.ones(1)])
     _axis(axes, values)
+    for at, loss in enumerate(run.losses):
+        below = loss.losses < axes.get_ylim()[0]
+        _floor(axes, loss.steps[below], _LINES[at % len(_LINES)])
+        keys |= {"▾: below the axis": None} if below.any() else {}
+    axes.set_title("; ".join(keys), loc="right", fontsize=SMALL, color=Colour.FAINT, pad=_ABOVE)
     if len(run.losses) > 1:
         _names(axes, [(f"optimizer {loss.optimizer}", _LINES[at % len(_LINES)]) for at, loss in enumerate(run.losses)])
     _flags(axes, findings)
@@ -100,8 +111,8 @@ def draw_rates(axes: Axes, run: RunSeries) -> None:
 
 def draw_curves(
     axes: Axes, grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedFinding], thresholds: TrainingThresholds
-) -> None:
-    """Draw a band of all layers, named lines of layers with a finding, and thresholds where they are near."""
+) -> set[str]:
+    """Draw a band of all layers, named lines of layers with a finding, and thresholds; returns which are drawn."""
     _title(axes, grid.column.title)
     x = np.linspace(*grid.edges, grid.cells.shape[1] + 1)
     x = (x[1:] + x[:-1]) / 2
@@ -116,10 +127,14 @@ def draw_curves(
     if grid.column.logarithmic:
         for _, row, colour in named:  # 0 is below every power of ten
             _floor(axes, x[grid.cells[row] == 0], colour)
-    _limits(axes, grid, thresholds)
+    limited = _limits(axes, grid, thresholds)
     _usual(axes, grid)
     half = _emptier_half(axes, [cells[row] for _, row, _ in named])
     _names(axes, [(name, colour) for name, _, colour in named], half)
+    zeros = grid.column.logarithmic and any((grid.cells[row] == 0).any() for _, row, _ in named)
+    known = np.isfinite(cells).any()
+    drawn = {_BAND: known, _LINE: known, _NAMED: named, _ZEROS: zeros, _LIMIT: limited}
+    return {key for key, is_drawn in drawn.items() if is_drawn}
 
 
 def _band(axes: Axes, x: Array, cells: Array) -> None:
@@ -148,24 +163,25 @@ def _usual(axes: Axes, grid: LayerStepGrid) -> None:
     write(axes, grid.edges[1], usual, "usual ", **about)
 
 
-def _floor(axes: Axes, x: Array, colour: str) -> None:
+def _floor(axes: Axes, x: NDArray[Any], colour: str) -> None:
     """Draw triangles on the lower edge, at most about 20."""
     bottom: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False, "zorder": 6}
     x = x[:: max(1, len(x) // 20)]
     axes.plot(x, [0.02] * len(x), "v", color=colour, ms=4, **bottom)
 
 
-def _limits(axes: Axes, grid: LayerStepGrid, thresholds: TrainingThresholds) -> None:
-    """Draw dashed lines at the limits that the axis reaches, from the step on from which they apply."""
+def _limits(axes: Axes, grid: LayerStepGrid, thresholds: TrainingThresholds) -> bool:
+    """Draw dashed lines at the limits that the axis reaches, from the step on from which they apply; whether any."""
     low, high = axes.get_ylim()
     begin = grid.column.judged_from(thresholds)
     left, right = max(grid.edges[0], begin or grid.edges[0]), grid.edges[1]
-    for limit in grid.column.limits(thresholds):
-        if low < limit < high and left < right:
-            axes.plot([left, right], [limit] * 2, color=Colour.ALARM, lw=0.8, ls=(0, (3, 3)), zorder=4)
+    reached = [limit for limit in grid.column.limits(thresholds) if low < limit < high and left < right]
+    for limit in reached:
+        axes.plot([left, right], [limit] * 2, color=Colour.ALARM, lw=0.8, ls=(0, (3, 3)), zorder=4)
     if begin > max(grid.edges[0], 0):
         text = f"limit 1 from step {begin}" if left < right else f"limit 1 only from step {begin} on"
         write(axes, 0.97, 0.93, text, transform=axes.transAxes, fontsize=SMALL - 1, ha="right", color=Colour.ALARM)
+    return bool(reached)
 
 
 def _emptier_half(axes: Axes, lines: Sequence[Array]) -> str:
@@ -182,7 +198,7 @@ def _worth_naming(grid: LayerStepGrid, run: RunSeries, findings: Sequence[TimedF
     labels = [finding.layer for finding in findings if grid.column.is_about(finding)]
     rows = rows_of(list(dict.fromkeys(labels)), run)
     rows = [row for row in rows if np.isfinite(grid.cells[row]).any()]
-    return [(run.layers[row].label, row) for row in rows[:_MOST_NAMED]]
+    return [(layer_label(run.layers[row].label, run.layers[row].type), row) for row in rows[:_MOST_NAMED]]
 
 
 def _names(axes: Axes, named: Sequence[tuple[str, str]], half: str = "top") -> None:
@@ -226,6 +242,15 @@ def _axis(axes: Axes, values: Array) -> None:
     elif len(values) > 1 and values.max() > values.min():
         beside = 0.06 * float(values.max() - values.min())
         axes.set_ylim(float(values.min()) - beside, float(values.max()) + beside)
+        _whole_labels(axes)
+
+
+def _whole_labels(axes: Axes) -> None:
+    """Label each tick with its whole number: matplotlib would write a common factor above the panel, over the title."""
+    low, high = axes.get_ylim()
+    ticks = [float(value) for value in MaxNLocator(5).tick_values(low, high) if low <= value <= high]
+    axes.set_yticks(ticks, [tick_label(value, ticks) for value in ticks])
+    axes.set_yticks([], minor=True)
 
 
 def _powers(axes: Axes, low: float, high: float) -> None:
@@ -238,6 +263,8 @@ def _powers(axes: Axes, low: float, high: float) -> None:
     if last - first < 2:
         marks = [(digit, power) for power in range(first - 1, last + 1) for digit in (1, 2, 5)]
         marks = [(digit, power) for digit, power in marks if low <= digit * 10.0**power <= high]
+    if len(marks) < 2:
+        return _whole_labels(axes)
     axes.set_yticks([digit * 10.0**power for digit, power in marks], [_number(digit, power) for digit, power in marks])
     axes.set_yticks([], minor=True)
 

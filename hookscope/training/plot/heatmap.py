@@ -14,7 +14,7 @@ from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from hookscope.drawing import DPI, SMALL, Colour, inches, write, write_at
+from hookscope.drawing import DPI, SMALL, Colour, inches, tick_label, write, write_at
 from hookscope.training.log.series import RunSeries, runs_of_true
 from hookscope.training.log.summary import TimedFinding
 from hookscope.training.plot.columns import LayerStepGrid, rows_of
@@ -104,10 +104,18 @@ def _scale(axes: Axes, colours: Any, norm: Any, grid: LayerStepGrid) -> None:
     bar.imshow(np.linspace(0, 1, 128)[None], aspect="auto", cmap=colours, extent=(0, 1, 0, 1))
     bar.set_axis_off()
     middle = math.sqrt(grid.low * grid.high) if grid.column.logarithmic else (grid.low + grid.high) / 2
-    more = "+" if grid.column.ends == (0.0, 2.0) else ""
+    values = grid.cells[np.isfinite(grid.cells) & ((grid.cells > 0) | (not grid.column.logarithmic))]
+    below, above_it = (
+        ("≤" if (values < grid.low * (1 - 1e-9)).any() else ""),
+        ("≥" if (values > grid.high * (1 + 1e-9)).any() else ""),
+    )
     for x, value, where in (
-        (0, f"{grid.low:.2g}", "left"),
-        (0.5, f"{middle:.2g}", "center"),
-        (1, f"{grid.high:.2g}{more}", "right"),
+        (0, below + _rounded(grid.low), "left"),
+        (0.5, _rounded(middle), "center"),
+        (1, above_it + _rounded(grid.high), "right"),
     ):
         write(bar, x, -0.9, value, ha=where, fontsize=SMALL - 0.5, color=Colour.INK, clip_on=False)
+
+
+def _rounded(value: float) -> str:
+    return tick_label(float(f"{value:.2g}"))

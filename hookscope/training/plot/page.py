@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,6 +21,7 @@ from hookscope.drawing import (
     finding_lines,
     fitting,
     inches,
+    layer_label,
     plain_settings,
     short_label,
     wrapped_lines,
@@ -33,7 +35,7 @@ from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries, series_of
 from hookscope.training.log.summary import TimedFinding, summary
 from hookscope.training.plot.columns import edges_of, grids_of, rows_of
-from hookscope.training.plot.curves import draw_curves, draw_loss, draw_rates
+from hookscope.training.plot.curves import CURVES_KEYS, draw_curves, draw_loss, draw_rates
 from hookscope.training.plot.heatmap import draw_heat, draw_keys
 
 # In inches.
@@ -44,23 +46,43 @@ _KEYS, _FOOT = 0.42, 0.14
 _PANEL, _NARROWEST = 1.95, 9.0
 _MOST_LINES = 10
 _LONGEST_LABEL = 34
-_CURVES_WORDS = (
-    "curves: band from the lowest to the highest of all layers, grey line their median, coloured lines layers with a"
-    " finding (triangles at the foot: exactly 0); dashed red: threshold"
-)
 
 
-def run_figure(
+def plot_training(
     run: Run,
-    findings: Sequence[TimedFinding],
-    heading: str = "",
+    findings: Sequence[TimedFinding] | None = None,
+    title: str = "",
+    *,
     thresholds: TrainingThresholds | None = None,
 ) -> Figure:
     """A page with loss and learning rate at the top, and a column for each metric below, over the same steps.
 
     A column has curves (named lines for layers with a finding, a band for all), and under them a heat map with a row
     for each layer in order of execution. Findings are numbered, the gravest first. A number is in the line of the
-    finding at the top, above the loss at the step at which it begins, and in the row of its layer.
+    finding at the top, above the loss at the step at which it begins, and in the row of its layer. A column without
+    values is left out, such as dead channels of a run that has none. The figure is none of pyplot's: nothing has to be
+    closed, and no setting of matplotlib changes.
+
+    Args:
+        run: A run that `read_runs` has read from a log, or the lines that a `Monitor` without a log has kept.
+        findings: The result of `findings_over_time`; None draws none.
+        title: The first line, such as the command.
+        thresholds: The thresholds that are drawn.
+
+    Example:
+        >>> import torch
+        >>> from hookscope import Monitor, Run, findings_over_time
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> with Monitor(net, optimizer, every=1) as monitor:
+        ...     for _ in range(5):
+        ...         optimizer.zero_grad()
+        ...         net(torch.rand(16, 4)).square().mean().backward()
+        ...         optimizer.step()
+        >>> run = Run({}, monitor.rows, facts=monitor.facts)
+        >>> figure = plot_training(run, findings_over_time(run), "five steps")
+        >>> figure.axes[0].get_title(loc="left")
+        'loss'
     """
     thresholds = thresholds or TrainingThresholds()
     series = series_of(run)
@@ -68,29 +90,32 @@ def run_figure(
     if len(series.losses) > 1:
         text = f"{len(series.losses)} optimizers: each layer is at the steps of the one that changes it"
         lines.append((text, Colour.INK))
-    lines += finding_lines(findings, _MOST_LINES, numbered=True)
-    lines += [(verdict(findings), Colour.INK)] if findings else []
+    found = findings or ()
+    types = {layer.label: layer.type for layer in series.layers}
+    said = [replace(finding, layer=layer_label(finding.layer, types.get(finding.layer, ""))) for finding in found]
+    lines += finding_lines(None if findings is None else said, _MOST_LINES, numbered=True)
+    lines += [(verdict(said), Colour.INK)] if said else []
     with plain_settings():
-        page = _Page(series, printable(heading) or "a training run", lines)
-        draw_loss(page.loss, series, findings)
+        page, keys = _Page(series, printable(title) or "a training run", lines), set[str]()
+        draw_loss(page.loss, series, found)
         if page.rates is not None:
             draw_rates(page.rates, series)
         for grid, curves, heat in zip(page.grids, page.curves, page.heats, strict=True):
-            draw_curves(curves, grid, series, findings, thresholds)
-            draw_heat(heat, grid, series, findings)
+            keys |= draw_curves(curves, grid, series, found, thresholds)
+            draw_heat(heat, grid, series, found)
         if page.grids:
-            page.label_rows(findings)
-            page.explain()
+            page.label_rows(found)
+            page.explain(keys)
     return page.figure
 
 
 class _Page:
     """The panels of the page, from top to bottom."""
 
-    def __init__(self, run: RunSeries, heading: str, lines: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, run: RunSeries, title: str, lines: Sequence[tuple[str, str]]) -> None:
         self.run = run
         self.grids = grids_of(run)
-        self.names = [short_label(layer.label, _LONGEST_LABEL) for layer in run.layers]
+        self.names = [short_label(layer_label(layer.label, layer.type), _LONGEST_LABEL) for layer in run.layers]
         has_rates = any(np.isfinite(loss.rates).any() for loss in run.losses)
         rows = min(max(_ROW * len(run.layers), _LEAST_ROWS), _MOST_ROWS) if self.grids else 0.0
         self.row_height = rows / max(len(run.layers), 1)
@@ -100,17 +125,18 @@ class _Page:
         wide = max(count * _PANEL + gaps, _NARROWEST - self.left - _MARGIN)
         self.panel = (wide - gaps) / max(count, 1)
         text_width = self.left + wide - _MARGIN
-        self.foot = wrapped_lines(_CURVES_WORDS, text_width, SMALL - 0.5, 3)
+        self.text_width = text_width
+        self.foot = len(self.foot_lines(CURVES_KEYS))
         wrapped = [
             (part, colour)
             for line, colour in lines
             for part in wrapped_lines(printable(line), text_width, BODY, 2, "     " if line[:1].isdigit() else "")
         ]
         y = _MARGIN + 0.3 + _LINE * len(wrapped) + 0.42
-        below = _CURVES + 0.18 + _KEYS + rows + 0.8 + _FOOT * len(self.foot) if self.grids else 0.35
+        below = _CURVES + 0.18 + _KEYS + rows + 0.8 + _FOOT * self.foot if self.grids else 0.35
         self.height = y + _LOSS + (_RATE + 0.12 if has_rates else 0) + 0.7 + below
         self.figure = Figure(figsize=(self.left + wide + _MARGIN, self.height), dpi=DPI, facecolor="white")
-        title = fitting(heading, text_width, TITLE, bold=True)
+        title = fitting(title, text_width, TITLE, bold=True)
         write_at(self.figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
         for at, (line, colour) in enumerate(wrapped):
             write_at(self.figure, _MARGIN, _MARGIN + 0.35 + at * _LINE, line, color=colour)
@@ -156,10 +182,15 @@ class _Page:
             alarm = {"color": Colour.ALARM, "fontweight": "bold"} if at in in_findings else {}
             write(axes, -0.06 / self.panel, at, self.names[at], **beside, **alarm)
 
-    def explain(self) -> None:
-        """Explain the cells above the heat maps, and the curves at the foot of the page."""
+    def foot_lines(self, keys: Collection[str]) -> list[str]:
+        """The legend of the curves, in lines."""
+        text = "curves: " + ", ".join(key for key in CURVES_KEYS if key in keys)
+        return wrapped_lines(text, self.text_width, SMALL - 0.5, 3)
+
+    def explain(self, keys: Collection[str]) -> None:
+        """Explain the cells above the heat maps, and the ``keys`` of the curves at the foot of the page."""
         draw_keys(self.figure, self.left, self.keys, self.grids)
-        for at, line in enumerate(reversed(self.foot)):
+        for at, line in enumerate(reversed(self.foot_lines(keys) if keys else [])):
             y = self.height - _FOOT * (at + 1)
             write_at(self.figure, _MARGIN, y, line, fontsize=SMALL - 0.5, color=Colour.FAINT)
 

@@ -14,7 +14,7 @@ from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.series import series_of
 from hookscope.training.log.summary import TimedFinding
 from hookscope.training.plot.columns import COLUMNS, MOST_CELLS, grid_of
-from hookscope.training.plot.page import run_figure
+from hookscope.training.plot.page import plot_training
 from tests.training.logs import log
 
 METRICS = {
@@ -36,7 +36,7 @@ def run(steps: int = 10, layers: int = 3, change: Any = lambda step, layer: {}, 
 
 
 def drawn(of: Run, heading: str = "run.ndjson") -> Any:
-    return run_figure(of, findings_over_time(of), heading)
+    return plot_training(of, findings_over_time(of), heading)
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def finding(name: str, layer: str = "", evidence: str = "", step: int = 0) -> Ti
 
 
 def test_a_column_is_drawn_for_each_metric_that_has_values(sound: Any) -> None:
-    assert titles(sound) == ["loss", *(column.title for column in COLUMNS)]
+    assert titles(sound) == ["loss", *(column.title for column in COLUMNS[1:])]
     few = run(running_mean_shift=None, running_var_ratio=None, update_to_weight=None)
-    assert titles(drawn(few)) == ["loss", *(column.title for column in COLUMNS[:4])]
+    assert titles(drawn(few)) == ["loss", *(column.title for column in COLUMNS[1:4])]
     assert titles(drawn(Run({}))) == ["loss"]
 
 
@@ -90,8 +90,12 @@ def test_a_finding_is_numbered_in_its_line_above_the_loss_and_in_its_row() -> No
 def test_a_sound_run_says_so(sound: Any) -> None:
     total = "451 steps, 10 sampled, of 3 layers in 45 s; loss 2 -> 1.55; not ended: it still runs, or was killed"
     assert words(sound)[:3] == ["run.ndjson", total, "no findings"]
-    assert words(heat_map(sound, "activation std")) == []
-    assert words(heat_map(sound, "dead channels (share)")) == ["layer0", "layer1", "layer2"]
+    assert words(heat_map(sound, "std of activations")) == []
+    assert words(heat_map(sound, "zeros (share)")) == ["layer0", "layer1", "layer2"]
+    assert (
+        words(sound)[-1]
+        == "curves: band from the lowest to the highest of all layers, grey line their median, dashed red threshold"
+    )
 
 
 def test_cells_are_the_metric_of_each_layer_and_step() -> None:
@@ -115,7 +119,7 @@ def test_of_a_thousand_steps_none_is_lost() -> None:
 def test_the_usual_update_is_in_the_middle_of_its_colours(sound: Any) -> None:
     grid = grid_of(COLUMNS[4], series_of(run(change=lambda step, layer: {"update_to_weight": 10.0 ** -(2 + layer)})))
     assert math.sqrt(grid.low * grid.high) == pytest.approx(1e-3)
-    assert words(panel(sound, "update / weight")) == ["usual "]
+    assert words(panel(sound, "update / weight (norms)")) == ["usual "]
 
 
 def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_value_has(sound: Any) -> None:
@@ -129,7 +133,7 @@ def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_value_has(sound: Any)
     assert grid.cells[0] == pytest.approx([1e-3] + [0.0] * 9)
     assert grid.spoiled.tolist() == [[False] * 10, [True] * 10, [False] * 10]
     assert np.isnan(grid.cells[1:]).all()
-    heat = heat_map(figure, "gradient / weight")
+    heat = heat_map(figure, "gradient / weight (norms)")
     cells, spoiled = heat.get_images()
     missing = tuple(cells.to_rgba(cells.get_array())[2, 1])
     assert missing not in {tuple(cells.get_cmap()(value)) for value in np.linspace(0, 1, 256)}
@@ -144,7 +148,7 @@ def test_what_is_0_spoiled_or_missing_has_a_colour_that_no_value_has(sound: Any)
 
 def test_a_named_layer_whose_value_is_0_has_marks_at_the_foot_of_its_curves() -> None:
     curves = panel(
-        drawn(run(change=lambda step, layer: {"gradient_norm": 0.0} if layer == 1 else {})), "gradient / weight"
+        drawn(run(change=lambda step, layer: {"gradient_norm": 0.0} if layer == 1 else {})), "gradient / weight (norms)"
     )
     assert words(curves) == ["layer1"]
     [marks] = [line for line in curves.lines if line.get_marker() == "v"]
@@ -178,7 +182,7 @@ def test_a_smoothed_loss_begins_with_the_first_is_explained_and_bridges_no_gap(s
 
 def test_findings_have_flags_above_the_loss() -> None:
     frozen = [finding("frozen", f"layer{at}", "word " * 60 + "end", step=100) for at in range(5)]
-    figure = run_figure(run(), [*frozen, finding("non-finite", step=500), finding("few-samples")])
+    figure = plot_training(run(), [*frozen, finding("non-finite", step=500), finding("few-samples")])
     flags = [(flag.get_text(), flag.get_position()[0]) for flag in panel(figure, "loss").texts]
     assert flags == [("1-5", 100), ("6", 475)]  # after the last sampled step: at the edge; few samples: none
     lines = words(figure)
