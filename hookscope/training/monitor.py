@@ -43,14 +43,14 @@ class Monitor(RunProgress):
     The lines (and `rows`) have the fields: ``step``, ``time`` in seconds, ``loss`` (the mean over the backward passes
     of the step of the tensors that ``backward`` starts at, without the scale of a ``GradScaler``, and not divided by
     the number of these passes), ``passes`` (that number), ``learning_rate``, ``optimizer``, ``layer``, ``call``,
-    ``index`` (see `Call`), ``order`` (position among all calls of the pass; both None for a layer that did not run),
-    ``type``, ``model``; ``activation_mean``, ``activation_std``, ``zero_share`` (0 to 1), ``channels``,
-    ``channel_values`` (images times positions), ``dead_channels`` (0 everywhere in the step), ``non_finite``,
-    ``infinite`` (whether these are Inf of one sign alone, as of an attention mask); of its own parameters
-    ``gradient_norm``, ``weight_gradient_norm`` (without biases), ``gradient_non_finite``, ``weight_norm``,
-    ``weight_non_finite`` (without biases, before the step), ``update_to_weight``, ``frozen``; of a BatchNorm in train
-    mode ``running_mean_shift`` and ``running_var_ratio``: the batch against the running statistics before the pass. A
-    field without a value is None.
+    ``called_as`` (the name under which a layer with several names was called, None for its first), ``index`` (see
+    `Call`), ``order`` (position among all calls of the pass; both None for a layer that did not run), ``type``,
+    ``model``; ``activation_mean``, ``activation_std``, ``zero_share`` (0 to 1), ``channels``, ``channel_values``
+    (images times positions), ``dead_channels`` (0 everywhere in the step), ``non_finite``, ``infinite`` (whether these
+    are Inf of one sign alone, as of an attention mask); of its own parameters ``gradient_norm``,
+    ``weight_gradient_norm`` (without biases), ``gradient_non_finite``, ``weight_norm``, ``weight_non_finite`` (without
+    biases, before the step), ``update_to_weight``, ``frozen``; of a BatchNorm in train mode ``running_mean_shift`` and
+    ``running_var_ratio``: the batch against the running statistics before the pass. A field without a value is None.
 
     After the lines of a sampled step, one line, ``facts``, holds what findings need to name a cause, without fields
     that have no value: ``backwards``; of the optimizer ``optimizer_type``, ``rate``, ``momentum``, ``weight_decay``,

@@ -19,8 +19,8 @@ from hookscope.training.log.file import RunLog
 # Fields of a line that are no metrics of a layer.
 # fmt: off
 _NO_METRICS = frozenset((
-    "row", "step", "time", "loss", "passes", "learning_rate", "optimizer", "layer", "call", "index", "order", "type",
-    "model",
+    "row", "step", "time", "loss", "passes", "learning_rate", "optimizer", "layer", "call", "called_as", "index",
+    "order", "type", "model",
 ))
 # fmt: on
 

@@ -54,6 +54,7 @@ class CallMetrics:
     Attributes:
         index: Its position among the counted calls of its pass, None for a call that is not counted.
         order: Its position among all calls of its pass, None for a block of other layers.
+        called_as: The name of the layer inside the layer that called it.
         outputs: One for each tensor of each output.
         alive: ``(C,)`` whether a channel was non-zero anywhere in the step; None without a channel axis.
         batch: The inputs of a BatchNorm in train mode.
@@ -65,6 +66,7 @@ class CallMetrics:
     call: int
     index: int | None
     order: int | None
+    called_as: str
     outputs: list[OutputSums] = field(default_factory=list)
     alive: Tensor | None = None
     batch: BatchMoments | None = None
@@ -160,7 +162,7 @@ class MetricsRecorder:
     def add(self, now: Pass, layer: Layer, call: int, module: nn.Module, inputs: Any, output: Any) -> None:
         """A layer has returned from the call with number ``call`` of its pass."""
         record = self._record(layer.model)
-        record.ran.add(id(layer.whole))
+        record.ran.add(id(layer))
         index = order = None
         expected = now.running_statistics.pop(id(module), None)
         if layer.is_single(module):
@@ -175,7 +177,9 @@ class MetricsRecorder:
             return
         metrics = record.calls.get((id(layer), call))
         if metrics is None:
-            metrics = record.calls[id(layer), call] = CallMetrics(layer, type(module).__name__, call, index, order)
+            metrics = record.calls[id(layer), call] = CallMetrics(
+                layer, type(module).__name__, call, index, order, layer.place_in(now.running)
+            )
         metrics.add(output_sums(output, module))
         values = None if expected is None else next(iter(values_of(inputs)), None)
         if values is not None and values.dim() >= 2 and values.shape[1] == expected[0].numel():
@@ -200,7 +204,7 @@ class MetricsRecorder:
     def order_of_layers(self) -> dict[int, int]:
         """The position of the last call of each layer (by ``id``) among all recorded calls."""
         calls = [call for record in self._records.values() for call in record.calls.values()]
-        return {id(call.layer.whole): call.recorded for call in calls}
+        return {id(call.layer): call.recorded for call in calls}
 
     def lines(self, step: OptimizerStep) -> Iterator[dict[str, Any]]:
         """The lines of a sampled step that is done, without its number and time."""
@@ -215,11 +219,11 @@ class MetricsRecorder:
         loss = _mean(losses, factor, scalars)
         first_rate, rates = optimizer.learning_rates()
         not_run = [call for model in step.models for call in self._not_run(model, optimizer, calls, parameters)]
-        absent = {id(call.layer.whole) for call in not_run}
+        absent = {id(call.layer) for call in not_run}
         for call in _in_order(calls, not_run):
             module = call.layer.module()
             own = {} if module is None else own_parameters(module)
-            has_run = id(call.layer.whole) not in absent
+            has_run = id(call.layer) not in absent
             yield {
                 "loss": loss,
                 "passes": len(losses) or None,
@@ -227,6 +231,7 @@ class MetricsRecorder:
                 "optimizer": optimizer.number,
                 "layer": call.layer.name,
                 "call": call.call,
+                "called_as": call.called_as if call.called_as != call.layer.name else None,
                 "index": call.index,
                 "order": call.order,
                 "type": call.type,
@@ -262,7 +267,7 @@ class MetricsRecorder:
     ) -> Iterator[CallMetrics]:
         """Layers whose hooks did not fire: unused, under no_grad, compiled, or called before they were watched."""
         record = self._since(model, optimizer) or SegmentRecord(self.segment)
-        ran = {id(call.layer.whole) for call in calls} | record.ran
+        ran = {id(call.layer) for call in calls} | record.ran
         # without any call, the index of a layer is unknown
         is_known = bool(record.ran) and not model.is_opaque
         for layer, module, own in model.with_parameters():
@@ -271,7 +276,7 @@ class MetricsRecorder:
             if is_known and not selection.wants_every_index:
                 is_chosen = is_chosen and layer.wants(0, None, record.total)
             if id(layer) not in ran and is_chosen and not parameters.isdisjoint(map(id, own.values())):
-                yield CallMetrics(layer, type(module).__name__, 0, None, None)
+                yield CallMetrics(layer, type(module).__name__, 0, None, None, layer.name)
 
     def _losses_of_step(self, step: OptimizerStep) -> tuple[list[Tensor], float]:
         """The losses that a step is the sum of, and the factor by which each is too small."""
@@ -300,11 +305,11 @@ def _in_order(calls: Sequence[CallMetrics], not_run: Sequence[CallMetrics]) -> l
     places = {id(layer): at for call in not_run for at, layer in enumerate(call.layer.model.layers.values())}
     ordered = list(calls)
     for call in not_run:
-        place, model = places[id(call.layer.whole)], call.layer.model
+        place, model = places[id(call.layer)], call.layer.model
         behind = (
             at
             for at, other in enumerate(ordered)
-            if other.layer.model is model and places.get(id(other.layer.whole), -1) > place
+            if other.layer.model is model and places.get(id(other.layer), -1) > place
         )
         ordered.insert(next(behind, len(ordered)), call)
     return ordered

@@ -51,6 +51,8 @@ class StopRule:
         if not bad_outputs:
             return
         name, kind = call_key(layer.name, call) or "the model", type(module).__name__
+        place = layer.place_in(now.running)
+        name += "" if place == layer.name else f", called as {place},"
         bad_inputs = [] if operation is not None else _not_finite(inputs)
         if bad_inputs:
             operation = gradients.made_by(bad_inputs[0])

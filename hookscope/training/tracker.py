@@ -35,11 +35,10 @@ class LayerChoice:
 
 
 class Layer:
-    """A layer of a watched model, or one of its places in the model if it has several names.
+    """A layer of a watched model.
 
     Attributes:
         module: Returns the module, None once the script has dropped it.
-        whole: The layer with all its names.
         names: Dotted paths without the words of wrappers; the first is logged.
         model: The model it is part of.
         is_loss: Whether it is a loss of torch, which has no metrics.
@@ -47,7 +46,7 @@ class Layer:
     """
 
     __slots__ = (
-        "_by_name", "_kind", "_places", "choice", "is_compiled", "is_loss", "model", "module", "names", "whole",
+        "_by_name", "_kind", "choice", "is_compiled", "is_loss", "model", "module", "names",
     )  # fmt: skip
 
     def __init__(
@@ -56,32 +55,25 @@ class Layer:
         names: tuple[str, ...],
         model: TrackedModel,
         choice: LayerChoice,
-        whole: Layer | None = None,
     ) -> None:
-        self.module, self.whole = weakref.ref(module), whole or self
+        self.module = weakref.ref(module)
         self.names, self.model, self.choice = names, model, choice
         self._by_name = choice.selection.calls_by_name(names)
         self._kind: tuple[type, bool, bool, bool] | None = None
-        self._places: dict[tuple[str, ...], Layer] = {}
         self.is_loss, self.is_compiled = isinstance(module, _Loss), False
 
     @property
     def name(self) -> str:
         return self.names[0]
 
-    def within(self, running: Sequence[Layer], module: nn.Module) -> Layer:
-        """Its place in the innermost of the ``running`` layers that has one, the outermost given first."""
-        if len(self.names) < 2:
-            return self
-        for outer in reversed(running):
+    def place_in(self, running: Sequence[Layer]) -> str:
+        """Its name inside the innermost of the ``running`` layers that holds it, the outermost given first."""
+        for outer in reversed(running if len(self.names) > 1 else ()):
             begins = tuple(f"{name}." if name else "" for name in outer.names)
             inside = [name for name in self.names if name.startswith(begins)]
-            direct = [name for name in inside if _parent(name) in outer.names]
-            if names := tuple(direct or inside):
-                place = self._places.setdefault(names, Layer(module, names, self.model, self.choice, self))
-                place.is_compiled = self.is_compiled
-                return place
-        return self
+            if inside:
+                return next((name for name in inside if _parent(name) in outer.names), inside[0])
+        return self.name
 
     def is_counted(self, module: nn.Module) -> bool:
         """Whether its calls have an index: a layer of the chosen types."""
@@ -203,7 +195,7 @@ class Pass:
         ordered: Calls of all layers so far, without blocks of other layers.
         recorded: Whether its calls are recorded.
         running: The layers that run now, from the outermost.
-        calls: How often each module has run under each name.
+        calls: How often each module has run.
         running_statistics: Those of BatchNorms before they ran.
         non_finite_inputs: The operation behind a non-finite input of an in-place layer.
     """
@@ -215,7 +207,7 @@ class Pass:
     ordered: int = 0
     recorded: bool = True
     running: list[Layer] = field(default_factory=list)
-    calls: Counter[tuple[int, str]] = field(default_factory=Counter)
+    calls: Counter[int] = field(default_factory=Counter)
     running_statistics: dict[int, Any] = field(default_factory=dict)
     non_finite_inputs: dict[int, str] = field(default_factory=dict)
 
@@ -280,7 +272,6 @@ class ModelTracker:
         """The layer of a module whose call begins, None if it is not followed; and whether a pass begins with it."""
         layer, begins = self._enter(module)
         if layer is not None and (current := self.current) is not None:
-            layer = layer.within(current.running, module)
             current.running.append(layer)
         return layer, begins
 
@@ -313,8 +304,8 @@ class ModelTracker:
         running = current.running
         for at in range(len(running) - 1, -1, -1):  # above it are only layers that raised
             if running[at].module() is module:
-                place, running[at:] = running[at], []
-                return current, place
+                layer, running[at:] = running[at], []
+                return current, layer
         layer = self._layer_of(module)
         return None if layer is None else (current, layer)
 

@@ -214,8 +214,8 @@ class TrainingWatcher:
             if left is None:
                 return
             now, layer = left
-            call = now.calls[id(module), layer.name]
-            now.calls[id(module), layer.name] = call + 1
+            call = now.calls[id(module)]
+            now.calls[id(module)] = call + 1
             if self._samples:
                 self._recorder.add(now, layer, call, module, (args, kwargs), output)
                 self._facts.after_layer(layer, module, args)

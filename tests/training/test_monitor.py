@@ -352,7 +352,7 @@ class TestPasses:
         assert found["mask"][:2] == (2, True) and found["mixed"][:2] == (4, False)
         assert found["loss"] == (0, None, None) and found["fc"][:2] == (0, None) and found["fc"][2] > 1
 
-    def test_a_layer_with_several_names_is_named_by_the_place_that_calls_it(self) -> None:
+    def test_a_call_of_a_layer_with_several_names_has_its_first_name_and_the_place_that_calls_it(self) -> None:
         def block(net: Any, x: Tensor) -> Tensor:
             return net.twin(net.act(net.fc(x)))
 
@@ -360,16 +360,15 @@ class TestPasses:
         blocks = [Function(block, fc=nn.Linear(2, 2), act=act, twin=act) for _ in range(3)]
         net = nn.Sequential(*blocks, act)
 
-        def calls(layers: str) -> list[tuple[str, int]]:
+        def calls(layers: str) -> list[tuple[str, int, str | None]]:
             with Monitor(every=1, layers=layers) as monitor:
                 net(torch.randn(2, 2)).sum().backward()
                 sgd(net).step()
-            return [(row["layer"], row["call"]) for row in monitor.rows if row["type"] == "ReLU"]
+            return [(row["layer"], row["call"], row["called_as"]) for row in monitor.rows if row["type"] == "ReLU"]
 
-        expected = [(f"{n}.act", call) for n in range(3) for call in range(2)]
-        assert calls("all") == [*expected, ("3", 0)]
-        assert calls("1.act") == expected[2:4]
-        assert calls("2.twin#1") == expected[5:6]
+        places = [None, None, "1.act", "1.act", "2.act", "2.act", "3"]
+        assert calls("all") == calls("1.twin") == [("0.act", call, place) for call, place in enumerate(places)]
+        assert calls("2.twin#5") == calls("0.act#5") == [("0.act", 5, "2.act")]
 
     def test_validation_recomputation_and_functional_transforms_are_no_passes(self) -> None:
         net = small()

@@ -161,6 +161,7 @@ def _finding(rule: Rule, group: Sequence[FindingInterval], judged: int, after: s
     time, lasts = float(first.layer.times[first.first]), any(interval.lasts for interval in group)
     when = first.step, max(interval.last_step for interval in group), time, lasts
     text = when_words(*when, len(named.layer.steps))
+    text += f", called as '{named.layer.called_as}'" if named.layer.called_as else ""
     span = named.last - named.first + 1
     if len(group) == 1 and named.times < span:
         text += f", in {named.times} of {span} sampled steps"

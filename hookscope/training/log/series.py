@@ -46,6 +46,7 @@ class LayerSeries:
     Attributes:
         label: ``name`` or ``name#call``, with the number of its model if there are several.
         optimizer: The number of the optimizer that changes it or the layers around it.
+        called_as: The name under which the layer was called; empty for its first name.
         index: Position of its lines among those of a step, which are in order of execution.
         steps: ``(S,)`` steps of that optimizer, rising.
         times: ``(S,)`` seconds since the run began.
@@ -58,6 +59,7 @@ class LayerSeries:
     model: int
     optimizer: int
     type: str
+    called_as: str
     index: int
     steps: NDArray[np.int64]
     times: Array
@@ -195,6 +197,7 @@ def _layer(
         model=model,
         optimizer=optimizer,
         type=str(rows[0].get("type") or ""),
+        called_as=str(rows[-1].get("called_as") or ""),
         index=places[len(places) // 2],
         steps=np.array([row["step"] for row in rows], np.int64),
         times=_numbers([steps[optimizer][row["step"]] for row in rows], "time"),
