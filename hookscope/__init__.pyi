@@ -44,6 +44,7 @@ from .models import (
     load_model as load_model,
 )
 from .parameters import (
+    draw_kernels as draw_kernels,
     parameter_findings as parameter_findings,
     parameter_statistics as parameter_statistics,
     plot_weights as plot_weights,

@@ -1,4 +1,4 @@
-"""A picture of the filters of convolutions: those of the first in colour, those of others by their strongest slices."""
+"""A picture of the filters of convolutions: in colour, as maps, or as a matrix of output and input channels."""
 
 from __future__ import annotations
 
@@ -13,34 +13,37 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.drawing import (
-    FRAME_GAP,
-    LEAST_CELL,
+    LEAST_WIDTH,
     MARGIN,
     MOST_PIXELS,
     ChannelChoice,
     Grid,
     Page,
+    Pixels,
     Style,
     SymmetricScale,
     Tiles,
     colour_bar,
     colours,
     draw_grid,
-    lay_out,
     placed,
     reduce_maps,
+    stamp,
+    text_pixels,
     to_image,
 )
 from hookscope.errors import LayerError
 from hookscope.hooks import Layers, one_thread
-from hookscope.models import package_versions
+from hookscope.models import LoadedModel, package_versions
 from hookscope.parameters.filters import filter_norms, filters_of, is_convolution, layer_tensor
 from hookscope.parameters.statistics import layers_named
 
-SLICES = 4  # drawn of a filter with many inputs: those with the largest norms
-_MOST_LAYERS, _FIRST_FEW = 24, ChannelChoice(top=16)  # unless layers are chosen
-_WIDTH = 1160
+_MOST_LAYERS = 24  # with all convolutions
+_ROWS, _COLUMNS = 16, 32  # of a matrix of kernels: more are too small to look at
+_CELL, _CELL_OF_ONE = 24, 16  # side of a kernel in a matrix, and of a kernel of one position
 _GREY = 127.5
+_MEASURE = "mean |weight|"
+_BAR = "orange bar: norm of a filter, relative to the largest"
 
 
 @dataclass(frozen=True)
@@ -54,16 +57,64 @@ class KernelSheet:
 
 @dataclass(frozen=True)
 class _Section:
-    """The filters of one convolution: text, grid, facts of the provenance, and colours if they are drawn in colour."""
+    """The filters of one convolution: text, grid, facts of the provenance, and colours if they are drawn in colour.
+
+    ``pixels`` are the grid with ``left`` and ``down`` pixels of labels beside and above it.
+    """
 
     title: str
     words: str
     grid: Grid
     about: dict[str, Any]
+    pixels: Pixels
+    left: int = 0
+    down: int = 0
     rgb: NDArray[np.uint8] | None = None
 
 
 def draw_kernels(
+    model: LoadedModel | nn.Module,
+    layers: Layers | None = None,
+    *,
+    channels: str | Sequence[int] | None = None,
+    columns: int | None = None,
+    cell: int | None = None,
+    cmap: str = "RdBu_r",
+) -> Image.Image:
+    """Draw the filters of convolutions, as ``weights --kernels`` does.
+
+    Filters of three inputs of the first convolution are drawn in colour, and filters of one input as maps with their
+    numbers. Other kernels form a matrix: a row is an output channel, a column is an input channel.
+
+    Args:
+        model: Any module, or a model of `load_model`.
+        layers: Names of convolutions, such as ``"features.3.*"``; ``"all"`` for all; None for the first.
+        channels: Output channels: ``all``, ``0-63,100``, ``top:16`` (by mean |weight|) or numbers; None for the 64
+            strongest, 32 in a matrix.
+        columns: Filters in a row, or input channels in a matrix; None for up to 32 input channels.
+        cell: Smallest side of a kernel in pixels.
+        cmap: A colour map of matplotlib, for kernels that are not in colour.
+
+    Raises:
+        LayerError: no chosen layer is a convolution, or none has a chosen filter.
+        UsageError: for a colour map or channels that cannot be parsed.
+
+    Example:
+        >>> import torch
+        >>> draw_kernels(torch.nn.Conv2d(3, 16, 7)).mode
+        'RGB'
+    """
+    if channels is None or isinstance(channels, str):
+        choice = None if channels is None else ChannelChoice.parse(channels)
+    else:
+        choice = ChannelChoice.numbered(channels)
+    style = Style(columns, cell, cmap, hint="all: channels='all'")
+    if isinstance(model, LoadedModel):
+        return kernel_sheet(model.model, layers, choice, style, model.name, model.weights).image
+    return kernel_sheet(model, layers, choice, style).image
+
+
+def kernel_sheet(
     model: nn.Module,
     layers: Layers | None = None,
     channels: ChannelChoice | None = None,
@@ -71,12 +122,7 @@ def draw_kernels(
     name: str = "",
     weights: str = "",
 ) -> KernelSheet:
-    """Draw the filters of a model's convolutions, in order of registration.
-
-    If the first convolution has three inputs, its filters are drawn in colour: grey is 0, and each filter has its own
-    scale. Filters of other convolutions are drawn as their `SLICES` input slices with the largest norms, on one scale
-    for the layer, symmetric about 0. Kernels of one position are drawn as one map, filters × inputs. Without ``layers``
-    the first convolution is drawn with all filters, and the next 23 with their 16 strongest filters.
+    """Draw the filters of a model's convolutions, in order of registration: of the first, or of ``layers``.
 
     Raises:
         LayerError: no chosen layer is a convolution, or none has a chosen filter.
@@ -84,7 +130,11 @@ def draw_kernels(
     style = style or Style(cmap="RdBu_r")
     convolutions = _convolutions(model)
     selected = layers_named(model, layers)
-    chosen = [(number, *each) for number, each in enumerate(convolutions) if selected is None or each[0] in selected]
+    chosen = [
+        (number, *each)
+        for number, each in enumerate(convolutions)
+        if (each[0] in selected if selected is not None else layers is not None or number == 0)
+    ]
     if not chosen:
         what = "no convolution among the chosen layers" if convolutions else "the model has no convolution"
         raise LayerError(what, f"there are {', '.join(name for name, *_ in convolutions[:4])}" if convolutions else "")
@@ -94,16 +144,15 @@ def draw_kernels(
         chosen = chosen[:_MOST_LAYERS]
     sections = []
     for number, layer, module, filters in chosen:
-        choice = channels or (_FIRST_FEW if selected is None and number else ChannelChoice())
         with one_thread():
-            section = _section(layer, module, filters, choice, style, first=number == 0)
+            section = _section(layer, module, filters, channels, style, first=number == 0)
         sections.append(section)
         if section.grid.left_out:
-            left_out.append(f"{section.grid.left_out} filters of {layer}: choose with --channels")
-        if beyond := choice.beyond(section.grid.tiles.channels):
+            left_out.append(f"{section.grid.left_out} kernels of {layer}: choose with --channels")
+        if channels and (beyond := channels.beyond(section.about.get("filters", section.grid.tiles.channels))):
             left_out.append(f"filters {beyond} of {layer}: they do not exist")
-    heading = f"{name or type(model).__name__}   filters of convolutions   weights: {weights or 'as given'}"
-    image, kernels = _draw_page(heading, sections, left_out, style)
+    heading = f"{name or type(model).__name__}   filters of convolutions"
+    image, kernels = _draw_page(heading, weights, sections, left_out, style)
     provenance: dict[str, Any] = {**package_versions(), "model": name, "weights": weights, "cmap": style.cmap}
     provenance |= {"levels": colours.LEVELS, "size": list(image.size), "kernels": kernels}
     return KernelSheet(image, provenance, tuple(left_out))
@@ -120,19 +169,32 @@ def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Tensor]]:
 
 
 def _section(
-    layer: str, module: nn.Module, filters: Tensor, choice: ChannelChoice, style: Style, first: bool
+    layer: str, module: nn.Module, filters: Tensor, choice: ChannelChoice | None, style: Style, first: bool
 ) -> _Section:
     flat = filters.flatten(0, 1)  # (filters, inputs, *kernel)
     count, inputs = flat.shape[:2]
-    title = f"{layer or type(module).__name__}   {type(module).__name__}   {count} filters of"
-    title += f" {inputs}x{'x'.join(map(str, flat.shape[2:]))}"
+    in_colour = first and inputs == 3 and filters.shape[0] == 1
+    if choice is None:
+        is_matrix = inputs > 1 and not in_colour
+        choice = ChannelChoice(top=_ROWS) if is_matrix and count > _ROWS else ChannelChoice(usual=not is_matrix)
+    choice = choice.for_shape(count, single=False)
     numbers = choice.of(flat.flatten(1)[:, None])
+    size = "×".join(map(str, flat.shape[2:]))
+    title = f"{layer or type(module).__name__}   {type(module).__name__}   kernels of {size}"
+    words = _count_words(len(numbers), count, "filters" if in_colour or inputs == 1 else "output channels (rows)")
+    words += f", by {_MEASURE}" if choice.top else ""
+    hint = f"   {style.hint}" if len(numbers) < count else ""
     norms, _ = filter_norms(filters)
-    if first and inputs == 3 and filters.shape[0] == 1:
-        return _in_colour(layer, title, flat[numbers], numbers, norms[numbers], style)
-    if flat[0, 0].numel() == 1 and inputs > 1:
-        return _as_matrix(layer, title, flat.flatten(1), numbers, style)
-    return _as_slices(layer, title, flat, numbers, norms, style)
+    if in_colour:
+        return _in_colour(layer, title, words, hint, flat[numbers], numbers, norms[numbers], style, bool(choice.top))
+    if inputs == 1:
+        return _as_maps(layer, title, words, hint, flat, numbers, norms[numbers], style, bool(choice.top))
+    grouped = filters.shape[0] > 1
+    return _as_matrix(layer, title, words, hint, flat, numbers, style, grouped)
+
+
+def _count_words(count: int, total: int, what: str) -> str:
+    return f"{count:,} of {total:,} {what}" if count < total else f"{count:,} {what}"
 
 
 def _laid_flat(kernels: Tensor) -> tuple[Tensor, int]:
@@ -145,7 +207,17 @@ def _laid_flat(kernels: Tensor) -> tuple[Tensor, int]:
     return kernels.transpose(2, 3).flatten(3), moments
 
 
-def _in_colour(layer: str, title: str, kernels: Tensor, numbers: list[int], norms: Tensor, style: Style) -> _Section:
+def _in_colour(
+    layer: str,
+    title: str,
+    words: str,
+    hint: str,
+    kernels: Tensor,
+    numbers: list[int],
+    norms: Tensor,
+    style: Style,
+    ordered: bool,
+) -> _Section:
     """Three inputs as red, green and blue: 0 is grey, and the largest |weight| of each filter ends its scale."""
     maps, moments = _laid_flat(kernels)
     values = maps.double().cpu().numpy().transpose(0, 2, 3, 1)  # (filters, H, T * W, 3)
@@ -166,44 +238,77 @@ def _in_colour(layer: str, title: str, kernels: Tensor, numbers: list[int], norm
         constant=np.zeros(len(numbers), bool),
         nonfinite=(~finite).sum(axis=(1, 2, 3)),
         scale="filter",
+        order=_MEASURE if ordered else "",
     )
-    words = "inputs as red, green, blue; each filter on its own scale: grey is 0, its largest |weight| the brightest or"
-    words += " darkest   bar: norm of the filter against the largest (bold)"
-    words += f"   {moments} moments of a filter, left to right" if moments > 1 else ""
-    words += "   NaN or Inf magenta (!)" if nonfinite.any() else ""
+    words += "; the three input channels are red, green and blue"
+    words += f", {moments} moments of a filter from left to right" if moments > 1 else ""
+    words += f"{hint}   {_BAR}" + ("   NaN or Inf magenta (!)" if nonfinite.any() else "")
     about = {"layer": layer, "drawn": "rgb", "moments": moments}
-    return _Section(title, words, _grid(tiles, style, moments, large=True), about, rgb)
+    grid = _grid(tiles, style, moments)
+    return _Section(title, words, grid, about, grid.pixels, rgb=rgb)
 
 
-def _as_slices(layer: str, title: str, flat: Tensor, numbers: list[int], norms: Tensor, style: Style) -> _Section:
-    """The input slices of each filter with the largest norms, side by side, the largest first."""
+def _as_maps(
+    layer: str,
+    title: str,
+    words: str,
+    hint: str,
+    flat: Tensor,
+    numbers: list[int],
+    norms: Tensor,
+    style: Style,
+    ordered: bool,
+) -> _Section:
+    """Filters of one input, each a map with its number."""
     maps, moments = _laid_flat(flat[numbers])
-    sizes = torch.where(torch.isfinite(maps), maps, 0.0).flatten(2).norm(dim=2)
-    order = sizes.argsort(dim=1, descending=True, stable=True)[:, :SLICES]
-    slices = maps[torch.arange(len(maps), device=maps.device)[:, None], order]  # (filters, slices, H, W)
-    shown = slices.transpose(1, 2).flatten(2)
-    frames = moments * slices.shape[1]
-    tiles = reduce_maps(shown, None, _symmetric(flat))
-    tiles = replace(tiles, channels=numbers, strength=norms[numbers].cpu().numpy())
-    most = f"of {flat.shape[1]} inputs each filter's {slices.shape[1]} with the largest norms, the largest first"
-    words = most if flat.shape[1] > SLICES else f"all {flat.shape[1]} inputs, the one with the largest norm first"
-    words = "its one input" if flat.shape[1] == 1 else words
-    words += f", {moments} moments each" if moments > 1 else ""
-    words += "   bar: norm of the whole filter against the largest (bold)"
-    about = {"layer": layer, "drawn": "slices", "moments": moments, "inputs": order.tolist()}
-    return _Section(title, words, _grid(tiles, style, frames), about)
+    tiles = reduce_maps(maps[:, 0], None, _symmetric(flat))
+    order = _MEASURE if ordered else ""
+    tiles = replace(tiles, channels=numbers, strength=norms.cpu().numpy(), order=order)
+    words += "; each sees one input channel" + (f", {moments} moments from left to right" if moments > 1 else "")
+    grid = _grid(tiles, style, moments)
+    about = {"layer": layer, "drawn": "maps", "moments": moments}
+    return _Section(title, f"{words}{hint}   {_BAR}", grid, about, grid.pixels)
 
 
-def _as_matrix(layer: str, title: str, flat: Tensor, numbers: list[int], style: Style) -> _Section:
-    """Kernels of one position as one map: a row for each filter, a column for each input."""
-    tiles = reduce_maps(flat[numbers][None], None, _symmetric(flat))
-    shown = ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
-    rows = f"filters 0 to {len(flat) - 1}" if numbers == list(range(len(flat))) else f"filters {shown}"
-    words = f"one map: a row for each filter ({rows}, from the top), a column for each of {flat.shape[1]} inputs"
-    zoom = max(1, min(6, _WIDTH // flat.shape[1]))
-    cell = style.cell or zoom * min(len(numbers), flat.shape[1])
-    grid = draw_grid(tiles, 1, cell, plain=True, most=MOST_PIXELS // _MOST_LAYERS)
-    return _Section(title, words, grid, {"layer": layer, "drawn": "matrix", "filters": numbers})
+def _as_matrix(
+    layer: str, title: str, words: str, hint: str, flat: Tensor, numbers: list[int], style: Style, grouped: bool
+) -> _Section:
+    """A row for each filter and a column for each input, of many inputs the strongest of these filters."""
+    count = flat.shape[1]
+    most = ChannelChoice(top=style.columns or _COLUMNS)
+    inputs = list(range(count))
+    if count > most.top:
+        inputs = most.of(flat[numbers].transpose(0, 1).flatten(1)[:, None])
+    maps, moments = _laid_flat(flat[numbers][:, inputs])
+    tiles = reduce_maps(maps.flatten(0, 1), None, _symmetric(flat))
+    tiles = replace(tiles, channels=[number * count + at for number in numbers for at in inputs], values=())
+    cell = style.cell or (_CELL_OF_ONE if maps[0, 0].numel() == 1 else _CELL)
+    grid = draw_grid(tiles, len(inputs), cell, True, moments, MOST_PIXELS // _MOST_LAYERS)
+    words += f"; {_count_words(len(inputs), count, 'input channels (columns)')}"
+    words += f", by {_MEASURE} in these rows" if len(inputs) < count else ""
+    words += "; a filter sees the input channels of its group" if grouped else ""
+    words += f", {moments} moments from left to right" if moments > 1 else ""
+    pixels, left, down = _with_numbers(grid, numbers, inputs)
+    about = {"layer": layer, "drawn": "matrix", "moments": moments, "filters": numbers, "inputs": inputs}
+    return _Section(title, words + hint, grid, about, pixels, left, down)
+
+
+def _with_numbers(grid: Grid, rows: Sequence[int], columns: Sequence[int]) -> tuple[Pixels, int, int]:
+    """The grid with the number of each row left of it and of each column above it, if there is room; its place."""
+    layout = grid.layout
+    beside, above = ([text_pixels(str(number)) for number in numbers] for numbers in (rows, columns))
+    left, down = max(text.shape[1] for text in beside) + 6, above[0].shape[0]
+    high, wide = grid.pixels.shape
+    pixels = np.full((down + high, left + wide), colours.BACKGROUND, np.uint8)
+    pixels[down:, left:] = np.where(grid.pixels == colours.BACKGROUND, colours.TRACK, grid.pixels)
+    every = [-(-(max(text.shape[side] for text in texts) + 2) // step) for side, texts, step in (
+        (0, beside, layout.step_y + 3), (1, above, layout.step_x))]  # fmt: skip
+    for at in range(0, layout.rows, every[0]):
+        y = down + at * layout.step_y + max(0, (layout.map_height - beside[at].shape[0]) // 2)
+        stamp(pixels, beside[at], left - 6 - beside[at].shape[1], y)
+    for at in range(0, len(above), every[1]):
+        stamp(pixels, above[at], left + at * layout.step_x, 0)
+    return pixels, left, down
 
 
 def _symmetric(flat: Tensor) -> SymmetricScale:
@@ -211,36 +316,23 @@ def _symmetric(flat: Tensor) -> SymmetricScale:
     return SymmetricScale(float(torch.where(torch.isfinite(flat), flat, 0.0).abs().max()))
 
 
-def _grid(tiles: Tiles, style: Style, frames: int, large: bool = False) -> Grid:
-    """Draw the maps in rows as wide as the page; ``large`` maps by the layout of `draw_grid`."""
-    count, height, width = tiles.levels.shape
-    cell, columns = style.cell, style.columns
-    if not large or frames > 1:
-        cell = cell or (LEAST_CELL if frames == 1 else 33)
-        columns = columns or max(1, _WIDTH // lay_out(count, height, width, 1, cell, frames=frames).step_x)
-    grid = draw_grid(tiles, columns, cell, style.plain, frames, MOST_PIXELS // _MOST_LAYERS)
-    _rule(grid)
-    return grid
-
-
-def _rule(grid: Grid) -> None:
-    """Draw a line between the slices of a filter, as 0 has nearly the colour of the background."""
-    layout = grid.layout
-    for at in range(len(grid.tiles.channels) - grid.left_out):
-        row, column = divmod(at, layout.columns)
-        top, left = row * layout.step_y + layout.label, column * layout.step_x
-        for place in layout.frame_places[:-1]:
-            gap = slice(left + place.stop, left + place.stop + FRAME_GAP)
-            grid.pixels[top : top + layout.map_height, gap] = colours.TEXT_HALF
+def _grid(tiles: Tiles, style: Style, frames: int) -> Grid:
+    return draw_grid(tiles, style.columns, style.cell, style.plain, frames, MOST_PIXELS // _MOST_LAYERS)
 
 
 def _draw_page(
-    heading: str, sections: Sequence[_Section], left_out: Sequence[str], style: Style
+    heading: str, weights: str, sections: Sequence[_Section], left_out: Sequence[str], style: Style
 ) -> tuple[Image.Image, list[dict[str, Any]]]:
     """Draw the sections below each other; returns the image, and where the maps of each section lie."""
-    width = max([_WIDTH, *(section.grid.layout.width for section in sections)])
-    page, places = Page(), []
+    width = max([LEAST_WIDTH, *(section.pixels.shape[1] for section in sections)])
+    page, places, ramps = Page(), [], []
     page.add_text(heading, width, size=15, bold=True)
+    is_random = weights.startswith("random")
+    page.add_text(
+        f"weights: {weights or 'as given'}" + ", the network is not trained" * is_random, width, alarm=is_random
+    )
+    if any("inputs" in section.about for section in sections):
+        page.add_text("A row is an output channel, a column is an input channel.", width)
     if left_out:
         page.add_text(f"left out: {'; '.join(left_out)}", width)
     for section in sections:
@@ -248,14 +340,33 @@ def _draw_page(
         page.add_text(section.words, width)
         if section.rgb is None:
             tiles = section.grid.tiles
-            page.add(colour_bar("scale: symmetric about 0, one for the layer", tiles.low[0], tiles.high[0]))
-        places.append(_place(section, MARGIN, MARGIN + page.add(section.grid.pixels, 6)))
-    image = to_image(page.pixels(MARGIN), style.cmap)
-    if any(section.rgb is not None for section in sections):
+            page.add(colour_bar("one scale for the layer, symmetric about 0:", tiles.low[0], tiles.high[0]), 4)
+        else:
+            bar = colour_bar("each filter has its own scale:", "- its largest |weight|", "+ its largest |weight|")
+            ramps.append((MARGIN + page.add(bar, 4), bar.shape[0]))
+        top = page.add(section.pixels, 6)
+        places.append(_place(section, MARGIN + section.left, MARGIN + top + section.down))
+    pixels = page.pixels(MARGIN)
+    image = to_image(pixels, style.cmap)
+    if ramps:
         image = image.convert("RGB")
+        for top, height in ramps:
+            _paint_ramp(image, pixels[top : top + height], top)
         for section, place in zip(sections, places, strict=True):
             _paint(image, section, place)
     return image, places
+
+
+def _paint_ramp(image: Image.Image, pixels: Pixels, top: int) -> None:
+    """Draw the colour bar in ``pixels`` as three: of red, of green and of blue."""
+    rows, columns = np.nonzero(pixels < colours.LEVELS)
+    colour = np.full((len(rows), 3), round(_GREY), np.uint8)
+    height = rows.max() + 1
+    values = np.rint(255 * (pixels[rows, columns] / (colours.LEVELS - 1))).astype(np.uint8)
+    colour[np.arange(len(rows)), rows * 3 // height] = values
+    whole = np.asarray(image.crop((0, top, image.width, top + len(pixels)))).copy()
+    whole[rows, columns] = colour
+    image.paste(Image.fromarray(whole), (0, top))
 
 
 def _paint(image: Image.Image, section: _Section, place: dict[str, Any]) -> None:

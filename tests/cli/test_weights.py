@@ -107,7 +107,7 @@ def test_options_reach_the_kernels_beside_a_plot(run: Run, here: Path) -> None:
     assert run("--plot", "w.pdf", "--kernels", "k.png", *options)[0] == 0
     provenance = read_provenance(here / "k.png")
     [part] = provenance["kernels"]
-    assert (part["layer"], part["channels"], part["columns"], part["zoom"]) == ("conv2", [1, 3], 1, 10)
+    assert (part["layer"], part["filters"], part["columns"], part["zoom"]) == ("conv2", [1, 3], 1, 10)
     assert (provenance["cmap"], provenance["model"]) == ("gray", "nets.py:Normed")
     assert (here / "w.pdf").read_bytes().startswith(b"%PDF")
 

@@ -14,8 +14,10 @@ from hookscope.drawing import ChannelChoice, Style, colours, encode_png, page
 from hookscope.drawing.png import read_provenance
 from hookscope.drawing.text import text_pixels
 from hookscope.errors import LayerError
+from hookscope.models.loaded import LoadedModel
+from hookscope.models.metadata import WeightsMetadata
 from hookscope.parameters import draw_kernels, kernels
-from hookscope.parameters.kernels import KernelSheet
+from hookscope.parameters.kernels import KernelSheet, kernel_sheet
 
 
 def net() -> nn.Sequential:
@@ -28,7 +30,7 @@ def net() -> nn.Sequential:
 def draw(model: nn.Module, layers: Any = None, channels: str | None = None, **style: Any) -> KernelSheet:
     choice = ChannelChoice.parse(channels) if channels else None
     style.setdefault("cmap", "RdBu_r")
-    return draw_kernels(model, layers, choice, Style(**style), "a net", "random (seed 0)")
+    return kernel_sheet(model, layers, choice, Style(**style), "a net", "random (seed 0)")
 
 
 def maps(sheet: KernelSheet, part: dict[str, Any]) -> np.ndarray:
@@ -65,7 +67,7 @@ def part_of(sheet: KernelSheet, layer: str) -> dict[str, Any]:
 
 def drawn(model: nn.Module, layer: str) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     """The provenance, the pixels and the weights of one layer."""
-    sheet = draw(model)
+    sheet = draw(model, "all", "all")
     part = part_of(sheet, layer)
     return part, maps(sheet, part), model.get_submodule(layer).weight.numpy().astype(np.float64)
 
@@ -75,11 +77,10 @@ def in_colour(weight: np.ndarray) -> np.ndarray:
     return np.rint(127.5 + 127.5 * (weight / largest)).transpose(0, 2, 3, 1)
 
 
-def side_by_side(weight: np.ndarray, part: dict[str, Any]) -> np.ndarray:
-    """The slices of each filter that the provenance names."""
-    kernels = zip(weight[part["channels"]], part["inputs"], strict=True)
-    rows = np.stack([np.concatenate(list(kernel[inputs]), axis=1) for kernel, inputs in kernels])
-    return coloured(rows, np.abs(weight).max())
+def matrix(weight: np.ndarray, part: dict[str, Any]) -> np.ndarray:
+    """The kernels of the rows and columns that the provenance names, row by row."""
+    rows = weight[part["filters"]][:, part["inputs"]]
+    return coloured(rows.reshape(-1, *rows.shape[2:]), np.abs(weight).max())
 
 
 def test_the_first_layer_is_in_colour() -> None:
@@ -89,25 +90,39 @@ def test_the_first_layer_is_in_colour() -> None:
     assert part["drawn"] == "rgb"
 
 
-def test_other_layers_show_their_strongest_slices() -> None:
+def test_a_matrix_has_a_row_for_each_output_and_a_column_for_each_input_channel() -> None:
     part, shown, weight = drawn(net(), "1")
-    sizes = np.linalg.norm(weight.reshape(6, 8, 9), axis=2)
-    assert part["inputs"] == np.argsort(-sizes, axis=1)[part["channels"], :4].tolist()
-    assert close(shown, side_by_side(weight, part))
-    assert part["scale"] == "symmetric"
+    assert (part["filters"], part["inputs"], part["columns"]) == ([*range(6)], [*range(8)], 8)
+    assert close(shown, matrix(weight, part))
+    assert (part["drawn"], part["scale"]) == ("matrix", "symmetric")
 
 
-def test_depthwise_filters_have_one_slice_and_transposed_ones_their_own_axis() -> None:
+def test_of_a_large_matrix_the_strongest_rows_and_columns_are_drawn(lines: list[str]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 40, 3), nn.Conv2d(40, 50, 3)).requires_grad_(False)
+    sheet = draw(model, "re:^1$")
+    part, weight = part_of(sheet, "1"), model[1].weight.numpy()
+    sizes = np.abs(weight).mean(axis=(2, 3))
+    assert part["filters"] == np.argsort(-sizes.mean(1))[:16].tolist()
+    assert part["inputs"] == np.argsort(-sizes[part["filters"]].mean(0))[:32].tolist()
+    assert close(maps(sheet, part), matrix(weight, part))
+    words = "16 of 50 output channels (rows), by mean |weight|; 32 of 40 input channels (columns), by mean |weight| in"
+    assert f"{words} these rows   all: --channels all" in " ".join(lines)
+    assert lines.count("A row is an output channel, a column is an input channel.") == 1
+    assert len(part_of(draw(model, "re:^1$", "all", columns=40), "1")["channels"]) == 40 * 50
+
+
+def test_depthwise_filters_are_maps_and_transposed_ones_have_their_own_axis() -> None:
     part, shown, weight = drawn(net(), "2")
+    assert part["drawn"] == "maps"
     assert close(shown, coloured(weight[part["channels"], 0], np.abs(weight).max()))
     part, shown, weight = drawn(net(), "4")
-    assert close(shown, side_by_side(weight.transpose(1, 0, 2, 3), part))
+    assert close(shown, matrix(weight.transpose(1, 0, 2, 3), part))
 
 
 def test_kernels_of_one_position_are_a_matrix() -> None:
     part, shown, weight = drawn(net(), "3")
-    assert close(shown[0], coloured(weight[part["filters"], :, 0, 0], np.abs(weight).max()))
-    assert sorted(part["filters"]) == list(range(10))
+    assert close(shown, matrix(weight, part))
+    assert part["filters"] == list(range(10))
 
 
 def test_moments_of_a_clip_stand_side_by_side() -> None:
@@ -116,17 +131,23 @@ def test_moments_of_a_clip_stand_side_by_side() -> None:
     assert (shown == in_colour(np.concatenate([weight[:, :, 0], weight[:, :, 1]], axis=3))).all()
 
 
+def test_the_first_convolution_is_drawn_and_others_on_request() -> None:
+    model = net()
+    assert [part["layer"] for part in draw(model).provenance["kernels"]] == ["0"]
+    assert [part["layer"] for part in draw(model, "re:^[13]$").provenance["kernels"]] == ["1", "3"]
+    assert [part["layer"] for part in draw(model, "all").provenance["kernels"]] == ["0", "1", "2", "3", "4"]
+
+
 def test_the_chosen_filters_are_drawn() -> None:
     model = net()
-    assert part_of(draw(model, channels="1,3-4"), "1")["channels"] == [1, 3, 4]
+    assert part_of(draw(model, "re:^1$", channels="1,3-4"), "1")["filters"] == [1, 3, 4]
     norms = np.abs(model[1].weight.numpy()).mean(axis=(1, 2, 3))
-    assert part_of(draw(model, channels="top:2"), "1")["channels"] == np.argsort(-norms)[:2].tolist()
-    wide = nn.Sequential(nn.Conv2d(3, 20, 3), nn.Conv2d(20, 40, 3))
-    first, second = draw(wide).provenance["kernels"]
-    assert (len(first["channels"]), len(second["channels"])) == (20, 16)
-    assert [len(part["channels"]) for part in draw(wide, ["re:^[01]$"]).provenance["kernels"]] == [20, 40]
+    assert part_of(draw(model, "re:^1$", channels="top:2"), "1")["filters"] == np.argsort(-norms)[:2].tolist()
     part = part_of(draw(model, columns=3, cell=50, cmap="gray"), "0")
     assert (part["columns"], part["zoom"]) == (3, 10)
+    many = nn.Conv2d(3, 100, 3)
+    assert len(draw(many).provenance["kernels"][0]["channels"]) == 64
+    assert len(draw(many, channels="all").provenance["kernels"][0]["channels"]) == 100
 
 
 def test_nan_is_magenta_and_inf_red() -> None:
@@ -138,7 +159,7 @@ def test_nan_is_magenta_and_inf_red() -> None:
     shown = maps(sheet, part_of(sheet, "0"))
     assert np.argwhere((shown == magenta).all(axis=3)).tolist() == [[2, 3, 4]]
     shown = maps(sheet, part_of(sheet, "3"))
-    assert np.argwhere((shown == red).all(axis=3)).tolist() == [[0, 1, 2]]
+    assert np.argwhere((shown == red).all(axis=3)).tolist() == [[1 * 6 + 2, 0, 0]]
     assert encode_png(sheet.image, sheet.provenance)
 
 
@@ -146,11 +167,12 @@ def test_zero_and_all_nan_filters() -> None:
     model = net()
     for layer in model:
         layer.weight.zero_()
-    sheet = draw(model)
+    sheet = draw(model, "all")
     assert set(maps(sheet, part_of(sheet, "0")).ravel()) == {128}
     for layer in model:
         layer.weight.fill_(torch.nan)
-    assert read_provenance(encode_png(draw(model).image, draw(model).provenance))["kernels"]
+    sheet = draw(model, "all")
+    assert read_provenance(encode_png(sheet.image, sheet.provenance))["kernels"]
 
 
 @pytest.fixture
@@ -167,20 +189,42 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_words_and_provenance(lines: list[str]) -> None:
-    sheet = draw(net())
-    assert lines[0] == "a net   filters of convolutions   weights: random (seed 0)"
-    assert "0   Conv2d   8 filters of 3x5x5" in lines
-    assert any("each filter on its own scale: grey is 0" in line for line in lines)
-    assert any("of 8 inputs each filter's 4 with the largest norms" in line for line in lines)
-    assert "scale: symmetric about 0, one for the layer" in lines
+    sheet = draw(net(), "all")
+    assert lines[:2] == ["a net   filters of convolutions", "weights: random (seed 0), the network is not trained"]
+    assert "0   Conv2d   kernels of 5×5" in lines
+    assert any(line.startswith("8 filters; the three input channels are red, green and blue") for line in lines)
+    assert "6 output channels (rows); 8 input channels (columns)" in lines
+    assert any(line.startswith("6 filters; each sees one input channel") for line in lines)
+    assert lines.count("one scale for the layer, symmetric about 0:") == 4
+    assert lines.count("each filter has its own scale:") == 1
     provenance = read_provenance(encode_png(sheet.image, sheet.provenance))
     expected = {"model": "a net", "weights": "random (seed 0)", "size": list(sheet.image.size)}
     assert expected.items() <= provenance.items() and {"torch", "hookscope"} <= set(provenance)
 
 
+def test_the_bar_of_filters_in_colour_goes_from_dark_to_bright_in_each_colour() -> None:
+    sheet = draw(net())
+    pixels = np.asarray(sheet.image)[: part_of(sheet, "0")["y"]].astype(int)
+    for channel in range(3):
+        others = [at for at in range(3) if at != channel]
+        row = next(row for row in pixels if ((row[:, others] == 128).all(1) & (row[:, channel] == 0)).any())
+        ramp = row[(row[:, others] == 128).all(1), channel]
+        assert (ramp[0], ramp[-1]) == (0, 255) and (np.diff(ramp) > 0).all()
+
+
+def test_the_public_function_draws_the_same_picture() -> None:
+    model = net()
+    loaded = LoadedModel.of(model, "a net", "random (seed 0)", WeightsMetadata(), "classification")
+    image = draw_kernels(loaded, "re:^1$", channels="top:3", columns=4)
+    style = Style(4, None, "RdBu_r", hint="all: channels='all'")
+    judge = kernel_sheet(model, "re:^1$", ChannelChoice.parse("top:3"), style, "a net", "random (seed 0)")
+    assert image.tobytes() == judge.image.tobytes()
+    assert draw_kernels(model[0], channels=[1, 2]).size[0] > 0
+
+
 def test_convolutions_above_24_are_left_out() -> None:
     model = nn.Sequential(*[nn.Conv2d(3, 3, 3) for _ in range(30)])
-    sheet = draw(model)
+    sheet = draw(model, "all")
     assert len(sheet.provenance["kernels"]) == 24
     assert sheet.left_out == ("6 further convolutions: choose with --layer",)
     assert len(draw(model, "*").provenance["kernels"]) == 30
@@ -189,8 +233,8 @@ def test_convolutions_above_24_are_left_out() -> None:
 def test_what_is_left_out_is_listed(lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "MOST_PIXELS", 24 * 40_000)
     wide = [nn.Conv2d(4, 300, 3) for _ in range(2)]
-    first, second = draw(nn.Sequential(*wide), "*").left_out
-    assert f"left out: {first}; {second}" in lines and " filters of 0: choose with --channels" in first
+    first, second = draw(nn.Sequential(*wide), "*", "all").left_out
+    assert f"left out: {first}; {second}" in lines and " kernels of 0: choose with --channels" in first
 
 
 def test_a_palette_picture_where_nothing_is_in_colour() -> None:

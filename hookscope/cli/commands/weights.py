@@ -36,12 +36,14 @@ _NESTED_FIELDS = ("layer", "buffer", "dead_filters", "duplicate_filters", "colla
 )
 @threshold_options("weights")
 @shared.plot_option("Draw all layers on one page")
-@shared.file_option("--kernels", "Draw the filters of convolutions.", metavar="PNG")
-@shared.channels_option(
-    "With --kernels: filters to draw, 0-63,100 or top:16.  [default: all filters of the first convolution and of"
-    " layers that --layer names, top:16 of others]"
+@shared.file_option(
+    "--kernels", "Draw the filters of the first convolution, or of those that --layer names.", metavar="PNG"
 )
-@shared.columns_option("With --kernels: number of filters in a row.")
+@shared.channels_option(
+    "With --kernels: filters to draw, all, 0-63,100 or top:16.  [default: all; of more than 64 top:64, in a matrix of"
+    " input and output channels top:16]"
+)
+@shared.columns_option("With --kernels: filters in a row, or input channels in a matrix.  [default: 32 in a matrix]")
 @shared.cell_option("With --kernels: smallest side of a kernel.")
 @shared.colour_map_option("With --kernels: any matplotlib colour map.  [default: RdBu_r]")
 @shared.weights_option
@@ -71,8 +73,8 @@ def command(
     findings also have the numbers of filters and channels. Findings do not change the exit status, which is 0.
 
     --plot draws the weights, norms of filters, zeros and running variances of every layer, beside the findings.
-    --kernels draws the filters of the first convolution in colour, and for other convolutions the four strongest input
-    slices of each filter.
+    --kernels draws the filters of the first convolution, in colour if its input is RGB. Convolutions that --layer names
+    are drawn as matrices of kernels: a row is an output channel, a column is an input channel.
 
     \b
     Examples:
@@ -94,7 +96,7 @@ def command(
     section = Section([_as_row(row, thresholds, net.weights) for row in rows], FIELDS, "parameter", _NESTED_FIELDS)
     about = {"model": net.name, "weights": net.weights}
     style = drawing.Style(columns, cell, cmap or "RdBu_r")
-    sheet = kernels and parameters.draw_kernels(net.model, layers, channels, style, net.name, net.weights)
+    sheet = kernels and parameters.kernel_sheet(net.model, layers, channels, style, net.name, net.weights)
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(output.write_report, Report([section], findings, about, totals, caption=about), format)
         if plot is not None:
