@@ -34,6 +34,8 @@ CASES: dict[str, dict[str, str]] = {
         "turned and transparent pictures": "visualize nets.py:small turned.jpg rgba.png --layer conv1 -o out/",
         "two frames of optical flow": "visualize raft_small star.png --weights none --layer"
         " feature_encoder.convnormrelu.0 --channels 0-3",
+        "bars of a vector": "visualize nets.py:small star.png --layer fc -o fc.png",
+        "strongest of many channels": "visualize shapes star.png --layer 18 -o deep.png",
         "dead channels": "visualize nets.py:sick star.png --type ReLU --layer 0 -o sick.png",
     },
     "predict": {
@@ -260,7 +262,6 @@ CASES: dict[str, dict[str, str]] = {
         "several sheets on standard output": "visualize shapes star.png --layer 0,1 -o -",
         "a sheet on a terminal": "TERMINAL visualize shapes star.png --layer 0 -o -",
         "no such channel": "visualize shapes star.png --layer 0 --channels 64",
-        "map of a vector": "visualize nets.py:small star.png --layer fc -o fc.png",
         "maps of a detector's boxes": "predict fasterrcnn_mobilenet_v3_large_320_fpn star.png --weights none",
         "channels that are no numbers": "visualize shapes star.png --layer 0 --channels top:x",
         "bad scale": "visualize shapes star.png --layer 0 --scale percentile:99,1",
