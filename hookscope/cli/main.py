@@ -334,7 +334,8 @@ class CommandGroup(click.Group):
     epilog="Every option can be set by a variable: HOOKSCOPE_WEIGHTS for all commands, HOOKSCOPE_CAM_METHOD for one."
     " The file ~/.config/hookscope/config.toml, or the one that HOOKSCOPE_CONFIG names, sets options too:"
     ' `weights = "none"` for all commands, `method = "layercam"` below [cam] for one. The command line comes first,'
-    " then variables, then the file.",
+    " then variables, then the file.\n\n"
+    "The documentation is in docs/ of the source, and in share/doc/hookscope/ of the environment that pip installs to.",
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the versions."

@@ -18,7 +18,7 @@ _RUN_OPTIONS = {
     "layers": "--layer", "types": "--type", "every": "--every", "log": "--log", "tensorboard": "--tensorboard",
     "stop_on": "--stop-on",
 }  # fmt: skip
-_SHOW_OPTIONS = {"plot": "--plot", "format": "--format"}
+_SHOW_OPTIONS = {"plot": "--plot", "open": "--open", "format": "--format"}
 
 
 class _ScriptCommand(click.Command):

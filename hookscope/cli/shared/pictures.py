@@ -8,17 +8,19 @@ import sys
 from collections.abc import Sequence
 
 import click
+from click.core import ParameterSource
 
 from hookscope.cli.output.formats import note
 from hookscope.findings import counted, listed
 
-_WRITTEN, _OPENS = "hookscope.written", "hookscope.opens"  # keys of what a run shares
+_WRITTEN, _OPENS, _ASKED = "hookscope.written", "hookscope.opens", "hookscope.asked"  # what a run shares
 _OPENERS = {"darwin": "open", "win32": "start"}
 _SECONDS = 1.0  # until the opener has failed, or will not
 
 
 def _remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     context.meta[_OPENS] = value
+    context.meta[_ASKED] = value and context.get_parameter_source("open") is ParameterSource.COMMANDLINE
 
 
 open_option = click.option(
@@ -41,6 +43,8 @@ def tell_what_was_written(context: click.Context) -> None:
     """Say in one line where the pictures of a run are, and how to open them; with ``--open``, open them."""
     paths = [*context.meta.get(_WRITTEN, ())]
     if not paths:
+        if context.meta.get(_ASKED) and sys.exception() is None:
+            note("Note: --open opens nothing, because no picture was written")
         return
     what, target, which = _in_words(paths)
     target = os.path.join(".", target) if target.startswith("-") else target

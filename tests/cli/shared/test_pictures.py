@@ -19,11 +19,14 @@ from hookscope.cli.shared import pictures
 from tests.cli.helpers import POSIX
 
 NET = """
+from collections import OrderedDict
+
 import torch
 
 def net():
-    first, second = torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3)
-    return torch.nn.Sequential(first, second, torch.nn.Flatten(), torch.nn.Linear(784, 5))
+    layers = {"first": torch.nn.Conv2d(3, 4, 3), "second": torch.nn.Conv2d(4, 4, 3)}
+    layers |= {"flat": torch.nn.Flatten(), "last": torch.nn.Linear(784, 5)}
+    return torch.nn.Sequential(OrderedDict(layers))
 
 input_size = (18, 18)
 preprocess = "imagenet"
@@ -33,7 +36,7 @@ COMMANDS = {
     "cam net.py:net cat.png -o a.png": "a.png",
     "cam net.py:net cat.png -o a.png --sheet sheet.png": "sheet.png, a.png",
     "saliency net.py:net cat.png -o a.png": "a.png",
-    "intervene net.py:net cat.png --at 0 zero --layer 1 --grid a.png": "a.png",
+    "intervene net.py:net cat.png --at first zero --layer second --grid a.png": "a.png",
     "weights net.py:net --plot a.svg --kernels b.png": "a.svg, b.png",
     "stats net.py:net cat.png --plot a.pdf": "a.pdf",
     "gradients net.py:net cat.png --plot a.png": "a.png",
@@ -91,7 +94,7 @@ def test_of_several_pictures_the_folder_and_the_number_are_said(run: Any) -> Non
     ]
     assert (
         run("visualize net.py:net cat.png --layer 0 -o -x/")[-1]
-        == "wrote -x/cat-net.py-net-000-0.png; open it: xdg-open ./-x/cat-net.py-net-000-0.png"
+        == "wrote -x/cat-net.py-net-000-first.png; open it: xdg-open ./-x/cat-net.py-net-000-first.png"
     )
 
 
@@ -135,6 +138,16 @@ def test_what_cannot_be_opened_stays_and_the_status_is_0(
     lines = run("weights net.py:net --kernels k.png --open")
     assert lines[-1] == (f"wrote k.png; cannot open it: {why}" if why else "wrote k.png")
     assert os.path.isfile("k.png")
+
+
+def test_open_without_a_picture_has_a_note(run: Any, opened: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = "Note: --open opens nothing, because no picture was written"
+    assert run("weights net.py:net --open") == [nothing]
+    assert run("visualize net.py:net no.png --open", status=1)[0].startswith("Error: ")
+    monkeypatch.setenv("HOOKSCOPE_OPEN", "1")
+    assert run("weights net.py:net") == []
+    assert run("weights net.py:net --kernels k.png") == ["wrote k.png"]
+    assert opened == [["xdg-open", "k.png"]]
 
 
 def test_pictures_that_were_written_before_an_error_are_said(run: Any) -> None:
