@@ -33,6 +33,7 @@ from .hooks import (
 from .images import open_image as open_image
 from .interventions import (
     ablate_each as ablate_each,
+    draw_ablation as draw_ablation,
     draw_effect as draw_effect,
     intervene as intervene,
     intervention_effect as intervention_effect,

@@ -18,11 +18,14 @@ from .grid import (
 from .overlay import (
     DARK as DARK,
     LIGHT as LIGHT,
+    PALE as PALE,
     Heading as Heading,
     Heat as Heat,
     Panel as Panel,
     Row as Row,
+    draw_heat as draw_heat,
     draw_page as draw_page,
+    seen_part as seen_part,
 )
 from .page import LEAST_WIDTH as LEAST_WIDTH, MARGIN as MARGIN, Page as Page, colour_bar as colour_bar
 from .plot import (

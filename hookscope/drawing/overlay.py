@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
+from torch import nn
 
 from hookscope.drawing import colours
 from hookscope.drawing.text import font, wrapped
 from hookscope.errors import UsageError, printable
+from hookscope.images import InputImage
+from hookscope.models import LoadedModel
 
 Box = tuple[float, float, float, float]
 
@@ -176,6 +179,22 @@ def draw_page(
             _write(pen, plan, x, below, plan.lines_under(panel))
         y += row_height
     return page
+
+
+def draw_heat(photograph: Image.Image, heat: Heat | None, width: int, cmap: str, ground: Ground = PALE) -> Image.Image:
+    """The photograph ``width`` pixels wide with heat over it, without words."""
+    size = (width, max(1, round(photograph.height * width / photograph.width)))
+    return _picture(photograph, heat, size, cmap, ground)
+
+
+def seen_part(picture: Image.Image | InputImage, net: LoadedModel | nn.Module | None) -> tuple[Image.Image, Box]:
+    """The RGB photograph to draw maps on, and its part that the network saw: of a `LoadedModel`, else all of it."""
+    photograph = picture.image if isinstance(picture, InputImage) else picture
+    box = (0.0, 0.0, float(photograph.width), float(photograph.height))
+    if isinstance(net, LoadedModel):
+        prepared = net.prepare(picture) if isinstance(picture, InputImage) else net.preprocess(picture)
+        photograph, box = net.preprocess.shown(photograph, prepared)
+    return photograph.convert("RGB"), box
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing import MOST_PIXELS, Heading, Origin, Panel
+from hookscope.drawing import MOST_PIXELS, Heading, Origin, Panel, seen_part
 from hookscope.explain.cam import peak_of
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel
@@ -34,12 +34,7 @@ class OverlaySource:
     @classmethod
     def of(cls, picture: Image.Image | InputImage, net: LoadedModel | nn.Module | None = None) -> OverlaySource:
         """The source of ``picture``, of which a `LoadedModel` may have seen a part, and other models all."""
-        photograph = picture.image if isinstance(picture, InputImage) else picture
-        box = (0.0, 0.0, float(photograph.width), float(photograph.height))
-        if isinstance(net, LoadedModel):
-            prepared = net.prepare(picture) if isinstance(picture, InputImage) else net.preprocess(picture)
-            photograph, box = net.preprocess.shown(photograph, prepared)
-        return cls(photograph.convert("RGB"), box, Origin.of(net, picture))
+        return cls(*seen_part(picture, net), Origin.of(net, picture))
 
     @property
     def image(self) -> str:

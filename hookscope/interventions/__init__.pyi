@@ -1,4 +1,5 @@
 from .ablation import Ablation as Ablation, ChannelWorth as ChannelWorth, ablate_each as ablate_each
+from .ablation_figure import draw_ablation as draw_ablation
 from .ablation_passes import channel_scores as channel_scores
 from .base import Intervention as Intervention, ParameterIntervention as ParameterIntervention
 from .classes import ClassChange as ClassChange, class_changes as class_changes

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.errors import NoMapError, UsageError
 from hookscope.findings import listed
-from hookscope.hooks import Call, Layers
-from hookscope.interventions.ablation_passes import Passes, baseline, rounds
-from hookscope.scores import Prediction, Target, check_finite_score, one_picture, predictions, probabilities
+from hookscope.hooks import Call, Layers, Maps
+from hookscope.interventions.ablation_passes import Passes, baseline, channel_maps, rounds
+from hookscope.scores import (
+    Prediction,
+    Target,
+    check_finite_score,
+    class_label,
+    one_picture,
+    predictions,
+    probabilities,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,8 @@ class ChannelWorth:
         worth: ``score - score_after``: above 0 where the channel raises the score.
         probability_after: The softmax probability of the class without the channel, 0 to 1.
         top_after: The class with the highest score without the channel.
+        top_label: The name of that class, None if unknown.
+        values: The map ``(h, w)`` of the channel with all channels, if it was kept; of a clip the mean over its frames.
     """
 
     call: Call
@@ -37,6 +49,8 @@ class ChannelWorth:
     worth: float
     probability_after: float
     top_after: int
+    top_label: str | None = None
+    values: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,7 @@ def ablate_each(
     categories: Sequence[str] | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
+    keep: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Ablation:
     """Set each channel of the chosen calls to 0 in turn, and rank the channels by the score that a class loses.
@@ -87,6 +102,7 @@ def ablate_each(
         categories: Names of the classes.
         batch_size: Channels in one pass; None for as many as fit well, 8 to 256.
         seed: Seed of the random numbers in each pass; None continues from the current random state.
+        keep: Number of channels, the most worth first, whose maps are kept for `draw_ablation`, in one more pass.
         on_progress: Called with channels done and in all.
 
     Raises:
@@ -122,17 +138,32 @@ def ablate_each(
     for site in with_all.sites:
         first = len(rows)
         for channels, scores in rounds(site, with_all, batch_size):
-            rows += _worths(site.call, channels, scores, prediction)
+            rows += _worths(site.call, channels, scores, prediction, categories)
             if on_progress is not None:
                 on_progress(len(rows), total)
         rows[first:] = sorted(rows[first:], key=lambda row: row.channel)
     rows.sort(key=lambda row: math.inf if math.isnan(row.worth) else -row.worth)  # stable: equal worth stays in order
+    if keep:
+        sites = [site for site in with_all.sites if any(row.call == site.call for row in rows[:keep])]
+        maps = channel_maps(passes, sites)
+        rows[:keep] = [replace(row, values=_values(maps.get(row.call.key), row.channel)) for row in rows[:keep]]
     return Ablation(prediction, tuple(rows), with_all.skipped)
 
 
-def _worths(call: Call, channels: Sequence[int], scores: Tensor, prediction: Prediction) -> Iterator[ChannelWorth]:
+def _values(maps: Maps | None, channel: int) -> NDArray[np.float32] | None:
+    if maps is None:
+        return None
+    still = maps.values[channel].unflatten(1, (maps.frames, -1)).mean(1)
+    values: NDArray[np.float32] = still.float().cpu().numpy()
+    return values
+
+
+def _worths(
+    call: Call, channels: Sequence[int], scores: Tensor, prediction: Prediction, categories: Sequence[str] | None
+) -> Iterator[ChannelWorth]:
     shares = probabilities(scores)[:, prediction.index].tolist()
     after = scores.detach().cpu().double()
     tops = after.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf).numpy().argmax(1).tolist()
     for channel, score, share, top in zip(channels, after[:, prediction.index].tolist(), shares, tops, strict=True):
-        yield ChannelWorth(call, channel, prediction.score, score, prediction.score - score, share, top)
+        worth, label = prediction.score - score, class_label(top, categories)
+        yield ChannelWorth(call, channel, prediction.score, score, worth, share, top, label)

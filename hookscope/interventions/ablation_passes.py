@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,12 +15,15 @@ from torch import Tensor, nn
 from hookscope.errors import LayerError, NoMapError
 from hookscope.hooks import (
     Call,
+    InputSize,
     Layers,
+    Maps,
     Observer,
     Selection,
     buffers_kept,
     channel_axis,
     class_names,
+    feature_maps,
     is_single,
     map_tensors,
     matches_type,
@@ -215,6 +219,24 @@ def _live(tensor: Tensor, axis: int) -> tuple[int, ...]:
 
 def _bytes(value: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(value).values())
+
+
+def channel_maps(passes: Passes, sites: Sequence[AblationSite]) -> dict[str, Maps]:
+    """The maps of the channels of each site in a pass with all channels; those of vectors are left out."""
+    parts, found = {site.call.key: site.part for site in sites}, dict[str, Maps]()
+    picture = next((tensor for tensor in tensors_in(passes.inputs).values() if tensor.dim() >= 4), None)
+    shown = None if picture is None else InputSize(int(picture.shape[-2]), int(picture.shape[-1]))
+
+    def on_call(call: Call, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if call.key in parts:
+            with suppress(NoMapError):
+                for maps in feature_maps(map_tensors(output, torch.clone), module, shown):
+                    if maps.part == parts[call.key]:
+                        found.setdefault(call.key, maps)
+
+    names = Selection.of_names(sorted({site.call.name for site in sites}))
+    passes.scores(Observer(passes.model, names, ("all",), on_call))
+    return found
 
 
 def rounds(

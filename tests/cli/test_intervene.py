@@ -15,7 +15,9 @@ from click.testing import CliRunner
 import hookscope
 from hookscope.cli.commands.intervene import command
 from hookscope.cli.output.effect_rows import CLASS_FIELDS
+from hookscope.drawing import figure_bytes
 from hookscope.drawing.png import read_provenance
+from hookscope.images import read_picture
 from hookscope.interventions import WORDS
 from tests.cli.helpers import Run, one_error
 
@@ -182,6 +184,15 @@ def test_each_channel_is_ranked_by_what_it_is_worth(run: Run, net: hookscope.Loa
         assert row["worth"] == pytest.approx(worth[row["channel"]], abs=1e-6)
 
 
+def test_the_plot_of_ablated_channels_is_that_of_python(run: Run, net: hookscope.LoadedModel, here: Path) -> None:
+    as_json(run, "--ablate-each", "conv1,conv2", "--top", "3", "--plot", "worth.png")
+    x = net.preprocess(hookscope.open_image("cat.png"))[None]
+    ablation = hookscope.ablate_each(net.model, x, "conv1,conv2", keep=3)
+    figure = hookscope.draw_ablation(ablation, read_picture("cat.png"), net, top=3)
+    assert figure_bytes(figure, ".png", read_provenance("worth.png")) == Path("worth.png").read_bytes()
+    assert read_provenance("worth.png")["image"] == "cat.png"
+
+
 def test_channels_are_ablated_on_top_of_interventions(run: Run) -> None:
     words = ["--ablate-each", "conv2", "--at", "conv2", "zero:channels=0-3"]
     rows = as_json(run, *words)
@@ -210,6 +221,8 @@ def test_channels_are_ablated_on_top_of_interventions(run: Run) -> None:
         ("--at conv1 permute:axis=images", 2, "one image cannot be permuted"),
         ("--ablate-each conv1 --grid a.png", 2, "--ablate-each prints only channels"),
         ("--ablate-each conv1 --target top:3", 2, "--ablate-each needs one class"),
+        ("--at conv1 zero --plot a.png", 2, "--plot needs --ablate-each; --grid draws the effect of --at"),
+        ("--ablate-each conv1 --plot a.jpg", 2, "plots are PNG, SVG or PDF files"),
         ("--ablate-each conv7", 1, "no layer 'conv7'"),
     ],
 )

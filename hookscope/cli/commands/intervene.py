@@ -19,8 +19,8 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.intervention_options import Change, at_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
-from hookscope.cli.shared.output_paths import OutputPath
-from hookscope.cli.shared.pictures import open_option, wrote
+from hookscope.cli.shared.output_paths import OutputPath, check_plot, write_plot
+from hookscope.cli.shared.pictures import wrote
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -38,10 +38,13 @@ class Options:
     layers: hooks.Selection | None
     types: tuple[str, ...]
     grid: str | None
+    plot: str | None
     classes: bool
     batch_size: int | None
     format: str
 
+
+_MAPS = 11  # of --plot, beside the image
 
 _words = kept_rows("interventions", "interventions", lambda: interventions.help_rows())
 
@@ -64,7 +67,7 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
 )
 @shared.type_option
 @shared.file_option("--grid", "Draw before, after and difference: a PNG file.")
-@open_option
+@shared.plot_option("Draw the channels of --ablate-each as bars, and maps of the first over the image")
 @click.option("--classes", is_flag=True, help="Print only classes, not layers, in a table, tsv and csv.")
 @shared.count_option(
     "--batch-size", "Channels in one pass of --ablate-each.  [default: as many as fit in 16 MiB, 8 to 256]"
@@ -94,6 +97,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     A table shows classes and layers, or with --classes only classes. json has both. tsv and csv hold the layers, or
     with --classes the classes. In ndjson, the field "row" names the kind of a line. --ablate-each prints channels:
     worth is the score before minus the score without the channel.
+    --plot draws them.
 
     \b
     Examples:
@@ -125,6 +129,9 @@ def _check(paths: Sequence[str], options: Options) -> list[Change]:
     for name, option in (("top", "--top"), ("batch_size", "--batch-size")):
         if not options.ablate and shared.was_given(name):
             raise UsageError(f"{option} needs --ablate-each")
+    if options.plot and not options.ablate:
+        raise UsageError("--plot needs --ablate-each", do="--grid draws the effect of --at")
+    check_plot(options.plot, paths)
     if options.ablate and options.target.count > 1:
         raise UsageError(f"--ablate-each needs one class, got --target {options.target}")
     ModelAndImages.check_count(paths)
@@ -164,7 +171,11 @@ def _ablate(task: _Task) -> Report:
             batch_size=options.batch_size,
             on_progress=stack.enter_context(pass_progress()),
             seed=task.seed,
+            keep=min(options.top, _MAPS) if options.plot else 0,
         )
+    if options.plot is not None:
+        figure = interventions.draw_ablation(ablation, subject.images[0], net, top=options.top)
+        write_plot(options.plot, figure, drawing.Origin.of(net, *subject.images).facts())
     if ablation.skipped:
         skipped = counted(len(ablation.skipped), "call")
         output.note(f"Note: {skipped} without channels left out: {listed(ablation.skipped, 3)}")
@@ -177,7 +188,7 @@ def _ablate(task: _Task) -> Report:
         f"{len(shown)} of {count}, ranked by the score of {name} that is lost without each",
         f"score with all channels: {prediction.score:.4g}",
     ]
-    return Report([channel_section(shown, categories, net.weights)], totals=totals, caption=subject.caption)
+    return Report([channel_section(shown, net.weights)], totals=totals, caption=subject.caption)
 
 
 def _compare(task: _Task) -> Report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hookscope import interventions, scores
+from hookscope import interventions
 from hookscope.cli.output.report import Columns, Section, call_row, row_of
 
 FIELDS = ("index", "name", "type", "call", "order", "shape", "changed", "relative_l2", "cosine", "nonfinite", "weights")
@@ -43,14 +43,11 @@ def layer_section(layers: Sequence[interventions.MovedLayer], weights: str, in_t
     return Section(rows, FIELDS, "layer", columns=columns, in_table=in_table, needs_rows=True)
 
 
-def channel_section(
-    channels: Sequence[interventions.ChannelWorth], categories: Sequence[str] | None, weights: str
-) -> Section:
+def channel_section(channels: Sequence[interventions.ChannelWorth], weights: str) -> Section:
     """The channels and the score that is lost without each, in the given order."""
-    labels = [scores.class_label(channel.top_after, categories) for channel in channels]
     rows = [
-        call_row(CHANNEL_FIELDS, channel.call, channel, place=place, top_label=label, weights=weights)
-        for place, (channel, label) in enumerate(zip(channels, labels, strict=True), 1)
+        call_row(CHANNEL_FIELDS, channel.call, channel, place=place, weights=weights)
+        for place, channel in enumerate(channels, 1)
     ]
     shown = [name for name in CHANNEL_FIELDS if name not in ("score", "weights")]
     least_needed = ({"score_after"}, {"probability_after"}, {"top_after"})

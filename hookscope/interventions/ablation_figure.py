@@ -1,0 +1,209 @@
+"""The figure of an ablation: a bar for each channel, and the maps of the channels that matter over the photograph."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import nn
+
+from hookscope.drawing import (
+    BODY,
+    DPI,
+    LIGHT,
+    PALE,
+    SMALL,
+    TITLE,
+    Colour,
+    Heat,
+    Origin,
+    add_panel,
+    draw_heat,
+    fitting,
+    inches,
+    plain_settings,
+    seen_part,
+    short_label,
+    write,
+    write_at,
+)
+from hookscope.errors import UsageError
+from hookscope.findings import counted
+from hookscope.images import InputImage
+from hookscope.interventions.ablation import Ablation, ChannelWorth
+from hookscope.models import LoadedModel
+
+# in inches
+_MARGIN, _GAP, _LINE, _ROW, _BARS = 0.25, 0.35, 0.18, 0.2, 3.2
+_CELL, _CELL_GAP, _UNDER = 1.7, 0.15, 0.34
+_COLUMNS, _PIXELS = 4, 320  # maps in a row; width of a map in pixels
+_LONGEST_LABEL, _LONGEST_CAPTION, _MOST_BARS = 40, 26, 100
+_TWO_COLOURS = "RdBu_r"
+
+
+def draw_ablation(
+    ablation: Ablation,
+    photograph: Image.Image | InputImage | None = None,
+    net: LoadedModel | nn.Module | None = None,
+    *,
+    top: int = 20,
+    cmap: str | None = None,
+) -> Figure:
+    """Draw the score that each channel is worth as bars, and beside them the kept maps over the photograph.
+
+    The channel that is worth most stands first. Where another class wins without the channel, its name stands beside
+    the bar. Each map has a scale of its own, from a transparent 0, or about it if one of the maps has negative values.
+
+    Args:
+        ablation: What `ablate_each` returns; ``keep=`` keeps the maps of the first channels.
+        photograph: The photograph that the input was made of; None for bars alone.
+        net: The model. A `LoadedModel` says which part of the photograph the network saw, and weights and
+            preprocessing.
+        top: Largest number of bars, at most 100.
+        cmap: A colour map of matplotlib; None for inferno, and for maps with values below 0 RdBu_r.
+
+    Raises:
+        UsageError: for an unknown colour map, or no bars.
+
+    Example:
+        >>> import torch
+        >>> from PIL import Image
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        >>> ablation = ablate_each(net, torch.ones(1, 3, 8, 8), 0, target=1, keep=2)
+        >>> figure = draw_ablation(ablation, Image.new("RGB", (64, 64)), net)
+        >>> len(figure.axes)  # bars, the photograph and two maps
+        4
+    """
+    if top < 1:
+        raise UsageError(f"{top} bars", do="give a number from 1")
+    shown = ablation.channels[: min(top, _MOST_BARS)]
+    with plain_settings():
+        pictures = _Pictures([], 0.0) if photograph is None else _pictures(shown, photograph, net, cmap)
+        return _drawn(ablation, shown, pictures, Origin.of(net, *([] if photograph is None else [photograph])))
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    """The photograph and the maps over it, each with two lines of words; ``high`` is their height in inches."""
+
+    cells: Sequence[tuple[Image.Image, tuple[str, str]]]
+    high: float
+
+    @property
+    def width(self) -> float:
+        """In inches."""
+        return min(_COLUMNS, len(self.cells)) * (_CELL + _CELL_GAP)
+
+    @property
+    def height(self) -> float:
+        """In inches."""
+        return -(-len(self.cells) // _COLUMNS) * (self.high + _UNDER)
+
+    def draw(self, figure: Figure, x: float, y: float) -> None:
+        for at, (image, words) in enumerate(self.cells):
+            row, column = divmod(at, _COLUMNS)
+            left, top = x + column * (_CELL + _CELL_GAP), y + row * (self.high + _UNDER)
+            axes = add_panel(figure, left, top, _CELL, self.high)
+            axes.imshow(np.asarray(image))
+            axes.set_axis_off()
+            for line, text in enumerate(words):
+                below = top + self.high + 0.08 + 0.13 * line
+                write_at(figure, left, below, fitting(text, _CELL, SMALL), fontsize=SMALL)
+
+
+def _pictures(
+    shown: Sequence[ChannelWorth],
+    photograph: Image.Image | InputImage,
+    net: LoadedModel | nn.Module | None,
+    cmap: str | None,
+) -> _Pictures:
+    """The photograph, then the kept maps of ``shown``, in two colours if one of them has negative values."""
+    picture, box = seen_part(photograph, net)
+    kept = [(_label(channel, _LONGEST_CAPTION), channel.values) for channel in shown]
+    maps = [(label, np.nan_to_num(values, posinf=0, neginf=0)) for label, values in kept if values is not None]
+    signed = any(bool(values.min() < 0) for _, values in maps)
+    cmap, ground = cmap or (_TWO_COLOURS if signed else "inferno"), LIGHT if signed else PALE
+    ends = (" (blue)", " (red)") if cmap == _TWO_COLOURS else ("", "")
+    name = os.path.basename(photograph.name) if isinstance(photograph, InputImage) else "photograph"
+    cells = [(draw_heat(picture, None, _PIXELS, cmap), (name, ""))]
+    for label, values in maps:
+        top = float(np.abs(values).max())
+        scale = f"{-top:.3g}{ends[0]} to {top:.3g}{ends[1]}" if signed else f"0 to {top:.3g}"
+        image = draw_heat(picture, Heat(values, box, top, None, signed), _PIXELS, cmap, ground)
+        cells.append((image, (label, scale)))
+    return _Pictures(cells, _CELL * picture.height / picture.width)
+
+
+def _label(channel: ChannelWorth, most: int = _LONGEST_LABEL) -> str:
+    return short_label(f"{channel.call.key} {channel.channel}", most)
+
+
+def _drawn(ablation: Ablation, shown: Sequence[ChannelWorth], pictures: _Pictures, origin: Origin) -> Figure:
+    labels, notes = list(map(_label, shown)), [_note(ablation, channel) for channel in shown]
+    left = _MARGIN + max(inches(label, SMALL) for label in labels) + 0.1
+    right = left + _BARS + max(inches(note, SMALL) for note in notes) + 0.15
+    lines, title = _lines(ablation, shown, origin), _title(ablation)
+    head, rows_height = _MARGIN + 0.6 + _LINE * len(lines), _ROW * len(shown)
+    width = max(right + _GAP + pictures.width, _MARGIN + inches(title, TITLE, True)) + _MARGIN
+    height = head + max(rows_height + 0.5, pictures.height) + _MARGIN
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    write_at(figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
+    for at, (line, colour) in enumerate(lines):
+        write_at(figure, _MARGIN, _MARGIN + 0.36 + at * _LINE, fitting(line, width - 2 * _MARGIN, BODY), color=colour)
+    _draw_bars(add_panel(figure, left, head, _BARS, rows_height, grid="x"), shown, labels, notes)
+    pictures.draw(figure, right + _GAP, head)
+    return figure
+
+
+def _title(ablation: Ablation) -> str:
+    prediction = ablation.prediction
+    name = f"{prediction.label} ({prediction.index})" if prediction.label else f"class {prediction.index}"
+    return f"Score of {name} that is lost when a channel is set to 0"
+
+
+def _lines(ablation: Ablation, shown: Sequence[ChannelWorth], origin: Origin) -> list[tuple[str, str]]:
+    """The lines below the title and their colours."""
+    prediction, random = ablation.prediction, origin.weights.startswith("random")
+    weights = f"weights: {origin.weights}" if origin.weights else ""
+    preprocess = f"preprocessing: {origin.preprocess}" if origin.preprocess else ""
+    about = filter(None, [origin.model, "" if random else weights, os.path.basename(origin.image), preprocess])
+    count = counted(len(ablation.channels), "channel")
+    score = f"score with all channels {prediction.score:.4g}, probability {100 * prediction.probability:.3g} %"
+    lines = [
+        (", ".join(about), Colour.FAINT),
+        (f"{weights}, the network is not trained" if random else "", Colour.ALARM),
+        (f"{score}; {len(shown)} of {count}, those worth most first", Colour.INK),
+    ]
+    return [(line, colour) for line, colour in lines if line]
+
+
+def _note(ablation: Ablation, channel: ChannelWorth) -> str:
+    """What stands beside the bar of a channel."""
+    if math.isnan(channel.worth):
+        return "NaN"
+    words = f"{channel.worth:.3g}"
+    if channel.top_after != ablation.prediction.index and channel.score_after < channel.score:
+        words += f"   then best: {channel.top_label or f'class {channel.top_after}'}"
+    return words
+
+
+def _draw_bars(axes: Axes, shown: Sequence[ChannelWorth], labels: Sequence[str], notes: Sequence[str]) -> None:
+    worths = [channel.worth if math.isfinite(channel.worth) else 0.0 for channel in shown]
+    colours = [Colour.BLUE if worth >= 0 else Colour.ORANGE for worth in worths]
+    axes.barh(range(len(shown)), worths, color=colours, height=0.7)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_yticks([])
+    low, high = min(0.0, *worths), max(0.0, *worths)
+    axes.set_xlim(low * 1.02, high * 1.02 if high > low else 1.0)
+    axes.axvline(0, color=Colour.INK, linewidth=0.8)
+    write(axes, 0.5, -0.38 / (_ROW * len(shown)), "score lost", fontsize=SMALL, ha="center", transform=axes.transAxes)
+    beside = {"transform": axes.get_yaxis_transform(), "clip_on": False, "fontsize": SMALL}
+    for at, (label, note) in enumerate(zip(labels, notes, strict=True)):
+        write(axes, -0.06 / _BARS, at, label, ha="right", **beside)
+        write(axes, 1 + 0.1 / _BARS, at, note, color=Colour.ALARM if "then best: " in note else Colour.INK, **beside)
