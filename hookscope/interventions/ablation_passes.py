@@ -133,6 +133,7 @@ def baseline(passes: Passes, layers: Layers, types: Iterable[Any] | None) -> Bas
         on_input=lambda module, args, kwargs: _bytes((args, kwargs)),
         on_start=recorder.on_start,
         on_end=recorder.on_end,
+        ordered=True,
     )
     scores = passes.scores(observer)
     sites, skipped = [], []

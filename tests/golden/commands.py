@@ -295,7 +295,7 @@ CASES: dict[str, dict[str, str]] = {
         "no limit": "check shapes star.png",
         "limit that is no number": "check shapes star.png --max-abs many",
         "allowed layer that is not there": "check shapes star.png --max-dead 0 --allow nowhere",
-        "index without a pass": "weights shapes --layer 3",
+        "index of no call": "weights shapes --layer 99",
         "kernels of a layer without any": "weights shapes --layer classifier.2 --kernels a.png",
         "columns without kernels": "weights shapes --columns 3",
         "most without values": "trace shapes star.png --most 3",

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
-from hookscope import drawing, hooks, models, parameters, system
+from hookscope import drawing, hooks, models, parameters, system, tracing
+from hookscope.cli import process
 from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Report, Row, Section, row_of
 from hookscope.cli.shared import options as shared
-from hookscope.cli.shared.model import ModelOptions
+from hookscope.cli.shared.model import ModelOptions, check_choice
 from hookscope.cli.shared.output_paths import check_plot, is_device, is_same_file, refuse_input, write_plot
 from hookscope.cli.shared.pictures import wrote
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
@@ -31,8 +32,8 @@ _NESTED_FIELDS = ("layer", "buffer", "dead_filters", "duplicate_filters", "colla
 @click.command("weights")
 @shared.model_argument()
 @shared.layer_option(
-    "Layers by name: conv1, layer4 (all in it), 'layer4.*', 're:bn[12]$'; repeatable, comma separated. Indices do not"
-    " work: they count calls of a forward pass.  [default: all]"
+    "Layers: conv1, layer4 (all in it), 'layer4.*', 're:bn[12]$', or 30 and 0:10, the indices of list-layers;"
+    " repeatable, comma separated.  [default: all]"
 )
 @threshold_options("weights")
 @shared.plot_option("Draw all layers on one page")
@@ -86,10 +87,10 @@ def command(
     thresholds = parameters.ParameterThresholds.of(chosen_thresholds("weights", values))
     if kernels is None and any(map(shared.was_given, ("channels", "columns", "cell", "cmap"))):
         raise UsageError("--channels, --columns, --cell and --cmap need --kernels", do="add --kernels FILE.png")
-    if layers is not None and layers.counts and str(layers) != "all":
-        raise UsageError("--layer takes names in weights", "indices count calls of a pass", "name layers: conv1")
     _check_outputs(plot, kernels, [weights, model.partition(":")[0]])
     net = ModelOptions(model, weights, seed).load(pictures=False)
+    check_choice(net, (), layers)
+    layers = _by_name(net, layers)
     rows = parameters.parameter_statistics(net.model, thresholds, layers)
     findings = parameters.parameter_findings(rows, thresholds)
     totals = _totals(rows)
@@ -107,6 +108,20 @@ def command(
                 output.note(f"Note: {kernels} leaves out {text}")
             drawing.write_png(sheet.image, kernels, sheet.provenance)
             wrote(kernels)
+
+
+def _by_name(net: models.LoadedModel, layers: hooks.Selection | None) -> hooks.Selection | None:
+    """``layers`` with the names of the layers whose calls list-layers shows at its indices."""
+    if layers is None or not layers.counts:
+        return layers
+    with process.prints_to_standard_error():
+        rows = tracing.list_layers(net.model, net.preprocess.input_shape[1:])
+    calls = [(row.index, row.name) for row in rows if row.index is not None]
+    types = hooks.usual_types(map(hooks.class_names, net.model.modules()))
+    layers.check_ran([], len(calls), types, [name for name, _ in net.model.named_modules()])
+    counted = hooks.Selection([term for term in layers.terms if term.counts])
+    names = [name for index, name in calls if counted.wants_index(index, len(calls))]
+    return hooks.Selection([*(term for term in layers.terms if not term.counts), hooks.Selection.of_names(names)])
 
 
 def _check_outputs(plot: str | None, kernels: str | None, inputs: Sequence[str]) -> None:
