@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # Pi
 _UNDERSTOOD = {
     "do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor", "do_normalize",
     "image_mean", "image_std", "image_processor_type", "feature_extractor_type", "do_convert_rgb", "do_reduce_labels",
-    "include_top", "ensure_multiple_of", "processor_class", "_processor_class", "return_tensors", "data_format",
+    "ensure_multiple_of", "processor_class", "_processor_class", "return_tensors", "data_format",
     "_valid_processor_keys", "input_data_format", "default_to_square", "resample_filter",
 }  # fmt: skip
 _WITH_RULES_OF_THEIR_OWN = ("ConvNext", "Levit", "PoolFormer")
@@ -140,7 +141,7 @@ def _of_config(config: Mapping[str, Any]) -> Transforms | None:
     if resize is None:
         return None
     if config.get("do_center_crop") and (crop := _sides(config.get("crop_size"))):
-        resize = Resize(resize.mode, resize.size, crop, resize.interpolation)
+        resize = replace(resize, crop=crop, floor=True)
     scale = 255 * config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 255.0
     values = Normalisation(range=(0.0, round(scale, 9)))
     if config.get("do_normalize", True) and config.get("image_mean"):

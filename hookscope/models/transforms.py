@@ -32,6 +32,8 @@ class Resize:
         interpolation: Name of a filter of Pillow, such as ``bilinear``.
         antialias: Whether clips are smoothed before they shrink; single pictures always are.
         fill: Red, green and blue of a border in 0..255; black without them.
+        floor: Whether a crop that leaves an odd number of pixels begins at the lower one, as in transformers.
+            Torchvision rounds half to even.
     """
 
     mode: str = "none"
@@ -40,6 +42,7 @@ class Resize:
     interpolation: str = "bilinear"
     antialias: bool = True
     fill: tuple[int, ...] = ()
+    floor: bool = False
 
     def __call__(self, picture: Any) -> Any:
         """Resize a PIL image, or bytes ``(..., H, W)``."""
@@ -49,11 +52,16 @@ class Resize:
             picture = F.resize(picture, list(size), InterpolationMode(self.interpolation), antialias=self.antialias)
         if self.crop is None:
             return picture
-        (top, bottom), (left, right) = (_crop_range(*sides) for sides in zip(size, self.crop, strict=True))
-        if self.fill:
-            edges = [max(0, side) for side in (-left, -top, right - size[1], bottom - size[0])]
-            picture = F.pad(picture, edges, list(self.fill))
-        return F.center_crop(picture, list(self.crop))
+        (top, bottom), (left, right) = self._crop_ranges(*size)
+        edges = [max(0, side) for side in (-left, -top, right - size[1], bottom - size[0])]
+        if any(edges):
+            picture = F.pad(picture, edges, list(self.fill) or 0)
+        return F.crop(picture, max(0, top), max(0, left), *self.crop)
+
+    def _crop_ranges(self, high: int, wide: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Begin and end of the crop from top and left, of a picture that is resized."""
+        crop = self.crop or (high, wide)
+        return _crop_range(high, crop[0], self.floor), _crop_range(wide, crop[1], self.floor)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """``(H, W)`` after the resize of a picture, before the crop."""
@@ -73,9 +81,7 @@ class Resize:
     def visible_box(self, height: int, width: int) -> tuple[float, float, float, float]:
         """See `Preprocess.visible_box`."""
         high, wide = self.resized(height, width)
-        (top, bottom), (left, right) = (0, high), (0, wide)
-        if self.crop is not None:
-            (top, bottom), (left, right) = _crop_range(high, self.crop[0]), _crop_range(wide, self.crop[1])
+        (top, bottom), (left, right) = self._crop_ranges(high, wide)
         across, down = width / wide, height / high
         return left * across, top * down, right * across, bottom * down
 
@@ -275,9 +281,9 @@ def _numbers(numbers: Sequence[float]) -> str:
     return " ".join(map(_number, numbers[:1] if same else numbers))
 
 
-def _crop_range(side: int, crop: int) -> tuple[int, int]:
-    """Begin and end of torchvision's centre crop along one side; it pads outside, the smaller half first."""
-    begin = -((crop - side) // 2) if crop > side else round((side - crop) / 2.0)
+def _crop_range(side: int, crop: int, floor: bool) -> tuple[int, int]:
+    """Begin and end of a centre crop along one side; it pads outside, the smaller half first."""
+    begin = -((crop - side) // 2) if crop > side else (side - crop) // 2 if floor else round((side - crop) / 2.0)
     return begin, begin + crop
 
 
