@@ -297,6 +297,10 @@ _kind(
     ),
     severity="note",
 )
+_ASSUMED = "The inputs do not match the running statistics. The model does not say its mean and std: they were assumed."
+_SAY_PREPROCESSING = (
+    "First say how pictures become inputs, as in training: --preprocess, --mean, --std. If it stays, check the data."
+)
 _kind(
     "batchnorm-drift",
     "The layer's inputs do not match its running statistics, so it normalises them wrongly in eval mode.",
@@ -330,6 +334,8 @@ _kind(
             "Measure a few dozen images; if it stays, check preprocessing and the data.",
             "note",
         ),
+        "assumed": Case(_ASSUMED, _SAY_PREPROCESSING),
+        "assumed few": Case(_ASSUMED, _SAY_PREPROCESSING, "note"),
     },
 )
 _kind(

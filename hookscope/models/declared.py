@@ -53,10 +53,11 @@ def preprocess_of(value: Any, name: str) -> Transforms | OwnTransforms | Preproc
     ``name`` says where it stands.
     """
     try:
-        if isinstance(value, str):
-            return PreprocessChoice.parse(value)
-        if isinstance(value, Mapping):
-            return words_of_mapping(value)
+        if isinstance(value, str | Mapping):
+            choice = words_of_mapping(value) if isinstance(value, Mapping) else PreprocessChoice.parse(value)
+            if ":" in choice.base:
+                raise UsageError(f"'{choice.base}' names a function", do="import the function and name it itself")
+            return choice
     except UsageError as error:
         raise ModelError(f"{name}: {error.asked}", error.exists, error.do) from None
     if type(value).__module__ == presets.__name__:

@@ -87,13 +87,14 @@ def load_model(
 
 
 def _with_function(choice: PreprocessChoice) -> PreprocessChoice:
-    """``choice`` with the function that its ``file.py:function`` names; a declaration there replaces its base."""
+    """``choice`` with the function that its ``file.py:function`` names; words and dictionaries work too."""
     if not isinstance(choice.base, str) or ":" not in choice.base:
         return choice
     found = preprocess_of(find_in_source(choice.base)[0], choice.base)
-    if isinstance(found, PreprocessChoice):
-        raise UsageError(f"{choice.base} is no function", do=f"give --preprocess {found.name}")
-    return replace(choice, base=found)
+    if not isinstance(found, PreprocessChoice):
+        return replace(choice, base=found)
+    parts = {name: getattr(choice, name) for name in ("mean", "std", "range", "resize")}
+    return replace(found, **{name: part for name, part in parts.items() if part is not None})
 
 
 def pick_device(device: str) -> str:

@@ -109,12 +109,12 @@ def _beside(path: Path) -> Transforms | OwnTransforms | None:
     """The transforms in the configuration of an image processor in the folder ``path``, or beside the file."""
     folder = path if path.is_dir() else path.parent
     for file in (folder / name for name in _PROCESSOR_FILES):
-        with suppress(OSError, ValueError, RecursionError):
+        # a damaged file says nothing
+        with suppress(OSError, ValueError, RecursionError, TypeError, AttributeError, LookupError):
             content = json.loads(file.read_text("utf-8"))
             content = content.get("image_processor", content)
-            if not {"image_mean", "do_resize"} & content.keys():
-                continue
-            return _of_config(content) or _of_installed(folder)
+            if {"image_mean", "do_resize"} & content.keys():
+                return _of_config(content) or _of_installed(folder)
     return None
 
 

@@ -103,12 +103,11 @@ class Resize:
 
     def describe(self) -> str:
         """Such as ``resize 256, crop 224``."""
-        if self.mode in ("none", "flow"):
-            return "own size" if self.mode == "none" else "own size in multiples of 8"
+        own = {"none": "own size", "flow": "own size in multiples of 8"}
         whole = self.crop is None or (self.crop == self.size and self.mode != "shorter")
-        verb = {"shorter": "resize", "stretch": "stretch", "pad": "pad to" if whole else "fit into"}[self.mode]
-        verb = "resize to cover" if self.mode == "shorter" and len(self.size) == 2 else verb
-        words = f"{verb} {'x'.join(map(str, self.size))}"
+        resize = "resize to cover" if len(self.size) == 2 else "resize"
+        verb = own | {"shorter": resize, "stretch": "stretch", "pad": "pad to" if whole else "fit into"}
+        words = f"{verb[self.mode]} {'x'.join(map(str, self.size))}".strip()
         words += f" {self.interpolation}" if self.interpolation != "bilinear" else ""
         if self.crop is None or whole:
             return words
@@ -296,10 +295,8 @@ def _flow_size(high: int, wide: int) -> tuple[int, int]:
 
 def made_for(transforms: Transforms | OwnTransforms) -> tuple[int, int]:
     """``(H, W)`` of the output of ``transforms``, 224 by 224 if they keep the picture's own size."""
-    resize = None if isinstance(transforms, OwnTransforms) else transforms.resize
-    if resize is None or resize.mode in ("none", "flow"):
-        return 224, 224
-    return resize.made or (resize.size[0], resize.size[-1])
+    resize = Resize() if isinstance(transforms, OwnTransforms) else transforms.resize
+    return resize.made or ((resize.size[0], resize.size[-1]) if resize.size else (224, 224))
 
 
 def usual_transforms(family: str) -> Transforms:

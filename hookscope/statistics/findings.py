@@ -61,6 +61,7 @@ class Measured:
     drifts: Sequence[BatchNormDrift]
     images: int
     thresholds: StatisticsThresholds
+    assumed: bool = False  # the mean and the standard deviation of the preprocessing
 
     @property
     def few(self) -> bool:
@@ -145,10 +146,14 @@ def diagnose(statistics: RunningStatistics, thresholds: StatisticsThresholds | N
 
 
 def find_problems(
-    layers: Sequence[LayerStatistics], drifts: Iterable[BatchNormDrift], images: int, thresholds: StatisticsThresholds
+    layers: Sequence[LayerStatistics],
+    drifts: Iterable[BatchNormDrift],
+    images: int,
+    thresholds: StatisticsThresholds,
+    assumed: bool = False,
 ) -> list[Finding]:
-    """`diagnose` for statistics that are already computed."""
-    measured = Measured(layers, list(drifts), images, thresholds)
+    """`diagnose` for statistics that are already computed, on inputs whose normalisation may be ``assumed``."""
+    measured = Measured(layers, list(drifts), images, thresholds, assumed)
     findings = list(RULES.findings(measured))
     updated = {drift.layer: drift.updated for drift in measured.drifts}
     trained = any(drift.trained for drift in measured.drifts if not drift.updated)
@@ -380,7 +385,8 @@ def _drifts(measured: Measured) -> Iterator[Finding]:
     for finding, _ in _sources((_drift(drift, measured.thresholds), True) for drift in measured.drifts):
         shift, ratio = (float(finding.numbers[name] or 0) for name in ("shift", "ratio"))
         wide = shift > _WIDE_SHIFT or ratio > _WIDE_RATIO
-        yield CATALOGUE["batchnorm-drift"].as_case(finding, "few" if measured.few and not wide else "")
+        words = ["assumed"] * measured.assumed + ["few"] * (measured.few and not wide)
+        yield CATALOGUE["batchnorm-drift"].as_case(finding, " ".join(words))
 
 
 def _drift(drift: BatchNormDrift, thresholds: StatisticsThresholds) -> Finding | None:

@@ -87,6 +87,7 @@ def measure_images(
         loaded.preprocess.describe(),
         chosen + (f" of {_words(types)}" if types else "") + (", with operations" if ops else ""),
         rank,
+        "values" in loaded.preprocess.assumed,
     )
     collector = StatisticsCollector(
         loaded.model, "*" if every else layers, types, rank=rank, ops=ops, handed_on=not every

@@ -41,7 +41,10 @@ _ARRAYS = ("int64", "float64")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What was measured, see `fingerprint_of`; only running statistics of the same source can be merged."""
+    """What was measured, see `fingerprint_of`; only running statistics of the same source can be merged.
+
+    ``assumed`` says that nobody has said the mean and the standard deviation of ``preprocess``.
+    """
 
     model: str
     weights: str
@@ -49,6 +52,7 @@ class Source:
     preprocess: str
     layers: str
     rank: bool = False
+    assumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -160,6 +161,33 @@ preprocess = T.Compose([T.Resize(40), T.CenterCrop(32), T.ToTensor(), normalise]
     assert stretched.preprocess.describe() == "stretch 16x16, range 0..1"
 
 
+WORDS = {
+    "'half'": "resize 256, crop 224, mean 0.5, std 0.5",
+    "{'resize': 'pad', 'mean': 0.5, 'std': (0.1, 0.2, 0.3)}": "pad to 224x224, mean 0.5, std 0.1 0.2 0.3",
+    "{'range': '-1..1'}": "range -1..1, assumed resize 256, crop 224",
+    "models.ResNet50_Weights.IMAGENET1K_V2.transforms()": "resize 232, crop 224, ImageNet mean and std",
+    "v2.Compose([v2.Resize((12, 14)), v2.ToImage(), v2.ToDtype(torch.float, True), v2.Normalize([0.4], [0.3])])": (
+        "preprocess of nets.py, mean 0.4, std 0.3"
+    ),
+    "torch.nn.Sequential(T.Resize((12, 14)), v2.PILToTensor(), v2.ToDtype(torch.float, True), T.Normalize(0.4, 0.3))": (
+        "preprocess of nets.py, mean 0.4, std 0.3"
+    ),
+}
+
+
+@pytest.mark.parametrize(("value", "words"), WORDS.items())
+def test_a_file_declares_its_preprocessing_in_words_or_with_transforms_of_torchvision(declare, value, words):
+    imports = "from torchvision import models\nfrom torchvision.transforms import v2\nmake = net\n"
+    net = load_model(declare(f"{imports}preprocess = {value}"), device="cpu")
+    assert net.preprocess.describe() == words
+    picture = read_picture(str(CAT))
+    tensor = net.prepare(picture)
+    assert type(tensor) is torch.Tensor and torch.isfinite(net.model(*net.inputs(tensor))).all()
+    if "12, 14" in value:
+        small = np.asarray(picture.image.resize((14, 12), Image.Resampling.BILINEAR), dtype=int)
+        assert np.abs(np.asarray(net.preprocess.denormalise(tensor), dtype=int) - small).max() <= 1
+
+
 def test_maps_are_drawn_on_the_picture_that_a_declared_preprocess_makes(declare, capsys):
     model = declare("make = net\npreprocess = T.Compose([T.CenterCrop(32), T.ToTensor()])")
     net, picture = load_model(model, device="cpu"), Image.new("RGB", (64, 48), "red")
@@ -172,6 +200,16 @@ def test_maps_are_drawn_on_the_picture_that_a_declared_preprocess_makes(declare,
 
 
 REFUSED = {
+    "a wrong word": ("make = net\npreprocess = 'hlaf'", "preprocess of nets.py: no preprocessing 'hlaf'; there are"),
+    "the name of a function": (
+        "make = net\npreprocess = 'a.py:f'",
+        "preprocess of nets.py: 'a.py:f' names a function; import the function and name it itself",
+    ),
+    "a wrong key": (
+        "make = net\npreprocess = {'average': 1}",
+        "preprocess of nets.py: unknown key 'average'",
+    ),
+    "a number": ("make = net\npreprocess = 3", "preprocess of nets.py is no function but int; make it a function of"),
     "no size": ("make = net\ninput_size = 'big'", "input_size in nets.py is 'big'; set it to (H, W), (C, H, W)"),
     "no positive size": ("make = net\ninput_size = (3, 0, 8)", "give numbers above 0"),
     "no function": ("make = net\nmodel_inputs = 3", "model_inputs in nets.py is no function but int"),

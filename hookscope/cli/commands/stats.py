@@ -84,7 +84,9 @@ def command(
     else:
         saved, lost = measure(job, images, rank, save, resume)
     layers = saved.totals.statistics(thresholds.correlation)
-    findings = statistics.find_problems(layers, saved.totals.drifts(), saved.totals.images, thresholds)
+    findings = statistics.find_problems(
+        layers, saved.totals.drifts(), saved.totals.images, thresholds, saved.source.assumed
+    )
     with ExitStack() as stack:  # a full disk is no reason to lose the rows
         stack.callback(_report, saved, layers, findings, per_channel, format)
         if plot is not None:
