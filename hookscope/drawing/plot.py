@@ -28,7 +28,7 @@ TITLE, BODY, SMALL = 11.0, 8.5, 7.5  # points
 # some of them are labelled.
 _MARGIN, _GAP, _LINE = 0.2, 0.28, 0.17
 _ROW, _TALLEST = 0.145, 75.0
-_LONGEST_LABEL = 52
+_LONGEST_LABEL = 64
 _NARROWEST = 7.0
 _MOST_WRAPPED = 3
 _LEGEND = "#606060"
@@ -140,8 +140,13 @@ def mark_ends(axes: Axes, left: Sequence[float], right: Sequence[float], colour:
 
 
 def short_label(label: str, most: int) -> str:
-    """``label`` printable and with at most ``most`` characters, the middle left out."""
+    """``label`` printable and with at most ``most`` characters: ``encoder…layer_3.mlp.0`` still tells its layer."""
     label = printable(label)
+    first, *rest = label.split(".")
+    for at in range(1, len(rest) if len(label) > most else 0):
+        for shorter in (f"{first}…{'.'.join(rest[at:])}", f"…{'.'.join(rest[at:])}"):
+            if len(shorter) <= most:
+                return shorter
     half = most // 2
     return label if len(label) <= most else f"{label[: most - half - 1]}…{label[-half:]}"
 
@@ -207,7 +212,7 @@ def page_of_rows(
     are.
 
     Args:
-        labels: Labels of the rows, from top to bottom; long ones are shortened in the middle.
+        labels: Labels of the rows, from top to bottom; long ones are shortened.
         panels: Title and width in inches of each panel.
         title: The first line.
         lines: Text and colour of the lines below the title.

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hookscope.drawing.plot import SUFFIXES, figure_bytes, page_of_rows, plain_settings, plot_suffix, write
+from hookscope.drawing.plot import (
+    SUFFIXES,
+    figure_bytes,
+    page_of_rows,
+    plain_settings,
+    plot_suffix,
+    short_label,
+    tick_label,
+    write,
+)
 from hookscope.drawing.png import read_provenance
 from hookscope.errors import UsageError
 
@@ -110,3 +119,20 @@ def test_rows_run_from_top_to_bottom_and_marked_ones_have_a_ground() -> None:
 
 def test_a_page_without_rows() -> None:
     assert figure_bytes(page_of_rows([], {"a": 2.6}, "b"), ".png")
+
+
+def test_a_short_label_still_tells_its_layer() -> None:
+    names = [f"encoder.layers.encoder_layer_{at}.self_attention.in_proj_weight" for at in range(12)]
+    for most, begin in ((56, "encoder…encoder_layer_"), (50, "…encoder_layer_")):
+        shorter = [short_label(name, most) for name in names]
+        assert len(set(shorter)) == 12 and all(len(label) <= most for label in shorter)
+        assert all(label.startswith(begin) for label in shorter)
+    assert short_label("a.b", 3) == "a.b"
+    assert short_label("x" * 40, 11) == "x" * 5 + "…" + "x" * 5
+
+
+def test_ticks_are_short_and_differ() -> None:
+    assert [tick_label(value) for value in (0, 0.001, 1, 250, 1e5, 2e-5)] == ["0", "0.001", "1", "250", "1e5", "2e-5"]
+    near = (4.55e-10, 4.6e-10)
+    assert [tick_label(value, near) for value in near] == ["4.5e-10", "4.6e-10"]
+    assert [tick_label(value, (1234.1, 1234.2)) for value in (1234.1, 1234.2)] == ["1234.1", "1234.2"]
