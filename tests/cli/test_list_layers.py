@@ -128,14 +128,14 @@ def test_the_model_that_ships_is_listed_without_its_weights_and_again_without_to
     first = printed(run, model="shapes", format="table")
     lines = first.splitlines()
     assert lines[-1] == "shapes at 128x128: 727,626 parameters, 81,102,378 MACs"
-    assert " ".join(lines[26].split()[:7]) == "25 classifier.1 Conv2d 0 1x512x7x7 1x10x7x7 5130"
+    assert " ".join(lines[26].split()[:6]) == "25 classifier.1 Conv2d 1x512x7x7 1x10x7x7 5130"
     monkeypatch.setattr("hookscope.tracing.cached_summary._traced", lambda *words: pytest.fail("traced again"))
     assert printed(run, model="shapes", format="table") == first
 
 
 def test_resnet34_is_the_default(run: Run) -> None:
     table = printed(run, model="", format="table").splitlines()
-    assert table[31].split()[:6] == ["30", "layer4.0.conv2", "Conv2d", "0", "1x512x7x7", "1x512x7x7"]
+    assert table[31].split()[:5] == ["30", "layer4.0.conv2", "Conv2d", "1x512x7x7", "1x512x7x7"]
     assert table[-3:] == [
         "36 Conv2d calls",
         "Conv2d: 21,267,648 parameters, 3,663,249,408 MACs",

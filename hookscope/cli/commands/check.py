@@ -10,7 +10,7 @@ import click
 from hookscope import hooks, statistics, system
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Section, row_of
+from hookscope.cli.output.report import Columns, Report, Section, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.image_options import images_argument
 from hookscope.cli.shared.measure import MeasureOptions, measure, measuring_options
@@ -20,6 +20,7 @@ from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
 
 FIELDS = ("limit", "index", "layer", "order", "part", "value", "allowed", "evidence", "weights")
+_COLUMNS = Columns(FIELDS, ("part",), least_needed=({"index"}, {"allowed"}))
 
 
 @click.command("check")
@@ -115,6 +116,6 @@ def _report(saved: statistics.SavedStatistics, result: statistics.LimitsResult, 
     totals = [verdict, *(f"  {line}" for line in result.words())]
     note = f"Note: {verdict}: {'; '.join(result.words())}"
     with process.reader_may_leave():  # the exit status is the result, even when nobody reads the rows
-        section = Section(rows, FIELDS, more_fields=["channels"], totals=totals)
+        section = Section(rows, FIELDS, more_fields=["channels"], columns=_COLUMNS, totals=totals)
         caption = {name: getattr(saved.source, name) for name in ("model", "weights", "preprocess")}
         output.write_report(Report([section], flat_note=note, caption=caption), format)

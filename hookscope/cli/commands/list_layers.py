@@ -7,11 +7,16 @@ import click
 from hookscope import hooks, models, tracing
 from hookscope.cli import process
 from hookscope.cli.output.formats import write_report
-from hookscope.cli.output.report import Report, call_row, row_of
+from hookscope.cli.output.report import Columns, Report, call_row, row_of
 from hookscope.cli.shared.options import format_option, model_argument, ops_option, size_option, type_option
 from hookscope.findings import counted, operations_in_words
 
 FIELDS = ("index", "name", "type", "call", "order", "input_shape", "output_shape", "params", "macs", "note")
+_COLUMNS = Columns(
+    FIELDS,
+    ("call", "note"),
+    least_needed=({"input_shape"}, {"note"}, {"params"}, {"macs"}, {"output_shape"}, {"type"}),
+)
 TOTAL_FIELDS = (
     "model", "input_size", "params", "macs", "type", "type_calls", "type_params", "type_macs", "did_not_run",
 )  # fmt: skip
@@ -67,7 +72,7 @@ def command(
         lines[-1] += " (by a real pass)" if trace.real else ""
         if not ops and (words := operations_in_words(trace.operations)):
             lines = [f"not listed: {words}; --ops lists them", *lines]
-        write_report(Report.of_rows(rows, FIELDS, lines), format)
+        write_report(Report.of_rows(rows, FIELDS, lines, columns=_COLUMNS), format)
 
 
 def _trace(model: str, input_size: tuple[int, ...] | None) -> tuple[tuple[int, ...], tracing.Trace]:

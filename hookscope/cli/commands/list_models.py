@@ -8,11 +8,14 @@ import click
 
 from hookscope import models
 from hookscope.cli.output.formats import write_report
-from hookscope.cli.output.report import Report
+from hookscope.cli.output.report import Columns, Report
 from hookscope.cli.shared.options import format_option
 from hookscope.findings import counted
 
 FIELDS = [field.name for field in dataclasses.fields(models.ModelInfo)]
+_COLUMNS = Columns(
+    FIELDS, ("float_weights",), least_needed=({"float_weights"}, {"weights"}, {"metric"}, {"file_size"}, {"task"})
+)
 
 
 @click.command("list-models")
@@ -48,4 +51,5 @@ def command(pattern: str | None, format: str) -> None:
     A number that torchvision does not state is "-" in a table, empty in tsv and csv, and null in JSON.
     """
     matches = models.find_models(pattern)
-    write_report(Report.of_rows(map(dataclasses.asdict, matches), FIELDS, [counted(len(matches), "model")]), format)
+    rows, totals = map(dataclasses.asdict, matches), [counted(len(matches), "model")]
+    write_report(Report.of_rows(rows, FIELDS, totals, columns=_COLUMNS), format)

@@ -9,11 +9,12 @@ import click
 from hookscope import hooks, verification
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Row, Section, row_of
+from hookscope.cli.output.report import Columns, Report, Row, Section, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
 
 FIELDS = ("check", "holds", "compared", "largest_difference", "layer", "note")
+_COLUMNS = Columns(FIELDS, ("note",), ("layer",), least_needed=({"compared"}, {"largest_difference"}))
 
 
 @click.command("verify")
@@ -56,7 +57,7 @@ def command(
     check_choice(subject.net, types, layers)
     failed: list[verification.Check] = []
     checks = _checks(subject, model.seed, layers, types or None)
-    rows = Section(_rows(checks, failed), FIELDS)
+    rows = Section(_rows(checks, failed), FIELDS, columns=_COLUMNS)
     output.write_report(Report([rows], caption=subject.caption), format)
     for check in failed:
         where = f" at '{check.layer}'" if check.layer else ""

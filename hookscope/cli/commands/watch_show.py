@@ -15,7 +15,9 @@ from hookscope.errors import InputError, near_misses
 from hookscope.training import Run, TimedFinding, duration_words, findings_over_time, read_runs, summary
 
 FIELDS = ("step", "last_step", "time", "lasts", "finding", "severity", "layer", "layers", "evidence", "meaning")
-_TABLE = ("step", "last_step", "time", "finding", "severity", "layer")
+_COLUMNS = Columns(
+    ("step", "last_step", "time", "finding", "severity", "layer"), least_needed=({"time"}, {"last_step"}, {"severity"})
+)
 _NO_METRICS = ("row", "loss", "passes", "learning_rate")  # in the line of a layer
 
 
@@ -81,6 +83,6 @@ def _draw(path: str, run: Run, findings: Sequence[TimedFinding], heading: str) -
 def _report(run: Run, findings: Sequence[TimedFinding], lines: Sequence[str], format: str) -> None:
     """Write the findings; json also has the run and the last metrics of each layer."""
     rows = [{name: value for name, value in finding.as_row().items() if name in FIELDS} for finding in findings]
-    section = Section(rows, FIELDS, columns=Columns(_TABLE), needs_rows=True)
+    section = Section(rows, FIELDS, columns=_COLUMNS, needs_rows=True)
     about = {"run": _run_row(run), "layers": _last_of_each_layer(run)}
     output.write_report(Report([section], findings, about, lines), format)

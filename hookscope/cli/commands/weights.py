@@ -12,7 +12,7 @@ import click
 from hookscope import drawing, hooks, models, parameters, system, tracing
 from hookscope.cli import process
 from hookscope.cli.output import formats as output
-from hookscope.cli.output.report import Report, Row, Section, row_of
+from hookscope.cli.output.report import Columns, Report, Row, Section, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelOptions, check_choice
 from hookscope.cli.shared.output_paths import check_plot, is_device, is_same_file, refuse_input, write_plot
@@ -25,6 +25,15 @@ from hookscope.parameters import finding_names  # its file registers the finding
 FIELDS = (
     "name", "type", "shape", "mean", "std", "min", "max", "norm", "zeros", "nan", "inf", "filters", "filter_norm_min",
     "filter_norm_mean", "filter_norm_max", "dead", "duplicate", "collapsed", "updated", "findings", "weights",
+)  # fmt: skip
+_COLUMNS = Columns(
+    FIELDS,
+    ("nan", "inf", "dead", "duplicate", "collapsed", "findings"),
+    ("filters", "filter_norm_min", "filter_norm_mean", "filter_norm_max", "updated"),
+    least_needed=(
+        {"filter_norm_mean"}, {"filter_norm_min", "filter_norm_max"}, {"filters"}, {"updated"}, {"type"}, {"norm"},
+        {"shape"}, {"min", "max"}, {"zeros"}, {"mean"},
+    ),
 )  # fmt: skip
 _NESTED_FIELDS = ("layer", "buffer", "dead_filters", "duplicate_filters", "collapsed_channels", "first_nonfinite")
 
@@ -94,7 +103,8 @@ def command(
     rows = parameters.parameter_statistics(net.model, thresholds, layers)
     findings = parameters.parameter_findings(rows, thresholds)
     totals = _totals(rows)
-    section = Section([_as_row(row, thresholds, net.weights) for row in rows], FIELDS, "parameter", _NESTED_FIELDS)
+    shown = [_as_row(row, thresholds, net.weights) for row in rows]
+    section = Section(shown, FIELDS, "parameter", _NESTED_FIELDS, _COLUMNS)
     about = {"model": net.name, "weights": net.weights}
     style = drawing.Style(columns, cell, cmap or "RdBu_r")
     sheet = kernels and parameters.kernel_sheet(net.model, layers, channels, style, net.name, net.weights)

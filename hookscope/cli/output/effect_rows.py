@@ -50,5 +50,5 @@ def channel_section(channels: Sequence[interventions.ChannelWorth], weights: str
         for place, channel in enumerate(channels, 1)
     ]
     shown = [name for name in CHANNEL_FIELDS if name not in ("score", "weights")]
-    least_needed = ({"score_after"}, {"probability_after"}, {"top_after"})
+    least_needed = ({"index", "type"}, {"score_after"}, {"top_after"}, {"probability_after"}, {"place"})
     return Section(rows, CHANNEL_FIELDS, columns=Columns(shown, ("call", "top_label"), least_needed=least_needed))

@@ -20,6 +20,8 @@ TABLE_FIELDS = (
     "index", "name", "type", "call", "order", "part", "shape", "mean", "std", "min", "max", "zeros", "dead",
     "saturated", "duplicate", "findings",
 )  # fmt: skip
+_IF_SHOWN = ("call", "part", "nan", "inf", "findings"), ("saturated", "duplicate_of")  # with values, if known
+_LEAST_NEEDED = ({"type"}, {"shape"}, {"duplicate"}, {"min", "max"}, {"saturated"}, {"std"}, {"mean"})
 CHANNEL_FIELDS = (
     "index", "name", "call", "order", "part", "channel", "mean", "std", "min", "max", "zeros", "nan", "inf", "dead",
     "saturated", "duplicate_of", "weights",
@@ -29,7 +31,7 @@ CHANNEL_FIELDS = (
 def layer_section(layers: Sequence[statistics.LayerStatistics], findings: Sequence[Finding], weights: str) -> Section:
     """A row for each layer call."""
     rows = list(_layer_rows(layers, findings, weights))
-    return Section(rows, FIELDS, "layer", NESTED_FIELDS, Columns(TABLE_FIELDS, only_with_values=("part",)))
+    return Section(rows, FIELDS, "layer", NESTED_FIELDS, Columns(TABLE_FIELDS, *_IF_SHOWN, least_needed=_LEAST_NEEDED))
 
 
 def _layer_rows(
@@ -57,7 +59,8 @@ def _layer_rows(
 
 def channel_section(layers: Sequence[statistics.LayerStatistics], weights: str) -> Section:
     """A row for each channel of each layer call; ``dead`` is 1 or 0, as a layer's row counts them."""
-    return Section(_channel_rows(layers, weights), CHANNEL_FIELDS, "channel")
+    columns = Columns(CHANNEL_FIELDS, *_IF_SHOWN, least_needed=_LEAST_NEEDED)
+    return Section(_channel_rows(layers, weights), CHANNEL_FIELDS, "channel", columns=columns)
 
 
 def _channel_rows(layers: Sequence[statistics.LayerStatistics], weights: str) -> Iterator[Row]:

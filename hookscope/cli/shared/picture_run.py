@@ -13,12 +13,18 @@ import click
 from hookscope import drawing, hooks, images, models, system
 from hookscope.cli import process
 from hookscope.cli.output import formats
-from hookscope.cli.output.report import Report, Row, Section
+from hookscope.cli.output.report import Columns, Report, Row, Section
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
 from hookscope.cli.shared.output_paths import OutputPath, refuse_input
 from hookscope.cli.shared.pictures import open_option, wrote
 from hookscope.errors import UsageError
+
+_ONLY_WITH_VALUES = ("call", "unseen", "nonfinite")
+_LEAST_NEEDED = (
+    {"type"}, {"dead"}, {"mean"}, {"shape"}, {"max"}, {"min"}, {"steps"}, {"score"}, {"expected"}, {"sum"}, {"class"},
+    {"peak_x", "peak_y"},
+)  # fmt: skip
 
 
 def output_option(pages: str) -> Callable[[Any], Any]:
@@ -75,8 +81,10 @@ class PictureRun:
             if self.output.kind == "stdout":
                 deque(drawn, maxlen=0)
                 return
+            columns = Columns(fields, _ONLY_WITH_VALUES, ("expected", "steps"), least_needed=_LEAST_NEEDED)
+            rows = Section(drawn, fields, columns=columns)
             try:
-                formats.write_report(Report([Section(drawn, fields)], caption=caption_of(self.net)), format)
+                formats.write_report(Report([rows], caption=caption_of(self.net)), format)
             except BrokenPipeError:
                 deque(drawn, maxlen=0)
                 raise

@@ -139,8 +139,8 @@ def test_wide_and_combining_characters_keep_the_columns() -> None:
     assert written(rows, "table", ("a", "b")) == "a    b\n猫   x\ne\u0301    y\nabc  z\n"
 
 
-def test_nothing_is_cut_off() -> None:
-    assert "n" * 500 in written([{"f": "n" * 500}], "table", ("f",))
+def test_a_long_text_loses_its_middle_in_a_table_alone() -> None:
+    assert f"{'n' * 49}…{'n' * 50}\n" in written([{"f": "n" * 500}], "table", ("f",))
 
 
 def test_names_that_are_no_utf8_are_escaped_for_people() -> None:
@@ -263,7 +263,7 @@ def columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, columns: 
     write_report(Report([Section(WIDE, WIDE_FIELDS, columns=columns)]), "table", stream)
     lines = stream.getvalue().splitlines()
     header = lines[0].split()
-    assert max(map(len, lines)) <= width or header == ["name"]
+    assert max(map(len, lines)) <= max(20, width)
     return header
 
 

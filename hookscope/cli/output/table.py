@@ -1,0 +1,228 @@
+"""Tables for people: columns, captions and words in lines that fit the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookscope.cli.output.report import Columns, Row, Section
+from hookscope.cli.output.styles import cell_style, styled
+from hookscope.cli.output.values import Plain, plain, rounded, text_of
+from hookscope.errors import printable
+from hookscope.findings import Finding, listed, ranked, verdict
+
+# facts about the whole run: the caption holds them where they are the same in every row
+_CAPTION_FIELDS = ("model", "image", "weights", "method")
+# what a user looks for in a row: these columns leave last, and these cells are shortened last
+_KEYS = ("index", "name", "layer", "file")
+_SHORTEST, _SENTENCE = 12, 28  # columns of a shortened cell, and of one with blanks
+_MOST_WORDS = 100  # columns of a line of words, which can be read at a glance
+_BESIDE = 30  # columns that words need beside what they explain; else they begin below it
+
+
+@dataclass(frozen=True)
+class Page:
+    """Where a table is written: the columns of a line, whether it has colours, and the sign for what is left out."""
+
+    columns: int
+    colours: bool = False
+    ellipsis: str = "…"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The lines of a table; ``constant`` holds the columns that are in the caption instead, ``left_out`` the rest."""
+
+    lines: list[str]
+    constant: dict[str, Any]
+    left_out: list[str]
+
+
+def lay_out(rows: Sequence[Row], section: Section, caption: Mapping[str, Any], page: Page) -> Table:
+    """A table that fits ``page``, under which ``caption`` stands.
+
+    A table that is too wide loses the columns that are the same in every row, then the least needed, and then cells are
+    shortened in the middle. A table of one row loses nothing, because the caption takes its columns.
+    """
+    shown = section.columns or Columns(section.fields)
+    values = {name: [row.get(name) for row in rows] for name in shown.chosen(rows)}
+    same = {name: column[0] for name, column in values.items() if column and column.count(column[0]) == len(column)}
+    constant = {name: same[name] for name in _CAPTION_FIELDS if same.get(name) is not None}
+    constant = {name: value for name, value in constant.items() if caption.get(name, value) == value}
+    columns = {name: _Column.of(name, column) for name, column in values.items() if name not in constant}
+    groups = [{"order"}, *map(set, shown.least_needed)]
+    alike = {name for name in same if len(rows) > 1 and name not in _KEYS}
+    needs = [*groups, set(columns).difference(*groups)]  # what is alike in all rows leaves first, in the same order
+    kept = _kept(columns, [*(group & alike for group in needs), *(group - alike for group in groups)], page.columns)
+    constant |= {name: same[name] for name in columns if name in same and name not in kept}
+    widths = _shared({name: columns[name] for name in kept}, page.columns)
+    cells = [columns[name].cells(width, page) for name, width in widths.items()]
+    lines = ["  ".join(line).rstrip() for line in zip(*cells, strict=True)]
+    return Table(lines, constant, [name for name in columns if name not in kept and name not in constant])
+
+
+@dataclass(frozen=True)
+class _Column:
+    """The header and the cells of a column as text, and the columns of the terminal that they take or need at least."""
+
+    texts: list[str]
+    styles: list[str]
+    is_number: bool
+    width: int
+    least: int
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[Any]) -> _Column:
+        cells = list(map(plain, values))
+        known = [cell for cell in cells if cell is not None]
+        is_number = bool(known) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in known)
+        texts = [printable(name), *map(_cell, cells)]
+        width = max(map(text_width, texts))
+        least = max(_SENTENCE if any(" " in text for text in texts) else _SHORTEST, text_width(texts[0]))
+        least = min(width, least if any(map(_is_words, known)) else width)
+        return cls(texts, ["", *(cell_style(name, value) for value in values)], is_number, width, least)
+
+    def cells(self, width: int, page: Page) -> list[str]:
+        """The cells, all of one width: numbers to the right, text to the left."""
+        cells = []
+        for text, style in zip(shortened(self.texts, width, page.ellipsis), self.styles, strict=True):
+            blank, coloured = " " * (width - text_width(text)), styled(text, style, page.colours)
+            cells.append(blank + coloured if self.is_number else coloured + blank)
+        return cells
+
+
+def _kept(columns: Mapping[str, _Column], least_needed: Sequence[Collection[str]], most: int) -> list[str]:
+    """The columns of a line of ``most``: those that are in no group, then group by group the most needed that fit."""
+    in_groups = {name for group in least_needed for name in group}
+    kept = {name for name in columns if name not in in_groups}
+    for group in reversed(least_needed):
+        more = kept | columns.keys() & group
+        if _line_width(columns[name].width for name in more) <= most:
+            kept = more
+    order = [name for name in columns if name in kept]
+    while len(order) > 1 and _line_width(columns[name].least for name in order) > most:
+        order.pop()
+    return order
+
+
+def _is_words(cell: Plain) -> bool:
+    """Whether a cell is text that can be shortened; a shape is a number."""
+    return isinstance(cell, str | dict) or (isinstance(cell, list) and any(isinstance(part, str) for part in cell))
+
+
+def _cell(value: Plain) -> str:
+    return "-" if value is None else printable(text_of(value, rounded))
+
+
+def _line_width(widths: Iterable[int]) -> int:
+    return sum(width + 2 for width in widths) - 2
+
+
+def _shared(columns: Mapping[str, _Column], most: int) -> dict[str, int]:
+    """The width of each column in a line of ``most``: the widest gives most, and keys give last."""
+    widths = {name: column.width for name, column in columns.items()}
+    while (too_many := _line_width(widths.values()) - most) > 0:
+        can_give = [name for name, column in columns.items() if widths[name] > column.least]
+        if not can_give:
+            return {name: max(1, width - too_many) for name, width in widths.items()}  # one column is left
+        widths[max(can_give, key=lambda name: (name not in _KEYS, widths[name]))] -= 1
+    return widths
+
+
+def shortened(texts: Sequence[str], width: int, ellipsis: str = "…") -> list[str]:
+    """The texts in at most ``width`` columns. Long ones lose their middle, at the place where most stay distinct.
+
+    Example:
+        >>> shortened(["features.3.expand1x1", "features.4.expand3x3"], 12)
+        ['featu…and1x1', 'featu…and3x3']
+    """
+    long = list(dict.fromkeys(text for text in texts if text_width(text) > width))
+    room = max(0, width - len(ellipsis))
+    best: tuple[tuple[int, int], dict[str, str]] = ((-1, 0), {})
+    for begin in range(room + 1) if long else ():
+        short = {text: _ends(text, begin, room - begin, ellipsis[:width]) for text in long}
+        best = max(best, ((len({*short.values()}), -abs(room - 2 * begin)), short), key=lambda choice: choice[0])
+    return [best[1].get(text, text) for text in texts]
+
+
+def _ends(text: str, begin: int, end: int, ellipsis: str) -> str:
+    """The first and the last columns of ``text``."""
+    if text.isascii():
+        return text[:begin] + ellipsis + text[len(text) - end :]
+    from wcwidth import clip
+
+    width = text_width(text)
+    return f"{clip(text, 0, begin, fillchar='')}{ellipsis}{clip(text, width - end, width, fillchar='')}"
+
+
+def text_width(text: str) -> int:
+    """The columns that ``text`` takes on a terminal: two for a Chinese character, none for a combining one."""
+    if text.isascii():
+        return len(text)
+    import wcwidth  # takes 15 ms, which most tables do without
+
+    return wcwidth.width(text)
+
+
+def wrapped(text: str, columns: int, begin: str = "", later: str | None = None) -> list[str]:
+    """``text`` in lines of at most ``columns``; only a word that is longer than a line is split."""
+    text, later = printable(text), begin if later is None else later
+    wrap: Callable[..., list[str]] = textwrap.wrap
+    if not f"{begin}{text}".isascii():
+        from wcwidth import wrap
+    return wrap(text, columns, initial_indent=begin, subsequent_indent=later, break_on_hyphens=False)
+
+
+def whole_line(text: str, columns: int) -> list[str]:
+    """A line with its blanks and its indent; a line that is too long is wrapped."""
+    text = printable(text)
+    indent = " " * (len(text) - len(text.lstrip()))
+    return [text] if text_width(text) <= columns else wrapped(text.strip(), columns, indent, indent + "  ")
+
+
+def caption_lines(facts: Mapping[str, Any], left_out: Sequence[str], page: Page) -> Iterator[str]:
+    """``model: resnet18; weights: ...``, and which columns did not fit."""
+    columns = min(_MOST_WORDS, page.columns)
+    texts = {name: f"{name}: {_cell(plain(value)) or '-'}" for name, value in facts.items()}
+    for line in wrapped("; ".join(texts.values()), columns):
+        for name, value in facts.items():
+            line = line.replace(texts[name], styled(texts[name], cell_style(name, value), page.colours))
+        yield line
+    if left_out:
+        lines = [f"left out: {listed(left_out, most)}; --format tsv has all" for most in range(len(left_out), 0, -1)]
+        yield from wrapped(next((line for line in lines if len(line) <= columns), lines[-1]), columns)
+
+
+def findings_in_words(findings: Sequence[Finding], page: Page) -> Iterator[str]:
+    """The findings, each with its severity, and the verdict; each meaning is printed once."""
+    yield ""
+    columns = min(_MOST_WORDS, page.columns)
+    severity_width = max((len(finding.severity) for finding in findings), default=0)
+    width = max((len(finding.finding) for finding in findings), default=0)
+    meanings: set[str] = set()
+    for finding in findings:
+        begin = f"{finding.severity:<{severity_width}}  {finding.finding:<{width}}  "
+        where = f"{finding.layer}: " if finding.layer else ""
+        words = [f"{where}{finding.evidence}", *({finding.meaning} - meanings)]
+        meanings.add(finding.meaning)
+        longest = max(map(text_width, printable(where).split()), default=0)
+        yield from _beside(begin, words, longest, finding.severity, Page(columns, page.colours))
+    gravest = ranked(findings)[0].severity if findings else "note"
+    if findings:
+        yield ""
+    for line in wrapped(verdict(findings), columns):
+        yield styled(line, "good" if gravest == "note" else gravest, page.colours)
+
+
+def _beside(begin: str, words: Sequence[str], longest: int, style: str, page: Page) -> Iterator[str]:
+    """The ``words`` to the right of ``begin``, or below it where the ``longest`` word does not fit there."""
+    indent = " " * len(begin)
+    if page.columns - len(begin) < max(_BESIDE, longest):
+        yield styled(begin.rstrip(), style, page.colours)
+        begin = indent = "    "
+    for text in words:
+        for line in wrapped(text, page.columns, indent):
+            yield (styled(begin, style, page.colours) if begin.strip() else begin) + line[len(begin) :]
+            begin = indent
