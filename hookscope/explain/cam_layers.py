@@ -133,7 +133,8 @@ def candidates(model: nn.Module, activations: Activations, shown: InputSize) -> 
     layers: list[MapLayer] = []
     for call in reversed(activations.calls):
         module = modules[call.name]
-        if module is model or "Pool" in type(module).__name__:
+        kind = type(module).__name__
+        if module is model or "Pool" in kind or kind.endswith(("Pad2d", "Pad3d")):
             continue
         with suppress(NoMapError):
             layers += _parts_with_maps(call, module, activations[call.key], shown)

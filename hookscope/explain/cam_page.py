@@ -19,8 +19,8 @@ from hookscope.images import InputImage
 from hookscope.models import LoadedModel
 
 _BESIDE = 4  # more panels than this make several rows
-_CLASSES = 5  # classes of a layer in a row
-_SHARE = "share of the layer's highest value, over all classes"
+_CLASSES = 5  # classes of a layer in a row, at most
+_SHARE = "share of the layer's highest value"
 
 
 def draw_cam(
@@ -93,10 +93,11 @@ def _page_of_classes(
     for cam in maps:
         by_layer.setdefault(cam.call.key, []).append(cam)
     for layer, cams in by_layer.items():
-        words = [layer, f"{_shape_line(cams[0])}, highest value {max(tops[layer], 0.0):.3g}"]
+        words = [layer, f"{_shape_line(cams[0])}, highest value of all classes {max(tops[layer], 0.0):.3g}"]
         panels = [_panel(source, cam, _class_lines(cam), tops[layer], True) for cam in cams]
-        for at in range(0, len(panels), _CLASSES):
-            rows.append(Row(panels[at : at + _CLASSES], () if at else words))
+        columns = math.ceil(len(panels) / math.ceil(len(panels) / _CLASSES))  # rows of about the same length
+        for at in range(0, len(panels), columns):
+            rows.append(Row(panels[at : at + columns], () if at else words))
     classes = len({cam.prediction.index for cam in maps})
     title = f"{maps[0].method} of {classes} classes in {counted(len(by_layer), 'layer')}"
     heading = source.heading([title], maps[0].method, photograph=True, scale=_SHARE)

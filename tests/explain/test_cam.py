@@ -198,6 +198,11 @@ def test_landmarks_are_the_last_outermost_layers_of_the_last_resolutions() -> No
     assert state.changes() == [] and landmark_layers(small(), picture()) == ["relu", "again"]
 
 
+def test_a_layer_that_only_pads_is_no_landmark() -> None:
+    blocks = nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ZeroPad2d(2), nn.Conv2d(4, 4, 3)
+    assert landmark_layers(nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()), picture()) == ["0", "3"]
+
+
 def test_the_last_landmark_is_the_layer_that_is_taken_without_a_choice() -> None:
     class Ends(nn.Module):
         """An outermost block, and a layer inside another that runs later and has maps of the same size."""

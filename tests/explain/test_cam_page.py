@@ -142,9 +142,9 @@ def test_several_classes_have_a_row_for_each_layer_one_photograph_and_one_scale(
         *OverlaySource.of(picture(), net("random (seed 0)")).lines("gradcam"),
     ]
     assert (heading.warning, heading.photograph) == (SAYS_RANDOM, True)
-    assert heading.scale == "share of the layer's highest value, over all classes"
+    assert heading.scale == "share of the layer's highest value"
     assert [row.words for row in drawn["rows"]] == [
-        [layer, "Sequential, 512 channels of 7×7, highest value 48"] for layer in ("layer3", "layer4")
+        [layer, "Sequential, 512 channels of 7×7, highest value of all classes 48"] for layer in ("layer3", "layer4")
     ]
     assert [[list(panel.words) for panel in row.panels] for row in drawn["rows"]] == 2 * [
         [
@@ -159,10 +159,11 @@ def test_several_classes_have_a_row_for_each_layer_one_photograph_and_one_scale(
     ]  # fmt: skip
 
 
-def test_many_classes_of_a_layer_stand_in_rows_of_five(drawn: Drawn) -> None:
-    draw_cam([cam(answer=Prediction(at, None, 0.0, 0.1)) for at in range(12)], picture(), width=60)
-    assert [len(row.panels) for row in drawn["rows"]] == [5, 5, 2]
-    assert [bool(row.words) for row in drawn["rows"]] == [True, False, False]
+@pytest.mark.parametrize(("count", "shape"), [(5, [5]), (6, [3, 3]), (7, [4, 3]), (12, [4, 4, 4])])
+def test_many_classes_of_a_layer_stand_in_rows_of_about_one_length(drawn: Drawn, count: int, shape: list[int]) -> None:
+    draw_cam([cam(answer=Prediction(at, None, 0.0, 0.1)) for at in range(count)], picture(), width=60)
+    assert [len(row.panels) for row in drawn["rows"]] == shape
+    assert [bool(row.words) for row in drawn["rows"]] == [True] + [False] * (len(shape) - 1)
 
 
 def test_the_classes_of_a_layer_share_a_scale_and_a_map_without_a_colour_says_so(drawn: Drawn) -> None:
