@@ -72,6 +72,7 @@ from .selection import (
     Shape as Shape,
     activation_class as activation_class,
     call_key as call_key,
+    layer_text as layer_text,
     matches_type as matches_type,
     no_such_type as no_such_type,
     passes_values_on as passes_values_on,

@@ -239,6 +239,17 @@ def _parse_term(text: str) -> _Term:
     return _Names(text, frozenset([name]), pattern, int(call) if hash_sign else None)
 
 
+def layer_text(name: str) -> str:
+    """What ``--layer`` takes for the layer of this name: ``name:0`` where the name alone means something else."""
+    try:
+        is_plain = Selection(name).plain_names == (name,)
+    except SelectionError:
+        is_plain = not name
+    if is_plain:
+        return name or MODEL
+    return f"re:^{re.escape(name)}$" if re.search(r"#\d+$", name) else f"name:{name}"
+
+
 def _parse_slice(text: str) -> slice:
     try:
         parts = [int(part) if part.strip() else None for part in text.split(":")]

@@ -15,8 +15,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hookscope.errors import LayerError, ModelError
+from hookscope.hooks.activations import capture
 from hookscope.hooks.observer import Observer
 from hookscope.hooks.registration import StopForward
+from hookscope.hooks.selection import Call
 from tests.helpers import hooks_on
 from tests.nets import Function, conv
 
@@ -445,3 +447,22 @@ def test_a_model_pickled_inside_the_block_has_hooks_that_do_nothing() -> None:
     assert b"hookscope" not in saved
     twin = pickle.loads(saved)
     assert torch.equal(twin(X), output) and len(after.calls) == len(before.calls) == 2
+
+
+def test_without_types_all_is_every_layer_and_indices_count_convolutions() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.Sequential(nn.Conv2d(2, 2, 1), nn.Flatten()))
+
+    def calls(layers: Any, types: Any = None) -> list[tuple[str, int | None, int | None]]:
+        found: list[Call] = []
+        with Observer(net, layers, types, lambda call, *_: found.append(call), ordered=True):
+            net(torch.ones(1, 3, 2, 2))
+        return [(call.name, call.index, call.order) for call in found]
+
+    assert calls("all") == [("0", 0, 0), ("1", None, 1), ("2.0", 1, 2), ("2.1", None, 3)]
+    assert calls("0:") == [("0", 0, 0), ("2.0", 1, 2)]
+    assert calls("all", ("ReLU",)) == calls(0, ("ReLU",)) == [("1", 0, 1)]
+    assert calls("*") == [*calls("all"), ("2", None, None), ("", None, None)]
+    clips = nn.Sequential(nn.Conv3d(1, 1, 1), nn.ReLU())
+    with capture(clips) as activations:
+        clips(torch.ones(1, 1, 1, 1, 1))
+    assert [(call.name, call.index, call.order) for call in activations.calls] == [("0", 0, None)]

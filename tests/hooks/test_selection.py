@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from hookscope.errors import LayerError, SelectionError
-from hookscope.hooks.selection import Call, Selection, call_key, matches_type, select_types, usual_types
+from hookscope.hooks.selection import (
+    Call,
+    Selection,
+    call_key,
+    layer_text,
+    matches_type,
+    select_types,
+    usual_types,
+)
 
 # ten calls as a pass would show them: (name, call, index)
 CALLS = [
@@ -326,3 +334,31 @@ def test_an_error_says_in_fields_what_is_missing(layers: str, kind: str, name: s
         Selection(layers).check_ran([(["head.conv"], 3)], TOTAL, ["Conv2d"])
     assert (raised.value.kind, raised.value.name) == (kind, name)
     assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["conv1", "0", "-1", "0:3", "[z]", "a*", "a,b", "all", "re:x", "name:x", "a#b", "", "("]
+)
+def test_the_text_of_a_layer_selects_exactly_that_layer(name: str) -> None:
+    text = layer_text(name)
+    assert (text == name) == (name in ("conv1", "(")) and (name or text == "(model)")
+    others = ["conv1", "0", "1", "z", "ab", "a", "b", "x", "", "2", "(", "a#1"]
+    for selection in (Selection(text), Selection(["last", text])):
+        assert selection.wants(name, 0, None) and selection.wants(name, 3, None)
+        assert not [other for other in others if other != name and selection.wants(other, 0, 0)]
+    assert Selection(f"{text}#2").wants(name, 2, None) and not Selection(f"{text}#2").wants(name, 0, None)
+    assert Selection(layer_text("a#1")).wants("a#1", 0, None) and not Selection(layer_text("a#1")).wants("a", 1, None)
+
+
+def test_a_name_takes_the_rest_of_its_text() -> None:
+    selection = Selection("0:2, name:a,b")
+    assert selection.plain_names == ("a,b",) and selection.wants("c", 0, 1) and not selection.wants("b", 0, None)
+
+
+def test_all_is_no_index() -> None:
+    selection = Selection("all")
+    assert selection.has_all and not selection.counts and not selection.single_indices
+    assert selection.wants("a", 0, None, in_all=True) and not selection.wants("a", 0, 3, in_all=False)
+    assert selection.wants("a", 0, 3) and not selection.wants("a", 0, None)  # by default the calls with an index
+    assert selection.calls_by_name(["a"], in_all=True) == {None} and not selection.calls_by_name(["a"])
+    assert Selection("3,-1,0:5,all").single_indices == ("3", "-1")

@@ -174,3 +174,9 @@ def test_calls_of_one_pass_alone_are_named() -> None:
     found = intervention_effect(Choosing(), (torch.ones(1, 1, 2, 2),), {"first": lambda call, tensor: tensor * 0 + 1e6})
     assert [layer.call.key for layer in found.layers] == ["first"]
     assert found.missing == ("small", "large")
+
+
+def test_an_index_of_an_input_may_be_that_of_a_block_whose_layers_are_counted_before_it() -> None:
+    net = nn.Sequential(nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU()), nn.Conv2d(2, 2, 1))
+    found = intervention_effect(net, (torch.ones(1, 3, 2, 2),), {2: Scale(2.0, on="input")}, types=("*",))
+    assert found.changed == {"0": 1} and [layer.call.name for layer in found.layers if layer.changed] == ["0"]

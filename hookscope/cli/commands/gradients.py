@@ -94,8 +94,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     pass of the unchanged model, in eval mode: no dropout, and BatchNorm with its running statistics. A row for each
     layer call has the shapes and norms of the gradient of its output (grad_output) and of its input (grad_input). For
     grad_output it also has the mean absolute value, the share of zeros, and the numbers of NaN and Inf. A row for each
-    parameter has the same for its gradient. index counts as in list-layers, Conv2d unless --type is given; other layers
-    have no index.
+    parameter has the same for its gradient. index and order are those of list-layers.
 
     There are two ratios. For a layer: the norm of grad_output divided by the norm of the activation. For a parameter:
     the norm of its gradient divided by its own norm. Findings use the second ratio, for weights with two or more

@@ -80,7 +80,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     IMAGE is a file, or - for standard input; optical flow takes two. The command runs the model without and with the
     interventions of --at. It prints the five best classes of both passes with their scores, and how far the activation
     of each later layer moved. relative_l2 is the norm of the difference divided by the norm before. cosine is the
-    cosine of the angle between both activations. index counts as in list-layers. Nothing is changed on disk.
+    cosine of the angle between both activations. index and order are those of list-layers. Nothing is changed on disk.
 
     An intervention is WORD or WORD:PARAMETER=VALUE,...; SEL is a layer selection or the name of a parameter. These are
     the words, with their own parameters and defaults:

@@ -34,15 +34,17 @@ def command(
 ) -> None:
     """List the layers of a model, in order of execution.
 
-    MODEL is resnet34 by default. The index is what `--layer` takes in other commands. Shapes come from a pass without
-    arithmetic where the model allows one. MACs are multiply-accumulates: half of the FLOPs that torch counts for what
-    the layer computes, also by functions, and the bias of convolutions. A row counts the layers inside it that have no
-    row, so --type all adds up to the model; a block that computes beside its layers has a row without an index there.
-    The note says that the layers inside have rows, that a layer is called more than once, that a later layer overwrites
-    this output in place, that a layer is shared, or that a layer did not run.
+    MODEL is resnet34 by default. The index is what `--layer` takes in other commands: the position among the calls of
+    the types. order is the position among all calls, which is the index with --type all. Shapes come from a pass
+    without arithmetic where the model allows one. MACs are multiply-accumulates: half of the FLOPs that torch counts
+    for what the layer computes, also by functions, and the bias of convolutions. A row counts the layers inside it that
+    have no row, so --type all adds up to the model; a block that computes beside its layers has a row without an index
+    there. The note says that the layers inside have rows, that a layer is called more than once, that a later layer
+    overwrites this output in place, that a layer is shared, or that a layer did not run.
 
     With --ops there is a row for each operation that is no module, such as torch.relu and +. Its type is the name of
-    the function. Without --type all calls are listed then. Without --ops a line says how many operations there are.
+    the function. Without --type all calls are listed then, and order counts operations too. Without --ops a line says
+    how many operations there are.
 
     The lines under the table are the totals of the types and those of the whole model, in which parameters count once
     each. --total prints them as one row.

@@ -42,7 +42,8 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
 @click.command("watch", cls=_ScriptCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("words", metavar="[SCRIPT [ARG]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
 @layer_option(
-    "Which layers: conv1, 'layer4.*', 're:conv[12]$', name#1, 0:10, all; repeatable, comma separated.  [default: all]",
+    "Which layers: conv1, 'layer4.*', 're:conv[12]$', name:0, conv1#1, 0:10, all; repeatable, comma separated."
+    "  [default: all]",
     "all",
 )
 @click.option(
@@ -102,7 +103,8 @@ def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None
       loss, passes, learning_rate
                             where known; the mean loss over the backward passes of the
                             step without the scale of a GradScaler, and their number
-      layer, call, type     also index, in order of execution
+      layer, call, type     also index and order as in list-layers, and called_as, which names
+                            the place that calls a shared layer
       activation_mean, activation_std, zero_share, dead_channels, non_finite, infinite
                             of the output
       gradient_norm, weight_norm, update_to_weight

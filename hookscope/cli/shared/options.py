@@ -80,8 +80,8 @@ def _cached_layers(ctx: click.Context) -> Any:
 
 def complete_layers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the layers of the model typed, once it has been listed."""
-    layers = [layer for layer in _cached_layers(ctx) or () if layer.name.startswith(incomplete)]
-    return [CompletionItem(layer.name, help=layer.types[0]) for layer in layers if layer.name]
+    texts = [(hooks.layer_text(layer.name), layer) for layer in _cached_layers(ctx) or () if layer.name]
+    return [CompletionItem(text, help=layer.types[0]) for text, layer in texts if text.startswith(incomplete)]
 
 
 def complete_types(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -143,7 +143,7 @@ def image_argument() -> Option:
     return click.argument("paths", metavar="IMAGE", nargs=-1, required=True, type=click.Path())
 
 
-SELECTION = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name#1, all; repeatable, comma separated."
+SELECTION = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name:0, conv1#1, all; repeatable, comma separated."
 
 
 def selection_option(
