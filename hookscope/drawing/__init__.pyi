@@ -56,13 +56,13 @@ from .png import (
     write_png as write_png,
 )
 from .scale import (
+    ALPHA as ALPHA,
     Scale as Scale,
     SymmetricScale as SymmetricScale,
     scale_examples as scale_examples,
     scale_notations as scale_notations,
 )
 from .sheet import (
-    ALPHA as ALPHA,
     Origin as Origin,
     Style as Style,
     draw_call as draw_call,

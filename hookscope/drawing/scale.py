@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # number is odd: 0 has the middle colour of a scale that is symmetric about 0.
 LEVELS = 193
 TOP = LEVELS - 1
+ALPHA = 0.85  # opacity of the largest |value| over a photograph, which help shows without torch
 
 
 class Scale:

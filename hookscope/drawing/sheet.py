@@ -19,7 +19,7 @@ from hookscope.drawing.bars import draw_bars
 from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, Layout, draw_grid, strongest, to_image
 from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, beside, colour_bar
 from hookscope.drawing.reduce import ActivationSummary, Part, reduce_output
-from hookscope.drawing.scale import RangeScale, Scale
+from hookscope.drawing.scale import ALPHA, RangeScale, Scale
 from hookscope.drawing.text import LABEL_HEIGHT, Pixels, stamp, text_pixels
 from hookscope.drawing.tiles import ChannelChoice, Tiles
 from hookscope.errors import NoMapError, UsageError
@@ -27,7 +27,6 @@ from hookscope.hooks import Call, InputSize, Shape
 from hookscope.images import InputImage
 from hookscope.models import LoadedModel, package_versions
 
-ALPHA = 0.85
 _HEAD = 15
 _LEAST_PHOTOGRAPH = 144  # longest side of the photograph; on larger maps it is as large as a map
 _BESIDE = 14
