@@ -125,8 +125,7 @@ def why_empty(cam: ClassActivationMap) -> str:
 
 def _class_lines(cam: ClassActivationMap) -> list[str]:
     highest = float(cam.still.max()) + 0.0  # no -0
-    name, score = answer_lines(cam.prediction)
-    return [name, f"{score}, highest {highest:.3g}"]
+    return [*answer_lines(cam.prediction), f"highest {highest:.3g}"]
 
 
 def _panel(

@@ -148,8 +148,8 @@ def test_several_classes_have_a_row_for_each_layer_one_photograph_and_one_scale(
     ]
     assert [[list(panel.words) for panel in row.panels] for row in drawn["rows"]] == 2 * [
         [
-            ["tabby (281)", "score 12.25, probability 87.5 %, highest 48"],
-            ["class 7", "score -1.5, probability 10 %, highest 48"],
+            ["tabby (281)", "score 12.25, probability 87.5 %", "highest 48"],
+            ["class 7", "score -1.5, probability 10 %", "highest 48"],
         ]
     ]
     assert not [panel for panel in drawn.panels if panel.heat is None or panel.scale]
@@ -172,12 +172,12 @@ def test_the_classes_of_a_layer_share_a_scale_and_a_map_without_a_colour_says_so
     draw_cam(maps, picture(), net())
     cells = [row.panels for row in drawn["rows"]]
     assert [[cell.heat.top for cell in row] for row in cells] == [[48, 48], [pytest.approx(0.48)] * 2]
-    assert [[cell.words[1].split(", ")[-1] for cell in row] for row in cells] == [
+    assert [[cell.words[2] for cell in row] for row in cells] == [
         ["highest 48", "highest 8"],
         ["highest 0.48", "highest 0.024"],
     ]
     assert [[cell.heat.mark is None for cell in row] for row in cells] == [[False, False], [False, True]]
-    assert (list(cells[0][1].words[2:]), list(cells[1][1].words[2:])) == (
+    assert (list(cells[0][1].words[3:]), list(cells[1][1].words[3:])) == (
         ["lowest -40, not drawn"],
         ["hardly visible on this scale"],
     )
