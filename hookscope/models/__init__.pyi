@@ -13,6 +13,7 @@ from .inputs import (
     example_inputs as example_inputs,
     family_of as family_of,
     first_channels as first_channels,
+    outputs_of as outputs_of,
 )
 from .installation import (
     broken_pair as broken_pair,

@@ -69,6 +69,12 @@ def first_channels(model: nn.Module) -> int:
     return next((module.in_channels for module in _convolutions(model)), 3)
 
 
+def outputs_of(model: nn.Module) -> int | None:
+    """The channels or features that the last layer of ``model`` returns, by order of registration; None if unknown."""
+    sizes = (getattr(module, "out_features", getattr(module, "out_channels", None)) for module in model.modules())
+    return next(reversed([size for size in sizes if isinstance(size, int)]), None)
+
+
 def as_batch(family: str, pictures: Sequence[Tensor]) -> tuple[Any, ...]:
     """The positional inputs of one forward pass of several pictures ``(C, H, W)``, or clips ``(C, T, H, W)``.
 

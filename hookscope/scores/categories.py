@@ -1,4 +1,4 @@
-"""Class names from a file: one a line, or JSON in one of its usual forms."""
+"""Class names from a file: one a line, or JSON in one of its usual forms; or those of ImageNet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 from typing import Any
 
 from hookscope.errors import CategoriesError
+from hookscope.models import class_names_of
 
+IMAGENET = "imagenet"
+"""The name of ImageNet's class names, in the order in which torchvision, timm and transformers have them."""
 MAX_BYTES = 4_000_000
 """The largest file that is read; the 21,841 classes of ImageNet take half a megabyte."""
 
@@ -15,11 +18,13 @@ _FORMS = 'a list of names, {"0": "tench", ...} or {"0": ["n01440764", "tench"], 
 
 
 def read_categories(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The class names in the file ``path``, in order of the model's outputs.
+    """The class names in the file ``path``, in order of the model's outputs; ``imagenet`` for ImageNet's 1,000 classes.
 
     The file has one name a line in UTF-8, with optional blank lines at the end; or it is JSON: a list of names, or an
     object from index to name or to ``[identifier, name]``, as in torchvision's tutorials and Keras.
     """
+    if os.fspath(path) == IMAGENET and not os.path.exists(path):
+        return class_names_of("resnet50")
     text = _text(path)
     if not text.strip():
         raise CategoriesError(f"{path} holds no class names: it is empty", do="write one name a line")
@@ -35,7 +40,8 @@ def _text(path: str | os.PathLike[str]) -> str:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise CategoriesError(f"no file '{os.fspath(path)}' with class names") from None
+        do = "give a file, or imagenet for the classes of ImageNet"
+        raise CategoriesError(f"no file '{os.fspath(path)}' with class names", do=do) from None
     except (OSError, ValueError) as error:  # ValueError: NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise CategoriesError(f"cannot read the class names in '{os.fspath(path)}': {reason}") from None

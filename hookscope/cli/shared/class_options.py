@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hookscope import models, scores
+from hookscope.cli.output.formats import note
 from hookscope.cli.shared.options import complete_words, parsed, typed_model
 from hookscope.errors import HookscopeError
 
@@ -56,15 +57,16 @@ class CategoriesFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]  
         return value if isinstance(value, tuple) else scores.read_categories(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="file")]
+        names = [CompletionItem("imagenet")] if incomplete and "imagenet".startswith(incomplete) else []
+        return [*names, CompletionItem(incomplete, type="file")]
 
 
 categories_option = click.option(
     "--categories",
     metavar="FILE",
     type=CategoriesFile(),
-    help="Names of the classes: one per line, or JSON (a list, or an object from index to name).  [default: the names"
-    " that come with the weights]",
+    help="Names of the classes: one per line, or JSON (a list, or an object from index to name); imagenet for those of"
+    " ImageNet.  [default: the names that come with the weights]",
 )
 
 
@@ -74,6 +76,8 @@ def categories_of(net: models.LoadedModel, categories: tuple[str, ...] | None) -
     If that number is unknown before a forward pass, `predictions` raises the error.
     """
     if categories is None:
+        if net.categories is None and models.outputs_of(net.model) == 1000:
+            note("Note: class names unknown; --categories imagenet if these are ImageNet's classes")
         return net.categories
     if net.categories:
         scores.check_categories(categories, len(net.categories), net.name)
