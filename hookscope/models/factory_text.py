@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
@@ -45,7 +47,10 @@ class FactoryText:
 
 def is_module_name(text: str) -> bool:
     """Whether ``text`` is a dotted name whose first part can be imported; nothing is imported."""
-    return _MODULE.fullmatch(text) is not None and PathFinder.find_spec(text.partition(".")[0]) is not None
+    if not _MODULE.fullmatch(text):
+        return False
+    spec = PathFinder.find_spec(text.partition(".")[0], [*sys.path, os.getcwd()])
+    return spec is not None and spec.loader is not None
 
 
 def _literals(arguments: str, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

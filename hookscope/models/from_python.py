@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import sys
 import zlib
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hookscope.errors import ModelError, nearest
+from hookscope.models.factory_text import FactoryText, is_module_name
 from hookscope.models.metadata import WeightsMetadata
 from hookscope.models.model_source import ModelSource, Progress
 from hookscope.models.weights_choice import WeightsChoice, WeightsKind
@@ -26,82 +26,64 @@ if TYPE_CHECKING:
 
 
 class PythonSource(ModelSource):
-    """``package.module:factory`` and ``path/to/file.py:factory``; a factory is a function, a class or a module."""
+    """``package.module:factory`` and ``path/to/file.py:factory``; a factory is a function, a class or a module.
+
+    Its arguments are literals, ``file.py:factory(width=2)``. Where there is one factory, it need not be named.
+    """
 
     def matches(self, model: str) -> bool:
-        return ":" in model
+        return ":" in model or model.endswith(".py") or is_module_name(model)
 
     def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         from hookscope.models.checkpoints import load_checkpoint
-        from hookscope.models.declared import take_pictures, with_declared_input
+        from hookscope.models.declared import declared, take_pictures, with_declared_input
+        from hookscope.models.factories import call_factory, named, only_factory
         from hookscope.models.loaded import LoadedModel
         from hookscope.models.stated import stated_transforms
 
         weights.refuse_names(model)
-        (built, said), label, notes = _call_factory(model), f"from factory (seed {seed})", list[str]()
-        if weights.kind is WeightsKind.FILE:
-            label, notes = load_checkpoint(built, weights.text, model)
+        text, notes = FactoryText.parse(model), list[str]()
+        with _importable(text.source):
+            module = _import_source(text.source, model)
+            if not text.name:
+                text = replace(text, name=only_factory(module, text.source))
+                notes.append(f"{model} has one factory: {text.source}:{text.name} is taken")
+                model = f"{text.source}:{text.name}"
+            factory = named(module, text)
+            built = call_factory(factory, text, model)
+        said, label = declared(factory, module), f"from factory (seed {seed}): untrained unless it loads its own"
         if "_orig_mod" in built._modules:
             built = built.get_submodule("_orig_mod")
-            notes = [*notes, f"{model} is compiled by torch.compile: this is the eager model inside"]
+            notes.append(f"{model} is compiled by torch.compile: this is the eager model inside")
+        if weights.kind is WeightsKind.FILE:
+            label, loading = load_checkpoint(built, weights.text, model)
+            notes += loading
         if "model_inputs" in said:
-            take_pictures(built, said["model_inputs"], model.rpartition(":")[0])
+            take_pictures(built, said["model_inputs"], text.source)
         files = [weights.text] if weights.kind is WeightsKind.FILE else []
-        metadata = WeightsMetadata(stated_transforms(built, files), notes=tuple(notes))
-        metadata, choice = with_declared_input(metadata, said, model)
+        metadata = WeightsMetadata(stated_transforms(built, files), _class_names(built), tuple(notes))
+        metadata, choice = with_declared_input(metadata, said, f"{text.source}:{text.name}")
         loaded = LoadedModel.of(built, model, label, metadata)
         return replace(loaded, preprocess=loaded.preprocess.changed(choice))
 
 
-def _call_factory(spec: str) -> tuple[nn.Module, dict[str, Any]]:
-    """The model, and what its file declares of its input."""
-    from torch import nn
-
-    from hookscope.models.declared import declared
-    from hookscope.models.run import build_errors_as_model_errors
-
-    with _importable(spec.rpartition(":")[0]):
-        factory, module = find_in_source(spec)
-        with build_errors_as_model_errors(f"{spec} failed"):
-            model = factory if isinstance(factory, nn.Module) else factory()
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"{spec} returned {type(model).__name__}", do="return an nn.Module")
-    return model, declared(factory, module)
+def _class_names(model: nn.Module) -> tuple[str, ...] | None:
+    """The class names in the configuration of a model of transformers, None where it has only numbers."""
+    names = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(names, dict) or sorted(names) != list(range(len(names))):
+        return None
+    labels = tuple(str(names[index]) for index in range(len(names)))
+    return None if all(label == f"LABEL_{index}" for index, label in enumerate(labels)) else labels
 
 
 def find_in_source(spec: str) -> tuple[Any, ModuleType]:
     """What ``package.module:name`` or ``path/to/file.py:name`` names, and its module."""
-    from hookscope.models.run import build_errors_as_model_errors
+    from hookscope.models.factories import named
 
     source, _, name = spec.rpartition(":")
     with _importable(source):
-        if source.endswith(".py") and not Path(source).is_file():
-            files = [path.name for path in Path(source).parent.glob("*.py")] if Path(source).parent.is_dir() else []
-            raise ModelError(f"no file '{source}' for {spec}", nearest(Path(source).name, files))
-        with build_errors_as_model_errors(f"cannot import {source} for {spec}"):
-            module = _import_source(source)
-    value = getattr(module, name, None)
-    if value is None:
-        raise ModelError(f"no '{name}' in {source}", nearest(name, _factories_of(module)))
-    return value, module
-
-
-def _factories_of(module: ModuleType) -> list[str]:
-    """The names in ``module`` of modules, and of functions and classes of modules that need no arguments."""
-    from torch import nn
-
-    def is_factory(value: Any) -> bool:
-        if isinstance(value, nn.Module):
-            return True
-        if not callable(value) or (isinstance(value, type) and not issubclass(value, nn.Module)):
-            return False
-        try:
-            inspect.signature(value).bind()
-        except (TypeError, ValueError):
-            return False
-        return True
-
-    return [name for name, value in vars(module).items() if not name.startswith("_") and is_factory(value)]
+        module = _import_source(source, spec)
+    return named(module, FactoryText(source, name)), module
 
 
 @contextmanager
@@ -116,9 +98,25 @@ def _importable(source: str) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _import_source(source: str) -> ModuleType:
-    if not source.endswith(".py"):
-        return importlib.import_module(source)
+def _import_source(source: str, spec: str) -> ModuleType:
+    """The module ``source``, a file or a dotted name, for the MODEL text ``spec``."""
+    from hookscope.models.run import build_errors_as_model_errors
+
+    if source.endswith(".py") and not Path(source).is_file():
+        files = [path.name for path in Path(source).parent.glob("*.py")] if Path(source).parent.is_dir() else []
+        asked = f"no file '{source}'" + (f" for {spec}" if spec != source else "")
+        raise ModelError(asked, nearest(Path(source).name, files))
+    try:
+        with build_errors_as_model_errors(f"cannot import {source}" + (f" for {spec}" if spec != source else "")):
+            return _import_file(source) if source.endswith(".py") else importlib.import_module(source)
+    except ModelError as error:
+        package, _, name = source.rpartition(".")
+        if spec == source and isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == source:
+            raise ModelError(error.asked, do=f"write {package}:{name}") from error.__cause__
+        raise
+
+
+def _import_file(source: str) -> ModuleType:
     path = Path(source).resolve()
     # A unique name: two files net.py are two modules, and neither is mistaken for an installed module.
     unique = f"_hookscope_{path.stem}_{zlib.crc32(bytes(path)):08x}"

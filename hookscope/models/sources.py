@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import chain
 
 from hookscope.errors import ModelError, nearest
@@ -29,8 +30,10 @@ def find_source(model: str) -> ModelSource:
     for source in SOURCES:
         if source.matches(model):
             return source
-    if model.endswith(".py") or "/" in model:
+    if "/" in model:
         raise ModelError(f"no model '{model}'", "a file needs a factory", "write path/to/file.py:factory")
+    if os.path.isfile(f"{model}.py"):
+        raise ModelError(f"no model '{model}'", do=f"write {model}.py")
     raise ModelError(f"no model '{model}'", nearest(model, model_names()), "see `hookscope list-models`")
 
 

@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookscope.errors import ModelError, WeightsError, is_out_of_memory
+from hookscope.errors import ModelError, UsageError, WeightsError, is_out_of_memory
 from hookscope.models.load import load_model
 from hookscope.tracing.cached_summary import listing
+from tests.helpers import same_values
 
 NET = """
 from __future__ import annotations
@@ -70,7 +71,8 @@ def test_a_factory_in_a_file(net: str, factory: str, tmp_path: Path, monkeypatch
     path = list(sys.path)
     loaded = load_model(f"{net}:{factory}")
     assert isinstance(loaded.model, nn.Sequential)
-    assert (loaded.name, loaded.weights, loaded.categories) == (f"{net}:{factory}", "from factory (seed 0)", None)
+    assert loaded.weights == "from factory (seed 0): untrained unless it loads its own"
+    assert (loaded.name, loaded.categories) == (f"{net}:{factory}", None)
     assert not loaded.model.training and not loaded.model[0].training
     assert loaded.preprocess.channels == (1 if factory == "grey" else 3)
     assert sys.path == path
@@ -113,13 +115,156 @@ def test_a_file_named_as_an_installed_module_does_not_replace_it(tmp_path: Path)
     assert json.dumps([1]) == "[1]"
 
 
+ARGUMENTS = """
+from torch import nn
+from torch.nn import ReLU
+from torchvision.models import resnet18
+from torchvision.transforms import Resize
+
+resize = Resize(8)
+loss = nn.CrossEntropyLoss()
+class Block(nn.Module):
+    def __init__(self, width: int, name: str, *, act=True): super().__init__()
+def make(width=2, names=(), **options):
+    net = nn.Sequential(nn.Conv2d(3, width, 1))
+    net.said = (names, options)
+    return net
+def main(): return Block(1, "")
+def train() -> None: raise ValueError
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> str:
+    (tmp_path / "arguments.py").write_text(ARGUMENTS)
+    return str(tmp_path / "arguments.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "width", "said"),
+    [
+        ("(width=5)", 5, ((), {})),
+        ("(3)", 3, ((), {})),
+        ("()", 2, ((), {})),
+        (
+            "(2, ['a:b', \"c(/d)\"], deep={'x': (1, None)}, y=-1.5)",
+            2,
+            (["a:b", "c(/d)"], {"deep": {"x": (1, None)}, "y": -1.5}),
+        ),
+        ("(\n  width = 4,\n)", 4, ((), {})),
+    ],
+)
+def test_a_factory_with_arguments(arguments: str, words: str, width: int, said: object) -> None:
+    loaded = load_model(f"{arguments}:make{words}")
+    assert loaded.name == f"{arguments}:make{words}"
+    assert (loaded.model[0].out_channels, loaded.model.said) == (width, said)
+
+
+def test_arguments_and_a_checkpoint(arguments: str, tmp_path: Path) -> None:
+    state = {"0.weight": torch.rand(7, 3, 1, 1), "0.bias": torch.rand(7)}
+    torch.save(state, tmp_path / "own.pth")
+    loaded = load_model(f"{arguments}:make(width=7)", weights=tmp_path / "own.pth")
+    assert same_values(loaded.model, state)
+
+
+NO_LITERALS = [
+    "(width=w)",
+    "(__import__('os').mkdir('x'))",
+    "(*[1])",
+    "(**{'width': 1})",
+    "(1)(2)",
+    "(1, 1 for _ in ())",
+    "(a=1, a=2)",
+]
+NO_LITERALS += ["(2 ** 9)", "(f'{1}')", "(lambda: 1)", "(" + "[" * 300 + "]" * 300 + ")", "(\0)"]
+
+
+@pytest.mark.parametrize("words", NO_LITERALS)
+def test_arguments_are_literals_and_run_no_code(arguments: str, words: str) -> None:
+    with pytest.raises(UsageError, match=r"cannot read the arguments of .*; give literals: numbers, 'text', True, "):
+        load_model(f"{arguments}:make{words}")
+
+
+@pytest.mark.parametrize("words", ["(2", "2)", "(2))(", ""])
+def test_a_factory_that_cannot_be_read(arguments: str, words: str) -> None:
+    with pytest.raises((UsageError, ModelError)) as caught:
+        load_model(f"{arguments}:{'make' if words else ''}{words}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_alone_is_its_only_factory(arguments: str) -> None:
+    loaded, named = load_model(arguments), load_model(f"{arguments}:make")
+    assert loaded.name == f"{arguments}:make"
+    assert loaded.notes == (f"{arguments} has one factory: {arguments}:make is taken",)
+    assert torch.equal(loaded.model[0].weight, named.model[0].weight)
+
+
+ALONE = {
+    "x = 3": "no factory in {file}; write a function or class that makes an nn.Module",
+    "class A(nn.Module): pass\ndef b(): pass\nclass C(nn.Module):\n def __init__(self, n): pass": (
+        "{file} has 2 factories; they are A, b; with arguments C; write {file}:A"
+    ),
+    "class A(nn.Module):\n def __init__(self, n: 'int', *, kind: str, m=3): pass": (
+        "{file}:A: missing a required argument: 'n'; it is A(n: 'int', *, kind: str, m=3); "
+        "write \"{file}:A(n=8, kind='name')\""
+    ),
+    "from torchvision.models import resnet18, alexnet": "{file} has 2 factories; they are resnet18, "
+    "alexnet; write {file}:resnet18",
+    "from torch.nn import ReLU, Linear, Tanh": "{file} has 2 factories; they are ReLU, Tanh; write {file}:ReLU",
+}
+
+
+@pytest.mark.parametrize("lines", ALONE)
+def test_a_file_alone_with_no_or_several_factories_is_refused(tmp_path: Path, lines: str) -> None:
+    file = tmp_path / "alone.py"
+    file.write_text(f"from torch import nn\n{lines}\n")
+    with pytest.raises(ModelError) as caught:
+        load_model(str(file))
+    assert str(caught.value) == ALONE[lines].format(file=file)
+
+
+def test_an_imported_factory_is_taken_where_there_is_no_other(tmp_path: Path) -> None:
+    (tmp_path / "imported.py").write_text("from torchvision.models import squeezenet1_1\n")
+    assert type(load_model(f"{tmp_path}/imported.py").model).__name__ == "SqueezeNet"
+
+
+def test_a_module_without_a_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "nets.py").write_text("from torch import nn\ndef make(): return nn.Conv2d(3, 7, 1)\n")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_model("own_package.nets")
+    assert (loaded.name, loaded.model.out_channels) == ("own_package.nets:make", 7)
+    with pytest.raises(ModelError, match=r"No module named 'own_package\.make'; write own_package:make"):
+        load_model("own_package.make")
+    with pytest.raises(ModelError, match=r"no model 'resnet18\.x'; nearest: "):
+        load_model("resnet18.x")
+    (tmp_path / "arguments.py").write_text("")
+    with pytest.raises(ModelError, match=r"no model 'arguments'; write arguments\.py"):
+        load_model("arguments")
+
+
+def test_the_class_names_of_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "labels.py").write_text(
+        "import types\nfrom torch import nn\ndef make(names=('cat', 'dog')):\n    net = nn.Conv2d(3, 2, 1)\n"
+        "    net.config = types.SimpleNamespace(id2label=dict(enumerate(names)))\n    return net\n"
+    )
+    assert load_model(f"{tmp_path}/labels.py").categories == ("cat", "dog")
+    assert load_model(f"{tmp_path}/labels.py:make(('LABEL_0', 'LABEL_1'))").categories is None
+
+
 REFUSED = {
+    "{net}:make(wide=3)": "{net}:make(wide=3): got an unexpected keyword argument 'wide'; it is make(width=4)",
+    "{net}:ready(3)": "{net}:ready(3): ready is a module already; write {net}:ready",
+    "{net}:full_width": "{net}:full_width is no factory but int; name a function or class",
     "{net}:mak": "no 'mak' in {net}; nearest: make",
     "{net}:ful": "no 'ful' in {net}; nearest: full, gpu_full, fails",
     "{net}:number": "{net}:number returned int; return an nn.Module",
     "{net}:fails": "{net}:fails failed: ValueError: no width at all, at {net}:25 in fails; --traceback shows all",
     "{net}:leaves": "{net}:leaves failed: SystemExit: 4, at {net}:26 in leaves; --traceback shows all",
-    "{net}:needs": "{net}:needs failed: TypeError: needs() missing 1 required positional argument: 'width'",
+    "{net}:needs": "{net}:needs: missing a required argument: 'width'; it is needs(width); "
+    'write "{net}:needs(width=8)"',
     "{net}s.py:make": "no file '{net}s.py' for {net}s.py:make; nearest: net.py",
     "{syntax}:make": "cannot import {syntax} for {syntax}:make: SyntaxError: '(' was never closed (syntax.py, line 1)",
     "{leaves}:make": "cannot import {leaves} for {leaves}:make: SystemExit, at {leaves}:1 in <module>; "

@@ -1,0 +1,124 @@
+"""Factories of models in somebody's module: found, called with literals, and listed where none is named."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from hookscope.errors import ModelError, nearest
+from hookscope.findings import listed
+from hookscope.models.factory_text import FactoryText
+from hookscope.models.run import build_errors_as_model_errors
+
+# Names in a file that are no factories: what `declared` reads, and what starts a script.
+_NOT_FACTORIES = ("input_size", "preprocess", "model_inputs", "main")
+_LONGEST_SIGNATURE = 200
+_EXAMPLES = {"int": 8, "float": 0.5, "str": "name", "bool": True, "list": [8, 8], "tuple": (8, 8), "dict": {}}
+
+
+def named(module: ModuleType, text: FactoryText) -> Any:
+    value = getattr(module, text.name, None)
+    if value is None:
+        raise ModelError(f"no '{text.name}' in {text.source}", nearest(text.name, _factories_of(module)))
+    return value
+
+
+def call_factory(factory: Any, text: FactoryText, spec: str) -> nn.Module:
+    if isinstance(factory, nn.Module):
+        if text.args or text.kwargs:
+            raise ModelError(f"{spec}: {text.name} is a module already", do=f"write {text.source}:{text.name}")
+        return factory
+    if not callable(factory):
+        raise ModelError(f"{spec} is no factory but {type(factory).__name__}", do="name a function or class")
+    _check_arguments(factory, text, spec)
+    with build_errors_as_model_errors(f"{spec} failed"):
+        model = factory(*text.args, **text.kwargs)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{spec} returned {type(model).__name__}", do="return an nn.Module")
+    return model
+
+
+def _check_arguments(factory: Any, text: FactoryText, spec: str) -> None:
+    """Refuse arguments that ``factory`` does not take; the error shows its signature and an example."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*text.args, **text.kwargs)
+    except TypeError as error:
+        shown = f"{text.name}{signature.replace(return_annotation=signature.empty)}"[:_LONGEST_SIGNATURE]
+        do = _example(signature, text) if "missing" in str(error) else ""
+        raise ModelError(f"{spec}: {error}", f"it is {shown}", do) from error
+
+
+def _example(signature: inspect.Signature, text: FactoryText) -> str:
+    """What to write so that all required arguments are given."""
+    words = [*map(repr, text.args), *(f"{name}={value!r}" for name, value in text.kwargs.items())]
+    for parameter in list(signature.parameters.values())[len(text.args) :]:
+        needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if needed and parameter.name not in text.kwargs:
+            kind = getattr(parameter.annotation, "__name__", str(parameter.annotation))
+            value = _EXAMPLES.get(kind, 8)
+            words.append(f"{parameter.name}={value!r}" if parameter.kind != parameter.POSITIONAL_ONLY else repr(value))
+    return f'write "{text.source}:{text.name}({", ".join(words)})"'
+
+
+def only_factory(module: ModuleType, source: str) -> str:
+    """The name of the only factory in ``module``: of its own ones, else of those that it imports."""
+    names = [name for name in _models_in(module) if name not in _NOT_FACTORIES]
+    ready = [name for name in _factories_of(module) if name in names]
+    own = [name for name in names if _is_own(vars(module)[name], module)]
+    needy = [name for name in own if isinstance(vars(module)[name], type) and name not in ready]
+    for found in ([name for name in ready if name in own], needy, ready):
+        if len(found) == 1:
+            return found[0]
+        if found:
+            others = f"; with arguments {listed(needy)}" if needy and found is not needy else ""
+            asked = f"{source} has {len(found)} factories"
+            raise ModelError(asked, f"they are {listed(found)}{others}", f"write {source}:{found[0]}")
+    raise ModelError(f"no factory in {source}", do="write a function or class that makes an nn.Module")
+
+
+def _models_in(module: ModuleType) -> list[str]:
+    """The public names in ``module`` of modules, of classes of modules, and of functions that may return one."""
+
+    def may_be(value: Any) -> bool:
+        if isinstance(value, nn.Module):
+            return next(value.parameters(), None) is not None
+        if isinstance(value, type):
+            return issubclass(value, nn.Module)
+        returned = getattr(value, "__annotations__", {}).get("return", nn.Module)
+        if returned in (None, "None") or (isinstance(returned, type) and not issubclass(returned, nn.Module)):
+            return False
+        return inspect.isfunction(value)
+
+    return [name for name, value in vars(module).items() if not name.startswith("_") and may_be(value)]
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    """Whether a class or function is defined in ``module``; a module that is there already counts as its own."""
+    return not hasattr(value, "__name__") or getattr(value, "__module__", None) == module.__name__
+
+
+def _factories_of(module: ModuleType) -> list[str]:
+    """The names in ``module`` of modules, and of functions and classes of modules that need no arguments."""
+
+    def is_factory(value: Any) -> bool:
+        if isinstance(value, nn.Module):
+            return True
+        if not callable(value) or (isinstance(value, type) and not issubclass(value, nn.Module)):
+            return False
+        try:
+            inspect.signature(value).bind()
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    return [name for name, value in vars(module).items() if not name.startswith("_") and is_factory(value)]
