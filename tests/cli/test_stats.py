@@ -224,7 +224,7 @@ def test_a_strict_run_keeps_what_came_before_and_is_resumed(run: Run, here: Path
     [
         (["pics/b"], "'s.json' was measured on other images; 5 of the first 7 are not those of this run"),
         (["pics", "--rank"], "rank False and True"),
-        (["pics", "--weights", "w.pth"], "weights from factory (seed 0) and w.pth"),
+        (["pics", "--weights", "w.pth"], "weights from factory (seed 0): untrained unless it loads its own and w.pth"),
         (["pics", "--input-size", "40", "--preprocess", "stretch"], "do not match; preprocess"),
     ],
 )
@@ -305,7 +305,10 @@ def test_a_run_is_logged_and_a_merged_run_is_plotted(run: Run, here: Path, monke
     assert run("pics", "--tensorboard", "log", "--save", "a.json")[0] == 0
     [((folder, layers), more)] = logged
     assert (folder, len(layers), more["step"]) == ("log", 6, 0)
-    assert more["about"] == {"model": "nets.py:Faulty", "weights": "from factory (seed 0)"}
+    assert more["about"] == {
+        "model": "nets.py:Faulty",
+        "weights": "from factory (seed 0): untrained unless it loads its own",
+    }
     assert run("--merge", "--plot", "y.svg", model="a.json")[0] == 0
     assert (here / "y.svg").read_bytes().startswith(b"<?xml")
 

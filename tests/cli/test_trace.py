@@ -117,8 +117,8 @@ def test_a_table_of_events_shows_nesting(run: Run) -> None:
     assert lines[1] == "     0  pre-hook  (model)  Sequential  1x3x3x3    0    1"
     assert lines[2] == "     1  pre-hook    0      Conv2d      1x3x3x3    0    1"
     assert lines[-4:] == [
-        "model: nets.py:ones; weights: from factory (seed 0); preprocess: own size, range 0..1; image:",
-        "tiny.png",
+        "model: nets.py:ones; weights: from factory (seed 0): untrained unless it loads its own; preprocess:",
+        "own size, range 0..1; image: tiny.png",
         "5 calls, 15 events",
         "backward from score of class 0 cat: 6",
     ]

@@ -47,7 +47,12 @@ def test_the_peak_is_the_middle_of_the_highest_cell_in_the_box() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "warns"),
-    [("random (seed 0)", True), ("IMAGENET1K_V1", False), ("from factory (seed 0)", False), ("my random.pth", False)],
+    [
+        ("random (seed 0)", True),
+        ("IMAGENET1K_V1", False),
+        ("from factory (seed 0): untrained unless it loads its own", False),
+        ("my random.pth", False),
+    ],
 )
 def test_random_weights_are_warned_of(weights: str, warns: bool) -> None:
     assert OverlaySource.of(picture(), net(weights)).warning == (SAYS_RANDOM if warns else "")

@@ -38,7 +38,7 @@ def test_an_unknown_name_lists_the_nearest() -> None:
     with pytest.raises(ModelError, match="no model 'shape'; nearest: shapes; see `hookscope list-models`"):
         find_source("shape")
     with pytest.raises(ModelError, match=r"a file needs a factory; write path/to/file\.py:factory"):
-        find_source("own/net.py")
+        find_source("own/net")
 
 
 def test_names_are_checked_and_completed_without_torch() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchvision.models import ResNet18_Weights
 
 from hookscope.errors import CategoriesError
 from hookscope.scores import categories
@@ -100,11 +101,21 @@ def test_a_wrong_content_is_refused(tmp_path: Path, reason: str) -> None:
 
 
 def test_missing_and_unreadable(tmp_path: Path) -> None:
-    assert error_of(tmp_path / "nope.txt") == f"no file '{tmp_path / 'nope.txt'}' with class names"
+    assert error_of(tmp_path / "nope.txt") == (
+        f"no file '{tmp_path / 'nope.txt'}' with class names; give a file, or imagenet for the classes of ImageNet"
+    )
     assert error_of(tmp_path).endswith(": Is a directory")
     assert "cannot read the class names in" in error_of("a\0b")
     assert "cannot read the class names in" in error_of("x" * 5000)
     assert error_of(written(tmp_path, "x") / "y").endswith(": Not a directory")
+
+
+def test_the_names_of_imagenet_are_those_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = read_categories("imagenet")
+    assert names == tuple(ResNet18_Weights.DEFAULT.meta["categories"]) and len(names) == 1000
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "imagenet").write_text("mine\n")
+    assert read_categories("imagenet") == ("mine",)
 
 
 def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

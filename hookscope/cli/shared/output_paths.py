@@ -134,8 +134,9 @@ def _cut(text: str, limit: int) -> str:
 
 
 def model_word(model: str) -> str:
-    """The model argument as part of a file name: ``nets/small.py:make`` becomes ``small.py-make``."""
-    word = re.sub(r"[^\w.+-]+", "-", re.split(r"[/\\\\]", model)[-1]).strip("-.")
+    """The model argument as part of a file name: ``nets/small.py:make(3)`` becomes ``small.py-make-3``."""
+    place, name, arguments = re.fullmatch(r"(.*?)(:[^:()/\\]+)?(\(.*\))?", model, re.DOTALL).groups("")  # type: ignore[union-attr]
+    word = re.sub(r"[^\w.+-]+", "-", re.split(r"[/\\]", place)[-1] + name + arguments).strip("-.")
     return _cut(word, _LONGEST_MODEL) or "model"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from torch import nn
 
 from hookscope.cli.shared.class_options import (
     CategoriesFile,
@@ -92,8 +93,8 @@ def test_a_file_is_completed_as_a_file() -> None:
     assert (item.value, item.type) == ("na", "file")
 
 
-def net(categories: tuple[str, ...] | None) -> Any:
-    return SimpleNamespace(name="mynet", categories=categories)
+def net(categories: tuple[str, ...] | None, outputs: int = 2) -> Any:
+    return SimpleNamespace(name="mynet", categories=categories, model=nn.Linear(2, outputs))
 
 
 def test_the_models_own_names_unless_a_file_is_given() -> None:
@@ -101,6 +102,19 @@ def test_the_models_own_names_unless_a_file_is_given() -> None:
     assert categories_of(net(None), None) is None
     assert categories_of(net(("a", "b")), ("c", "d")) == ("c", "d")
     assert categories_of(net(None), ("c", "d", "e")) == ("c", "d", "e")
+
+
+@pytest.mark.parametrize(
+    ("categories", "outputs", "says"), [(None, 1000, True), (None, 10, False), (("a",), 1000, False)]
+)
+def test_a_thousand_classes_without_names_say_how_to_name_them(
+    capsys: pytest.CaptureFixture[str], categories: tuple[str, ...] | None, outputs: int, says: bool
+) -> None:
+    categories_of(net(categories, outputs), None)
+    note = "Note: class names unknown; --categories imagenet if these are ImageNet's classes\n"
+    assert capsys.readouterr().err == note * says
+    categories_of(net(None, outputs), ("a",))
+    assert capsys.readouterr().err == ""
 
 
 def test_another_number_of_names_says_both() -> None:

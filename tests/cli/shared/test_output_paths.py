@@ -158,6 +158,9 @@ def test_letters_stay_readable() -> None:
     assert file_word("..") == "_"
     assert model_word("timm:vit base") == "timm-vit-base"
     assert model_word("::") == "model"
+    assert model_word("a/net.py:make(width=2, path='b/c')") == "net.py-make-width-2-path-b-c"
+    assert model_word("a(b)/c:d/net.py:make") == "net.py-make"
+    assert model_word("net.py:make(1)") != model_word("net.py:make(-1)")
 
 
 def test_no_two_images_have_one_name() -> None:
