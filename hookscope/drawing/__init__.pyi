@@ -42,6 +42,7 @@ from .plot import (
     mark_ends as mark_ends,
     page_of_rows as page_of_rows,
     plain_settings as plain_settings,
+    plain_ticks as plain_ticks,
     plot_suffix as plot_suffix,
     set_ticks as set_ticks,
     short_label as short_label,

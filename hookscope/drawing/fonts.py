@@ -50,6 +50,8 @@ def font_parts(text: str, outlines: bool = False) -> list[tuple[str, Face | None
     script. With ``outlines`` only scalable fonts count, the ones that matplotlib draws.
     """
     faces = _faces(text, outlines)
+    if not faces:
+        return [(text, None)]
     parts: list[tuple[str, Face | None]] = []
     for character in text:
         face = parts[-1][1] if parts and _joins(character) else faces.get(character)
@@ -57,7 +59,7 @@ def font_parts(text: str, outlines: bool = False) -> list[tuple[str, Face | None
             parts[-1] = (parts[-1][0] + character, face)
         else:
             parts.append((character, face))
-    return parts or [("", None)]
+    return parts
 
 
 def font_families(text: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from hookscope.drawing.fonts import font_families
 from hookscope.drawing.text import inches, wrapped_lines
@@ -187,6 +188,20 @@ def tick_label(value: float, ticks: Sequence[float] = ()) -> str:
     plain = value == 0 or 1e-3 <= abs(value) < 1e4
     text = f"{value:.{max(digits, 4)}g}" if plain else f"{value:.{digits - 1}e}"
     return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
+
+
+def plain_ticks(limits: tuple[float, float], most: int) -> tuple[list[float], list[str]]:
+    """Places and labels of about ``most`` ticks of a linear axis, each number in full.
+
+    matplotlib takes a common factor out of its labels and writes it over other text.
+    """
+    low, high = limits
+    ticks = [
+        float(value)
+        for value in MaxNLocator(most, steps=(1, 2, 2.5, 5, 10)).tick_values(low, high)
+        if low <= value <= high
+    ]
+    return ticks, [tick_label(value, ticks) for value in ticks]
 
 
 def set_ticks(axes: Axes, values: Sequence[float]) -> None:

@@ -17,6 +17,7 @@ from hookscope.drawing import (
     mark_ends,
     page_of_rows,
     plain_settings,
+    plain_ticks,
     set_ticks,
 )
 from hookscope.findings import Finding, counted, single
@@ -158,6 +159,8 @@ def _draw_weights(axes: Axes, rows: Sequence[_Row]) -> None:
         axes.set_xscale("symlog", linthresh=threshold, linscale=0.6)
         powers = decades(threshold, max(ends), 3)
         set_ticks(axes, [*(-power for power in reversed(powers)), 0.0, *powers])
+    else:
+        axes.set_xticks(*plain_ticks(axes.get_xlim(), 7))
     axes.axvline(0, color=Colour.FAINT, linewidth=0.6, zorder=1)
 
 

@@ -9,7 +9,17 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hookscope.drawing import SMALL, Colour, layer_label, mark_ends, page_of_rows, plain_settings, set_ticks, write
+from hookscope.drawing import (
+    SMALL,
+    Colour,
+    layer_label,
+    mark_ends,
+    page_of_rows,
+    plain_settings,
+    plain_ticks,
+    set_ticks,
+    write,
+)
 from hookscope.findings import Finding, default, nonfinite_words, single
 from hookscope.statistics.layer_statistics import LayerStatistics
 
@@ -197,6 +207,7 @@ def _summary(findings: Sequence[Finding]) -> list[str]:
 
 def _draw_values(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
     _bands(axes, layers, [1.0] * len(layers), thickness)
+    axes.set_xticks(*plain_ticks(axes.get_xlim(), 7))
 
 
 def _draw_relative(axes: Axes, layers: Sequence[LayerStatistics], thickness: float) -> None:
@@ -205,6 +216,7 @@ def _draw_relative(axes: Axes, layers: Sequence[LayerStatistics], thickness: flo
     _bands(axes, layers, units, thickness)
     low, high = _relative_limits(layers)
     axes.set_xlim(low, high)
+    axes.set_xticks(*plain_ticks((low, high), 6))
     rows = [(at, layer, unit) for at, (layer, unit) in enumerate(zip(layers, units, strict=True)) if layer.quantiles]
     left = [at for at, layer, unit in rows if (layer.min or 0.0) / unit < low]
     mark_ends(axes, left, [at for at, layer, unit in rows if (layer.max or 0.0) / unit > high])

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from hookscope.drawing import BODY, DPI, SMALL, Colour, layer_label, short_label, tick_label, write
+from hookscope.drawing import BODY, DPI, SMALL, Colour, layer_label, plain_ticks, short_label, write
 from hookscope.training.log.loss import centred
 from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries
@@ -232,6 +231,7 @@ def _scale_axis(axes: Axes, grid: LayerStepGrid, cells: Array) -> None:
     else:
         highest = float(np.nanmax(cells, initial=0.0))
         axes.set_ylim(0, max(1.1 * highest, 1.2))
+        _whole_labels(axes)
 
 
 def _axis(axes: Axes, values: Array) -> None:
@@ -246,10 +246,7 @@ def _axis(axes: Axes, values: Array) -> None:
 
 
 def _whole_labels(axes: Axes) -> None:
-    """Label each tick with its whole number: matplotlib would write a common factor above the panel, over the title."""
-    low, high = axes.get_ylim()
-    ticks = [float(value) for value in MaxNLocator(5).tick_values(low, high) if low <= value <= high]
-    axes.set_yticks(ticks, [tick_label(value, ticks) for value in ticks])
+    axes.set_yticks(*plain_ticks(axes.get_ylim(), 5))
     axes.set_yticks([], minor=True)
 
 
