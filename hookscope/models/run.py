@@ -67,6 +67,8 @@ def forward_error(model: str, inputs: Any, error: Exception) -> InputError:
         error, TypeError | ValueError | LookupError | AttributeError | AssertionError
     )
     advice = ["try another --input-size"] if about_size else []
+    if "channels" in cause:
+        advice = ["give --preprocess file.py:function, which makes that many channels of a picture"]
     if ":" in model and not model.startswith("timm:"):  # only the file of a factory can say what its model takes
         advice += ["set input_size, preprocess or model_inputs next to its factory"] if about_input else []
     return InputError(f"{model}: {asked}", ", or ".join(advice), _all_of_it(error))

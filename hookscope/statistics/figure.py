@@ -51,6 +51,7 @@ def plot_statistics(
     title: str = "",
     *,
     weights: str = "",
+    lines: Sequence[str] = (),
 ) -> Figure:
     """A page with a row for each of ``layers``; rows with findings name them, and one row is marked to start with.
 
@@ -64,6 +65,7 @@ def plot_statistics(
         findings: The result of `diagnose`; None draws none.
         title: The first line, such as the name of the model.
         weights: Label of the weights, written beside the title; random weights are red.
+        lines: Lines below the title, such as the preprocessing.
 
     Example:
         >>> import torch
@@ -87,7 +89,7 @@ def plot_statistics(
             [f"{layer.key}  {layer.call.type}" for layer in layers],
             {name: width for name, width, _ in panels},
             title,
-            [(line, colour) for line in summary],
+            [*((line, Colour.INK) for line in lines), *((line, colour) for line in summary)],
             _marks(layers, findings, first),
             weights=weights,
             legend=_legend(layers, [name for name, *_ in panels]),

@@ -157,8 +157,9 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
             output.write_report, Report(rows, findings, about, lines, caption=subject.caption), options.format
         )
         if options.plot is not None:
+            above = [f"preprocessing: {net.preprocess.describe()}", *lines]
             figure = gradients.plot_gradients(
-                shown, findings, net.name, weights=net.weights, lines=lines, thresholds=thresholds
+                shown, findings, net.name, weights=net.weights, lines=above, thresholds=thresholds
             )
             write_plot(options.plot, figure, _provenance(subject, report, findings, options))
 

@@ -91,7 +91,9 @@ def command(
         stack.callback(_report, saved, layers, findings, per_channel, format)
         if plot is not None:
             title = f"{saved.source.model}, {counted(saved.totals.images, 'image')}"
-            write_plot(plot, statistics.plot_statistics(layers, findings, title, weights=saved.source.weights))
+            lines = [f"preprocessing: {saved.source.preprocess}"]
+            figure = statistics.plot_statistics(layers, findings, title, weights=saved.source.weights, lines=lines)
+            write_plot(plot, figure)
         if tensorboard is not None:
             source = {"model": saved.source.model, "weights": saved.source.weights}
             statistics.write_events(tensorboard, layers, step=0, about=source)
