@@ -42,9 +42,13 @@ def stated_transforms(model: nn.Module, files: Sequence[str] = ()) -> Transforms
         for name in _PROCESSORS:
             if (found := of_processor(getattr(owner, name, None), f"{name} of the model")) is not None:
                 return found
-    folders = [*files, str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")]
-    for folder in filter(None, folders):
-        if (found := _beside(Path(folder))) is not None:
+    for file in map(Path, files):
+        if (found := _in_folder(file if file.is_dir() else file.parent)) is not None:
+            return found
+    if loaded_from := getattr(getattr(model, "config", None), "_name_or_path", None):
+        # a folder, or a name whose files lie in the cache of transformers
+        found = _in_folder(Path(loaded_from)) or (None if Path(loaded_from).is_dir() else _of_installed(loaded_from))
+        if found is not None:
             return found
     if (config := _timm_config(model)) is not None:
         return of_timm(config)
@@ -105,28 +109,27 @@ class _Processor:
         return self.processor(picture, return_tensors="pt")["pixel_values"][0]
 
 
-def _beside(path: Path) -> Transforms | OwnTransforms | None:
-    """The transforms in the configuration of an image processor in the folder ``path``, or beside the file."""
-    folder = path if path.is_dir() else path.parent
+def _in_folder(folder: Path) -> Transforms | OwnTransforms | None:
+    """The transforms in the configuration of an image processor in ``folder``."""
     for file in (folder / name for name in _PROCESSOR_FILES):
         # a damaged file says nothing
         with suppress(OSError, ValueError, RecursionError, TypeError, AttributeError, LookupError):
             content = json.loads(file.read_text("utf-8"))
             content = content.get("image_processor", content)
             if {"image_mean", "do_resize"} & content.keys():
-                return _of_config(content) or _of_installed(folder)
+                return _of_config(content) or _of_installed(str(folder))
     return None
 
 
-def _of_installed(folder: Path) -> Transforms | OwnTransforms | None:
-    """The transforms of a processor with rules that only transformers knows."""
+def _of_installed(name: str) -> Transforms | OwnTransforms | None:
+    """The transforms of a processor that only transformers knows, in a folder or in its cache; nothing is fetched."""
     try:
         from transformers import AutoImageProcessor  # type: ignore[import-not-found,unused-ignore]
 
-        processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except Exception:  # not installed, or not a version that knows it
         return None
-    return of_processor(processor, f"{type(processor).__name__} in {folder}")
+    return of_processor(processor, f"{type(processor).__name__} in {name}")
 
 
 def _of_config(config: Mapping[str, Any]) -> Transforms | None:

@@ -160,7 +160,7 @@ REFUSED = [
     ("bright --resize crop", 2, "no resize 'crop'; there are shorter, stretch, pad and shorter:PIXELS"),
     ("bright --preprocess imagnet", 2, "no preprocessing 'imagnet'; there are weights, imagenet...(nearest: imagenet)"),
     ("bright --preprocess none --size 9", 2, "--preprocess none keeps the picture's own size; leave an input size out"),
-    ("four --preprocess half", 1, "takes 4 channels and got 3...give --preprocess file.py:function, which makes that many"),
+    ("four --preprocess half", 1, "takes 4 channels and got 3...give --preprocess file.py:function"),
     ("bright --preprocess no.py:f", 1, "no file 'no.py' for no.py:f"),
     ("bright --preprocess nets.py:to_for", 1, "no 'to_for' in nets.py"),
     ("four --preprocess nets.py:to_four --resize pad", 2, "nets.py:to_four makes the whole input, so --resize cannot"),
