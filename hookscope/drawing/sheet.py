@@ -28,7 +28,7 @@ from hookscope.images import InputImage
 from hookscope.models import LoadedModel, package_versions
 
 _HEAD = 15
-_LEAST_PHOTOGRAPH = 144  # longest side of the photograph; on larger maps it is as large as a map
+_LEAST_PHOTOGRAPH, _MOST_PHOTOGRAPH = 144, 480  # longest side of the photograph, between them that of a map
 _BESIDE = 14
 _DIMMED, _MIDDLE = 0.8, 128  # brightness of the grey photograph under maps; grey under their colour bar
 _PALEST = 0.45  # a map over the photograph has no pale colours: pale is transparent
@@ -388,7 +388,7 @@ def _seen(block: _Block, frames: Frames, first: bool) -> tuple[Image.Image, str]
     words = f"input {picture.width}×{picture.height}"
     words += f", frame {middle + 1} of {len(frames[item])}" if len(frames[item]) > 1 else ""
     side = max(block.layout.frame_width, block.layout.map_height) if block.grid else 0
-    factor = max(side, _LEAST_PHOTOGRAPH) / max(picture.size)
+    factor = min(max(side, _LEAST_PHOTOGRAPH), _MOST_PHOTOGRAPH) / max(picture.size)
     size = (max(1, round(picture.width * factor)), max(1, round(picture.height * factor)))
     return picture.resize(size, Image.Resampling.BILINEAR if factor < 1 else Image.Resampling.NEAREST), words
 

@@ -223,6 +223,16 @@ def test_the_first_cell_is_the_photograph_as_the_network_saw_it() -> None:
     assert sheet_of(random(1, 16, 9, 9), frames=[[PHOTOGRAPH]], plain=True).provenance["parts"][0]["x"] == 0
 
 
+@pytest.mark.parametrize(("size", "side"), [((1, 3, 2000, 9), 480), ((1, 3, 9, 2000), 480), ((1, 3, 7, 7), 144)])
+def test_the_photograph_is_neither_tiny_nor_as_large_as_huge_maps(size: tuple[int, ...], side: int) -> None:
+    picture = Image.new("RGB", (size[3], size[2]))
+    sheet = sheet_of(random(*size), frames=[[picture]], cell=7)
+    part = sheet.provenance["parts"][0]
+    without = sheet_of(random(*size), cell=7).provenance["parts"][0]
+    width = side if size[3] >= size[2] else max(round(side * size[3] / size[2]), text_pixels("input 9×2000").shape[1])
+    assert part["x"] - without["x"] == width + 14
+
+
 def test_each_item_of_a_batch_has_its_photograph(words: list[str]) -> None:
     pictures = [[Image.new("RGB", (40, 40), colour)] for colour in ("red", "blue")]
     sheet = sheet_of(random(2, 3, 9, 9), frames=pictures)
