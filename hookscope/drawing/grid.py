@@ -218,7 +218,7 @@ def _widest_label(tiles: Tiles, names: Sequence[str]) -> int:
     """Width of the longest channel number, all digits of which have the same width, and of a name that is not long."""
     mark = " !" if bool(tiles.nonfinite.any()) else ""
     number = int(number_pixels(f"{max(tiles.channels)}{mark}", bold=True).shape[1])
-    longest = max([0, *(_name_pixels(names[channel]).shape[1] for channel in tiles.channels if names)])
+    longest: int = max([0, *(_name_pixels(names[channel]).shape[1] for channel in tiles.channels if names)])
     return number + min(longest, _LONGEST_NAME)
 
 

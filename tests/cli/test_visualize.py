@@ -62,6 +62,18 @@ def test_raw_activations_are_the_captured_ones(run: Run, here: Path, name: str) 
     assert np.load("x.npy").shape[:2] == (1, 6)
 
 
+def test_scores_with_names_of_classes_are_in_their_order(run: Run, here: Path) -> None:
+    (here / "names.txt").write_text("cat\ndog\nhen\nfox\n")
+    orders = []
+    for words in ([], ["--categories", "names.txt"]):
+        assert run("cat.jpg", "--layer", "fc", "-o", "fc.png", *words)[0] == 0
+        channels, values = hookscope.read_sheet(here / "fc.png")[""]
+        orders.append([value for _, value in sorted(zip(channels, values.ravel(), strict=True))])
+        signed = values.ravel() if words else abs(values.ravel())
+        assert signed.tolist() == sorted(signed, reverse=True)
+    assert orders[0] == orders[1]
+
+
 def test_two_images_of_one_name_do_not_overwrite_one_another(run: Run, here: Path) -> None:
     for folder, name in (("a", "cat.jpg"), ("b", "dog.png")):
         (here / folder).mkdir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -14,6 +14,7 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Row, call_row
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.array_file import ArrayFile, as_array
+from hookscope.cli.shared.class_options import categories_of, categories_option
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.model import ModelOptions, model_options
 from hookscope.cli.shared.output_paths import call_names
@@ -53,6 +54,7 @@ class Options:
     overlay: bool
     alpha: float | None
     plain: bool
+    categories: tuple[str, ...] | None
     raw: str | None
     format: str
 
@@ -84,6 +86,7 @@ class Options:
     help=f"With --overlay: opacity of the largest |value|, 0 to 1.  [default: {drawing.ALPHA}]",
 )
 @click.option("--plain", is_flag=True, help="Draw the grid only: no header, numbers or colour bars.")
+@categories_option
 @shared.file_option(
     "--raw",
     "Keep the exact activations too: one as .npy, any number as .npz or .safetensors with the keys IMAGE/LAYER.",
@@ -134,7 +137,7 @@ def _draw(
     raw: ArrayFile,
 ) -> Iterator[Row]:
     """Write the sheets of one forward pass, and yield a row for each."""
-    net = run.net
+    net = replace(run.net, categories=categories_of(run.net, options.categories))
     tensors, types = [net.prepare(image) for image in read], options.types or None
     with process.prints_to_standard_error():
         result = drawing.run_and_reduce(
