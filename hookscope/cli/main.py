@@ -205,7 +205,7 @@ def _unknown_option(option: str, context: click.Context, argv: Sequence[str]) ->
         for owned in _options_of(name):
             owners.setdefault(owned, []).append(name)
     near = near_misses(word, owners, 1)
-    return f"{text}; --{near[0]} is an option of {listed(owners[near[0]], 4)}" if near else text
+    return f"{text}; --{near[0]} is an option of {listed(owners[near[0]], 5)}" if near else text
 
 
 def _options_of(name: str) -> dict[str, click.Option]:

@@ -47,14 +47,16 @@ def defaults(
     """
     content = _read(config_path())
     tables = {name: table for name, table in content.items() if isinstance(table, dict)}
+    # `weights` names an option and a command: TOML cannot hold both on one level
+    general = {key: value for key, value in content.items() if key not in tables} | tables.pop("all", {})
     for name in tables.keys() - set(commands):
         raise _wrong(f"no command '{name}'", nearest(name, list(commands)))
     own, found = options_of(command), {}
-    for key, value in content.items():
+    for key, value in general.items():
         name = key.replace("_", "-")
-        if name in own and key not in tables:
+        if name in own:
             found[str(own[name].name)] = _value(own[name], value, key)
-        elif key not in tables:
+        else:
             _check_known(name, {name: each for each in commands for name in options_of(each)}, "")
     for key, value in tables.get(command, {}).items():
         name = key.replace("_", "-")
@@ -93,7 +95,7 @@ def _read(path: str) -> dict[str, Any]:
 
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            return tomllib.loads(file.read().decode("utf-8-sig"))  # editors on Windows may begin with a mark
     except OSError as error:
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from error
     except ValueError as error:  # not TOML, or not UTF-8

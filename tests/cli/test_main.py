@@ -258,8 +258,11 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
             "hookscope weights needs MODEL, such as `hookscope weights resnet18`; see `hookscope weights --help`",
         ),
         ("visualize --layers 3", "hookscope visualize has no option --layers; nearest: --layer; see"),
-        ("list-layers --layers 3", "--layer is an option of visualize, trace, stats, check and"),
-        ("--plot x", "hookscope has no option --plot; --plot is an option of stats, weights, gradients, watch; see"),
+        ("list-layers --layers 3", "--layer is an option of visualize, trace, stats, check, weights"),
+        (
+            "--plot x",
+            "hookscope has no option --plot; --plot is an option of stats, weights, gradients, intervene, watch; see",
+        ),
     ],
 )
 def test_wrong_usage_of_a_command_says_what_to_type(capsys: pytest.CaptureFixture[str], words: str, line: str) -> None:

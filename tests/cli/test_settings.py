@@ -72,9 +72,11 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     [
         ("", "", {}, {"weights": "auto", "method": "a"}),
         ("", 'weights = "none"', {}, {"weights": "none", "method": "a"}),
+        ("", "\ufeffweights = 'none'\r\n", {}, {"weights": "none", "method": "a"}),
         ("", "[other]\nclip = 1.5", {}, {"weights": "auto", "method": "a"}),
         ("", "clip = 1.5", {}, {"weights": "auto", "method": "a"}),  # an option of another command
         ("", 'weights = "x"\n[toy]\nweights = "y"\nmethod = "b"', {}, {"weights": "y", "method": "b"}),
+        ("", '[all]\nweights = "x"\n[toy]\nmethod = "b"', {}, {"weights": "x", "method": "b"}),
         ("", "input-size = 7\nfuse = true", {}, {"weights": "auto", "input_size": 7, "method": "a", "fuse": True}),
         ("", "input_size = 7", {}, {"weights": "auto", "input_size": 7, "method": "a"}),
         ("", 'layer = "conv1"', {}, {"weights": "auto", "layers": ["conv1"], "method": "a"}),
@@ -105,6 +107,7 @@ def test_the_command_line_comes_before_variables_and_these_before_the_file(
         ('weigths = "none"', "FILE: no option 'weigths'; nearest: weights"),
         ('[toy]\nlayers = "1"', "FILE: [toy] no option 'layers'; nearest: layer"),
         ("[tpy]\nlayer = 1", "FILE: no command 'tpy'; nearest: toy"),
+        ('[all]\nweigths = "none"', "FILE: no option 'weigths'; nearest: weights"),
         ("fuse = 1", "FILE: fuse is 1; it takes true or false"),
         ("weights = true", "FILE: weights is True; it takes a text or a number"),
         ("weights = [1]", "FILE: weights is [1]; it takes a text or a number"),
