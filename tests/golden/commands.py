@@ -68,6 +68,8 @@ CASES: dict[str, dict[str, str]] = {
         "fuse": "cam shapes star.png --layer features.7,features.12 --fuse -o a.png",
         "targets and raw": "cam shapes star.png ring.png --target top:2 --raw maps.npz -o out/ --format ndjson",
         "sheet": "cam shapes star.png --sheet sheet.png --target star -o a.png",
+        "sheet of classes": "cam shapes star.png --layer features.3.squeeze,features.10 --target top:3"
+        " --sheet sheet.png -o out/",
         "standard output": "cam shapes - -o - < star.png",
         "nothing above 0": "cam nets.py:small star.png --layer conv1 --target 0 -o a.png",
         "residual network": f"cam {RESNET} --layer layer2 -o a.png --format csv",
@@ -119,6 +121,7 @@ CASES: dict[str, dict[str, str]] = {
         " quantize:bits=2,per_channel=true --at features.12 freeze --classes",
         "input": "intervene shapes star.png --at features.3 zero:on=input --layer features.3.squeeze --format table",
         "ablate each": "intervene shapes star.png --ablate-each features.3.squeeze --top 5",
+        "ablate each plotted": "intervene shapes star.png --ablate-each features.12.squeeze --top 4 --plot worth.png",
         "ablate each in a table": "intervene nets.py:small star.png --ablate-each conv1 --format table",
         "ablate each in json": "intervene nets.py:small star.png --ablate-each conv1,conv2 --top 3 --format json",
         "--at and --ablate-each": "intervene nets.py:small star.png --at conv1 zero:channels=1 --ablate-each conv1",

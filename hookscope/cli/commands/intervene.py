@@ -66,7 +66,7 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
     " layer with a weight of two or more dimensions, from the first change on]"
 )
 @shared.type_option
-@shared.file_option("--grid", "Draw before, after and difference: a PNG file.")
+@shared.file_option("--grid", "Draw before, after, and the difference on a scale of its own: a PNG file.")
 @shared.plot_option("Draw the channels of --ablate-each as bars, and maps of the first over the image")
 @click.option("--classes", is_flag=True, help="Print only classes, not layers, in a table, tsv and csv.")
 @shared.count_option(
@@ -105,7 +105,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
       hookscope intervene vgg16 cat.jpg --at features.28 'zero:channels=0-31' --at features.0 noise:std=0.1
       hookscope intervene resnet34 cat.jpg --at layer4.2.conv2 patch:from=rocket.jpg --grid patched.png
       hookscope intervene resnet34 cat.jpg --at 'layer4*.weight' quantize:bits=4,per_channel=true --classes
-      hookscope intervene resnet34 cat.jpg --ablate-each layer4.2.conv2 --top 20
+      hookscope intervene resnet34 cat.jpg --ablate-each layer4.2.conv2 --plot worth.png
     """
     options = Options(**values)
     changes = _check(paths, options)
