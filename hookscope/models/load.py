@@ -47,7 +47,8 @@ def load_model(
         seed: Seed of random weights; the global random state stays as it was.
         device: ``auto``, ``cpu``, ``cuda`` (``cuda:1``) or ``mps``.
         preprocess: ``weights`` (what belongs to the model), ``imagenet``, ``half``, ``stretch``, ``none``,
-            ``file.py:function``, or a function from a PIL image to a tensor ``(C, H, W)``; see `PreprocessChoice`.
+            ``file.py:function``, or a function from a PIL image to a tensor ``(C, H, W)``, such as transforms of
+            torchvision or an image processor of transformers.
         mean: Subtracted from the colours in ``range``: one number, or one for each channel.
         std: Divides them afterwards, likewise; goes with ``mean``.
         range: What black and white become, by default ``(0, 1)``; without ``mean`` there is no normalisation.
@@ -87,10 +88,11 @@ def load_model(
 
 
 def _with_function(choice: PreprocessChoice) -> PreprocessChoice:
-    """``choice`` with the function that its ``file.py:function`` names; words and dictionaries work too."""
-    if not isinstance(choice.base, str) or ":" not in choice.base:
+    """``choice`` with what its function means, or the name of one in ``file.py:function``."""
+    if isinstance(choice.base, str) and ":" not in choice.base:
         return choice
-    found = preprocess_of(find_in_source(choice.base)[0], choice.base)
+    function = find_in_source(choice.base)[0] if isinstance(choice.base, str) else choice.base
+    found = preprocess_of(function, choice.name)
     if not isinstance(found, PreprocessChoice):
         return replace(choice, base=found)
     parts = {name: getattr(choice, name) for name in ("mean", "std", "range", "resize")}

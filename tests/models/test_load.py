@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torchvision import models as zoo
+from torchvision.transforms.functional import pil_to_tensor
 
 from hookscope.errors import InstallationError, UsageError, WeightsError
 from hookscope.models.load import load_model, pick_device
@@ -66,6 +67,24 @@ def test_preprocessing_and_size_are_passed_on() -> None:
         match="no preprocessing 'crop'; there are weights, imagenet, half, stretch, none",
     ):
         load_model("squeezenet1_1", preprocess="crop")
+
+
+def test_functions_and_transforms_prepare_the_pictures() -> None:
+    picture = Image.effect_noise((60, 40), 80).convert("RGB")
+    preset = zoo.ResNet50_Weights.IMAGENET1K_V2.transforms()
+    net = load_model("squeezenet1_1", weights="none", device="cpu", preprocess=preset)
+    assert torch.equal(net.preprocess(picture), preset(picture))
+    assert net.preprocess.describe() == "resize 232, crop 224, ImageNet mean and std"
+
+    def small(image: Image.Image) -> torch.Tensor:
+        return pil_to_tensor(image.resize((32, 48))) / 255
+
+    net = load_model("squeezenet1_1", weights="none", device="cpu", preprocess=small, mean=0.5, std=(0.1, 0.2, 0.4))
+    divide = torch.tensor([0.1, 0.2, 0.4])[:, None, None]
+    assert torch.allclose(net.preprocess(picture), (small(picture) - 0.5) / divide)
+    assert net.preprocess.describe() == "preprocess small, mean 0.5, std 0.1 0.2 0.4"
+    with pytest.raises(UsageError, match="preprocess small makes the whole input, so --resize cannot change it"):
+        load_model("squeezenet1_1", weights="none", preprocess=small, resize="pad")
 
 
 @pytest.mark.parametrize(
