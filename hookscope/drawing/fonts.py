@@ -71,6 +71,14 @@ def font_families(text: str) -> list[str]:
     return ["DejaVu Sans", *dict.fromkeys(face.family for face in faces.values())]
 
 
+def boxes(text: str) -> int:
+    """How many characters of ``text`` matplotlib draws as boxes."""
+    if text.isascii():
+        return 0
+    faces = _faces(text, True)
+    return sum(ord(letter) not in _dejavu() and letter not in faces and not _joins(letter) for letter in text)
+
+
 @lru_cache(maxsize=4096)
 def _faces(text: str, outlines: bool) -> dict[str, Face]:
     """The font of each character of ``text`` that DejaVu Sans lacks, the same for a script where one has it whole."""

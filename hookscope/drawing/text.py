@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from hookscope.drawing import colours
-from hookscope.drawing.fonts import font_parts
+from hookscope.drawing.fonts import boxes, font_parts
 
 Pixels = NDArray[np.uint8]
 
 LABEL_HEIGHT = 14
 _LABEL_SIZE = 11
+_BOX = 0.5  # matplotlib's box for a character that no font has is wider than Pillow's, in letter heights
 _EMOJI_SIZES = (109, 160)
 _HINTED = 1.06  # matplotlib draws small letters at whole pixels: lines are up to 5 % wider than their outlines
 
@@ -94,7 +95,7 @@ def _ink_of_colours(part: str, letters: ImageFont.FreeTypeFont, size: float) -> 
 
 def inches(text: str, points: float, bold: bool = False) -> float:
     """The largest width of a line as matplotlib draws it."""
-    return float(font(100, bold).getlength(text)) * points / 100 / 72 * _HINTED
+    return (float(font(100, bold).getlength(text)) / 100 + _BOX * boxes(text)) * points / 72 * _HINTED
 
 
 def wrapped(text: str, width: float, measure: Callable[[str], float], indent: str = "") -> list[str]:

@@ -15,6 +15,7 @@ from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import font_manager
 from PIL import Image, ImageDraw
 
+from hookscope.cli.process import warnings_as_notes
 from hookscope.drawing import fonts, text as texts
 from hookscope.drawing.fonts import FontWarning, font_families, font_parts
 from hookscope.drawing.plot import figure_bytes, page_of_rows, plain_settings
@@ -170,3 +171,25 @@ def test_a_plot_draws_foreign_characters(install: Callable[..., None]) -> None:
         title = np.asarray(image.convert("L"))[:45, 20:80] < 128
     assert title.sum() == pytest.approx(3 * (0.8 * 11 * 110 / 72) ** 2, rel=0.15)  # three squares
     assert inches(CAT, 11) == pytest.approx(11 / 72 * 1.06)
+
+
+def test_the_command_line_says_once_what_no_font_has(
+    install: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with warnings_as_notes():
+        warnings.simplefilter("default")
+        for text in (CAT, f"{CAT}.png", TREE):
+            text_pixels(text)
+    note = (
+        "Warning: no installed font has some Chinese, Japanese or Korean characters: pictures show boxes instead;"
+        " install a font that has them, such as Noto Sans CJK\n"
+    )
+    assert capsys.readouterr().err == note
+
+
+def test_boxes_leave_no_page(install: Callable[..., None]) -> None:
+    figure = page_of_rows([CAT * 9], {"values": 2.0}, TREE * 30, [(CAT * 60, "k")], marked={0: TREE * 9})
+    figure_bytes(figure, ".png")
+    for text in [*figure.texts, *figure.axes[0].texts]:
+        box = text.get_window_extent()
+        assert 0 <= box.x0 and box.x1 <= figure.bbox.width, text
