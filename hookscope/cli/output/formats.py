@@ -5,6 +5,7 @@ To add a format, write a function ``(report, stream)`` and enter it in `FORMATS`
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import functools
@@ -94,11 +95,27 @@ def _note_of(report: Report) -> None:
         note(report.flat_note)
 
 
-# json and ndjson: every row whole, in ASCII, so that a name cannot send control characters to a terminal
+# json and ndjson: every row whole; what is not printable is escaped, so that a name cannot control a terminal
+
+is_utf8: bool | None = None
+"""Whether JSON holds characters beyond ASCII as they are, as ``--utf8`` says; None: on a UTF-8 terminal."""
 
 
-def _json(value: Any) -> str:
-    return json.dumps(plain_json(value), allow_nan=False)
+def _json(value: Any, ensure_ascii: bool = True) -> str:
+    text = json.dumps(plain_json(value), allow_nan=False, ensure_ascii=ensure_ascii)
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def _json_for(stream: TextIO) -> Callable[[Any], str]:
+    """How ``stream`` takes JSON: with its characters, or in ASCII."""
+    if is_utf8 and isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding="utf-8", errors=stream.errors)
+    keeps = is_utf8 if is_utf8 is not None else stream.isatty() and _encoding(stream) == "utf-8"
+    return functools.partial(_json, ensure_ascii=not keeps)
+
+
+def _encoding(stream: TextIO) -> str:
+    return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name
 
 
 def _whole(section: Section, row: Row) -> dict[str, Any]:
@@ -107,23 +124,24 @@ def _whole(section: Section, row: Row) -> dict[str, Any]:
 
 
 def _write_ndjson(report: Report, stream: TextIO) -> None:
+    as_json = _json_for(stream)
     for section in report.sections:
         kind = {"row": section.kind} if section.kind else {}
         for row in section.rows:
-            _emit(stream, _json({**kind, **_whole(section, row)}) + "\n")
+            _emit(stream, as_json({**kind, **_whole(section, row)}) + "\n")
     for finding in report.findings or ():
         if any(section.kind for section in report.sections):
-            _emit(stream, _json({"row": "finding", **finding.as_row()}) + "\n")
+            _emit(stream, as_json({"row": "finding", **finding.as_row()}) + "\n")
     stream.flush()
 
 
 def _write_json(report: Report, stream: TextIO) -> None:
     """One object with a list for each kind of rows; one array for rows without a kind and nothing else."""
-    members: dict[str, Any] = dict(report.about)
+    members, as_json = dict[str, Any](report.about), _json_for(stream)
     for section in report.sections:
         rows, error = _until_error(_whole(section, row) for row in section.rows)
         if not section.kind and not members:
-            lines = ",\n  ".join(map(_json, rows))
+            lines = ",\n  ".join(map(as_json, rows))
             _emit(stream, f"[\n  {lines}\n]\n" if rows else "[]\n")
         elif section.kind:
             members[f"{section.kind}{'es' if section.kind.endswith('s') else 's'}"] = rows
@@ -133,15 +151,15 @@ def _write_json(report: Report, stream: TextIO) -> None:
         members.setdefault("findings", [finding.as_row() for finding in report.findings])
         members.setdefault("verdict", verdict(report.findings))
     if members:
-        _emit(stream, "{\n" + ",\n".join(f"  {json.dumps(name)}: {_member(part)}" for name, part in members.items()))
-        _emit(stream, "\n}\n")
+        lines = ",\n".join(f"  {as_json(name)}: {_member(part, as_json)}" for name, part in members.items())
+        _emit(stream, f"{{\n{lines}\n}}\n")
 
 
-def _member(part: Any) -> str:
+def _member(part: Any, as_json: Callable[[Any], str]) -> str:
     """A member of a JSON object; a list has each element on its own line."""
     if not isinstance(part, list) or not part:
-        return _json(part)
-    return "[\n    " + ",\n    ".join(map(_json, part)) + "\n  ]"
+        return as_json(part)
+    return "[\n    " + ",\n    ".join(map(as_json, part)) + "\n  ]"
 
 
 def _until_error(rows: Iterable[Any]) -> tuple[list[Any], Exception | None]:
@@ -187,12 +205,8 @@ def _write_table(report: Report, stream: TextIO) -> None:
 
 
 def _page(stream: TextIO) -> Page:
-    columns, colours = max(_LEAST_COLUMNS, terminal_columns(stream)), has_colours(stream)
-    try:
-        "…".encode(getattr(stream, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        return Page(columns, colours, "...")
-    return Page(columns, colours)
+    ellipsis = "…" if _encoding(stream).startswith("utf") else "..."
+    return Page(max(_LEAST_COLUMNS, terminal_columns(stream)), has_colours(stream), ellipsis)
 
 
 FORMATS: dict[str, Callable[[Report, TextIO], None]] = {

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hookscope import drawing, hooks, images, models, tracing
-from hookscope.cli.output.formats import FORMATS, default_format
+from hookscope.cli.output import formats
 from hookscope.cli.shared.pictures import open_option
 from hookscope.cli.shared.registries import RegistryChoice, Rows
 from hookscope.errors import UsageError
@@ -241,12 +241,25 @@ size_option = click.option(
     type=InputSize(),
     help="Height and width of the model's input, of clips and volumes also the depth.  [default: the model's own]",
 )
-format_option = click.option(
-    "--format",
-    type=RegistryChoice(lambda: FORMATS),
-    callback=lambda ctx, param, value: value or default_format(sys.stdout),
-    help="How to print the rows.  [default: table on a terminal, tsv in a pipe]",
-)
+
+
+def format_option(command: Command) -> Command:
+    """``--format``, which the command gets, and ``--utf8``, which `hookscope.cli.output.formats` gets."""
+    utf8 = click.option(
+        "--utf8/--ascii",
+        default=None,
+        expose_value=False,
+        callback=lambda ctx, param, value: setattr(formats, "is_utf8", value),
+        help="Keep characters beyond ASCII in JSON, or escape them.  [default: --utf8 on a UTF-8 terminal, else --ascii]",
+    )
+    return click.option(
+        "--format",
+        type=RegistryChoice(lambda: formats.FORMATS),
+        callback=lambda ctx, param, value: value or formats.default_format(sys.stdout),
+        help="How to print the rows.  [default: table on a terminal, tsv in a pipe]",
+    )(utf8(command))
+
+
 weights_option = click.option(
     "--weights",
     metavar="WEIGHTS",

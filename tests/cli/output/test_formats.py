@@ -17,8 +17,10 @@ import click
 import numpy as np
 import pytest
 
+from hookscope.cli.output import formats
 from hookscope.cli.output.formats import FORMATS, default_format, note, terminal_columns, write_report
 from hookscope.cli.output.report import Columns, Report, Section
+from hookscope.cli.output.table import shortened, text_width
 
 FIELDS = ("index", "layer", "shape", "mean")
 ROWS: list[dict[str, Any]] = [
@@ -363,3 +365,100 @@ def test_colours_change_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert table(report) != plain
     assert click.unstyle(table(report)) == plain
+
+
+NAMES = {"name": "星形 \x9b31m \u202e\udce9 🐈.png"}
+ESCAPED = r"星形 \u009b31m \u202e\udce9 🐈.png"
+
+
+@pytest.mark.parametrize("format", ["json", "ndjson"])
+@pytest.mark.parametrize(
+    ("asked", "stream", "keeps"),
+    [
+        (None, Terminal, True),
+        (None, io.StringIO, False),
+        (True, io.StringIO, True),
+        (False, Terminal, False),
+    ],
+)
+def test_json_keeps_its_characters_on_a_terminal_or_on_request(
+    monkeypatch: pytest.MonkeyPatch, format: str, asked: bool | None, stream: type[io.StringIO], keeps: bool
+) -> None:
+    monkeypatch.setattr(formats, "is_utf8", asked)
+    out = stream()
+    write_report(Report([Section([NAMES], ("name",))]), format, out)
+    assert (ESCAPED in out.getvalue(), out.getvalue().isascii()) == (keeps, not keeps)
+    found = json.loads(out.getvalue())
+    assert (found[0] if format == "json" else found) == NAMES
+
+
+@pytest.mark.parametrize(("asked", "written"), [(None, rb'"\u661f"'), (True, '"星"'.encode())])
+def test_json_of_a_terminal_without_utf8_is_escaped_unless_asked(
+    monkeypatch: pytest.MonkeyPatch, asked: bool | None, written: bytes
+) -> None:
+    monkeypatch.setattr(formats, "is_utf8", asked)
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="latin-1", errors="backslashreplace")
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    write_report(Report([Section([{"name": "星"}], ("name",))]), "ndjson", stream)
+    assert written in raw.getvalue()
+
+
+def test_columns_of_the_environment_come_before_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "get_terminal_size", lambda number: os.terminal_size((70, 24)))
+    for columns, expected in (("90", 90), ("0", 70), ("-3", 70), ("wide", 70), ("", 70)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert terminal_columns(Terminal()) == expected
+
+
+def test_equal_columns_leave_first_and_the_line_under_the_table_says_what_else_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    rows = [
+        {"name": f"layer{number}.conv", "mean": 0.1 * number, "dead": 0, "shape": (64, number)}
+        for number in range(1, 4)
+    ]
+    columns = Columns(("name", "mean", "dead", "shape", "zeros"), least_needed=({"shape"}, {"mean"}))
+    section = Section([row | {"zeros": 1 / row["shape"][1]} for row in rows], columns.fields, columns=columns)
+    assert table(Report([section])).split("\n") == [
+        "name         mean   zeros",
+        "layer1.conv   0.1       1",
+        "layer2.conv   0.2     0.5",
+        "layer3.conv   0.3  0.3333",
+        "",
+        "dead: 0",
+        "left out: shape; --format tsv",
+        "has all",
+        "",
+    ]
+
+
+def test_one_row_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {f"field{number}": "x" * number for number in range(1, 30)}
+    monkeypatch.setenv("COLUMNS", "50")
+    text = table(Report([Section([row], tuple(row))]))
+    assert "left out" not in text and all(name in text for name in row)
+
+
+def test_names_are_shortened_after_other_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [{"name": "backbone.blocks.7.conv", "label": "a" * 30 + end, "file": "out/" + "b" * 30} for end in "xy"]
+    header, first, *_ = table(Report([Section(rows, ("name", "label", "file"))])).splitlines()
+    assert len(header) <= 60 and first.startswith("backbone.blocks.7.conv  aaa")
+
+
+@pytest.mark.parametrize("width", range(1, 30))
+def test_a_shortened_text_has_its_width(width: int) -> None:
+    texts = ["features.3.expand1x1", "写真のフォルダー/猫の写真.png", "กำลัง" * 6, "🐈" * 20, "x"]
+    short = shortened(texts, width)
+    assert all(text_width(text) <= width for text in short)
+    assert [one for one, text in zip(short, texts, strict=True) if text_width(text) <= width] == [
+        text for text in texts if text_width(text) <= width
+    ]
+
+
+def test_the_middle_leaves_where_most_names_stay_distinct() -> None:
+    names = [f"model.layers.{number}.self_attention.projection" for number in range(12)]
+    assert len({*shortened(names, 24)}) == 12
+    assert shortened(names, 24)[11].startswith("model.layers.11…")
