@@ -250,7 +250,7 @@ def format_option(command: Command) -> Command:
         default=None,
         expose_value=False,
         callback=lambda ctx, param, value: setattr(formats, "is_utf8", value),
-        help="Keep characters beyond ASCII in JSON, or escape them.  [default: --utf8 on a UTF-8 terminal, else --ascii]",
+        help="Keep characters beyond ASCII in JSON, or escape them.  [default: keep them on a UTF-8 terminal]",
     )
     return click.option(
         "--format",
