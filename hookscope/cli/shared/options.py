@@ -267,7 +267,7 @@ weights_option = click.option(
     show_default=True,
     shell_complete=complete_weights,
     help="auto: trained weights if available, else random; default or NAME: fail if unavailable; none: random; or a"
-    " checkpoint file.",
+    " checkpoint: a file, or a folder of transformers, accelerate or Lightning.",
 )
 seed_option = click.option(
     "--seed", metavar="N", type=Seed(), default=0, show_default=True, help="Seed of random weights."
