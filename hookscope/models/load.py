@@ -39,12 +39,13 @@ def load_model(
     Args:
         model: A torchvision name, ``shapes`` (bundled and trained), ``package.module:factory``,
             ``path/to/file.py:factory`` or ``timm:NAME``. A factory may have arguments, which are literals:
-            ``net.py:make(width=2)``; the only one of a file need not be named. The names ``input_size``, ``preprocess`` and ``model_inputs``
-            next to a factory say what its model takes, see ``docs/howto/own-model.md``.
+            ``net.py:make(width=2)``; the only one of a file need not be named. The names ``input_size``,
+            ``preprocess`` and ``model_inputs`` next to a factory say what its model takes, see
+            ``docs/howto/own-model.md``.
         weights: ``auto`` (torchvision's default weights; seeded random weights if neither cache nor network has
             them, which ``notes`` says), ``default`` or a weights name (fail if unavailable), ``none``, or a checkpoint,
-            a file or folder. A `WeightsChoice`, None and ``ResNet34_Weights.DEFAULT`` work too. A safetensors file can bring its
-            own class names and transforms, see `hookscope.models.metadata`.
+            a file or folder. A `WeightsChoice`, None and ``ResNet34_Weights.DEFAULT`` work too. A safetensors file can
+            bring its own class names and transforms, see `hookscope.models.metadata`.
         seed: Seed of random weights; the global random state stays as it was.
         device: ``auto``, ``cpu``, ``cuda`` (``cuda:1``) or ``mps``.
         preprocess: ``weights`` (what belongs to the model), ``imagenet``, ``half``, ``stretch``, ``none``,
