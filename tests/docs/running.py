@@ -88,7 +88,7 @@ def _run_stage(stage: str, data: bytes, terminal: bool) -> tuple[int, bytes]:
     if target:
         rest, terminal = rest[: target.start()], False
     expanded = subprocess.run(["bash", "-c", f"printf '%s\\0' {rest}"], capture_output=True, check=True).stdout
-    words = [word.decode() for word in expanded.split(b"\0")[:-1]]
+    words = [word.decode() for word in expanded.split(b"\0")[:-1]] if rest else []  # printf prints one NUL for none
     with _exit_handlers_run():
         status, printed, errors = run_here(words, data, terminal, together=terminal)
     if status:
