@@ -215,7 +215,10 @@ class Observer:
             kind = (type(module), is_single(names[0], module))
             if kind not in fits:
                 classes = class_names(module)
-                fits[kind] = tuple(matches_type(classes, types, kind[1]) for types in (self.types, self._all_types))
+                fits[kind] = (
+                    matches_type(classes, self.types, kind[1]),
+                    matches_type(classes, self._all_types, kind[1]),
+                )
             counted, in_all = fits[kind]
             by_name = self.selection.calls_by_name(names, in_all)
             ordered = self._ordered and kind[1]

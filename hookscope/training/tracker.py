@@ -304,8 +304,8 @@ class ModelTracker:
         running = current.running
         for at in range(len(running) - 1, -1, -1):  # above it are only layers that raised
             if running[at].module() is module:
-                layer, running[at:] = running[at], []
-                return current, layer
+                ended, running[at:] = running[at], []
+                return current, ended
         layer = self._layer_of(module)
         return None if layer is None else (current, layer)
 
