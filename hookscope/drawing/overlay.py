@@ -189,12 +189,12 @@ def draw_heat(photograph: Image.Image, heat: Heat | None, width: int, cmap: str,
 
 def seen_part(picture: Image.Image | InputImage, net: LoadedModel | nn.Module | None) -> tuple[Image.Image, Box]:
     """The RGB photograph to draw maps on, and its part that the network saw: of a `LoadedModel`, else all of it."""
-    photograph = picture.image if isinstance(picture, InputImage) else picture
-    box = (0.0, 0.0, float(photograph.width), float(photograph.height))
-    if isinstance(net, LoadedModel):
-        prepared = net.prepare(picture) if isinstance(picture, InputImage) else net.preprocess(picture)
-        photograph, box = net.preprocess.shown(photograph, prepared)
-    return photograph.convert("RGB"), box
+    photograph = picture.image if isinstance(picture, InputImage) else picture.convert("RGB")
+    if not isinstance(net, LoadedModel):
+        return photograph, (0.0, 0.0, float(photograph.width), float(photograph.height))
+    prepared = net.prepare(picture) if isinstance(picture, InputImage) else net.preprocess(photograph)
+    shown: tuple[Image.Image, Box] = net.preprocess.shown(photograph, prepared)
+    return shown
 
 
 @dataclass(frozen=True)

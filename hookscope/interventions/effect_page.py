@@ -117,6 +117,10 @@ def draw_effect(
         shown = input_size_of(prepared)
     most = MOST_PIXELS // max(1, len(drawable))
     bands = [_band(layer, modules.get(layer.call.name), shown, most_channels, most) for layer in drawable]
+    if effect.layers and not drawable:
+        raise NoMapError(
+            "the effect holds no activations", do="intervention_effect keeps those of keep= and keep_changed="
+        )
     _check_drawn(bands)
     widths = [grid.layout.width for band in bands for part in band.parts for grid in part.grids]
     step = max([_LEAST_GRID, *widths]) + _BETWEEN  # the same for all bands, so that they form three columns

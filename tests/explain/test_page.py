@@ -24,6 +24,11 @@ def test_the_source_of_a_loaded_model_is_what_its_network_saw() -> None:
     assert list(source.panel.words) == ["cat.jpg", "400×300 pixels"]
 
 
+def test_a_grey_picture_is_drawn_in_rgb_for_every_model() -> None:
+    for model in (net(), nn.Identity(), None):
+        assert OverlaySource.of(Image.new("LA", (40, 30)), model).photograph.mode == "RGB"
+
+
 def test_of_a_module_and_of_nothing_the_source_is_the_whole_photograph() -> None:
     source = OverlaySource.of(Image.new("L", (40, 30)), nn.Identity())
     assert (source.box, source.photograph.mode) == ((0, 0, 40, 30), "RGB")
