@@ -93,8 +93,8 @@ def parse_numbers(value: Any, name: str) -> tuple[float, ...]:
     except (TypeError, ValueError):
         numbers = ()
     if not numbers or (name == "std" and min(numbers) <= 0):
-        says = "numbers above 0" if name == "std" else "numbers"
-        raise UsageError(f"{name} '{value}' is not {says}", do="give one, or one for each channel: 0.485,0.456,0.406")
+        asked = f"--{name} '{value}' is not a list of numbers" + (" above 0" if name == "std" else "")
+        raise UsageError(asked, do="give one number, or one for each channel, such as 0.485,0.456,0.406")
     return numbers
 
 
@@ -105,7 +105,7 @@ def parse_range(value: Any) -> tuple[float, float]:
     except (TypeError, ValueError):
         low = high = 0.0
     if not low < high:
-        raise UsageError(f"'{value}' is no range", do="write LOW..HIGH, such as 0..1, -1..1 or 0..255")
+        raise UsageError(f"--range '{value}' is no range", do="write LOW..HIGH, such as 0..1, -1..1 or 0..255")
     return low, high
 
 
