@@ -61,13 +61,13 @@ class PythonSource(ModelSource):
         if "model_inputs" in said:
             take_pictures(built, said["model_inputs"], text.source)
         files = [weights.text] if weights.kind is WeightsKind.FILE else []
-        metadata = WeightsMetadata(stated_transforms(built, files), _class_names(built), tuple(notes))
+        metadata = WeightsMetadata(stated_transforms(built, files), class_names(built), tuple(notes))
         metadata, choice = with_declared_input(metadata, said, f"{text.source}:{text.name}")
         loaded = LoadedModel.of(built, model, label, metadata)
         return replace(loaded, preprocess=loaded.preprocess.changed(choice))
 
 
-def _class_names(model: nn.Module) -> tuple[str, ...] | None:
+def class_names(model: nn.Module) -> tuple[str, ...] | None:
     """The class names in the configuration of a model of transformers, None where it has only numbers."""
     names = getattr(getattr(model, "config", None), "id2label", None)
     if not isinstance(names, dict) or sorted(names) != list(range(len(names))):

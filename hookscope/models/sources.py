@@ -10,6 +10,7 @@ from hookscope.models.from_efficientnet_lite import EfficientNetLiteSource
 from hookscope.models.from_python import PythonSource
 from hookscope.models.from_timm import TimmSource
 from hookscope.models.from_torchvision import BundledSource, TorchvisionSource
+from hookscope.models.from_transformers import TransformersSource
 from hookscope.models.model_source import ModelSource
 
 SOURCES: list[ModelSource] = [
@@ -18,6 +19,7 @@ SOURCES: list[ModelSource] = [
     TimmSource(),
     PythonSource(),
     TorchvisionSource(),
+    TransformersSource(),
 ]
 
 
