@@ -42,6 +42,7 @@ from hookscope.models import LoadedModel
 # in inches
 _MARGIN, _GAP, _LINE, _ROW, _BARS = 0.25, 0.35, 0.18, 0.2, 3.2
 _CELL, _CELL_GAP, _UNDER = 1.7, 0.15, 0.34
+_LONGEST_LINE = 12.0
 _COLUMNS, _PIXELS = 4, 320  # maps in a row; width of a map in pixels
 _LONGEST_LABEL, _LONGEST_CAPTION, _MOST_BARS = 40, 26, 100
 _TWO_COLOURS = "RdBu_r"
@@ -150,7 +151,8 @@ def _drawn(ablation: Ablation, shown: Sequence[ChannelWorth], pictures: _Picture
     right = left + _BARS + max(inches(note, SMALL) for note in notes) + 0.15
     lines, title = _lines(ablation, shown, origin), _title(ablation)
     head, rows_height = _MARGIN + 0.6 + _LINE * len(lines), _ROW * len(shown)
-    width = max(right + _GAP + pictures.width, _MARGIN + inches(title, TITLE, True)) + _MARGIN
+    longest = max(inches(title, TITLE, True), *(inches(line, BODY) for line, _ in lines))
+    width = max(right + _GAP + pictures.width, _MARGIN + min(longest, _LONGEST_LINE)) + _MARGIN
     height = head + max(rows_height + 0.5, pictures.height) + _MARGIN
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
     write_at(figure, _MARGIN, _MARGIN + 0.08, title, fontsize=TITLE, fontweight="bold")
