@@ -234,7 +234,8 @@ def _parse_term(text: str) -> _Term:
     name = "" if name == MODEL else name
     if hash_sign and not call.isdecimal():
         raise SelectionError(f"bad call in '{text}'", do="write `name#1` for the second call of a layer")
-    pattern = re.compile(rf"\A(?:{fnmatch.translate(name)})") if re.search(r"[*?\[]", name) else None
+    glob = name.replace("…", "*")  # as a table shortens a name
+    pattern = re.compile(rf"\A(?:{fnmatch.translate(glob)})") if re.search(r"[*?\[]", glob) else None
     # the text of a pattern is a name too: a layer may be called `[z]`
     return _Names(text, frozenset([name]), pattern, int(call) if hash_sign else None)
 

@@ -48,6 +48,8 @@ CONVS = ["conv1", "layer1.0.conv1", "layer1.0.conv2", "layer10.conv1", "head.con
     ("layers", "wanted"),
     [
         ("all", CONVS),
+        ("layer1….conv1", ["layer1.0.conv1", "layer10.conv1"]),
+        ("hea…nv#1", ["head.conv#1"]),
         (3, ["layer10.conv1"]),
         ("3", ["layer10.conv1"]),
         ("+3", ["layer10.conv1"]),

@@ -16,7 +16,7 @@ from hookscope.findings import Finding, listed, ranked, verdict
 # facts about the whole run: the caption holds them where they are the same in every row
 _CAPTION_FIELDS = ("model", "image", "weights", "method")
 # what a user looks for in a row: these columns leave last, and these cells are shortened last
-_KEYS = ("index", "name", "layer", "file")
+_KEYS = ("index", "name", "layer", "file", "holds", "limit")
 _SHORTEST, _SENTENCE = 12, 28  # columns of a shortened cell, and of one with blanks
 _MOST_WORDS = 100  # columns of a line of words, which can be read at a glance
 _BESIDE = 30  # columns that words need beside what they explain; else they begin below it
@@ -60,7 +60,8 @@ def lay_out(rows: Sequence[Row], section: Section, caption: Mapping[str, Any], p
     widths = _shared({name: columns[name] for name in kept}, page.columns)
     cells = [columns[name].cells(width, page) for name, width in widths.items()]
     lines = ["  ".join(line).rstrip() for line in zip(*cells, strict=True)]
-    return Table(lines, constant, [name for name in columns if name not in kept and name not in constant])
+    left_out = [name for name in columns if name not in kept and name not in constant]
+    return Table(lines, {name: value for name, value in constant.items() if value is not None}, left_out)
 
 
 @dataclass(frozen=True)
