@@ -161,8 +161,8 @@ def draw_sheet(
 
     Args:
         activation: Feature maps ``(C, H, W)``, one map ``(H, W)``, any output of a layer that `capture` keeps, such as
-            ``(N, C, H, W)`` or tokens ``(N, L, C)``, or scores ``(N, C)``. Frames and slices ``(N, C, D, H, W)`` stand
-            side by side.
+            ``(N, C, H, W)`` or, with ``layer``, tokens ``(N, L, C)``; or single values ``(C,)`` or ``(1, C)``. Frames and
+            slices ``(N, C, D, H, W)`` stand side by side.
         photograph: The first cell of the sheet: with a `LoadedModel` as its preprocessing shows it, else as it is.
         net: What the header says of model, weights and preprocessing.
         title: A bold first line.
@@ -178,7 +178,7 @@ def draw_sheet(
 
     Raises:
         NoMapError: for another shape.
-        UsageError: for a scale, colour map or channels that cannot be parsed or do not exist.
+        UsageError: for a scale, colour map or channels that cannot be parsed, or a wrong number of names.
         LayerError: the activation has none of the channels.
 
     Example:
@@ -303,10 +303,12 @@ def _drawn(
         if activation.dim() == 0 or not activation.numel():
             raise NoMapError(f"an activation of {tuple(activation.shape)} has no maps")
         if layer is None:  # one map (H, W), or maps (C, H, W), or values (C,) of one image
-            one = activation.dim() in (1, 3) or (activation.dim() == 2 and not names)
+            one = activation.dim() in (1, 3) or (activation.dim() == 2 and len(activation) > 1 and not names)
             activation, layer = activation[None] if one else activation, _CHANNELS_FIRST
             activation = activation[None] if one and activation.dim() == 3 else activation
     summary = reduce_output(activation, layer, size, choice, scale, names)
+    if names and not any(part.names for part in summary.parts):
+        raise UsageError(f"there are {len(names)} names for {summary.parts[0].tiles.total} channels")
     heading = Heading.of(Origin.of(net, *([photograph] if photograph else [])), title)
     return _composed(summary, heading, style, [[photograph]] if photograph else None)[0]
 

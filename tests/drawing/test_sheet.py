@@ -338,6 +338,7 @@ def test_draw_sheet_takes_channels_shapes_scales_and_colour_maps() -> None:
     assert draw(values, scale=(-1, 1)).tobytes() == draw(values, scale="-1:1").tobytes() != draw(values).tobytes()
     assert draw(values, cmap="gray").getpalette() != draw(values).getpalette()
     assert draw(values[0].half()).mode == "P"
+    assert draw(random(1, 30)).tobytes() == draw(random(1, 30)[0]).tobytes()  # single values, not a map of one row
     assert draw(random(4, 4, 9), plain=True, cell=1).size == (2 * 9 + 2, 2 * 4 + 2)  # never channels-last
     assert draw(random(1, 4, 4, 9), layer=nn.LayerNorm(9), plain=True, cell=1, columns=9).size == (9 * 4 + 16, 4)
 
@@ -376,6 +377,7 @@ def test_slices_of_a_volume_stand_side_by_side() -> None:
         ((1, 1, 2, 3, 4, 4), {}, NoMapError, "not a feature map"),
         ((3, 4, 4), {"scale": "loud"}, UsageError, "no scale 'loud'"),
         ((3, 4, 4), {"cmap": "virids"}, UsageError, "nearest: viridis"),
+        ((3, 4, 4), {"names": ["cat"]}, UsageError, "there are 1 names for 3 channels"),
         ((3, 4, 4), {"columns": 0}, UsageError, "columns must be at least 1"),
         ((3, 4, 4), {"channels": "x"}, SelectionError, "bad channels"),
         ((3, 4, 4), {"channels": []}, SelectionError, "bad channels"),
