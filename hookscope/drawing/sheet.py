@@ -161,8 +161,8 @@ def draw_sheet(
 
     Args:
         activation: Feature maps ``(C, H, W)``, one map ``(H, W)``, any output of a layer that `capture` keeps, such as
-            ``(N, C, H, W)`` or, with ``layer``, tokens ``(N, L, C)``; or single values ``(C,)`` or ``(1, C)``. Frames and
-            slices ``(N, C, D, H, W)`` stand side by side.
+            ``(N, C, H, W)`` or, with ``layer``, tokens ``(N, L, C)``; or single values ``(C,)`` or ``(1, C)``. Frames
+            and slices ``(N, C, D, H, W)`` stand side by side.
         photograph: The first cell of the sheet: with a `LoadedModel` as its preprocessing shows it, else as it is.
         net: What the header says of model, weights and preprocessing.
         title: A bold first line.
