@@ -18,6 +18,8 @@ def pytest_configure(config):
     # before any test and doctest, so that nobody's real cache and settings are read or written
     for name in [name for name in os.environ if name.startswith("HOOKSCOPE_")]:
         del os.environ[name]
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):  # `pytest -n` sets COLUMNS for its processes
+        os.environ.pop(name, None)
     os.environ["HOOKSCOPE_CONFIG"] = os.devnull
     config.stash[_FOLDER] = tempfile.TemporaryDirectory()
     os.environ["XDG_CACHE_HOME"] = config.stash[_FOLDER].name

@@ -298,7 +298,7 @@ def fuse_maps(maps: Sequence[ClassActivationMap]) -> list[ClassActivationMap]:
     Example:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
-        >>> maps = class_activation_maps(net, torch.ones(1, 3, 8, 8), ["0", "1"], target="top:2")
+        >>> maps = class_activation_maps(net, torch.ones(1, 3, 8, 8), ["name:0", "name:1"], target="top:2")
         >>> [(cam.call.name, cam.values.shape) for cam in fuse_maps(maps)]
         [('0 + 1', (6, 6)), ('0 + 1', (6, 6))]
     """

@@ -54,10 +54,10 @@ def draw_cam(
         UsageError: for no maps, an unknown colour map, or a page of more than 200 million pixels.
 
     Example:
-        >>> import torch
+        >>> import hookscope, torch
         >>> from PIL import Image
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-        >>> maps = class_activation_maps(net, torch.ones(1, 3, 8, 8), target="top:2")
+        >>> maps = hookscope.class_activation_maps(net, torch.ones(1, 3, 8, 8), target="top:2")
         >>> draw_cam(maps, Image.new("RGB", (400, 400)), net, width=200).size[0] > 2 * 200
         True
     """

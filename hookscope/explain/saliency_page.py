@@ -54,10 +54,10 @@ def draw_saliency(
         UsageError: for an unknown colour map, or a negative ``smooth``.
 
     Example:
-        >>> import torch
+        >>> import hookscope, torch
         >>> from PIL import Image
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 2))
-        >>> [saliency] = saliency_maps(net, torch.ones(1, 3, 8, 8), target=0)
+        >>> [saliency] = hookscope.saliency_maps(net, torch.ones(1, 3, 8, 8), target=0)
         >>> draw_saliency(saliency, Image.new("RGB", (400, 400)), net).width > 3 * 400
         True
     """

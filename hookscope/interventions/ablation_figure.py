@@ -73,10 +73,10 @@ def draw_ablation(
         UsageError: for an unknown colour map, or no bars.
 
     Example:
-        >>> import torch
+        >>> import hookscope, torch
         >>> from PIL import Image
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-        >>> ablation = ablate_each(net, torch.ones(1, 3, 8, 8), 0, target=1, keep=2)
+        >>> ablation = hookscope.ablate_each(net, torch.ones(1, 3, 8, 8), 0, target=1, keep=2)
         >>> figure = draw_ablation(ablation, Image.new("RGB", (64, 64)), net)
         >>> len(figure.axes)  # bars, the photograph and two maps
         4

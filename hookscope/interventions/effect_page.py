@@ -100,11 +100,11 @@ def draw_effect(
         UsageError: for an unknown colour map, or a page of more than 160 million pixels.
 
     Example:
-        >>> import torch
+        >>> import hookscope, torch
         >>> from hookscope.interventions import Zero
         >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3))
         >>> changes = {0: Zero(channels=1)}
-        >>> effect = intervention_effect(net, (torch.ones(1, 3, 8, 8),), changes, keep="all")
+        >>> effect = hookscope.intervention_effect(net, (torch.ones(1, 3, 8, 8),), changes, keep="all")
         >>> draw_effect(effect, net=net).mode
         'P'
     """

@@ -203,6 +203,7 @@ class Preprocess:
         resize, the box is everything.
 
         Example:
+            >>> from hookscope.models.transforms import imagenet_transforms
             >>> Preprocess("classification", imagenet_transforms(224, 256)).visible_box(512, 256)
             (144.0, 16.0, 368.0, 240.0)
         """
