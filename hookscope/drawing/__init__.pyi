@@ -15,6 +15,7 @@ from .grid import (
     lay_out as lay_out,
     to_image as to_image,
 )
+from .origin import Origin as Origin
 from .overlay import (
     DARK as DARK,
     LIGHT as LIGHT,
@@ -64,7 +65,6 @@ from .scale import (
     scale_notations as scale_notations,
 )
 from .sheet import (
-    Origin as Origin,
     Style as Style,
     draw_call as draw_call,
     draw_overlay as draw_overlay,

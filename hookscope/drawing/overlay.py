@@ -192,8 +192,7 @@ def seen_part(picture: Image.Image | InputImage, net: LoadedModel | nn.Module | 
     photograph = picture.image if isinstance(picture, InputImage) else picture.convert("RGB")
     if not isinstance(net, LoadedModel):
         return photograph, (0.0, 0.0, float(photograph.width), float(photograph.height))
-    prepared = net.prepare(picture) if isinstance(picture, InputImage) else net.preprocess(photograph)
-    shown: tuple[Image.Image, Box] = net.preprocess.shown(photograph, prepared)
+    shown: tuple[Image.Image, Box] = net.preprocess.shown(photograph, net.prepare(picture))
     return shown
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn
 from hookscope.drawing import colours
 from hookscope.drawing.bars import draw_bars
 from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, Layout, draw_grid, strongest, to_image
+from hookscope.drawing.origin import Origin
 from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, beside, colour_bar
 from hookscope.drawing.reduce import ActivationSummary, Part, reduce_output
 from hookscope.drawing.scale import ALPHA, RangeScale, Scale
@@ -24,8 +24,7 @@ from hookscope.drawing.text import LABEL_HEIGHT, Pixels, stamp, text_pixels
 from hookscope.drawing.tiles import ChannelChoice, Tiles
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks import Call, InputSize, Shape
-from hookscope.images import InputImage
-from hookscope.models import LoadedModel, package_versions
+from hookscope.models import LoadedModel
 
 _HEAD = 15
 _LEAST_PHOTOGRAPH, _MOST_PHOTOGRAPH = 144, 480  # longest side of the photograph, between them that of a map
@@ -37,42 +36,6 @@ _HINT = "all: channels='all'"
 _CHANNELS_FIRST = nn.Conv2d(1, 1, 1)  # says where the channels of a tensor are whose layer is not given
 
 Frames = Sequence[Sequence[Image.Image]]
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a sheet comes from; ``second`` is the name and SHA-256 of the other image of optical flow."""
-
-    model: str
-    weights: str
-    image: str
-    sha256: str
-    preprocess: str
-    second: tuple[str, str] | None = None
-
-    @classmethod
-    def of(cls, net: LoadedModel | nn.Module | None, *pictures: InputImage | Image.Image) -> Origin:
-        """The origin of a page on one picture, or on the two of optical flow; what is not known is empty."""
-        named = [(picture.name, picture.sha256) for picture in pictures if isinstance(picture, InputImage)]
-        first, *others = named or [("", "")]
-        if isinstance(net, LoadedModel):
-            about = net.name, net.weights, net.preprocess.describe()
-        else:
-            about = "" if net is None else type(net).__name__, "", ""
-        return cls(*about[:2], *first, about[2], others[0] if others else None)
-
-    def facts(self) -> dict[str, Any]:
-        """The first entries of every provenance: versions, model, weights, image and preprocessing."""
-        second = self.second and {"image": os.path.basename(self.second[0]), "sha256": self.second[1]}
-        return {
-            **package_versions(),
-            "model": self.model,
-            "weights": self.weights,
-            "image": os.path.basename(self.image),
-            "sha256": self.sha256,
-            "preprocess": self.preprocess,
-            **({"second": second} if second else {}),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +61,6 @@ class Sheet:
     image: Image.Image
     provenance: dict[str, Any]
     left_out: int
-
-
-@dataclass(frozen=True)
-class Heading:
-    """The first lines of a page: a bold title, plain ``lines``, and a line in red; empty ones are left out."""
-
-    title: str = ""
-    lines: Sequence[str] = ()
-    alarm: str = ""
-
-    @classmethod
-    def of(cls, origin: Origin, title: str) -> Heading:
-        images = [os.path.basename(name) or name for name in (origin.image, *(origin.second or ())[:1])]
-        is_random = origin.weights.startswith("random")
-        weights = f"weights: {origin.weights}" if origin.weights else ""
-        about = "   ".join(
-            filter(None, [origin.model, " and ".join(images), origin.preprocess, "" if is_random else weights])
-        )
-        return cls(title, [about] if about else [], f"{weights}, the network is not trained" if is_random else "")
 
 
 @dataclass(frozen=True)
@@ -249,8 +193,8 @@ def draw_call(
     """
     style = style or Style()
     index = "" if call.index is None else f"   index {call.index}"
-    heading = Heading.of(origin, f"{call.key or call.type}   {call.type}{index}")
-    image, places, left_out = _composed(summary, heading, style, frames)
+    title = f"{call.key or call.type}   {call.type}{index}"
+    image, places, left_out = _composed(summary, title, origin, style, frames)
     provenance = {
         **origin.facts(),
         "layer": call.name,
@@ -309,12 +253,11 @@ def _drawn(
     summary = reduce_output(activation, layer, size, choice, scale, names)
     if names and not any(part.names for part in summary.parts):
         raise UsageError(f"there are {len(names)} names for {summary.parts[0].tiles.total} channels")
-    heading = Heading.of(Origin.of(net, *([photograph] if photograph else [])), title)
-    return _composed(summary, heading, style, [[photograph]] if photograph else None)[0]
+    return _composed(summary, title, Origin.of(net), style, [[photograph]] if photograph else None)[0]
 
 
 def _composed(
-    summary: ActivationSummary, heading: Heading, style: Style, frames: Frames | None
+    summary: ActivationSummary, title: str, origin: Origin, style: Style, frames: Frames | None
 ) -> tuple[Image.Image, list[dict[str, Any]], int]:
     """The image, where its parts lie and what they show, and how many channels were left out."""
     margin = 0 if style.plain else MARGIN
@@ -326,7 +269,7 @@ def _composed(
     page = Page()
     width = max([LEAST_WIDTH, *(block.pixels.shape[1] for block in blocks)])
     if not style.plain:
-        _add_header(page, summary, heading, width)
+        _add_header(page, summary, title, origin, width)
     tops, bars = [], []
     for block in blocks:
         bar = None if style.plain else _add_part_header(page, block, width, len(blocks) > 1, style.hint)
@@ -395,13 +338,14 @@ def _seen(block: _Block, frames: Frames, first: bool) -> tuple[Image.Image, str]
     return picture.resize(size, Image.Resampling.BILINEAR if factor < 1 else Image.Resampling.NEAREST), words
 
 
-def _add_header(page: Page, summary: ActivationSummary, heading: Heading, width: int) -> None:
-    if heading.title:
-        page.add_text(heading.title, width, size=_HEAD, bold=True)
-    for line in heading.lines:
-        page.add_text(line, width, 2)
-    if heading.alarm:
-        page.add_text(heading.alarm, width, 2, alarm=True)
+def _add_header(page: Page, summary: ActivationSummary, title: str, origin: Origin, width: int) -> None:
+    if title:
+        page.add_text(title, width, size=_HEAD, bold=True)
+    weights = "" if origin.is_random or not origin.weights else f"weights: {origin.weights}"
+    if about := "   ".join(filter(None, [origin.model, origin.images, origin.preprocess, weights])):
+        page.add_text(about, width, 2)
+    if origin.alarm:
+        page.add_text(origin.alarm, width, 2, alarm=True)
     if summary.low is None or summary.mean is None or summary.high is None:
         words = "no finite value"
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,28 +35,24 @@ class OverlaySource:
         """The source of ``picture``, of which a `LoadedModel` may have seen a part, and other models all."""
         return cls(*seen_part(picture, net), Origin.of(net, picture))
 
-    @property
-    def image(self) -> str:
-        return os.path.basename(self.origin.image) or self.origin.image
-
     def lines(self, method: str) -> list[str]:
         """The model and the method, the image and its preprocessing; what is not known is left out."""
         origin = self.origin
         weights = f"weights: {origin.weights}" if origin.weights else ""
         preprocess = f"preprocessing: {origin.preprocess}" if origin.preprocess else ""
-        lines = [(origin.model, weights, f"method: {method}"), (self.image, preprocess)]
+        lines = [(origin.model, weights, f"method: {method}"), (origin.images, preprocess)]
         return [", ".join(filter(None, words)) for words in lines if any(words)]
 
     @property
     def warning(self) -> str:
         """A warning of random weights, empty for trained ones."""
-        weights = self.origin.weights
-        return "the weights are random: class and map mean nothing" if weights.startswith("random") else ""
+        return "the weights are random: class and map mean nothing" if self.origin.is_random else ""
 
     @property
     def panel(self) -> Panel:
         """The photograph without a map."""
-        return Panel(None, [self.image or "photograph", f"{self.photograph.width}×{self.photograph.height} pixels"])
+        size = f"{self.photograph.width}×{self.photograph.height} pixels"
+        return Panel(None, [self.origin.images or "photograph", size])
 
     def heading(self, words: Sequence[str], method: str, alarm: str = "", **more: Any) -> Heading:
         """A heading with ``words``, then model and image, and in the colour of alarms what ``alarm`` says."""

@@ -86,7 +86,7 @@ def draw_ablation(
     shown = ablation.channels[: min(top, _MOST_BARS)]
     with plain_settings():
         pictures = _Pictures([], 0.0) if photograph is None else _pictures(shown, photograph, net, cmap)
-        return _drawn(ablation, shown, pictures, Origin.of(net, *([] if photograph is None else [photograph])))
+        return _drawn(ablation, shown, pictures, Origin.of(net, photograph))
 
 
 @dataclass(frozen=True)
@@ -171,15 +171,12 @@ def _title(ablation: Ablation) -> str:
 
 def _lines(ablation: Ablation, shown: Sequence[ChannelWorth], origin: Origin) -> list[tuple[str, str]]:
     """The lines below the title and their colours."""
-    prediction, random = ablation.prediction, origin.weights.startswith("random")
-    weights = f"weights: {origin.weights}" if origin.weights else ""
-    preprocess = f"preprocessing: {origin.preprocess}" if origin.preprocess else ""
-    about = filter(None, [origin.model, "" if random else weights, os.path.basename(origin.image), preprocess])
+    prediction = ablation.prediction
     count = counted(len(ablation.channels), "channel")
     score = f"score with all channels {prediction.score:.4g}, probability {100 * prediction.probability:.3g} %"
     lines = [
-        (", ".join(about), Colour.FAINT),
-        (f"{weights}, the network is not trained" if random else "", Colour.ALARM),
+        (", ".join(filter(None, [origin.model, *origin.words])), Colour.FAINT),
+        (origin.alarm, Colour.ALARM),
         (f"{score}; {len(shown)} of {count}, those worth most first", Colour.INK),
     ]
     return [(line, colour) for line, colour in lines if line]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,10 +110,9 @@ def draw_effect(
     drawable = [layer for layer in effect.layers if layer.before is not None or layer.after is not None]
     model = net.model if isinstance(net, LoadedModel) else net
     modules = dict(model.named_modules(remove_duplicate=False)) if model is not None else {}
-    origin, shown = Origin.of(net, *([] if photograph is None else [photograph])), None
+    origin, shown = Origin.of(net, photograph), None
     if photograph is not None and isinstance(net, LoadedModel):
-        prepared = net.prepare(photograph) if isinstance(photograph, InputImage) else net.preprocess(photograph)
-        shown = input_size_of(prepared)
+        shown = input_size_of(net.prepare(photograph))
     most = MOST_PIXELS // max(1, len(drawable))
     bands = [_band(layer, modules.get(layer.call.name), shown, most_channels, most) for layer in drawable]
     if effect.layers and not drawable:
@@ -187,19 +185,10 @@ def _text_width(step: int) -> int:
 def _add_heading(page: Page, origin: Origin, interventions: Sequence[str], seed: int | None, width: int) -> None:
     words = "   then   ".join(interventions) or "interventions that changed nothing"
     page.add_text(f"{origin.model} without and with {words}".strip(), width, size=15, bold=True)
-    random = origin.weights.startswith("random")
-    weights = f"weights: {origin.weights}" if origin.weights else ""
-    preprocess = f"preprocessing: {origin.preprocess}" if origin.preprocess else ""
-    about = [
-        "" if random else weights,
-        os.path.basename(origin.image),
-        preprocess,
-        "" if seed is None else f"seed {seed}",
-    ]
-    if any(about):
-        page.add_text(", ".join(filter(None, about)), width, 2)
-    if random:
-        page.add_text(f"{weights}, the network is not trained", width, 2, alarm=True)
+    if about := [*origin.words, *([] if seed is None else [f"seed {seed}"])]:
+        page.add_text(", ".join(about), width, 2)
+    if origin.alarm:
+        page.add_text(origin.alarm, width, 2, alarm=True)
     hint = "The channels that moved most come first. Bar: root mean square of the map, one measure for all three."
     page.add_text(hint, width, 2)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from PIL import Image
 from torch import Tensor, nn
 
 from hookscope.images import InputImage
@@ -73,8 +74,10 @@ class LoadedModel:
             model, name, weights, preprocess, metadata.categories, family, "cpu", metadata.notes, metadata.missing
         )
 
-    def prepare(self, picture: InputImage) -> Tensor:
+    def prepare(self, picture: InputImage | Image.Image) -> Tensor:
         """The input tensor of a picture, ``(3, H, W)``, or of a clip, ``(3, T, H, W)``."""
+        if not isinstance(picture, InputImage):
+            return self.preprocess(picture.convert("RGB"))
         return self.preprocess(picture.frames if len(picture.frames) > 1 else picture.image)
 
     def inputs(self, *pictures: Tensor) -> tuple[Any, ...]:

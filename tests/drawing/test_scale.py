@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from hookscope.drawing import scale as scales
+from hookscope.drawing.origin import Origin
 from hookscope.drawing.png import read_provenance, read_sheet, write_png
 from hookscope.drawing.reduce import reduce_output
 from hookscope.drawing.scale import (
@@ -24,7 +25,7 @@ from hookscope.drawing.scale import (
     Scale,
     SymmetricScale,
 )
-from hookscope.drawing.sheet import Origin, draw_call
+from hookscope.drawing.sheet import draw_call
 from hookscope.errors import ImageError, UsageError
 from hookscope.hooks import Call
 

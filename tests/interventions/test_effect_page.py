@@ -14,8 +14,8 @@ from PIL import Image
 from torch import nn
 
 from hookscope.drawing import colours, page as pages
+from hookscope.drawing.origin import Origin
 from hookscope.drawing.png import read_provenance, read_sheet, write_png
-from hookscope.drawing.sheet import Origin
 from hookscope.drawing.text import text_pixels
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks.selection import Call
