@@ -18,6 +18,7 @@ from hookscope.models.checkpoint_files import Checkpoint, first_line, read_check
 # Buffers of a BatchNorm that keep their values where a checkpoint lacks them; old files lack the first.
 _COUNTER = "num_batches_tracked"
 _STATISTICS = ("running_mean", "running_var")
+_MAY_LACK = (_COUNTER, *_STATISTICS)
 _PIVOTS = 3  # keys of the model by which prefixes are looked for
 _MOST_PREFIXES = 32  # that are tried for each of them
 
@@ -28,12 +29,12 @@ def fitted(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, Tensor],
     A prefix is taken off or added where this makes all keys of the model fit. Where none has all keys, it is the
     first state dict as it is. One whose shapes are those of the model goes before the others.
     """
-    own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    own = _shapes(model.state_dict())
     usable: list[tuple[dict[str, Tensor], list[str]]] = []
     for place, state in checkpoint.states.items():
         for prefix in [_AS_IT_IS, *_prefixes(own, state)]:
             renamed = prefix.applied(state)
-            if all(key in renamed or key.endswith((_COUNTER, *_STATISTICS)) for key in own):
+            if all(key in renamed or key.endswith(_MAY_LACK) for key in own):
                 usable.append((renamed, _notes(checkpoint, place, prefix, renamed)))
                 if len(_fitting(own, renamed)) == len(renamed):
                     return usable[-1]
@@ -62,7 +63,7 @@ _AS_IT_IS = Prefix("", "")
 
 def _prefixes(own: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> list[Prefix]:
     """The prefixes with which some key of ``state`` is one of ``own``, those with most keys of equal shape first."""
-    keys = [key for key in own if not key.endswith((_COUNTER, *_STATISTICS))]
+    keys = [key for key in own if not key.endswith(_MAY_LACK)]
     prefixes: dict[Prefix, None] = {}
     for pivot in dict.fromkeys(keys[:: max(1, len(keys) // _PIVOTS)]):
         ends = {key: _common_end(pivot, key) for key in state}
@@ -70,6 +71,10 @@ def _prefixes(own: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -
         prefixes |= {Prefix(key.removesuffix(ends[key]), pivot.removesuffix(ends[key])): None for key in best}
     whole = [p for p in prefixes if not p.on or not p.off or all(key.startswith(p.off) for key in state)]
     return sorted(whole, key=lambda prefix: -len(_fitting(own, prefix.applied(state))))
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in state.items()}
 
 
 def _fitting(own: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> list[str]:
@@ -99,10 +104,10 @@ def _notes(checkpoint: Checkpoint, place: str, prefix: Prefix, taken: Mapping[st
 
 def mismatches(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     """The keys of ``state`` and ``model`` that are missing, unknown or of another shape; BatchNorm's may be missing."""
-    own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    loaded = {key: tuple(value.shape) for key, value in state.items()}
+    own = _shapes(model.state_dict())
+    loaded = _shapes(state)
     wrong = (key for key in sorted(own.keys() | loaded.keys()) if own.get(key) != loaded.get(key))
-    return [key for key in wrong if key in loaded or not key.endswith((_COUNTER, *_STATISTICS))]
+    return [key for key in wrong if key in loaded or not key.endswith(_MAY_LACK)]
 
 
 def load_into(model: nn.Module, state: Mapping[str, Tensor], path: str) -> list[str]:
@@ -130,9 +135,7 @@ def _check_types(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: s
     wrong = [
         key
         for key, value in own.items()
-        if isinstance(value, Tensor)
-        and not key.endswith("num_batches_tracked")
-        and not _is_kept(state.get(key, value), value)
+        if isinstance(value, Tensor) and not key.endswith(_COUNTER) and not _is_kept(state.get(key, value), value)
     ]
     if wrong:
         first = f"{wrong[0]} is {_type_name(state[wrong[0]])} where the model has {_type_name(own[wrong[0]])}"
@@ -166,9 +169,9 @@ def fitting_error(
     path: str, name: str, model: nn.Module, state: Mapping[str, Tensor], fits: str | None
 ) -> WeightsError:
     """The error for a checkpoint of another architecture: which keys differ, and which prefix or model would fit."""
-    own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    own = _shapes(model.state_dict())
     matching = len(_fitting(own, state))
-    missing = [key for key in own if key not in state and not key.endswith((_COUNTER, *_STATISTICS))]
+    missing = [key for key in own if key not in state and not key.endswith(_MAY_LACK)]
     shapes = [
         f"{key} is {_size(state[key].shape)} in the file and {_size(own[key])} in the model"
         for key in own

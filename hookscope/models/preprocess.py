@@ -14,19 +14,9 @@ from torchvision.transforms import functional as F
 from hookscope.errors import InputError, UsageError, is_out_of_memory
 from hookscope.findings import counted
 from hookscope.models.preprocess_choice import PreprocessChoice
-from hookscope.models.transforms import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Normalisation,
-    OwnTransforms,
-    Resize,
-    Transforms,
-)
+from hookscope.models.transforms import Normalisation, OwnTransforms, Resize, Transforms, imagenet_transforms
 
-_ENCODINGS = {
-    "imagenet": Normalisation(mean=IMAGENET_MEAN, std=IMAGENET_STD),
-    "half": Normalisation(mean=(0.5,), std=(0.5,)),
-}
+_USUAL = {"imagenet": imagenet_transforms(), "half": imagenet_transforms(mean=(0.5,), std=(0.5,))}
 
 
 @dataclass(frozen=True)
@@ -103,24 +93,19 @@ class Preprocess:
         return None if isinstance(self.transforms, OwnTransforms) else self.transforms.resize.made
 
     @property
-    def is_own(self) -> bool:
-        """Whether the user's own function is used, of which only the result is known."""
-        return isinstance(self.transforms, OwnTransforms)
-
-    @property
     def any_size(self) -> bool:
         """Whether inputs have the sizes of their pictures."""
-        return not self.is_own and self._made is None
+        return isinstance(self.transforms, Transforms) and self._made is None
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """Which of ``size`` and ``values`` nobody has said of a model of the user, so that ImageNet's are used."""
-        return () if isinstance(self.transforms, OwnTransforms) else self.transforms.assumed
+        return self.transforms.assumed
 
     @property
     def assumption(self) -> str:
         """What is assumed, such as ``resize 256, crop 224, ImageNet mean and std``; empty without any."""
-        return "" if isinstance(self.transforms, OwnTransforms) else self.transforms.assumption
+        return self.transforms.assumption
 
     def changed(self, choice: PreprocessChoice, size: tuple[int, int] | None = None) -> Preprocess:
         """The same with what the user has chosen, for inputs of ``size`` if it is given.
@@ -137,9 +122,9 @@ class Preprocess:
         elif choice.base in ("stretch", "none"):
             resize = Resize("stretch", self._made or default_size) if choice.base == "stretch" else Resize()
             transforms = Transforms(resize)
-        elif choice.base in _ENCODINGS:
-            usual = Resize("shorter", (256,), (224, 224)).sized(self._made or default_size)
-            transforms = Transforms(usual, _ENCODINGS[choice.base])
+        elif choice.base in _USUAL:
+            transforms = _USUAL[choice.base]
+            transforms = replace(transforms, resize=transforms.resize.sized(self._made or default_size))
         if isinstance(transforms, OwnTransforms):
             self._refuse_parts(choice, transforms)
             return replace(self, transforms=transforms, size=size)
@@ -190,7 +175,7 @@ class Preprocess:
 
         It is the photograph, or with the user's own function, which may crop it, the picture that the network sees.
         """
-        if not self.is_own:
+        if isinstance(self.transforms, Transforms):
             return image, self.visible_box(image.width, image.height)
         picture = self.denormalise(tensor)
         return picture, (0.0, 0.0, float(picture.width), float(picture.height))

@@ -1,4 +1,4 @@
-"""What a model says of its pictures itself: timm's ``pretrained_cfg``, and the image processors of transformers."""
+"""What a model says of its pictures and classes: timm's ``pretrained_cfg``, image processors of transformers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hookscope.models.transforms import (
     OwnTransforms,
     Resize,
     Transforms,
+    imagenet_transforms,
 )
 
 _PROCESSORS = ("image_processor", "processor", "feature_extractor")
@@ -55,8 +56,17 @@ def stated_transforms(model: nn.Module, files: Sequence[str] = ()) -> Transforms
     configs = [config for module in model.modules() if (config := _timm_config(module)) is not None]
     if configs and all(config == configs[0] for config in configs):
         inner = of_timm(configs[0])
-        return Transforms(Resize("shorter", (256,), (224, 224)), inner.values, ("size",))
+        return replace(imagenet_transforms(), values=inner.values, assumed=("size",))
     return None
+
+
+def stated_class_names(model: nn.Module) -> tuple[str, ...] | None:
+    """The class names in the configuration of a model of transformers, None where it has only numbers."""
+    names = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(names, dict) or sorted(names) != list(range(len(names))):
+        return None
+    labels = tuple(str(names[index]) for index in range(len(names)))
+    return None if all(label == f"LABEL_{index}" for index, label in enumerate(labels)) else labels
 
 
 def _timm_config(module: nn.Module) -> Mapping[str, Any] | None:
@@ -92,7 +102,6 @@ def of_processor(processor: Any, name: str) -> Transforms | OwnTransforms | None
         return None
     if (known := _of_config(processor.to_dict())) is not None:
         return known
-
     return OwnTransforms(_Processor(processor), name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -222,6 +222,9 @@ class OwnTransforms:
     name: str
     values: Normalisation | None = None
 
+    assumed: ClassVar[tuple[str, ...]] = ()
+    assumption: ClassVar[str] = ""
+
     def __call__(self, image: Image.Image) -> Tensor:
         try:
             tensor = self.function(image)
@@ -237,7 +240,7 @@ class OwnTransforms:
         return tensor if self.values is None else self.values(tensor.float())
 
     def denormalise(self, picture: Tensor) -> Tensor:
-        """The colours in 0..1 that ``picture`` ``(C, H, W)`` was made from; grey unless it has three channels.
+        """The colours in 0..1 that ``picture`` ``(C, H, W)`` was made from.
 
         The inverse of the last step with a mean and a standard deviation; of other functions the range is not known,
         and the lowest value is black, the highest white.
@@ -246,7 +249,7 @@ class OwnTransforms:
             picture = values.inverse(picture)
         if picture.min() < -0.01 or picture.max() > 1.01:
             picture = (picture - picture.min()) / (picture.max() - picture.min()).clamp(min=1e-12)
-        return picture if len(picture) == 3 else picture.mean(0, keepdim=True).expand(3, -1, -1)
+        return picture
 
     def _last_values(self) -> Normalisation | None:
         """The normalisation at the end of transforms of torchvision, or of those that look like them."""
