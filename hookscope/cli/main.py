@@ -369,6 +369,6 @@ def _first_help() -> str:
             "Commands:",
             *(f"  {title:<{titles}}  {', '.join(commands)}" for title, commands in SUMMARIES.items()),
             "",
-            f"`{_PROGRAM} --help` says what each command does, `{_PROGRAM} help COMMAND` how one is used.",
+            f"Help: `{_PROGRAM} --help` on all commands, `{_PROGRAM} help COMMAND` on one.",
         ]
     )

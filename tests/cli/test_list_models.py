@@ -74,7 +74,7 @@ def test_json_has_numbers_and_lists(run: Run) -> None:
 
 def test_the_fields_are_in_the_help(run: Run) -> None:
     lines = run("--help")[1].splitlines()
-    assert [field for field in FIELDS if not any(line.startswith(f"  {field}  ") for line in lines)] == []
+    assert [field for field in FIELDS if not any(line.startswith(f"    {field}  ") for line in lines)] == []
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_hookscope_alone_prints_a_short_help(run: Any) -> None:
     status, output, errors = run(nothing, alone=True)
     assert (status, errors) == (0, "")
     first, *lines = output.splitlines()
-    assert first.endswith(".") and len(lines) < 20 and max(map(len, lines)) <= 90
+    assert first.endswith(".") and len(lines) < 20 and max(map(len, lines)) <= 80
     assert sum(line.startswith("  hookscope ") for line in lines) == 3
     assert all(f"  {title:<8} {', '.join(commands)}" in lines for title, commands in main_module.SUMMARIES.items())
 
@@ -326,6 +326,18 @@ def test_every_command_there_is_has_help_and_traceback() -> None:
         assert "traceback" in [parameter.name for parameter in command.params]
         text = " ".join(command.get_help(click.Context(command, parent=context)).split())
         assert "9223372036854775807" not in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_begins_with_examples_and_fits_eighty_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    parent = click.Context(cli, help_option_names=["-h", "--help"])
+    command = cli.get_command(parent, name)
+    assert command is not None
+    _, _, examples, *others = command.get_help(click.Context(command, parent=parent)).split("\n\n")
+    assert examples.startswith("  Examples:\n")
+    lines = [line for text in others for line in text.splitlines() if not line.startswith("  --method [")]
+    assert [line for line in lines if len(line) > 80] == []
 
 
 @pytest.fixture

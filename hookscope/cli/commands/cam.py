@@ -14,7 +14,7 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
 from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.model import ModelOptions, running
+from hookscope.cli.shared.model import ModelOptions, model_options, running
 from hookscope.cli.shared.output_paths import OutputPath, is_same_file
 from hookscope.cli.shared.pictures import wrote
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
@@ -51,34 +51,23 @@ _methods = kept_rows("cam", "explain", _read_methods)
 @click.command("cam", cls=CommandWithTable, table=_methods)
 @shared.model_argument()
 @shared.layer_option(
-    "Calls to explain, as in visualize; several are drawn side by side.  [default: the last call with a usable map]"
+    f"Calls to explain, drawn side by side: {shared.SELECTION}  [default: the last call with a usable map]"
 )
 @shared.type_option
-@shared.method_option(_methods, "gradcam", "How the channels are weighted.")
-@click.option("--fuse", is_flag=True, help="Join the maps of several layers: the mean, each map scaled to 0..1.")
+@shared.method_option(_methods, "gradcam", "How to weight the channels.")
+@explain_options("IMAGE/LAYER/CLASS", shared.colour_map_option("Any matplotlib colour map.", "inferno"))
+@click.option("--fuse", is_flag=True, help="Join the maps of several layers: the mean, after each is scaled to 0..1.")
 @shared.file_option(
     "--sheet",
-    "Write one page too: the image and the maps of the three best classes (or --target) for the last layers of"
-    " three resolutions (or --layer).",
+    "Also write one page of several classes and layers: those of --target and --layer, else the three best classes"
+    " and the last layers of three resolutions.",
 )
-@shared.count_option("--batch-size", "Images in one batch of the methods that run the model once per channel.", 16)
 @image_inputs
-@explain_options("IMAGE/LAYER/CLASS", shared.colour_map_option("Any matplotlib colour map.", "inferno"))
+@shared.count_option("--batch-size", "Masked images in one forward pass of scorecam and ablationcam.", 16)
+@model_options
+@shared.format_option
 def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """Show where MODEL looked when it gave each IMAGE its class.
-
-    IMAGE is a file, a folder, a glob, or - for standard input. The command draws a class activation map over the image,
-    at the image's own size (a small image is enlarged), and writes it as PNG. Parts that the model did not see are
-    dark. It prints a row for each map: layer, class, score, probability, highest value, and the position of that value
-    in pixels of the image. For a video model the position is that in the mean over the frames. Without --layer the
-    command uses the last non-pooling layer with a map that the score depends on. A map with no value above 0 is drawn,
-    and a note says so. The classes of an image share one scale. A class with less than a fiftieth of the best
-    probability is unseen: the page and a note say so, and the scale is that of the best class. Layers without a map are
-    left out when a range, a pattern or `all` chose them.
-
-    \b
-    Methods, and what weights the channels:
-      {table}
 
     \b
     Examples:
@@ -87,6 +76,23 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope cam vgg16 cat.jpg --method layercam --layer features.28 --target 281 -o cam.png
       hookscope cam resnet50 cat.jpg --layer layer2,layer3,layer4 --fuse
       hookscope cam resnet34 cat.jpg --target top:3 --raw maps.npz --sheet sheet.png
+
+    The command draws a class activation map over each image and writes it as PNG. IMAGE is a file, a folder, a glob, or
+    - for standard input. The picture has the size of the image; a small image is enlarged. Parts that the model did not
+    see are dark.
+
+    A row for each map has the layer, the class, its score and probability, and the highest value of the map. peak_x and
+    peak_y are the position of that value in pixels of the image; in a video model, of the mean over the frames.
+
+    Without --layer the command takes the last layer with a map that the score depends on, but no pooling layer. If
+    --layer is a range, a pattern or `all`, layers without a map are left out.
+
+    All maps of an image share one scale. A class with less than 1/50 of the best probability is `unseen`: a note says
+    so, and its map has the scale of the best class. A map with no value above 0 is drawn too, with a note.
+
+    \b
+    Methods, and how they weight the channels:
+      {table}
     """
     options = Options(**values)
     if options.fuse and options.layers is None:

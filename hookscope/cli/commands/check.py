@@ -26,19 +26,19 @@ _COLUMNS = Columns(FIELDS, ("part",), least_needed=({"index"}, {"allowed"}))
 @click.command("check")
 @shared.model_argument()
 @images_argument
-@click.option("--max-dead", type=Share(), help="Largest share of dead channels in a layer: 5% or 0.05.")
-@click.option("--max-saturated", type=Share(), help="Largest share of values within 1 % of a bound.")
+@click.option("--max-dead", type=Share(), help="Largest allowed share of dead channels in a layer: 5% or 0.05.")
+@click.option("--max-saturated", type=Share(), help="Largest allowed share of values within 1 % of a bound.")
 @click.option("--no-nan", is_flag=True, help="Allow no NaN and no Inf.")
-@click.option("--max-abs", type=Number(), help="Largest absolute value: 1e4.")
+@click.option("--max-abs", type=Number(), help="Largest allowed absolute value, such as 1e4.")
 @click.option(
-    "--min-rank", type=Rank(), help="Smallest effective rank of a layer: a number of directions, or 5% of the maximum."
+    "--min-rank",
+    type=Rank(),
+    help="Smallest allowed effective rank of a layer: a number, or 5% of the maximum.",
 )
-@shared.selection_option(
-    "--allow", "allow", "Layers without limits: a selection as in --layer; repeatable.", metavar="LAYER"
-)
+@shared.selection_option("--allow", "allow", "Layers without limits, as in --layer; repeatable.", metavar="LAYER")
 @click.option("--allow-unmeasured", is_flag=True, help="Allow what cannot be checked against a limit.")
-@shared.file_option("--junit", "Write the result as JUnit XML too.")
-@measuring_options
+@shared.file_option("--junit", "Also write the result as JUnit XML.")
+@measuring_options("every call, operations that are no modules, and (model)")
 @shared.format_option
 def command(
     job: MeasureOptions,
@@ -54,24 +54,23 @@ def command(
 ) -> None:
     """Check every layer of MODEL against limits, on images; exit with 3 when a limit is broken.
 
-    This command is made for CI. It prints a row for each broken limit, and only the header when all is well. Without
-    `--layer` and `--type` it looks at every call of every module, at operations that are no modules, and at what the
-    model itself returns, which is called (model).
-
-    What was not measured has not passed. A limit is broken, with the reason, where a value is NaN, where a chosen layer
-    did not run, put out nothing, is too wide or does not have the quantity, and where no call has it.
-    `--allow-unmeasured` allows all this.
-
-    Without `--layer` and `--type` a call is checked against the limits that have a meaning for it: `--max-saturated`
-    for functions with a bound, `--max-dead` and `--min-rank` for convolutions, Linear layers, activation functions and
-    the model. A layer that did not run then breaks the limits only if nothing used its weights. The summary says how
-    many calls were checked against which limit.
-
     \b
     Examples:
       hookscope check mobilenet_v3_small samples/ --max-dead 5% --no-nan --max-abs 1e4
       hookscope check my.py:model photos/ --weights my.pth --no-nan --junit report.xml
       hookscope check vgg16 photos/ --max-dead 0 --allow 'classifier.*' --format json
+
+    This command is made for CI. It prints a row for each broken limit, and only the header if no limit is broken. IMAGE
+    is a file, a folder, a glob, or - for standard input.
+
+    Without --layer and --type the command checks every call of every module, operations that are no modules, and what
+    the model returns, which is called (model). Each is checked only against limits that have a meaning for it:
+    --max-saturated for functions with a bound; --max-dead and --min-rank for convolutions, Linear layers, activation
+    functions and the model. The summary says how many calls were checked against which limit.
+
+    A value that cannot be measured also breaks a limit, and the row gives the reason: NaN, a chosen layer that did not
+    run or returned nothing, too many channels for a rank, or no call with such a value. --allow-unmeasured allows this.
+    Without --layer and --type, a layer that did not run breaks a limit only if nothing used its weights.
     """
     limits = statistics.Limits(max_dead, max_saturated, no_nan, max_abs, *(min_rank or (None, None)))
     if not limits.names:

@@ -51,8 +51,8 @@ class Options:
 @shared.model_argument()
 @shared.image_argument()
 @shared.layer_option(
-    f"Calls to show: {shared.SELECTION} Only parameters in these layers are shown.  [default: every layer with a"
-    " weight of two or more dimensions, such as convolutions and linear layers; with --type: all layers of that type]"
+    f"Calls to show, and their parameters: {shared.SELECTION}  [default: layers with a weight of two or more"
+    " dimensions; with --type: all layers of that type]"
 )
 @shared.type_option
 @click.option(
@@ -60,11 +60,13 @@ class Options:
     type=click.Choice(["score", "cross-entropy", "mse"]),
     default="score",
     show_default=True,
-    help="What is differentiated: the score of the class; the cross-entropy with the class as label; or mse, the mean"
-    " square of all outputs (the squared error against zeros), which needs no classes.",
+    help="The loss. score: the score of the class; cross-entropy: with the class as label; mse: the mean square of all"
+    " outputs, which needs no classes.",
 )
 @target_option(help="Which class")
 @categories_option
+@click.option("--parameters", is_flag=True, help="In tsv and csv, print parameters instead of layers.")
+@shared.plot_option("Draw the gradient flow")
 @click.option("--clip-value", metavar="X", type=float, help="Clip every value of the parameter gradients to ±X.")
 @click.option("--scale", metavar="X", type=float, help="Multiply the gradients by X; -1 reverses them.")
 @click.option(
@@ -78,49 +80,48 @@ class Options:
     metavar="SEL",
     multiple=True,
     shell_complete=shared.complete_layers,
-    help="Set the gradients of the parameters in these layers, or of one parameter, to 0: layer1, 'bn*', fc.bias;"
-    " repeatable, comma separated. These are names: 2 is the layer called 2, not an index.",
+    help="Set the gradients of these parameters to 0: layer1, 'bn*', fc.bias; repeatable, comma separated. These are"
+    " names: 2 is the layer named 2, not an index.",
 )
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that made the first NaN; runs a second pass.")
-@click.option("--parameters", is_flag=True, help="In tsv and csv, print parameters instead of layers.")
-@shared.plot_option("Draw the gradient flow")
 @threshold_options("gradients")
 @model_options
 @shared.format_option
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     """Follow the gradient of a loss through MODEL on IMAGE.
 
-    IMAGE is one file, or - for standard input; optical flow takes two. The command runs one forward and one backward
-    pass of the unchanged model, in eval mode: no dropout, and BatchNorm with its running statistics. A row for each
-    layer call has the shapes and norms of the gradient of its output (grad_output) and of its input (grad_input). For
-    grad_output it also has the mean absolute value, the share of zeros, and the numbers of NaN and Inf. A row for each
-    parameter has the same for its gradient. index and order are those of list-layers.
-
-    There are two ratios. For a layer: the norm of grad_output divided by the norm of the activation. For a parameter:
-    the norm of its gradient divided by its own norm. Findings use the second ratio, for weights with two or more
-    dimensions: it says how far a step moves the weight. Every layer and parameter beyond a threshold has the name of
-    the finding in its row. Neighbouring layers are reported once, at the layer nearest to the loss, with the worst
-    value.
-
-    \b
-      vanishing-gradient  the ratio of a weight is below --vanishing, or the gradient is 0
-      exploding-gradient  NaN, Inf, or the ratio of a weight is above --exploding
-      no-gradient         no gradient arrives, and why: frozen, unused, detached, no graph
-
-    Findings do not change the exit status, which is 0. A table shows layers and parameters, in the columns that fit.
-    json has all fields of both. tsv and csv have the layers, or with --parameters the parameters. In ndjson, the field
-    "row" names the kind of a line.
-
-    --freeze, --scale, --clamp-sign, --clip-value and --clip-norm change the gradients in this order. norm is the norm
-    before these changes; norm_after is the norm that an optimizer would get. Frozen layers let gradients through.
-
     \b
     Examples:
+      hookscope gradients resnet34 cat.jpg --plot flow.png
       hookscope gradients resnet50 cat.jpg --target tabby --layer 'layer3*'
-      hookscope gradients resnet34 cat.jpg --clip-norm 1.0 --plot flow.png
+      hookscope gradients resnet34 cat.jpg --clip-norm 1.0 --plot clipped.png
       hookscope gradients vgg16 cat.jpg --loss cross-entropy --target 281 --freeze features --parameters
       hookscope gradients nets.py:mine cat.jpg --detect-anomaly --format json | jq '.findings'
       hookscope gradients raft_small first.png second.png --loss mse
+
+    IMAGE is one file, or - for standard input; optical flow takes two. The command runs one forward and one backward
+    pass in eval mode: no dropout, and BatchNorm with its running statistics.
+
+    A row for each layer call has the shapes and norms of the gradients of its output (grad_output) and input
+    (grad_input), and of grad_output the mean absolute value, the share of zeros, NaN and Inf. A row for each parameter
+    has the same for its gradient. The ratio of a layer is the norm of grad_output divided by the norm of the
+    activation. The ratio of a parameter is the norm of its gradient divided by its own norm.
+
+    \b
+    Findings look at the ratio of weights with two or more dimensions:
+      vanishing-gradient  the ratio is below --vanishing, or the gradient is 0
+      exploding-gradient  the ratio is above --exploding, or there are NaN or Inf
+      no-gradient         no gradient arrives: frozen, unused, detached or no graph
+
+    Findings on neighbouring layers become one, at the layer nearest to the loss, with the worst value. The exit status
+    is 0, with or without findings.
+
+    --freeze, --scale, --clamp-sign, --clip-value and --clip-norm change the gradients, in this order. norm is the norm
+    before the changes; norm_after is the norm that an optimizer would get. Layers before a frozen layer still get a
+    gradient.
+
+    A table shows layers and parameters; tsv and csv have the layers, or with --parameters the parameters. json has all
+    fields of both. In ndjson, the field "row" names the kind of a line. index and order are those of list-layers.
     """
     options = Options(**values)
     _check(paths, options)

@@ -56,19 +56,19 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
 @shared.selection_option(
     "--ablate-each",
     "ablate",
-    "Set each channel of these calls to 0 in turn, and rank the channels by the score that is lost.",
+    "Set each channel of these calls to 0, one after another, and rank them by the score that is lost.",
 )
 @shared.count_option("--top", "Number of channels that --ablate-each shows.", 20)
+@shared.file_option("--grid", "Draw the maps before and after, and their difference: a PNG file.")
+@shared.plot_option("Draw the channels of --ablate-each as bars, and the maps of the first ones")
+@click.option("--classes", is_flag=True, help="In a table, tsv and csv, print classes and no layers.")
 @target_option(help="Whose score is shown")
 @categories_option
 @shared.layer_option(
-    "Calls to compare, and to draw with --grid: 30, 0:10, 'layer4.*', fc, all.  [default: changed layers and every"
-    " layer with a weight of two or more dimensions, from the first change on]"
+    f"Calls to compare, and to draw with --grid: {shared.SELECTION}  [default: changed layers, and later layers with a"
+    " weight of two or more dimensions]"
 )
 @shared.type_option
-@shared.file_option("--grid", "Draw before, after, and the difference on a scale of its own: a PNG file.")
-@shared.plot_option("Draw the channels of --ablate-each as bars, and maps of the first over the image")
-@click.option("--classes", is_flag=True, help="Print only classes, not layers, in a table, tsv and csv.")
 @shared.count_option(
     "--batch-size", "Channels in one pass of --ablate-each.  [default: as many as fit in 16 MiB, 8 to 256]"
 )
@@ -77,35 +77,36 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     """Change what flows through MODEL on IMAGE, and show the effect.
 
-    IMAGE is a file, or - for standard input; optical flow takes two. The command runs the model without and with the
-    interventions of --at. It prints the five best classes of both passes with their scores, and how far the activation
-    of each later layer moved. relative_l2 is the norm of the difference divided by the norm before. cosine is the
-    cosine of the angle between both activations. index and order are those of list-layers. Nothing is changed on disk.
-
-    An intervention is WORD or WORD:PARAMETER=VALUE,...; SEL is a layer selection or the name of a parameter. These are
-    the words, with their own parameters and defaults:
-
-    \b
-      {table}
-
-    freeze and prune act on parameters: SEL names a parameter, or a layer for all its parameters. The other
-    interventions act on activations, or on the values of a parameter that SEL names. The other interventions also take
-    channels=0-31,40 (filters of a parameter), positions=0-9x5-14 (rows, columns) and on=output or input. dropout and
-    dropblock act although the model is in eval mode: here the default of their parameter `when` is always.
-    Interventions are applied in the given order. --seed seeds random weights and the random numbers of interventions.
-
-    A table shows classes and layers, or with --classes only classes. json has both. tsv and csv hold the layers, or
-    with --classes the classes. In ndjson, the field "row" names the kind of a line. --ablate-each prints channels:
-    worth is the score before minus the score without the channel.
-    --plot draws them.
-
     \b
     Examples:
+      hookscope intervene resnet34 cat.jpg --at layer3 zero:channels=0-31
       hookscope intervene resnet34 cat.jpg --at layer3 dropblock:p=0.1,block_size=7 --seed 1
-      hookscope intervene vgg16 cat.jpg --at features.28 'zero:channels=0-31' --at features.0 noise:std=0.1
+      hookscope intervene vgg16 cat.jpg --at features.28 scale:factor=2 --at features.0 noise:std=0.1
       hookscope intervene resnet34 cat.jpg --at layer4.2.conv2 patch:from=rocket.jpg --grid patched.png
       hookscope intervene resnet34 cat.jpg --at 'layer4*.weight' quantize:bits=4,per_channel=true --classes
       hookscope intervene resnet34 cat.jpg --ablate-each layer4.2.conv2 --plot worth.png
+
+    IMAGE is one file, or - for standard input; optical flow takes two. The command runs the model without and with the
+    interventions of --at; nothing is changed on disk. It prints the five best classes of both passes with their scores,
+    and how much the activation of each later layer changed. relative_l2 is the norm of the difference divided by the
+    norm before. cosine is the cosine of the angle between both activations.
+
+    --at takes SEL, a layer selection or the name of a parameter, and WORD or WORD:PARAMETER=VALUE,...
+
+    \b
+    Words, with their parameters and defaults:
+      {table}
+
+    freeze and prune act on parameters: SEL names a parameter, or a layer for all its parameters. All others act on
+    activations, or on the parameter that SEL names. They also take channels=0-31,40 (filters of a parameter),
+    positions=0-9x5-14 (rows, columns) and on=output or input. dropout and dropblock act here also in eval mode.
+    Interventions are applied in the given order. --seed sets random weights and the random numbers of interventions.
+
+    --ablate-each prints a row for each channel: worth is the score before minus the score without the channel. --plot
+    draws them.
+
+    A table shows classes and layers; tsv and csv have the layers. With --classes they show only classes. json has
+    both. In ndjson, the field "row" names the kind of a line. index and order are those of list-layers.
     """
     options = Options(**values)
     changes = _check(paths, options)

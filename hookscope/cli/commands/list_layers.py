@@ -27,36 +27,39 @@ TOTAL_FIELDS = (
 @type_option
 @size_option
 @ops_option
-@click.option("--total", is_flag=True, help="Print one row of totals: of the whole model, and of the types.")
+@click.option("--total", is_flag=True, help="Print one row with the totals of the types and of the model.")
 @format_option
 def command(
     model: str, types: tuple[str, ...], input_size: tuple[int, ...] | None, ops: bool | None, total: bool, format: str
 ) -> None:
     """List the layers of a model, in order of execution.
 
-    MODEL is resnet34 by default. The index is what `--layer` takes in other commands: the position among the calls of
-    the types. order is the position among all calls, which is the index with --type all. Shapes come from a pass
-    without arithmetic where the model allows one. MACs are multiply-accumulates: half of the FLOPs that torch counts
-    for what the layer computes, also by functions, and the bias of convolutions. A row counts the layers inside it that
-    have no row, so --type all adds up to the model; a block that computes beside its layers has a row without an index
-    there. The note says that the layers inside have rows, that a layer is called more than once, that a later layer
-    overwrites this output in place, that a layer is shared, or that a layer did not run.
-
-    With --ops there is a row for each operation that is no module, such as torch.relu and +. Its type is the name of
-    the function. Without --type all calls are listed then, and order counts operations too. Without --ops a line says
-    how many operations there are.
-
-    The lines under the table are the totals of the types and those of the whole model, in which parameters count once
-    each. --total prints them as one row.
-
     \b
     Examples:
-      hookscope list-layers
+      hookscope list-layers resnet18
       hookscope list-layers vgg16 --type Conv2d --type ReLU
-      hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
-      hookscope list-layers inception_v3 --input-size 299x299 --format json
-      hookscope list-layers vit_b_32 --total --format json | jq '.[0].macs'
       hookscope list-layers resnet18 --ops --type '*add*'
+      hookscope list-layers vit_b_32 --total --format json | jq '.[0].macs'
+      hookscope list-layers inception_v3 --input-size 299x299 --format json
+      hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
+
+    MODEL is resnet34 by default. The index is what --layer takes in other commands: the position among the calls of the
+    types. order is the position among all calls: the index with --type all.
+
+    MACs are multiply-accumulates: half of the FLOPs that torch counts, and the bias of convolutions. They include what
+    a layer computes with functions. A row also counts the layers inside it that have no row, so the rows of --type all
+    add up to the model. There a block that computes something itself has a row without an index.
+
+    The column note says that a layer is called more than once, is shared, did not run, or has layers inside with rows
+    of their own. It also says which later layer overwrites the output in place.
+
+    --ops adds a row for each operation that is no module, such as torch.relu and +; its type is the name of the
+    function. With --ops and without --type all calls are listed, and order counts operations too. Without --ops a line
+    says how many operations there are.
+
+    The lines under the table are the totals of the types and of the whole model, in which shared parameters count once.
+    --total prints them as one row. Shapes come from a pass without arithmetic if the model allows it, else from a real
+    pass.
     """
     size, trace = _trace(model, input_size)
     usual = hooks.usual_types(layer.types for layer in trace.layers)

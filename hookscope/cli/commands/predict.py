@@ -22,8 +22,13 @@ FIELDS = ("image", "class", "label", "score", "probability", "weights")
 
 @click.command("predict")
 @shared.model_argument()
-@click.option("--top", metavar="K", type=click.IntRange(1, 999_999), help="Number of classes.  [default: 5]")
-@target_option(default=None, help="Print only these classes, instead of --top")
+@click.option(
+    "--top",
+    metavar="K",
+    type=click.IntRange(1, 999_999),
+    help="How many classes to print, the best first.  [default: 5]",
+)
+@target_option(default=None, help="Classes to print, instead of --top")
 @categories_option
 @image_inputs
 @model_options
@@ -38,19 +43,6 @@ def command(
 ) -> None:
     """Print the classes that MODEL gives to each IMAGE.
 
-    IMAGE is a file, a folder, a glob, or - for standard input. There is a row for each class, the highest score first:
-
-    \b
-      image        the image, as it was named
-      class        number of the class
-      label        name of the class, empty if unknown
-      score        logit of the class, before softmax, exactly as the model returns it
-      probability  softmax over all classes, 0 to 1
-      weights      the weights; predictions of random weights mean nothing: a note warns of them
-
-    The score of a class in a segmentation model is the mean of its logits over all positions. Detection and optical
-    flow models have no class scores.
-
     \b
     Examples:
       hookscope predict resnet34 cat.jpg
@@ -58,6 +50,20 @@ def command(
       hookscope predict resnet34 cat.jpg dog.jpg --target tabby
       hookscope predict resnet34 cat.jpg --format json | jq -r '.[0].label'
       hookscope predict nets.py:mine cat.jpg --weights mine.pth --categories names.txt
+
+    IMAGE is a file, a folder, a glob, or - for standard input. There is a row for each class, the highest score first.
+
+    \b
+    Fields:
+      image        the image, as it was named
+      class        number of the class
+      label        name of the class, empty if unknown
+      score        logit of the class, before softmax, as the model returns it
+      probability  softmax over all classes, 0 to 1
+      weights      the weights; with random weights the classes mean nothing
+
+    In a segmentation model, the score of a class is the mean of its logits over all positions. Detection and optical
+    flow models have no class scores.
     """
     if top is not None and target is not None:
         raise UsageError("--top and --target both choose the classes", do="give one of them")

@@ -14,7 +14,7 @@ from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
 from hookscope.cli.shared.image_options import image_inputs
-from hookscope.cli.shared.model import ModelOptions, running
+from hookscope.cli.shared.model import ModelOptions, model_options, running
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.findings import counted
 
@@ -47,7 +47,11 @@ _methods = kept_rows("saliency", "explain", _read_methods)
 
 @click.command("saliency", cls=CommandWithTable, table=_methods)
 @shared.model_argument()
-@shared.method_option(_methods, "gradient", "What is computed.")
+@shared.method_option(_methods, "gradient", "What to compute.")
+@explain_options(
+    "IMAGE/CLASS",
+    shared.colour_map_option("Any matplotlib colour map.  [default: inferno, for methods with signs RdBu_r]"),
+)
 @shared.count_option("--samples", "Number of noisy copies for smoothgrad.", _DEFAULTS.samples)
 @click.option(
     "--noise",
@@ -55,47 +59,29 @@ _methods = kept_rows("saliency", "explain", _read_methods)
     type=click.FloatRange(0),
     default=_DEFAULTS.noise,
     show_default=True,
-    help="Standard deviation of the noise of smoothgrad, as a share of the image's range.",
+    help="Standard deviation of smoothgrad's noise, as a share of the image's range.",
 )
-@shared.count_option(
-    "--steps", "Number of points between zeros and the image for integrated-gradients.", _DEFAULTS.steps
-)
+@shared.count_option("--steps", "Number of steps of integrated-gradients from zeros to the image.", _DEFAULTS.steps)
 @shared.count_option(
     "--most-steps",
-    "Number of points up to which integrated-gradients doubles --steps while the shares do not add up.",
+    "Largest number of steps, when --steps are too few and are doubled.",
     _DEFAULTS.most_steps,
 )
 @click.option(
     "--smooth",
     metavar="PIXELS",
     type=click.FloatRange(0),
-    help="Standard deviation of the Gaussian of the smoothed map, in pixels of the model's input; 0: no smoothed map."
+    help="Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
     "  [default: 1/64 of the shorter side]",
 )
 @shared.count_option(
     "--batch-size", "Images in one forward pass of smoothgrad and integrated-gradients.", _DEFAULTS.batch_size
 )
 @image_inputs
-@explain_options(
-    "IMAGE/CLASS",
-    shared.colour_map_option("Any matplotlib colour map.  [default: inferno; RdBu_r for methods with signs]"),
-)
+@model_options
+@shared.format_option
 def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """Show which pixels of each IMAGE the score of a class depends on.
-
-    IMAGE is a file, a folder, a glob, or - for standard input. The command draws the image, the map over the grey
-    image, and the same map smoothed, side by side, and writes them as PNG. gradient-input and integrated-gradients have
-    signs: red raises the score, blue lowers it. The scale is clipped at the 99.5th percentile.
-
-    The command prints a row: class, score, probability, the sum of the signed values, the expected sum, the highest
-    absolute value of the map, and the position of that value in pixels of the image. For a video model the position is
-    that in the mean over the frames. The expected sum of integrated-gradients is the score minus the score of an image
-    of zeros. While the sum misses it by more than 5 %, the command doubles the steps, and a note says so. --raw keeps
-    the signed values (3, H, W) of the model's input.
-
-    \b
-    Methods:
-      {table}
 
     \b
     Examples:
@@ -103,6 +89,23 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
       hookscope saliency shapes samples/shapes/star.png
       hookscope saliency vgg16 cat.jpg --method guided-backprop --target tabby -o cat-guided.png
       hookscope saliency resnet18 cat.jpg --method integrated-gradients --raw shares.npy --format json
+
+    The command writes a PNG with three pictures: the image, the map over the grey image, and the same map smoothed.
+    IMAGE is a file, a folder, a glob, or - for standard input. The maps of gradient-input and integrated-gradients have
+    signs: red raises the score, blue lowers it. The scale is clipped at the 99.5th percentile.
+
+    \b
+    Methods, where S is the score and x the image:
+      {table}
+
+    A row for each map has the class, its score and probability, the sum of the signed values, and the highest absolute
+    value. peak_x and peak_y are the position of that value in pixels of the image; in a video model, of the mean over
+    the frames.
+
+    The sum of integrated-gradients should be the score minus the score of an image of zeros: the field expected. While
+    the sum misses it by more than 5%, the command doubles the steps, and a note says so.
+
+    --raw keeps the signed values (3, H, W), for each pixel of the model's input.
     """
     options = Options(**values)
     settings = explain.Settings(

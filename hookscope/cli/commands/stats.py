@@ -28,16 +28,16 @@ from hookscope.statistics import StatisticsThresholds  # its file registers the 
 @click.command("stats")
 @shared.model_argument()
 @images_argument
-@measuring_options
-@click.option(
-    "--rank", is_flag=True, help="Measure the effective rank of each layer's channels too, up to 2048 channels; slower."
-)
+@shared.plot_option("Draw distributions, and shares of dead and saturated channels")
 @click.option("--per-channel", is_flag=True, help="Print a row for each channel.")
-@shared.file_option("--save", "Save the statistics, to merge or to resume.")
+@shared.file_option("--save", "Save the statistics, for --merge and --resume.")
 @click.option("--resume", is_flag=True, help="Continue the interrupted run that wrote the --save file.")
-@click.option("--merge", is_flag=True, help="Merge the arguments, which are --save files of one model.")
-@shared.plot_option("Draw distributions, dead and saturated shares")
+@click.option("--merge", is_flag=True, help="Merge --save files of one model: all arguments are such files.")
+@click.option(
+    "--rank", is_flag=True, help="Also measure the effective rank of layers with up to 2048 channels; slower."
+)
 @shared.file_option("--tensorboard", "Write scalars and histograms for TensorBoard to DIR.", metavar="DIR")
+@measuring_options("every convolution, Linear layer and activation function, and (model)")
 @threshold_options("activations")
 @shared.format_option
 def command(
@@ -54,16 +54,6 @@ def command(
 ) -> None:
     """Measure every layer of MODEL on images, and report what is wrong.
 
-    IMAGE is a file, a folder, a glob, or - for standard input. The command runs the images through the model in
-    batches. It measures every convolution, Linear layer and activation function, and what the model returns, which is
-    called (model): mean, spread, range and its positions, zeros, quantiles, NaN and Inf, dead, saturated and duplicate
-    channels. A line under the table says which other layers were not measured. Findings follow the table, each with its
-    evidence and advice. In tsv and csv, the column findings has their names. In ndjson, the field "row" names the kind
-    of a line.
-
-    A --save file identifies each image by the content of its file, whatever its name: --merge refuses files that hold
-    the same image, and --resume refuses other images than those the file has measured.
-
     \b
     Examples:
       hookscope stats resnet34 cat.jpg
@@ -71,6 +61,17 @@ def command(
       find photos -name '*.jpg' -print0 | hookscope stats resnet50 --files0-from - --format ndjson
       hookscope stats resnet34 photos/ --limit 1000 --save a.json
       hookscope stats --merge a.json b.json
+
+    The command measures every convolution, Linear layer and activation function, and what the model returns, which is
+    called (model). A line under the table says which other layers were not measured. IMAGE is a file, a folder, a glob,
+    or - for standard input.
+
+    A row for each layer call has the mean, spread, range and its positions, zeros, quantiles, NaN and Inf, and the
+    numbers of dead, saturated and duplicate channels. Findings follow the table, each with its evidence and advice. In
+    tsv and csv, the column findings has their names. In ndjson, the field "row" names the kind of a line.
+
+    --save, --resume and --merge know each image by the content of its file, not by its name. --merge refuses files that
+    hold the same image. --resume refuses other images than those of the saved run.
     """
     thresholds = StatisticsThresholds.of(chosen_thresholds("activations", values))
     if resume and save is None and not merge:

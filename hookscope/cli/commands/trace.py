@@ -38,30 +38,36 @@ class Options:
 @shared.model_argument()
 @shared.image_argument()
 @shared.layer_option(f"Calls to show: {shared.SELECTION}  [default: all; with --events '*', every module]")
-@shared.type_option_with(
-    f"Layer class that indices and all count; repeatable. A glob works; {shared.ALL_TYPES}  {shared.USUAL_TYPES}"
-)
+@shared.type_option
 @shared.ops_option
-@click.option("--events", is_flag=True, help="Print a row for each event, in the order of the events.")
+@click.option("--events", is_flag=True, help="Print a row for each event: each hook as it runs.")
 @target_option(help="With --events, the class whose score is differentiated")
 @categories_option
 @click.option("--values", is_flag=True, help="Show small tensors whole.")
-@shared.count_option("--most", "With --values, the largest number of values of a tensor that is shown.", 64)
+@shared.count_option("--most", "With --values, show tensors of at most N values.", 64)
 @model_options
 @shared.format_option
 def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     """Show what each layer call of MODEL takes and returns on IMAGE.
 
-    IMAGE is one file, or - for standard input; optical flow takes two. The command runs one forward pass with real
-    hooks, in eval mode. It prints a row for each call of the chosen layers, in order of execution. A row has the shape,
-    type and range of the input before the layer ran, and of the output as the layer returned it. Later layers may
-    overwrite the output in place, but do not change the row. Ranges cover only finite values; output_nonfinite counts
-    NaN and Inf. Ranges of quantized tensors are those of the numbers they represent. A field of several tensors holds
-    one value for each tensor.
+    \b
+    Examples:
+      hookscope trace resnet18 cat.jpg
+      hookscope trace vgg16 cat.jpg --layer 'features.*' --format ndjson
+      hookscope trace resnet18 cat.jpg --ops --layer 'layer1.0*'
+      hookscope trace resnet18 cat.jpg --events --type BasicBlock --type ReLU --target tabby
+      hookscope trace nets.py:ones tiny.png --preprocess none --values --events
+      hookscope trace raft_small first.png second.png --layer 'feature_encoder*'
 
-    With --events there is a row for each event, numbered from 0, and a backward pass follows:
+    IMAGE is one file, or - for standard input; optical flow takes two. The command runs one forward pass in eval mode.
+    It prints a row for each call of the chosen layers, in order of execution, with the shape, type and range of its
+    input and output. These are the values before a later layer overwrites them in place.
+
+    Ranges are those of the finite values; output_nonfinite counts NaN and Inf. A quantized tensor has the range of the
+    numbers that it represents. A field about several tensors has one value for each.
 
     \b
+    With --events a backward pass follows. A row for each event, from 0:
       pre-hook  the call is about to run: its inputs
       forward   the call has returned: its outputs
       backward  the gradient of the output is computed: that gradient
@@ -70,21 +76,11 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     score of the class --target, or in models without classes at the mean square of all outputs. Calls without a
     gradient have no backward event; a note says how many.
 
-    With --values small tensors are shown whole. A table is followed by the tensors as arrays. json and ndjson have the
-    fields input_values and output_values, or values with --events: nested numbers, null for larger tensors. In tsv and
-    csv these fields hold JSON.
+    With --values, a table is followed by the small tensors as arrays. json and ndjson have the fields input_values and
+    output_values, or values with --events: nested numbers, and null for larger tensors. In tsv and csv these fields
+    hold JSON.
 
-    A table leaves out columns that are empty, that are constant, or that do not fit the terminal. Other formats have
-    all columns.
-
-    \b
-    Examples:
-      hookscope trace resnet18 cat.jpg
-      hookscope trace vgg16 cat.jpg --layer 'features.*' --format ndjson
-      hookscope trace resnet18 cat.jpg --events --type BasicBlock --type ReLU --target tabby
-      hookscope trace nets.py:ones tiny.png --preprocess none --values --events
-      hookscope trace resnet18 cat.jpg --ops --layer 'layer1.0*'
-      hookscope trace raft_small first.png second.png --layer 'feature_encoder*'
+    A table leaves out columns that are empty, are constant or do not fit the terminal. Other formats have all columns.
     """
     options = Options(**values)
     _check(paths, options)

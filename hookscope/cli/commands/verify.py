@@ -29,28 +29,32 @@ def command(
 ) -> None:
     """Prove that hookscope reports the truth about MODEL on this machine.
 
-    IMAGE is the model's input; the default is seeded noise of the model's own size. Optical flow takes two images; a
-    single image is shown twice. The command prints a row for each check, and ends with status 3 at the first check that
-    fails:
-
-    \b
-      feature-extractor  outputs equal torchvision's feature extractor (fx), node by node
-      re-computation     each recorded input through a copy of its layer gives the recorded output
-      model-output       the model's output is the same with and without hooks, bit by bit
-      inputs             recorded inputs equal the outputs that fed them, where the fx graph says so
-      untouched          hooks, modes, parameters, gradients, buffers and random states are as before,
-                         also after a pass that was interrupted
-      shapes             list-layers reports the shapes of the real pass
-
-    The field holds is true, false, or empty where a check is not possible (fx cannot trace every model); the note says
-    why. The layer is the first that differs, else the layer with the largest difference.
-
     \b
     Examples:
       hookscope verify resnet18
       hookscope verify vgg16 cat.jpg --type Conv2d --type ReLU
       hookscope verify mobilenet_v3_small --input-size 64 --weights none --format json
       hookscope verify retinanet_resnet50_fpn --layer 'backbone.*' && echo all is true
+
+    The command prints a row for each check, and ends with status 3 at the first check that fails. IMAGE is the model's
+    input; the default is noise, which --seed sets. Optical flow takes two images; a single image is used twice.
+
+    \b
+    Checks:
+      feature-extractor  each output equals that of torchvision's feature
+                         extractor (fx)
+      re-computation     a copy of each layer turns the recorded input into the
+                         recorded output
+      model-output       the model returns the same with and without hooks, to
+                         the bit
+      inputs             each recorded input equals the outputs it came from,
+                         where the fx graph shows them
+      untouched          hooks, modes, parameters, gradients, buffers and random
+                         states are as before, also after an interrupted pass
+      shapes             list-layers reports the shapes of the real pass
+
+    The field holds is true or false. It is empty if a check is not possible, because fx cannot trace every model; the
+    field note says why. The field layer is the first layer that differs, else that with the largest difference.
     """
     ModelAndImages.check_count(paths)
     subject = ModelAndImages.load(model, paths)

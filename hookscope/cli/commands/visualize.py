@@ -61,35 +61,35 @@ class Options:
 
 @click.command("visualize")
 @shared.model_argument()
-@shared.layer_option(f"Calls to draw: 0:36:5, {shared.SELECTION}  [default: 0:, every index]", "0:")
+@shared.layer_option(f"Calls to draw: {shared.SELECTION}  [default: 0:, every index]", "0:")
 @shared.type_option
 @output_option("sheet")
 @shared.channels_option(
-    "Channels to draw: all, 0-63,100, or top:16 (by mean |value|; or top:16:max, :std, :mean).  [default: all, of a"
-    " layer of more than 64 top:64; of single values top:24]"
+    "Channels to draw: all, 0-63,100, or top:16, the strongest by mean |value|; also top:16:max, :std or :mean."
+    "  [default: all up to 64, else top:64; of single values top:24]"
 )
-@shared.columns_option("Maps in a row.  [default: a grid with full rows]")
-@shared.cell_option("Smallest side of a map.  [default: 56 or more]")
-@shared.colour_map_option("Any matplotlib colour map.  [default: viridis; RdBu_r with --scale symmetric]")
 @click.option(
     "--scale",
     metavar="SCALE",
     callback=shared.parsed(drawing.Scale.parse),
     shell_complete=shared.complete_scales,
-    help=f"Range of the colours: {drawing.scale_notations('or')}.  [default: channel; symmetric with --overlay]",
+    help=f"Range of the colours: {drawing.scale_notations('or')}.  [default: channel, with --overlay symmetric]",
 )
-@click.option("--overlay", is_flag=True, help="Draw each map over the grey image: a large |value| hides it.")
+@click.option("--overlay", is_flag=True, help="Draw each map over the grey image; a large |value| is opaque.")
 @click.option(
     "--alpha",
     metavar="SHARE",
     type=click.FloatRange(0, 1),
     help=f"With --overlay: opacity of the largest |value|, 0 to 1.  [default: {drawing.ALPHA}]",
 )
+@shared.colour_map_option("Any matplotlib colour map.  [default: viridis, with --scale symmetric RdBu_r]")
+@shared.columns_option("Maps in a row.  [default: a grid with full rows]")
+@shared.cell_option("Smallest side of a drawn map.  [default: 56 or more]")
 @click.option("--plain", is_flag=True, help="Draw the grid only: no header, numbers or colour bars.")
 @categories_option
 @shared.file_option(
     "--raw",
-    "Keep the exact activations too: one as .npy, any number as .npz or .safetensors with the keys IMAGE/LAYER.",
+    "Keep the exact activations too: one as .npy, several as .npz or .safetensors with keys IMAGE/LAYER.",
 )
 @image_inputs
 @model_options
@@ -97,21 +97,24 @@ class Options:
 def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     """Draw the feature maps of MODEL for each IMAGE.
 
-    IMAGE is a file, a folder, a glob, or - for standard input. The command writes one PNG for each image and layer
-    call. It prints a row for each PNG: shape, lowest, mean and highest value, the number of dead (constant) channels,
-    and the number of NaN and Inf. Without -o, a single sheet goes to the current folder and several sheets go to a
-    folder IMAGE-MODEL/. The first cell of a sheet is the image as the model saw it. Single values, such as scores of
-    classes, are drawn as bars. --raw keeps whole activations, of all channels, as the layer returned them; bfloat16
-    becomes float32.
-
     \b
     Examples:
       hookscope visualize resnet34 cat.jpg --layer 30
       hookscope visualize resnet34 cat.jpg --layer layer4.0.conv2 --scale symmetric
-      hookscope visualize mobilenet_v3_small samples/*.jpg --layer 0:5 -o out/
-      cat cat.jpg | hookscope visualize vgg16 - --layer features.0 -o - > first.png
       hookscope visualize resnet34 cat.jpg --layer 0 --channels top:16 --overlay
+      hookscope visualize mobilenet_v3_small samples/*.jpg --layer 0:5 -o out/
       hookscope visualize resnet34 photos/ --layer layer4.2 -o out/ --raw layer4.npz
+      cat cat.jpg | hookscope visualize vgg16 - --layer features.0 -o - > first.png
+
+    The command writes a sheet, one PNG, for each image and layer call. IMAGE is a file, a folder, a glob, or - for
+    standard input. The first cell of a sheet is the image as the model saw it. Single values, such as scores of
+    classes, are drawn as bars. Without -o, a single sheet goes to the current folder; several go to a folder
+    IMAGE-MODEL/.
+
+    A row for each sheet has the shape, the lowest, mean and highest value, the number of dead (constant) channels, and
+    the number of NaN and Inf.
+
+    --raw keeps all channels as the layer returned them; bfloat16 becomes float32.
     """
     options = Options(**values)
     if options.alpha is not None and not options.overlay:

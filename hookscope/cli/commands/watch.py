@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from hookscope.cli.shared.options import ALL_TYPES, USUAL_TYPES, format_option, layer_option, was_given
+from hookscope.cli.shared.options import SELECTION, TYPES, format_option, layer_option, was_given
 from hookscope.cli.shared.pictures import open_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script
@@ -42,8 +42,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
 @click.command("watch", cls=_ScriptCommand, context_settings={"allow_interspersed_args": False})
 @click.argument("words", metavar="[SCRIPT [ARG]...]", nargs=-1, type=click.UNPROCESSED, shell_complete=_complete_files)
 @layer_option(
-    "Which layers: conv1, 'layer4.*', 're:conv[12]$', name:0, conv1#1, 0:10, all; repeatable, comma separated."
-    "  [default: all]",
+    f"Calls to log: {SELECTION}  [default: all]",
     "all",
 )
 @click.option(
@@ -51,7 +50,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     "types",
     metavar="CLASS",
     multiple=True,
-    help=f"Class of layers that indices and all count; repeatable; a glob; {ALL_TYPES}  {USUAL_TYPES}",
+    help=TYPES,
 )
 @click.option(
     "--every",
@@ -59,8 +58,7 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     type=click.IntRange(min=1),
     default=50,
     show_default=True,
-    help="Sample every N-th step of each optimizer: 0, N, 2N... In a tiny model, a sampled step takes several times as"
-    " long as other steps.",
+    help="Sample every N-th step of each optimizer: 0, N, 2N... A sampled step takes longer than others.",
 )
 @click.option(
     "-o",
@@ -69,14 +67,14 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
     type=click.Path(),
     default="hookscope.ndjson",
     show_default=True,
-    help="Log file; lines are appended. Each of several processes writes its own file, with .rank0, .rank1... in the"
-    " name. Under torchrun, write -o: torchrun takes --log for an option of its own.",
+    help="Log file; lines are appended. Each rank of torchrun writes its own, with .rank0, .rank1... in the name. With"
+    " torchrun write -o, because it has an option --log itself.",
 )
 @click.option(
     "--tensorboard",
     metavar="DIR",
     type=click.Path(),
-    help="Also write an event file for TensorBoard; each of several processes to DIR/rank0, DIR/rank1...",
+    help="Also write an event file for TensorBoard; with torchrun to DIR/rank0, DIR/rank1...",
 )
 @click.option(
     "--stop-on",
@@ -92,46 +90,47 @@ def _complete_files(ctx: click.Context, param: click.Parameter, incomplete: str)
 def command(words: tuple[str, ...], **options: Any) -> Callable[[], None] | None:
     """Run the training script SCRIPT as Python would, and log what its layers do while it trains.
 
-    SCRIPT is a file, a folder or zip file with a __main__.py, or -m MODULE. All words after SCRIPT are the script's own
-    arguments. The script runs unedited in this process. The script's output, exit status, exceptions and random numbers
-    do not change. Notes of hookscope go to standard error and begin with Note.
-
-    The log has a line for each chosen layer call of each sampled step, in JSON:
-
-    \b
-      step, time            step of the layer's optimizer, from 0; seconds since the run began
-      loss, passes, learning_rate
-                            where known; the mean loss over the backward passes of the
-                            step without the scale of a GradScaler, and their number
-      layer, call, type     also index and order as in list-layers, and called_as, which names
-                            the place that calls a shared layer
-      activation_mean, activation_std, zero_share, dead_channels, non_finite, infinite
-                            of the output
-      gradient_norm, weight_norm, update_to_weight
-                            of the layer's own parameters
-      running_mean_shift, running_var_ratio
-                            BatchNorm: the batch against the running statistics
-
-    A second line, facts, tells of each sampled step why a run may not learn: backward passes, clipping, gradients left
-    over, inputs, targets, the loss function, modes, settings of the optimizer, loss scale.
-
-    Steps are counted for each optimizer separately. However the run ends, the log is complete up to the last sampled
-    step. If watching fails, one note says so and the training goes on.
-
-    --show prints the findings of a run, the gravest first; the run may still go on. The format json also has the run
-    and the last metrics of each layer. The exit status is 0, with or without findings.
-
-    torchrun starts hookscope, as in the example below; each rank writes its own log. So does each process that the
-    script starts with multiprocessing and that trains: its log has .process1, .process2... in the name. Other processes
-    that the script starts are not watched.
-
     \b
     Examples:
       hookscope watch -- train.py --epochs 3
+      hookscope watch --show hookscope.ndjson --plot run.png
       hookscope watch --layer 'layer*' --every 50 --log run.ndjson -- train.py --epochs 3
       hookscope watch --stop-on non-finite -- -m package.train
       torchrun --nproc_per_node 2 -m hookscope watch -o run.ndjson -- train.py
-      hookscope watch --show run.ndjson --plot run.png
+
+    SCRIPT is a file, a folder or zip file with a __main__.py, or -m MODULE. All words after SCRIPT are the script's own
+    arguments. The script runs unedited in this process: its output, exit status, exceptions and random numbers do not
+    change. Notes of hookscope go to standard error and begin with Note.
+
+    --show prints the findings of a run, the most severe first, also while the run goes on. The format json adds the run
+    and the last values of each layer. The exit status is 0, with or without findings.
+
+    \b
+    The log has a line of JSON for each sampled step and layer call:
+      step, time         step of the layer's optimizer, from 0; seconds since
+                         the start
+      loss, passes, learning_rate
+                         if known; the loss is the mean over the backward passes
+                         of the step, without the scale of a GradScaler
+      layer, call, type, index, order
+                         as in list-layers
+      called_as          the name of the place that calls a shared layer
+      activation_mean, activation_std, zero_share, dead_channels, non_finite,
+      infinite           of the output
+      gradient_norm, weight_norm, update_to_weight
+                         of the layer's own parameters
+      running_mean_shift, running_var_ratio
+                         BatchNorm: the batch against the running statistics
+
+    Another line of each sampled step, facts, says why a run may not learn: backward passes, clipping, gradients of the
+    step before, inputs, targets, the loss function, modes, settings of the optimizer, loss scale.
+
+    Steps are counted for each optimizer. The log is complete up to the last sampled step, however the run ends. If
+    watching fails, a note says so and the training goes on.
+
+    Each rank of torchrun writes its own log, and so does each process that the script starts with multiprocessing and
+    that trains: its log has .process1, .process2... in the name. Other processes that the script starts are not
+    watched.
     """
     _check_together(words, options)
     if options["show"] is not None:

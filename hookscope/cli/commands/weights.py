@@ -41,21 +41,21 @@ _NESTED_FIELDS = ("layer", "buffer", "dead_filters", "duplicate_filters", "colla
 @click.command("weights")
 @shared.model_argument()
 @shared.layer_option(
-    "Layers: conv1, layer4 (all in it), 'layer4.*', 're:bn[12]$', or 30 and 0:10, the indices of list-layers;"
+    "Layers to show: conv1, layer4 (all in it), 'layer4.*', 're:bn[12]$', or indices of list-layers: 30, 0:10;"
     " repeatable, comma separated.  [default: all]"
 )
-@threshold_options("weights")
 @shared.plot_option("Draw all layers on one page")
 @shared.file_option(
     "--kernels", "Draw the filters of the first convolution, or of those that --layer names.", metavar="PNG"
 )
 @shared.channels_option(
-    "With --kernels: filters to draw, all, 0-63,100 or top:16.  [default: all; of more than 64 top:64, in a matrix of"
-    " input and output channels top:16]"
+    "With --kernels: filters to draw, all, 0-63,100 or top:16.  [default: all up to 64, else top:64; in a matrix"
+    " top:16]"
 )
 @shared.columns_option("With --kernels: filters in a row, or input channels in a matrix.  [default: 32 in a matrix]")
 @shared.cell_option("With --kernels: smallest side of a kernel.")
 @shared.colour_map_option("With --kernels: any matplotlib colour map.  [default: RdBu_r]")
+@threshold_options("weights")
 @shared.weights_option
 @shared.seed_option
 @shared.format_option
@@ -75,23 +75,26 @@ def command(
 ) -> None:
     """Report on the weights of MODEL, without an image and without a forward pass.
 
-    The command prints a row for each parameter and each running statistic of a BatchNorm: shape, mean, standard
-    deviation, lowest and highest value, L2 norm, share of zeros, and numbers of NaN and Inf. Rows of convolutions have
-    the norms of the filters and the numbers of dead and duplicate filters. Rows of BatchNorms have the number of
-    collapsed variances, and say whether the statistics were ever updated. A variance is collapsed below a hundredth of
-    the layer's eps: less than a tenth of the channel's spread is left. Findings follow a table. In json and ndjson the
-    findings also have the numbers of filters and channels. Findings do not change the exit status, which is 0.
-
-    --plot draws the weights, norms of filters, zeros and running variances of every layer, beside the findings.
-    --kernels draws the filters of the first convolution, in colour if its input is RGB. Convolutions that --layer names
-    are drawn as matrices of kernels: a row is an output channel, a column is an input channel.
-
     \b
     Examples:
       hookscope weights resnet18
       hookscope weights resnet18 --weights my.safetensors --plot weights.png --kernels kernels.png
       hookscope weights mobilenet_v3_small --layer features.4 --kernels features4.png --channels top:32
       hookscope weights vgg16 --format json | jq -r '.findings[].finding'
+
+    A row for each parameter, and for each running statistic of a BatchNorm, has the shape, mean, standard deviation,
+    lowest and highest value, L2 norm, share of zeros, and numbers of NaN and Inf. Rows of convolutions also have the
+    norms of the filters and the numbers of dead and duplicate filters.
+
+    Rows of BatchNorms say how many variances are collapsed: below 1/100 of the layer's eps, which leaves less than a
+    tenth of the channel's spread. They also say whether the statistics were ever updated.
+
+    Findings follow the table. In json and ndjson they also have the numbers of filters and channels. The exit status is
+    0, with or without findings.
+
+    --plot draws the weights, norms of filters, zeros and running variances of every layer, beside the findings.
+    --kernels draws the filters of the first convolution, in colour if its input is RGB. A convolution that --layer
+    names is drawn as a matrix of kernels: a row is an output channel, a column is an input channel.
     """
     thresholds = parameters.ParameterThresholds.of(chosen_thresholds("weights", values))
     if kernels is None and any(map(shared.was_given, ("channels", "columns", "cell", "cmap"))):

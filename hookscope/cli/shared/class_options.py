@@ -42,8 +42,7 @@ def target_option(default: str | None = "top:1", help: str = "Which class to ask
         show_default=default is not None,
         shell_complete=complete_targets,
         callback=parsed(lambda words: scores.Target(",".join(words)) if words else None),
-        help=f"{help}: a class index, a class name (a part that matches one name is enough) or top:K; repeatable, comma"
-        " separated.",
+        help=f"{help}: number, name, unique part of a name, or top:K (the K best); repeatable, comma separated.",
     )
 
 
@@ -65,8 +64,8 @@ categories_option = click.option(
     "--categories",
     metavar="FILE",
     type=CategoriesFile(),
-    help="Names of the classes: one per line, or JSON (a list, or an object from index to name); imagenet for those of"
-    " ImageNet.  [default: the names that come with the weights]",
+    help="Names of the classes: imagenet, or a file with one name per line or JSON (a list, or an object from number"
+    " to name).  [default: the names that come with the weights]",
 )
 
 

@@ -12,8 +12,8 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Row, row_of
 from hookscope.cli.shared.array_file import ArrayFile
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
-from hookscope.cli.shared.model import ModelOptions, model_options
-from hookscope.cli.shared.options import apply_options, file_option, format_option
+from hookscope.cli.shared.model import ModelOptions
+from hookscope.cli.shared.options import apply_options, file_option
 from hookscope.cli.shared.output_paths import OutputPath, file_word, model_word
 from hookscope.cli.shared.picture_run import PictureRun, output_option, parse_output
 from hookscope.errors import UsageError
@@ -43,18 +43,16 @@ class ExplainOptions:
 
 
 def explain_options(keys: str, colour_map: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of `ExplainOptions` and of the model; ``keys`` names the arrays of a ``.npz`` file."""
+    """The options of `ExplainOptions` but ``--format``; ``keys`` names the arrays of a ``.npz`` file."""
     options: list[Callable[[Any], Any]] = [
         target_option(help="Which class to explain"),
         categories_option,
         output_option("picture"),
         file_option(
             "--raw",
-            f"Keep the numbers too: one map as .npy, any number of maps as .npz or .safetensors with the keys {keys}.",
+            f"Keep the numbers of the maps too: one as .npy, several as .npz or .safetensors with keys {keys}.",
         ),
         colour_map,
-        model_options,
-        format_option,
     ]
     return lambda command: apply_options(options, command)
 

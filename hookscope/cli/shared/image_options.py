@@ -19,16 +19,13 @@ from hookscope.errors import ImageError, UsageError
 images_argument = click.argument("paths", metavar="[IMAGE]...", nargs=-1, type=click.Path())
 files0_option = file_option(
     "--files0-from",
-    "Read the names of images and folders from FILE (- for standard input), each followed by NUL as `find -print0`"
-    " writes them.",
+    "Read names of images and folders from FILE (- for standard input), separated by NUL as by `find -print0`.",
 )
 batch_size_option = count_option("--batch-size", "Images in one forward pass.", 16)
-workers_option = count_option(
-    "--workers", "Number of processes that read and prepare images; 0: no extra process.", 0, least=0
-)
+workers_option = count_option("--workers", "Extra processes that read and prepare images.", 0, least=0)
 limit_option = count_option("--limit", "Use only the first N images.")
 strict_option = click.option(
-    "--strict", is_flag=True, help="Stop at the first image that cannot be used instead of skipping it."
+    "--strict", is_flag=True, help="Stop at the first image that cannot be used; do not skip it."
 )
 
 

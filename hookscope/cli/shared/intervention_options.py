@@ -28,7 +28,7 @@ at_option = click.option(
     nargs=2,
     multiple=True,
     shell_complete=_complete_at,
-    help="A layer selection or the name of a parameter, and an intervention; repeatable, applied in the order given.",
+    help="Apply the intervention WORD at SEL, a layer selection or the name of a parameter; repeatable.",
 )
 
 

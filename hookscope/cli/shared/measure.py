@@ -15,13 +15,8 @@ from hookscope.cli.progress import image_progress
 from hookscope.cli.shared import image_options
 from hookscope.cli.shared.lost_images import LostImages
 from hookscope.cli.shared.model import ModelOptions, check_choice, model_options
-from hookscope.cli.shared.options import apply_options, layer_option, ops_option, type_option
+from hookscope.cli.shared.options import SELECTION, apply_options, layer_option, ops_option, type_option
 from hookscope.findings import counted, operations_in_words
-
-_layer_option = layer_option(
-    "Calls to measure, as in visualize.  [default: every convolution, Linear layer and activation function, and the"
-    " model's output]"
-)
 
 
 @dataclass(frozen=True)
@@ -44,24 +39,29 @@ class MeasureOptions:
         return image_options.image_list(self.paths, self.files0_from, self.limit)
 
 
-def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of `MeasureOptions`, which the command gets as ``job``."""
+def measuring_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of `MeasureOptions`, which the command gets as ``job``; ``default`` says what is measured."""
     names = [field.name for field in fields(MeasureOptions)]
-
-    @functools.wraps(command)
-    def with_job(**options: Any) -> Any:
-        return command(job=MeasureOptions(**{name: options.pop(name) for name in names}), **options)
-
     options = [
-        _layer_option,
+        layer_option(f"Calls to measure: {SELECTION}  [default: {default}]"),
         type_option,
         ops_option,
         image_options.files0_option,
+        image_options.limit_option,
         image_options.batch_size_option,
         image_options.workers_option,
-        image_options.limit_option,
+        image_options.strict_option,
+        model_options,
     ]
-    return apply_options([*options, image_options.strict_option, model_options], with_job)
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_job(**options: Any) -> Any:
+            return command(job=MeasureOptions(**{name: options.pop(name) for name in names}), **options)
+
+        return apply_options(options, with_job)
+
+    return add
 
 
 def measure(

@@ -170,7 +170,7 @@ ops_option = click.option(
     "--ops/--no-ops",
     "ops",
     default=None,
-    help="Whether operations that are no modules, such as torch.relu and +, are calls too: 'block1::relu', '::add'.",
+    help="Also use operations that are no modules, such as torch.relu and +: 'block1::relu', '::add'.",
 )
 
 
@@ -229,17 +229,18 @@ def colour_map_option(help: str, default: str | None = None) -> Option:
     )
 
 
-ALL_TYPES = "`all` means every layer without children or with parameters of its own."
-USUAL_TYPES = "[default: indices count Conv2d, Conv3d in video models, and all means every layer]"
-type_option = type_option_with(
-    f"Layer class that indices and all count; repeatable. A glob works; {ALL_TYPES}  {USUAL_TYPES}"
+TYPES = (
+    "Class of the layers to use: ReLU, '*Norm*' or all; repeatable. Indices and --layer all count these layers."
+    "  [default for indices: Conv2d, in video models Conv3d]"
 )
+type_option = type_option_with(TYPES)
 size_option = click.option(
     "--input-size",
     "--size",
     metavar="[Dx]HxW",
     type=InputSize(),
-    help="Height and width of the model's input, of clips and volumes also the depth.  [default: the model's own]",
+    help="Size of the model's input: height and width, such as 224x320; for clips and volumes also the depth."
+    "  [default: the model's own]",
 )
 
 
@@ -250,7 +251,8 @@ def format_option(command: Command) -> Command:
         default=None,
         expose_value=False,
         callback=lambda ctx, param, value: setattr(formats, "is_utf8", value),
-        help="Keep characters beyond ASCII in JSON, or escape them.  [default: keep them on a UTF-8 terminal]",
+        help="Write all characters in JSON as they are, or escape those beyond ASCII.  [default: --utf8 on a UTF-8"
+        " terminal]",
     )
     return click.option(
         "--format",
@@ -266,8 +268,8 @@ weights_option = click.option(
     default="auto",
     show_default=True,
     shell_complete=complete_weights,
-    help="auto: trained weights if available, else random; default or NAME: fail if unavailable; none: random; or a"
-    " checkpoint: a file, or a folder of transformers, accelerate or Lightning.",
+    help="auto (trained weights if available, else random), default or a name such as IMAGENET1K_V2 (trained, or an"
+    " error), none (random), or a checkpoint: a file or folder.",
 )
 seed_option = click.option(
     "--seed", metavar="N", type=Seed(), default=0, show_default=True, help="Seed of random weights."
@@ -287,34 +289,34 @@ preprocess_option = click.option(
     show_default=True,
     callback=parsed(lambda text: models.parse_preprocess(text)),
     shell_complete=complete_preprocess,
-    help="How pictures become inputs. weights: as the weights or the model say; imagenet: resize 256, crop 224,"
-    " ImageNet mean and std; half: likewise with mean and std 0.5; stretch: to the input size, range 0..1; none: own"
-    " size, range 0..1; or file.py:function, from a PIL image to a tensor.",
+    help="How images become inputs: weights (as the weights or the model say), imagenet, half (mean and std 0.5),"
+    " stretch, none (no resizing), or file.py:function (PIL image to tensor). Details:"
+    " docs/concepts/weights-and-models.md.",
 )
 resize_option = click.option(
     "--resize",
     metavar="HOW",
     callback=parsed(lambda text: models.parse_resize(text)),
     shell_complete=complete_words("shorter", "stretch", "pad"),
-    help="shorter: the shorter side to the input size, then crop the centre (shorter:256: to 256); stretch: both sides;"
-    " pad: the longer side, with a black border.",
+    help="How images get the input size. shorter: resize the shorter side, then crop the centre; shorter:256: resize"
+    " it to 256, then crop; stretch: resize both sides; pad: resize the longer side and add a black border.",
 )
 mean_option = click.option(
     "--mean",
     metavar="NUMBERS",
     callback=parsed(lambda text: models.parse_numbers(text, "mean")),
-    help="Subtracted from the colours: one number, or one for each channel, as in 0.485,0.456,0.406.",
+    help="Mean to subtract from the colours: one number, or one for each channel, such as 0.485,0.456,0.406.",
 )
 std_option = click.option(
     "--std",
     metavar="NUMBERS",
     callback=parsed(lambda text: models.parse_numbers(text, "std")),
-    help="Divides the colours after --mean.",
+    help="Standard deviation that divides the colours, after --mean: one number, or one for each channel.",
 )
 range_option = click.option(
     "--range",
     metavar="LOW..HIGH",
     callback=parsed(lambda text: models.parse_range(text)),
-    help="Range of the colours before --mean and --std: 0..1, -1..1 or 0..255. Alone it means no mean and std.",
+    help="Range of the colours before --mean and --std: 0..1, -1..1 or 0..255. Without --mean: no mean and std.",
 )
 preprocess_options = [preprocess_option, resize_option, mean_option, std_option, range_option]

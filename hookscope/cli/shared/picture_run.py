@@ -29,7 +29,7 @@ _LEAST_NEEDED = (
 
 def output_option(pages: str) -> Callable[[Any], Any]:
     """``-o``: where the pages go."""
-    help = f"A file for one {pages}, a folder (made when missing), or - for standard output."
+    help = f"Where to write: a file for one {pages}, a folder (made if missing), or - for standard output."
     return lambda command: click.option("-o", "--output", metavar="PATH", type=click.Path(), help=help)(
         open_option(command)
     )

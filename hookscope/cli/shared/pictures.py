@@ -28,7 +28,7 @@ open_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=_remember,
-    help="Open the picture that was written, or the folder of several, with the system's viewer.",
+    help="Open the written picture, or the folder of several, in the system's viewer.",
 )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from typing import Any
 
 import click
@@ -65,7 +67,12 @@ class CommandWithTable(click.Command):
         template = self.help
         rows = list(self._table())
         width = max((len(name) for name, _ in rows), default=0)
-        lines = "\n  ".join(f"{name:<{width}}  {text}" for name, text in rows)
+        room = formatter.width - width - 6  # two blanks before the text of the help, the name and the description
+        lines = "\n  ".join(
+            f"{first:<{width}}  {line}"
+            for name, text in rows
+            for first, line in zip_longest([name], textwrap.wrap(text, room), fillvalue="")
+        )
         self.help = inspect.cleandoc(template or "").replace("{table}", lines)
         try:
             super().format_help_text(ctx, formatter)
