@@ -62,7 +62,7 @@ COMMANDS = {
 
 _FIRST = {
     "list-layers resnet18": "Which layers are there?",
-    "visualize resnet18 photo.jpg --layer 0": "What does the first convolution see?",
+    "visualize resnet18 photo.jpg --layer 0": "What does layer 0 see?",
     "cam resnet18 photo.jpg": "Where did the model look?",
 }
 _PROGRAM = "hookscope"
