@@ -8,5 +8,5 @@ from .facts import (
     rows_of_type as rows_of_type,
     totals_of_type as totals_of_type,
 )
-from .summary import layer_totals as layer_totals, list_layers as list_layers, trace as trace
+from .summary import layer_totals as layer_totals, list_layers as list_layers, named as named, trace as trace
 from .tensor_summary import Facts as Facts, TensorSummary as TensorSummary

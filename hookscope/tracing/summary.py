@@ -20,6 +20,7 @@ from hookscope.hooks import (
     HookHandles,
     LayerCall,
     Operations,
+    Selection,
     Shape,
     buffers_kept,
     check_hookable,
@@ -30,6 +31,7 @@ from hookscope.hooks import (
     random_states_kept,
     shape_of,
     tensors_in,
+    types_of,
 )
 from hookscope.models import example_inputs, first_channels, forward_error, meta_forward
 from hookscope.tracing.facts import LayerTotals, Trace, TracedCall, TracedLayer, rows_of_type, totals_of_type
@@ -196,6 +198,17 @@ def layer_totals(
         (240, 224, 10976)
     """
     return totals_of_type(_traced(model, input_size, inputs), types)
+
+
+def named(model: nn.Module, layers: Selection, input_size: Sequence[int]) -> Selection:
+    """``layers`` with the names of the layers that `list_layers` shows at its indices."""
+    if not layers.counts:
+        return layers
+    calls = [(row.index, row.name) for row in list_layers(model, input_size) if row.index is not None]
+    types, _ = types_of(model, None)
+    layers.check_ran([], len(calls), types, [name for name, _ in model.named_modules()])
+    names = [name for index, name in calls if layers.wants_index(index, len(calls))]
+    return Selection([*(term for term in layers.terms if not term.counts), Selection.of_names(names)])
 
 
 def _traced(model: nn.Module, input_size: Sequence[int], inputs: Inputs | None) -> Trace:

@@ -102,7 +102,9 @@ def command(
     _check_outputs(plot, kernels, [weights, model.partition(":")[0]])
     net = ModelOptions(model, weights, seed).load(pictures=False)
     check_choice(net, (), layers)
-    layers = _by_name(net, layers)
+    if layers is not None:
+        with process.prints_to_standard_error():
+            layers = tracing.named(net.model, layers, net.preprocess.input_shape[1:])
     rows = parameters.parameter_statistics(net.model, thresholds, layers)
     findings = parameters.parameter_findings(rows, thresholds)
     totals = _totals(rows)
@@ -121,20 +123,6 @@ def command(
                 output.note(f"Note: {kernels} leaves out {text}")
             drawing.write_png(sheet.image, kernels, sheet.provenance)
             wrote(kernels)
-
-
-def _by_name(net: models.LoadedModel, layers: hooks.Selection | None) -> hooks.Selection | None:
-    """``layers`` with the names of the layers whose calls list-layers shows at its indices."""
-    if layers is None or not layers.counts:
-        return layers
-    with process.prints_to_standard_error():
-        rows = tracing.list_layers(net.model, net.preprocess.input_shape[1:])
-    calls = [(row.index, row.name) for row in rows if row.index is not None]
-    types = hooks.usual_types(map(hooks.class_names, net.model.modules()))
-    layers.check_ran([], len(calls), types, [name for name, _ in net.model.named_modules()])
-    counted = hooks.Selection([term for term in layers.terms if term.counts])
-    names = [name for index, name in calls if counted.wants_index(index, len(calls))]
-    return hooks.Selection([*(term for term in layers.terms if not term.counts), hooks.Selection.of_names(names)])
 
 
 def _check_outputs(plot: str | None, kernels: str | None, inputs: Sequence[str]) -> None:
