@@ -17,7 +17,7 @@ import click
 from hookscope.cli import process, settings
 from hookscope.cli.output import formats
 from hookscope.cli.output.formats import note
-from hookscope.cli.shared.pictures import tell_what_was_written
+from hookscope.cli.shared.written import tell_what_was_written
 from hookscope.errors import HookscopeError, WriteError, is_out_of_memory, near_misses
 from hookscope.findings import listed
 from hookscope.models import broken_pair, missing_package, package_versions, unreadable_settings

@@ -27,7 +27,7 @@ def here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, here: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run ``command_line(*words)`` of the test file; `test_pictures.py` tests the line that says what was written."""
+    """Run ``command_line(*words)`` of the test file; `test_written.py` tests the line that says what was written."""
 
     def run(*words: str, **more: Any) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as caught:

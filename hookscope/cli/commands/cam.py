@@ -8,15 +8,14 @@ from typing import Any
 
 import click
 
-from hookscope import drawing, explain, hooks, scores
+from hookscope import explain, hooks, scores
 from hookscope.cli.output.report import Row
 from hookscope.cli.progress import pass_progress
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.explain import ExplainOptions, Explanation, explain_images, explain_options
 from hookscope.cli.shared.image_options import image_inputs
 from hookscope.cli.shared.model import ModelOptions, model_options, running
-from hookscope.cli.shared.output_paths import OutputPath, is_same_file
-from hookscope.cli.shared.pictures import wrote
+from hookscope.cli.shared.output_paths import OutputPath, is_same_file, write_picture
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -189,5 +188,4 @@ def _write_sheet(
     if layers is not options.layers or target != options.target:
         maps = _maps(explanation, options, layers, target)
     page = explain.draw_cam(maps, explanation.image, explanation.net, cmap=options.cmap, width=_CELL)
-    drawing.write_png(page, sheet)
-    wrote(sheet)
+    write_picture(sheet, page)

@@ -19,8 +19,7 @@ from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.class_options import categories_of, categories_option, target_option
 from hookscope.cli.shared.intervention_options import Change, at_option
 from hookscope.cli.shared.model import ModelAndImages, ModelOptions, check_choice, model_options
-from hookscope.cli.shared.output_paths import OutputPath, check_plot, write_plot
-from hookscope.cli.shared.pictures import wrote
+from hookscope.cli.shared.output_paths import OutputPath, check_plot, write_picture, write_plot
 from hookscope.cli.shared.registries import CommandWithTable, kept_rows
 from hookscope.errors import UsageError
 from hookscope.findings import counted, listed
@@ -261,5 +260,4 @@ def _draw(
         return
     words = [f"{change.where} {change.spec.text}" for change in changes]
     page = interventions.draw_effect(effect, subject.images[0], subject.net, interventions=words, seed=seed)
-    drawing.write_png(page, path)
-    wrote(path)
+    write_picture(path, page)

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hookscope.cli.shared.options import SELECTION, TYPES, format_option, layer_option, was_given
-from hookscope.cli.shared.pictures import open_option
+from hookscope.cli.shared.written import open_option
 from hookscope.errors import UsageError
 from hookscope.system import find_script
 

@@ -15,8 +15,14 @@ from hookscope.cli.output import formats as output
 from hookscope.cli.output.report import Columns, Report, Row, Section, row_of
 from hookscope.cli.shared import options as shared
 from hookscope.cli.shared.model import ModelOptions, check_choice
-from hookscope.cli.shared.output_paths import check_plot, is_device, is_same_file, refuse_input, write_plot
-from hookscope.cli.shared.pictures import wrote
+from hookscope.cli.shared.output_paths import (
+    check_plot,
+    is_device,
+    is_same_file,
+    refuse_input,
+    write_picture,
+    write_plot,
+)
 from hookscope.cli.shared.threshold_options import chosen_thresholds, threshold_options
 from hookscope.errors import UsageError
 from hookscope.findings import Finding, counted
@@ -121,8 +127,7 @@ def command(
         if kernels and sheet:
             for text in sheet.left_out:
                 output.note(f"Note: {kernels} leaves out {text}")
-            drawing.write_png(sheet.image, kernels, sheet.provenance)
-            wrote(kernels)
+            write_picture(kernels, sheet.image, sheet.provenance)
 
 
 def _check_outputs(plot: str | None, kernels: str | None, inputs: Sequence[str]) -> None:

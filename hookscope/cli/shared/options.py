@@ -13,8 +13,8 @@ from click.shell_completion import CompletionItem
 
 from hookscope import drawing, hooks, images, models, tracing
 from hookscope.cli.output import formats
-from hookscope.cli.shared.pictures import open_option
 from hookscope.cli.shared.registries import RegistryChoice, Rows
+from hookscope.cli.shared.written import open_option
 from hookscope.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])

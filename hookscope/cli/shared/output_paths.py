@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hookscope import drawing
-from hookscope.cli.shared.pictures import wrote
+from hookscope.cli.shared.written import wrote
 from hookscope.errors import UsageError, WriteError
 from hookscope.hooks import Call
 from hookscope.system import cache, check_folder, check_writable, write_atomically
@@ -109,6 +109,12 @@ def check_plot(path: str | None, inputs: Iterable[str], kind: str = "image") -> 
         drawing.plot_suffix(path)
         check_writable(path)
         refuse_input(path, inputs, kind)
+
+
+def write_picture(path: str, image: Any, provenance: Mapping[str, Any] | None = None) -> None:
+    """Write a PNG; without ``provenance`` the one that the image carries."""
+    drawing.write_png(image, path, provenance)
+    wrote(path)
 
 
 def write_plot(path: str, figure: Any, provenance: Mapping[str, Any] | None = None) -> None:

@@ -16,8 +16,8 @@ from hookscope.cli.output import formats
 from hookscope.cli.output.report import Columns, Report, Row, Section
 from hookscope.cli.shared.images import ImageFiles
 from hookscope.cli.shared.model import ModelOptions, caption_of, check_choice
-from hookscope.cli.shared.output_paths import OutputPath, refuse_input
-from hookscope.cli.shared.pictures import open_option, wrote
+from hookscope.cli.shared.output_paths import OutputPath, refuse_input, write_picture
+from hookscope.cli.shared.written import open_option
 from hookscope.errors import UsageError
 
 _ONLY_WITH_VALUES = ("call", "unseen", "nonfinite")
@@ -113,5 +113,4 @@ class PictureRun:
             return
         if folder := os.path.dirname(path):
             system.make_folder(folder)
-        drawing.write_png(page, path)
-        wrote(path)
+        write_picture(path, page)

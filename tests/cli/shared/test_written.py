@@ -15,7 +15,7 @@ from PIL import Image
 
 from hookscope.cli.main import main
 from hookscope.cli.output import formats
-from hookscope.cli.shared import pictures
+from hookscope.cli.shared import written
 from tests.cli.helpers import POSIX
 
 NET = """
@@ -103,8 +103,8 @@ def test_each_system_has_its_opener(run: Any, monkeypatch: pytest.MonkeyPatch, p
     with click.Context(click.Command("x")) as context:
         monkeypatch.setattr(sys, "platform", platform)
         Path("a b.png").touch()
-        pictures.wrote("a b.png")
-        assert pictures.tell_what_was_written(context) is None
+        written.wrote("a b.png")
+        assert written.tell_what_was_written(context) is None
     assert run("help nothing", 2)[0] == f"wrote a b.png; open it: {opener} 'a b.png'"
 
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_opened_stays_and_the_status_is_0(
     if program:
         (tmp_path / "xdg-open").write_text(f"#!/bin/sh\n{program}\n")
         (tmp_path / "xdg-open").chmod(0o755)
-    monkeypatch.setattr(pictures, "_SECONDS", 0.2 if "sleep" in program else 10)
+    monkeypatch.setattr(written, "_SECONDS", 0.2 if "sleep" in program else 10)
     lines = run("weights net.py:net --kernels k.png --open")
     assert lines[-1] == (f"wrote k.png; cannot open it: {why}" if why else "wrote k.png")
     assert os.path.isfile("k.png")
