@@ -15,8 +15,7 @@ from .grid import (
     lay_out as lay_out,
     to_image as to_image,
 )
-from .origin import Origin as Origin
-from .overlay import (
+from .heat import (
     DARK as DARK,
     LIGHT as LIGHT,
     PALE as PALE,
@@ -28,6 +27,7 @@ from .overlay import (
     draw_page as draw_page,
     seen_part as seen_part,
 )
+from .origin import Origin as Origin
 from .page import LEAST_WIDTH as LEAST_WIDTH, MARGIN as MARGIN, Page as Page, colour_bar as colour_bar
 from .plot import (
     BODY as BODY,

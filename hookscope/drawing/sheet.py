@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
@@ -17,11 +16,12 @@ from hookscope.drawing import colours
 from hookscope.drawing.bars import draw_bars
 from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, Layout, draw_grid, strongest, to_image
 from hookscope.drawing.origin import Origin
+from hookscope.drawing.overlay import lay_bar_over, lay_maps_over
 from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, beside, colour_bar
 from hookscope.drawing.reduce import ActivationSummary, Part, reduce_output
 from hookscope.drawing.scale import ALPHA, RangeScale, Scale
 from hookscope.drawing.text import LABEL_HEIGHT, Pixels, stamp, text_pixels
-from hookscope.drawing.tiles import ChannelChoice, Tiles
+from hookscope.drawing.tiles import ChannelChoice
 from hookscope.errors import NoMapError, UsageError
 from hookscope.hooks import Call, InputSize, Shape
 from hookscope.models import LoadedModel
@@ -29,8 +29,6 @@ from hookscope.models import LoadedModel
 _HEAD = 15
 _LEAST_PHOTOGRAPH, _MOST_PHOTOGRAPH = 144, 480  # longest side of the photograph, between them that of a map
 _BESIDE = 14
-_DIMMED, _MIDDLE = 0.8, 128  # brightness of the grey photograph under maps; grey under their colour bar
-_PALEST = 0.45  # a map over the photograph has no pale colours: pale is transparent
 
 _HINT = "all: channels='all'"
 _CHANNELS_FIRST = nn.Conv2d(1, 1, 1)  # says where the channels of a tensor are whose layer is not given
@@ -76,10 +74,6 @@ class _Block:
     def layout(self) -> Layout:
         assert self.grid is not None
         return self.grid.layout
-
-    @property
-    def drawn(self) -> int:
-        return len(self.part.tiles.channels) - (self.grid.left_out if self.grid else 0)
 
 
 def draw_sheet(
@@ -280,7 +274,14 @@ def _composed(
     if style.alpha is not None and frames is not None:
         whole = image.convert("RGB")
         for block, top, bar in zip(blocks, tops, bars, strict=True):
-            _lay_over(whole, image, block, (margin, margin + top), bar, frames, style)
+            part = block.part
+            if block.grid is None or part.items > len(frames):
+                continue
+            place = margin + block.left, margin + top
+            lay_maps_over(whole, image, block.grid, place, frames[part.item], style.cmap, style.alpha)
+            if bar is not None and part.tiles.shared:
+                height = colour_bar("", "", "").shape[0]
+                lay_bar_over(whole, image, part.tiles, margin + bar, height, style.cmap, style.alpha)
         image = whole
     return image, places, sum(block.grid.left_out for block in blocks if block.grid)
 
@@ -407,77 +408,6 @@ def _notes(block: _Block) -> list[str]:
     if block.grid is not None and block.grid.left_out:
         notes.append(f"{block.grid.left_out} channels left out: too many pixels, choose with --channels")
     return notes
-
-
-def _lay_over(
-    whole: Image.Image,
-    image: Image.Image,
-    block: _Block,
-    place: tuple[int, int],
-    bar: int | None,
-    frames: Frames,
-    style: Style,
-) -> None:
-    """Draw the maps of a part over the greyed photograph, and its colour bar over grey; NaN and Inf stay opaque."""
-    part, tiles = block.part, block.part.tiles
-    if block.grid is None or part.items > len(frames):
-        return
-    layout, alpha = block.layout, style.alpha or 0.0
-    backdrop = _backdrop(layout, frames[part.item], part.frames)
-    for at in range(block.drawn):
-        row, column = divmod(at, layout.columns)
-        x, y = place[0] + block.left + column * layout.step_x, place[1] + row * layout.step_y + layout.label
-        box = (x, y, x + layout.map_width, y + layout.map_height)
-        _blend(whole, image, box, backdrop, _overlay_colours(tiles, at, style.cmap), _opacity(tiles, at, alpha))
-    if bar is not None and tiles.shared:
-        box = (0, place[0] + bar, image.width, place[0] + bar + colour_bar("", "", "").shape[0])
-        grey = np.float32(_DIMMED * _MIDDLE)
-        _blend(whole, image, box, grey, _overlay_colours(tiles, 0, style.cmap), _opacity(tiles, 0, alpha))
-
-
-def _blend(
-    whole: Image.Image,
-    image: Image.Image,
-    box: tuple[int, int, int, int],
-    backdrop: Any,
-    palette: NDArray[np.float32],
-    opacity: NDArray[np.float32],
-) -> None:
-    """Mix the palette colours of ``image`` with ``backdrop``, and paste them into ``whole``."""
-    levels = np.asarray(image.crop(box))
-    share = opacity[levels][..., None]
-    mixed = backdrop * (1 - share) + palette[levels] * share
-    whole.paste(Image.fromarray(mixed.round().astype(np.uint8)), box[:2])
-
-
-def _overlay_colours(tiles: Tiles, at: int, cmap: str) -> NDArray[np.float32]:
-    """The palette; on a scale that is symmetric about 0 without the pale colours around it."""
-    palette = colours.palette(cmap).astype(np.float32)
-    if tiles.low[at] == -tiles.high[at]:
-        distance = np.linspace(-1, 1, colours.LEVELS)
-        away = np.sign(distance) * (_PALEST + (1 - _PALEST) * np.abs(distance))
-        palette[: colours.LEVELS] = palette[np.rint((away + 1) / 2 * (colours.LEVELS - 1)).astype(int)]
-    return palette
-
-
-def _opacity(tiles: Tiles, at: int, alpha: float) -> NDArray[np.float32]:
-    """The opacity of each palette index: of a level by its absolute value, of other colours 1."""
-    low, high = float(tiles.low[at]), float(tiles.high[at])
-    table, top = np.ones(256, np.float32), max(abs(low), abs(high))
-    if math.isfinite(top):
-        values = Scale.parse(tiles.scale).from_levels(np.arange(colours.LEVELS), low, high)
-        table[: colours.LEVELS] = alpha * (np.abs(values) / top) ** 0.7 if top else 0
-    return table
-
-
-def _backdrop(layout: Layout, frames: Sequence[Image.Image], count: int) -> NDArray[np.float32]:
-    """The dimmed grey photograph in the place of a map; a layer may merge frames: take the middle one of them."""
-    picture = Image.new("L", (layout.map_width, layout.map_height))
-    for at, place in enumerate(layout.frame_places):
-        frame = frames[(2 * at + 1) * len(frames) // (2 * count)]
-        small = frame.convert("L").resize((layout.frame_width, layout.map_height), Image.Resampling.BILINEAR)
-        picture.paste(small, (place.start, 0))
-    return np.asarray(picture, np.float32)[..., None] * np.float32(_DIMMED)
 
 
 def _placed(block: _Block, x: int, y: int) -> dict[str, Any]:

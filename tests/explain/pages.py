@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from hookscope.drawing.overlay import Panel
+from hookscope.drawing.heat import Panel
 from hookscope.images import InputImage
 from hookscope.models.loaded import LoadedModel
 from hookscope.models.metadata import WeightsMetadata

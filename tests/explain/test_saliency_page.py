@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hookscope.drawing.overlay import DARK, LIGHT
+from hookscope.drawing.heat import DARK, LIGHT
 from hookscope.drawing.png import read_provenance, write_png
 from hookscope.errors import UsageError
 from hookscope.explain import saliency_page

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from hookscope.drawing import colours, overlay as overlays
-from hookscope.drawing.overlay import DARK, LIGHT, PALE, Heading, Heat, Panel, Row, draw_page
+from hookscope.drawing.heat import DARK, LIGHT, PALE, Heading, Heat, Panel, Row, draw_page
 from hookscope.errors import UsageError
 
 NAMES = ["B", "layer4.1.conv2", "$x^2$ is no mathematics", "evil\x1b]0;x\n\u202ename", "Cavalier King Charles " * 9]

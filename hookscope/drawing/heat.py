@@ -1,0 +1,367 @@
+"""Pages of heat maps over a photograph, with words and a colour bar under each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+from torch import nn
+
+from hookscope.drawing import colours
+from hookscope.drawing.text import font, wrapped
+from hookscope.errors import UsageError, printable
+from hookscope.images import InputImage
+from hookscope.models import LoadedModel
+
+Box = tuple[float, float, float, float]
+
+# A panel narrower than the first is magnified by a whole number; on one wider than the second the letters grow.
+_LEAST_WIDTH, _LETTERING_WIDTH = 320, 640
+_TEXT, _HEAD = 12, 15
+_LEAST_TEXT = 300  # width of a heading beside the photograph
+_OUTSIDE = 0.45  # brightness of the photograph outside the network's input
+_VISIBLE = 0.1  # share of the scale: a lower peak would be a mark on a map without a colour
+_MOST_PIXELS = 200_000_000  # twice the largest photograph that is read
+_STRIP = 256  # rows blended at a time: floating point takes sixteen times the memory
+_INK, _FAINT, _ALARM = (20, 20, 20), (110, 110, 110), (200, 56, 10)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """How the photograph looks under heat.
+
+    Attributes:
+        grey: Share of grey in its colours, which must not look like heat.
+        toward: Brightness that its grey is blended to, 0 to 255.
+        share: Share of that brightness.
+        strongest: Opacity of the strongest heat.
+    """
+
+    grey: float
+    toward: int
+    share: float
+    strongest: float
+
+    def under(self, picture: Image.Image) -> Image.Image:
+        """The photograph ``picture`` as it is drawn under heat."""
+        grey = picture.convert("L").convert("RGB")
+        blended = grey if self.grey == 1 else Image.blend(picture, grey, self.grey)
+        return Image.blend(blended, Image.new("RGB", picture.size, (self.toward,) * 3), self.share)
+
+
+PALE = Ground(0.7, 128, 0.0, 0.72)
+"""For maps coarser than the photograph."""
+DARK = Ground(1.0, 0, 0.5, 0.95)
+"""For maps as fine as the photograph, from 0."""
+LIGHT = Ground(1.0, 255, 0.55, 0.95)
+"""For maps as fine as the photograph, in two colours about 0."""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A map of finite values ``(h, w)`` over the part ``box`` (left, top, right, bottom) of a photograph.
+
+    0 is transparent, ``top`` has full strength. Values below 0 are transparent too, or if the map is ``signed``, have
+    the colours of the other half of the colour map, down to ``-top``. ``peak`` ``(x, y)`` is marked; positions are in
+    pixels of the photograph.
+    """
+
+    values: NDArray[np.float32]
+    box: Box
+    top: float
+    peak: tuple[float, float] | None = None
+    signed: bool = False
+
+    @property
+    def mark(self) -> tuple[float, float] | None:
+        """The peak, None where the map has hardly a colour."""
+        highest = float(np.abs(self.values).max() if self.signed else self.values.max())
+        return self.peak if highest > 0 and highest >= _VISIBLE * self.top else None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A photograph with or without heat over it, words under it, and a colour bar in the unit ``scale``, if any.
+
+    The first of ``words`` is bold; ``alarm`` is a last line in the alarm colour, such as for a map of zeros.
+    """
+
+    heat: Heat | None
+    words: Sequence[str]
+    alarm: str = ""
+    scale: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Panels side by side, and the words above them, of which the first are bold."""
+
+    panels: Sequence[Panel]
+    words: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What stands above the rows of a page.
+
+    Attributes:
+        words: Lines; the first is bold.
+        warning: A line in the alarm colour, such as for random weights.
+        photograph: Whether the photograph stands at the left of the words.
+        scale: The unit of a colour bar from 0 to 1 for the whole page, if any.
+    """
+
+    words: Sequence[str]
+    warning: str = ""
+    photograph: bool = False
+    scale: str = ""
+
+
+def draw_page(
+    photograph: Image.Image,
+    heading: Heading,
+    rows: Sequence[Row],
+    cmap: str = "inferno",
+    width: int | None = None,
+    ground: Ground = PALE,
+) -> Image.Image:
+    """Draw rows of panels of one RGB photograph under a heading.
+
+    Args:
+        photograph: An RGB image.
+        heading: What stands above the rows.
+        rows: The rows, from top to bottom.
+        cmap: Colour map of the heat.
+        width: Width of a panel in pixels; None magnifies a small photograph by a whole number.
+        ground: How the photograph looks under the heat.
+
+    Raises:
+        UsageError: for an unknown colour map, or a page of more than 200 million pixels.
+    """
+    plan = _Plan.of(photograph, max(len(row.panels) for row in rows), width, heading.photograph)
+    inset = plan.panel[0] + plan.gap if heading.photograph else 0
+    head = plan.lines(heading.words, plan.inner - inset, _HEAD, heading.warning)
+    above = [plan.lines(row.words, plan.inner, _TEXT) for row in rows]
+    head_height = plan.height(head) + (plan.bar_height if heading.scale else 0)
+    head_height = max(head_height, plan.panel[1] + plan.space if heading.photograph else 0)
+    row_heights = [
+        plan.height(lines) + plan.panel[1] + max(map(plan.height_under, row.panels)) + plan.gap
+        for row, lines in zip(rows, above, strict=True)
+    ]
+    height = 2 * plan.margin + head_height + sum(row_heights)
+    if plan.width * height > _MOST_PIXELS:
+        size = f"it would have {plan.width:,}x{height:,} pixels"
+        panels = sum(len(row.panels) for row in rows)
+        raise UsageError(f"a page of {panels} panels is too large", size, "choose fewer")
+    page = Image.new("RGB", (plan.width, height), "white")
+    pen = ImageDraw.Draw(page)
+    if heading.photograph:
+        page.paste(_picture(photograph, None, plan.panel, cmap, ground), (plan.margin, plan.margin))
+    y = _write(pen, plan, plan.margin + inset, plan.margin, head)
+    if heading.scale:
+        whole = Heat(np.zeros((1, 1), np.float32), (0, 0, 0, 0), 1.0)
+        panel = Panel(whole, (), scale=heading.scale)
+        _bar(page, pen, plan, panel, (cmap, ground), plan.margin + inset, y, plan.inner - inset)
+    y = plan.margin + head_height + plan.gap
+    for row, lines, row_height in zip(rows, above, row_heights, strict=True):
+        top = _write(pen, plan, plan.margin, y, lines)
+        for column, panel in enumerate(row.panels):
+            x = plan.margin + column * (plan.panel[0] + plan.gap)
+            page.paste(_picture(photograph, panel.heat, plan.panel, cmap, ground), (x, top))
+            below = top + plan.panel[1] + plan.space
+            if panel.scale and panel.heat is not None:
+                below = _bar(page, pen, plan, panel, (cmap, ground), x, below, plan.panel[0])
+            _write(pen, plan, x, below, plan.lines_under(panel))
+        y += row_height
+    return page
+
+
+def draw_heat(photograph: Image.Image, heat: Heat | None, width: int, cmap: str, ground: Ground = PALE) -> Image.Image:
+    """The photograph ``width`` pixels wide with heat over it, without words."""
+    size = (width, max(1, round(photograph.height * width / photograph.width)))
+    return _picture(photograph, heat, size, cmap, ground)
+
+
+def seen_part(picture: Image.Image | InputImage, net: LoadedModel | nn.Module | None) -> tuple[Image.Image, Box]:
+    """The RGB photograph to draw maps on, and its part that the network saw: of a `LoadedModel`, else all of it."""
+    photograph = picture.image if isinstance(picture, InputImage) else picture.convert("RGB")
+    if not isinstance(net, LoadedModel):
+        return photograph, (0.0, 0.0, float(photograph.width), float(photograph.height))
+    shown: tuple[Image.Image, Box] = net.preprocess.shown(photograph, net.prepare(picture))
+    return shown
+
+
+@dataclass(frozen=True)
+class _Line:
+    text: str
+    size: int
+    bold: bool
+    colour: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Sizes of a page in pixels."""
+
+    panel: tuple[int, int]
+    zoom: float
+    margin: int
+    gap: int
+    width: int
+
+    @classmethod
+    def of(cls, photograph: Image.Image, columns: int, width: int | None, inset: bool) -> _Plan:
+        own = photograph.width
+        if width is not None:
+            factor = width / own
+        else:
+            factor = float(math.ceil(_LEAST_WIDTH / own)) if own < _LEAST_WIDTH else 1.0
+        panel = (max(1, round(own * factor)), max(1, round(photograph.height * factor)))
+        zoom = max(1.0, panel[0] / _LETTERING_WIDTH)  # small letters on a large photograph are not readable
+        margin, gap = round(14 * zoom), round(12 * zoom)
+        inner = columns * panel[0] + (columns - 1) * gap
+        inner = max(inner, panel[0] + gap + round(_LEAST_TEXT * zoom)) if inset else inner
+        return cls(panel, zoom, margin, gap, 2 * margin + inner)
+
+    @property
+    def inner(self) -> int:
+        """Width of the page without its margins."""
+        return self.width - 2 * self.margin
+
+    @property
+    def bar_height(self) -> int:
+        """Height of a colour bar and the space below it."""
+        return self.line_height(_TEXT) + self.space
+
+    @property
+    def space(self) -> int:
+        """Distance of a picture, its bar and its words."""
+        return round(4 * self.zoom)
+
+    def font(self, size: int, bold: bool = False) -> Any:
+        return font(round(size * self.zoom), bold)
+
+    def line_height(self, size: int) -> int:
+        return round(size * self.zoom * 1.4)
+
+    def lines(self, texts: Sequence[str], width: int, first_size: int, alarm: str = "") -> list[_Line]:
+        """``texts`` broken to ``width``, the first bold and of its own size; then ``alarm`` if it is not empty."""
+        styles = [(first_size, True, _INK), *[(_TEXT, False, _FAINT)] * len(texts)]
+        styled = [*zip(texts, styles, strict=False), *([(alarm, (_TEXT, False, _ALARM))] if alarm else [])]
+        return [
+            _Line(part, size, bold, colour)
+            for text, (size, bold, colour) in styled
+            for part in wrapped(printable(text), width, self.font(size, bold).getlength)
+        ]
+
+    def height(self, lines: Sequence[_Line]) -> int:
+        return sum(self.line_height(line.size) for line in lines)
+
+    def lines_under(self, panel: Panel) -> list[_Line]:
+        return self.lines(panel.words, self.panel[0], _TEXT, panel.alarm)
+
+    def height_under(self, panel: Panel) -> int:
+        """Height of the bar and the words under a panel."""
+        bar = self.bar_height if panel.scale else 0
+        return self.height(self.lines_under(panel)) + bar + self.space
+
+
+def _write(pen: ImageDraw.ImageDraw, plan: _Plan, x: int, y: int, lines: Sequence[_Line]) -> int:
+    """Write lines; returns the y below them."""
+    for line in lines:
+        pen.text((x, y), line.text, fill=line.colour, font=plan.font(line.size, line.bold))
+        y += plan.line_height(line.size)
+    return y
+
+
+def _bar(
+    page: Image.Image,
+    pen: ImageDraw.ImageDraw,
+    plan: _Plan,
+    panel: Panel,
+    colour: tuple[str, Ground],
+    x: int,
+    y: int,
+    width: int,
+) -> int:
+    """Draw ``0 ▒▒▓▓██ 0.0254 unit`` in the colours of heat over middle grey, in ``width``; returns the y below it."""
+    assert panel.heat is not None
+    letters, space, signed = plan.font(_TEXT), plan.space, panel.heat.signed
+    low, high = f"{-panel.heat.top:.3g}" if signed else "0", f"{panel.heat.top:.3g}  {panel.scale}"
+    begin = round(letters.getlength(f"{low} ")) + space
+    left = width - begin - round(letters.getlength(high)) - 3 * space
+    length = max(20, min(round(180 * plan.zoom), left))
+    ramp = np.linspace(-1 if signed else 0, 1, length, dtype=np.float32)[None]
+    ramp = ramp.repeat(plan.line_height(_TEXT) - space, 0)
+    grey = np.asarray(colour[1].under(Image.new("RGB", ramp.shape[::-1], (128,) * 3))).astype(np.float32)
+    pen.text((x, y), low, fill=_INK, font=letters)
+    page.paste(Image.fromarray(_laid_over(grey, ramp, signed, *colour)), (x + begin, y + space // 2))
+    pen.text((x + begin + length + 2 * space, y), high, fill=_INK, font=letters)
+    return y + plan.bar_height
+
+
+def _picture(
+    photograph: Image.Image, heat: Heat | None, size: tuple[int, int], cmap: str, ground: Ground
+) -> Image.Image:
+    """The photograph in the size of a panel, with the heat over the network's input and the rest dimmed."""
+    magnified = size[0] > photograph.width and size[0] % photograph.width == 0
+    resample = Image.Resampling.NEAREST if magnified else Image.Resampling.BILINEAR
+    picture = photograph if size == photograph.size else photograph.resize(size, resample)
+    if heat is None:
+        return picture
+    factor = (size[0] / photograph.width, size[1] / photograph.height)
+    strength, covered = _spread(heat, size, factor)
+    pixels = np.array(ground.under(picture))
+    for strip in (slice(begin, begin + _STRIP) for begin in range(0, size[1], _STRIP)):
+        clear = np.where(covered[strip, :, None], np.float32(1), np.float32(_OUTSIDE)) * pixels[strip]
+        pixels[strip] = _laid_over(clear, strength[strip], heat.signed, cmap, ground)
+    shown = Image.fromarray(pixels)
+    if (mark := heat.mark) is not None:
+        _mark(ImageDraw.Draw(shown), mark[0] * factor[0], mark[1] * factor[1], max(5.0, size[0] / 64))
+    return shown
+
+
+def _spread(
+    heat: Heat, size: tuple[int, int], factor: tuple[float, float]
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The strength of the heat at each pixel, 0 or if signed -1 to 1, and which pixels the map covers."""
+    left, top, right, bottom = (round(side * factor[at % 2]) for at, side in enumerate(heat.box))
+    scaled = (
+        np.clip(heat.values / heat.top, -1 if heat.signed else 0, 1) if heat.top > 0 else np.zeros_like(heat.values)
+    )
+    whole = (max(1, right - left), max(1, bottom - top))
+    # bilinear between the centres of the cells, as torch's interpolate with align_corners=False
+    part = np.asarray(Image.fromarray(scaled.astype(np.float32)).resize(whole, Image.Resampling.BILINEAR))
+    strength = np.zeros((size[1], size[0]), np.float32)
+    covered = np.zeros((size[1], size[0]), bool)
+    x, y = max(left, 0), max(top, 0)  # a padded picture's map reaches beyond the photograph
+    x_end, y_end = min(right, size[0]), min(bottom, size[1])
+    strength[y:y_end, x:x_end] = part[y - top : y_end - top, x - left : x_end - left]
+    covered[y:y_end, x:x_end] = True
+    return strength, covered
+
+
+def _laid_over(
+    pixels: NDArray[np.float32], strength: NDArray[np.float32], signed: bool, cmap: str, ground: Ground
+) -> NDArray[np.uint8]:
+    """Blend the colour map over ``pixels`` with opacity proportional to ``|strength| ** 0.7``."""
+    shares = (strength + 1) / 2 if signed else strength
+    levels = (shares * (colours.LEVELS - 1)).round().astype(np.uint8)
+    colour = colours.palette(cmap)[levels].astype(np.float32)
+    alpha = (ground.strongest * np.abs(strength) ** 0.7)[..., None]
+    mixed: NDArray[np.uint8] = (pixels * (1 - alpha) + colour * alpha).round().clip(0, 255).astype(np.uint8)
+    return mixed
+
+
+def _mark(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float) -> None:
+    """Draw a cross in a ring, white with a black edge, visible on any colour."""
+    for colour, width in (((0, 0, 0), 3), ((255, 255, 255), 1)):
+        wide = max(width, round(width * radius / 8))
+        pen.ellipse((x - radius, y - radius, x + radius, y + radius), outline=colour, width=wide)
+        for dx, dy in ((1, 0), (-1, 0), (0, 1), (0, -1)):
+            pen.line((x + dx * radius, y + dy * radius, x + dx * radius * 1.7, y + dy * radius * 1.7), colour, wide)
