@@ -174,10 +174,14 @@ def _in_one_line(error: click.ClickException, run: _Run) -> str:
     """The error and the command for help, in one line; click takes four."""
     text = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.BadOptionUsage):
+        context = context or _context_of(run.argv)
     if context is None:
         return text
     if isinstance(error, click.NoSuchOption):
         text = _unknown_option(error.option_name, context, run.argv)
+    elif isinstance(error, click.BadOptionUsage):
+        text = _missing_values(error, context) or text
     elif isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument):
         text = _missing_arguments(error.param, context)
     return f"{text}; see `{context.command_path} --help`"
@@ -191,6 +195,22 @@ def _missing_arguments(first: click.Argument, context: click.Context) -> str:
     example = re.search(rf"^ +({context.command_path} .*)$", context.command.help or "", re.MULTILINE)
     such_as = f", such as `{example[1]}`" if example else ""
     return f"{context.command_path} needs {' and '.join(names)}{such_as}"
+
+
+def _missing_values(error: click.BadOptionUsage, context: click.Context) -> str:
+    """What an option needs that lacks values, and an example of the command; empty for another wrong use."""
+    option = next((parameter for parameter in context.command.params if error.option_name in parameter.opts), None)
+    if "require" not in error.message or not isinstance(option, click.Option):
+        return ""
+    example = re.search(rf" ({error.option_name}(?: \S+){{{option.nargs}}})", context.command.help or "")
+    return f"{error.option_name} needs {option.metavar or 'a value'}" + (f", such as {example[1]}" if example else "")
+
+
+def _context_of(argv: Sequence[str]) -> click.Context | None:
+    """The context of the command in ``argv``; click gives none with errors of its parser."""
+    name = next((word for word in argv if word in COMMANDS), None)
+    command = name and cli.get_command(click.Context(cli), name)
+    return click.Context(command, click.Context(cli, info_name=_PROGRAM), name) if command else None
 
 
 def _unknown_option(option: str, context: click.Context, argv: Sequence[str]) -> str:

@@ -246,7 +246,7 @@ def _where(place: ValuePosition | None) -> str:
         return ""
     axes = {0: "", 1: " at {}", 2: " at row {}, column {}"}.get(len(place.position), " at {}")
     at = place.position if len(place.position) == 2 else ["x".join(map(str, place.position))]
-    image = "" if place.image is None else f" of {place.image}"
+    image = "" if place.image is None else f" of image {place.image}"
     return f", the first in channel {place.channel}{axes.format(*at)}{image}"
 
 

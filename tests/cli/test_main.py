@@ -257,6 +257,11 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
             "weights",
             "hookscope weights needs MODEL, such as `hookscope weights resnet18`; see `hookscope weights --help`",
         ),
+        ("visualize resnet18 cat.jpg --layer", "Error: --layer needs SEL, such as --layer 30; see `hookscope visualize"),
+        ("intervene resnet18 cat.jpg --at layer3", "Error: --at needs SEL WORD, such as --at layer3 "),
+        ("saliency resnet18 cat.jpg --method", "Error: --method needs a value, such as --method smoothgrad; see"),
+        ("visualize resnet18 cat.jpg --layer --type ReLU", "--layer needs layers, but '--type' is an option; write"),
+        ("intervene resnet18 cat.jpg --at layer3 --quiet", "but '--quiet' is an option; such as --at layer3 zero"),
         ("visualize --layers 3", "hookscope visualize has no option --layers; nearest: --layer; see"),
         ("list-layers --layers 3", "--layer is an option of visualize, trace, stats, check, weights"),
         (

@@ -168,7 +168,7 @@ def test_two_faults_are_two_findings_and_the_first_nan_has_its_position() -> Non
     first, place = layers[0], layers[0].nonfinite_at
     assert place is not None and place.channel == 5
     assert findings[0].numbers == {"nan": first.nan, "inf": 0, "values": COUNT * 128 * 4 * 4, "layers": len(layers)}
-    where = "channel 5 at row {}, column {} of {}".format(*place.position, place.image)
+    where = "channel 5 at row {}, column {} of image {}".format(*place.position, place.image)
     first_text = f"{first.nan} NaN of {first.values:,} values, the first in {where}"
     assert findings[0].evidence == f"{first_text}; {len(layers) - 1} later calls have NaN or Inf too"
 
@@ -287,7 +287,9 @@ def test_channels_that_stay_at_a_bound_are_saturated_and_not_dead() -> None:
 
 def test_nan_is_no_low_rank_and_no_drift() -> None:
     net = planted("resnet18", "conv1", scaled(math.nan))
-    assert rows(diagnose(measured(net, rank=True))) == [("non-finite", "conv1", None)]
+    findings = diagnose(measured(net, rank=True))
+    assert rows(findings) == [("non-finite", "conv1", None)]
+    assert "the first in channel 0 at row 0, column 0 of image 0" in findings[0].evidence
 
 
 @pytest.mark.parametrize(("seed", "channels"), [(0, 8), (1, 8), (2, 64), (3, 64), (17, 64)])

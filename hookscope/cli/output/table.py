@@ -17,6 +17,7 @@ from hookscope.findings import Finding, listed, ranked, verdict
 _CAPTION_FIELDS = ("model", "image", "weights", "method")
 # what a user looks for in a row: these columns leave last, and these cells are shortened last
 _KEYS = ("index", "name", "layer", "file", "holds", "limit")
+_PATHS = ("image", "file")  # these lose their folders first
 _SHORTEST, _SENTENCE = 12, 28  # columns of a shortened cell, and of one with blanks
 _MOST_WORDS = 100  # columns of a line of words, which can be read at a glance
 _BESIDE = 30  # columns that words need beside what they explain; else they begin below it
@@ -73,6 +74,7 @@ class _Column:
     is_number: bool
     width: int
     least: int
+    are_paths: bool
 
     @classmethod
     def of(cls, name: str, values: Sequence[Any]) -> _Column:
@@ -81,14 +83,18 @@ class _Column:
         is_number = bool(known) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in known)
         texts = [printable(name), *map(_cell, cells)]
         width = max(map(text_width, texts))
-        least = max(_SENTENCE if any(" " in text for text in texts) else _SHORTEST, text_width(texts[0]))
+        are_paths = name in _PATHS
+        short = _SENTENCE if any(" " in text for text in texts) else _SHORTEST
+        file_name = max(text_width(text.rpartition("/")[2]) + 2 for text in texts) if are_paths else 0
+        short = max(short, file_name) if file_name <= _SENTENCE else short
+        least = max(short, text_width(texts[0]))
         least = min(width, least if any(map(_is_words, known)) else width)
-        return cls(texts, ["", *(cell_style(name, value) for value in values)], is_number, width, least)
+        return cls(texts, ["", *(cell_style(name, value) for value in values)], is_number, width, least, are_paths)
 
     def cells(self, width: int, page: Page) -> list[str]:
         """The cells, all of one width: numbers to the right, text to the left."""
-        cells = []
-        for text, style in zip(shortened(self.texts, width, page.ellipsis), self.styles, strict=True):
+        cells, texts = [], shortened(self.texts, width, page.ellipsis, self.are_paths)
+        for text, style in zip(texts, self.styles, strict=True):
             blank, coloured = " " * (width - text_width(text)), styled(text, style, page.colours)
             cells.append(blank + coloured if self.is_number else coloured + blank)
         return cells
@@ -132,12 +138,16 @@ def _shared(columns: Mapping[str, _Column], most: int) -> dict[str, int]:
     return widths
 
 
-def shortened(texts: Sequence[str], width: int, ellipsis: str = "…") -> list[str]:
+def shortened(texts: Sequence[str], width: int, ellipsis: str = "…", are_paths: bool = False) -> list[str]:
     """The texts in at most ``width`` columns. Long ones lose their middle, at the place where most stay distinct.
+
+    Paths lose their first folders instead, unless more stay distinct without their middle.
 
     Example:
         >>> shortened(["features.3.expand1x1", "features.4.expand3x3"], 12)
         ['featu…and1x1', 'featu…and3x3']
+        >>> shortened(["/data/shapes/circle-2.png"], 14, are_paths=True)
+        ['…/circle-2.png']
     """
     long = list(dict.fromkeys(text for text in texts if text_width(text) > width))
     room = max(0, width - len(ellipsis))
@@ -145,7 +155,17 @@ def shortened(texts: Sequence[str], width: int, ellipsis: str = "…") -> list[s
     for begin in range(room + 1) if long else ():
         short = {text: _ends(text, begin, room - begin, ellipsis[:width]) for text in long}
         best = max(best, ((len({*short.values()}), -abs(room - 2 * begin)), short), key=lambda choice: choice[0])
+    if are_paths:
+        short = {text: _end_of_path(text, width, ellipsis) or best[1][text] for text in long}
+        best = max(((len({*short.values()}), 1), short), best, key=lambda choice: choice[0])
     return [best[1].get(text, text) for text in texts]
+
+
+def _end_of_path(path: str, width: int, ellipsis: str) -> str:
+    """The file name and as many folders before it as fit; empty if not even the name fits."""
+    parts = path.split("/")
+    ends = (f"{ellipsis}/{'/'.join(parts[at:])}" for at in range(1, len(parts)))
+    return next((end for end in ends if text_width(end) <= width), "")
 
 
 def _ends(text: str, begin: int, end: int, ellipsis: str) -> str:

@@ -42,6 +42,9 @@ class Change:
     @classmethod
     def parse(cls, where: str, text: str) -> Change:
         words = interventions.WORDS
+        if text.startswith("--"):
+            asked = f"--at needs a layer and an intervention, but '{text}' is an option"
+            raise UsageError(asked, do="such as --at layer3 zero")
         if where.partition(":")[0] in words and text.partition(":")[0] not in words:
             raise UsageError(f"no intervention '{text}'", do=f"the layer comes first: --at {text} {where}")
         return cls(hooks.Selection(where), interventions.InterventionSpec.parse(text, one_image=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -156,10 +156,17 @@ def selection_option(
         metavar=metavar,
         multiple=True,
         default=None if default is None else (default,),
-        callback=parsed(lambda texts: hooks.Selection(texts) if texts else None),
+        callback=parsed(lambda texts: _selection(name, texts) if texts else None),
         shell_complete=complete_layers,
         help=help,
     )
+
+
+def _selection(option: str, texts: Sequence[str]) -> hooks.Selection:
+    for text in texts:
+        if text.startswith("--"):
+            raise UsageError(f"{option} needs layers, but '{text}' is an option", do=f"write {option} conv1 {text}")
+    return hooks.Selection(texts)
 
 
 def layer_option(help: str, default: str | None = None) -> Option:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from hookscope.errors import InputError, WriteError, printable
+from hookscope.errors import InputError, UsageError, WriteError, printable
 from hookscope.system import StrPath, check_writable
 
 _FIRST = b'{"row": "run"'
@@ -80,6 +80,17 @@ def read_runs(path: StrPath) -> list[Run]:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"no log '{name}': {getattr(error, 'strerror', None) or error}") from error
     return runs
+
+
+def last_run(run: Run | StrPath) -> Run:
+    """``run`` itself, or the last run of the log at this path."""
+    if isinstance(run, Run):
+        return run
+    if not isinstance(run, str | os.PathLike):
+        raise UsageError(f"expected a Run or the path of its log, got {type(run).__name__}")
+    if runs := read_runs(run):
+        return runs[-1]
+    raise InputError(f"'{os.fspath(run)}' holds no run yet", do="wait for the first sampled step, or start a run")
 
 
 def _begins_a_log(first: bytes) -> bool:

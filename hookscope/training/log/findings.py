@@ -9,8 +9,9 @@ from typing import Any, cast
 import numpy as np
 
 from hookscope.findings import GRAVITY, counted, merged, ranked
+from hookscope.system import StrPath
 from hookscope.training.log.cause_findings import with_causes
-from hookscope.training.log.file import Run
+from hookscope.training.log.file import Run, last_run
 from hookscope.training.log.intervals import FindingInterval, grouped, judge, spacing
 from hookscope.training.log.loss import loss_findings
 from hookscope.training.log.non_finite import contained_findings, nonfinite_findings, note_finding
@@ -29,8 +30,8 @@ _UNCHANGED = ("no-update", "no-gradient", "frozen")  # each says why a weight do
 _Intervals = Mapping[str, Sequence[FindingInterval]]
 
 
-def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -> list[TimedFinding]:
-    """Findings on a run, the gravest first, then in order of the step at which each began.
+def findings_over_time(run: Run | StrPath, thresholds: TrainingThresholds | None = None) -> list[TimedFinding]:
+    """Findings on a run, or on the last run of the log at a path: the gravest first, then by their first step.
 
     Layers that began together have one finding. A finding must show in `TrainingThresholds.patience` sampled steps in
     a row, unless values are not finite. Findings that begin in a model while it computes NaN or Inf are consequences,
@@ -38,6 +39,7 @@ def findings_over_time(run: Run, thresholds: TrainingThresholds | None = None) -
     If fewer steps were sampled, the last finding says so.
     """
     thresholds = thresholds or TrainingThresholds()
+    run = last_run(run)
     series = series_of(run)
     causes = nonfinite_findings(series, run.notes)
     with np.errstate(over="ignore"):  # exploding values may overflow

@@ -30,7 +30,8 @@ from hookscope.drawing import (
 )
 from hookscope.errors import printable
 from hookscope.findings import verdict
-from hookscope.training.log.file import Run
+from hookscope.system import StrPath
+from hookscope.training.log.file import Run, last_run
 from hookscope.training.log.rules import TrainingThresholds
 from hookscope.training.log.series import RunSeries, series_of
 from hookscope.training.log.summary import TimedFinding, summary
@@ -49,7 +50,7 @@ _LONGEST_LABEL = 34
 
 
 def plot_training(
-    run: Run,
+    run: Run | StrPath,
     findings: Sequence[TimedFinding] | None = None,
     title: str = "",
     *,
@@ -64,7 +65,8 @@ def plot_training(
     closed, and no setting of matplotlib changes.
 
     Args:
-        run: A run that `read_runs` has read from a log, or the lines that a `Monitor` without a log has kept.
+        run: The path of a log, of which the last run is drawn; a run that `read_runs` has read from a log, or the lines
+            that a `Monitor` without a log has kept.
         findings: The result of `findings_over_time`; None draws none.
         title: The first line, such as the command.
         thresholds: The thresholds that are drawn.
@@ -85,6 +87,7 @@ def plot_training(
         'loss'
     """
     thresholds = thresholds or TrainingThresholds()
+    run = last_run(run)
     series = series_of(run)
     lines = [(str(summary(run)), Colour.INK)]
     if len(series.losses) > 1:

@@ -462,3 +462,13 @@ def test_the_middle_leaves_where_most_names_stay_distinct() -> None:
     names = [f"model.layers.{number}.self_attention.projection" for number in range(12)]
     assert len({*shortened(names, 24)}) == 12
     assert shortened(names, 24)[11].startswith("model.layers.11…")
+
+
+def test_a_shortened_path_keeps_its_file_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [f"/data/shapes/drawn/{name}.png" for name in ("circle", "circle-2")]
+    assert shortened(paths, 21, are_paths=True) == ["…/drawn/circle.png", "…/drawn/circle-2.png"]
+    alike = [f"/data/{name}/1.png" for name in ("train", "valid")]
+    assert len({*shortened(alike, 12, are_paths=True)}) == 2
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [{"image": path, "label": "a" * 30 + path[-5], "score": 1.5} for path in paths]
+    assert "/circle-2.png  " in table(Report([Section(rows, ("image", "label", "score"))]))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hookscope.drawing.plot import Colour, figure_bytes
+from hookscope.errors import InputError, UsageError
 from hookscope.training.log.file import Run
 from hookscope.training.log.findings import findings_over_time
 from hookscope.training.log.series import series_of
@@ -228,3 +231,14 @@ def test_every_run_is_drawn_and_no_line_leaves_the_page(name: str) -> None:
     assert len(figure_bytes(figure, ".svg" if name == "odd name" else ".png")) > 5000
     width = figure.get_size_inches()[0] * figure.dpi
     assert all(text.get_window_extent().x1 <= width for text in figure.texts)
+
+
+def test_the_last_run_of_a_log_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "run.ndjson"
+    path.write_text("".join(json.dumps(line) + "\n" for line in ({"row": "run"}, *run().rows)))
+    assert titles(plot_training(str(path), findings_over_time(path)))
+    path.write_text("")
+    with pytest.raises(InputError, match="holds no run yet"):
+        plot_training(path)
+    with pytest.raises(UsageError, match="expected a Run or the path of its log, got list"):
+        findings_over_time([path])  # type: ignore[arg-type]
