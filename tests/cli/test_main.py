@@ -257,7 +257,7 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
             "weights",
             "hookscope weights needs MODEL, such as `hookscope weights resnet18`; see `hookscope weights --help`",
         ),
-        ("visualize resnet18 cat.jpg --layer", "Error: --layer needs SEL, such as --layer 30; see `hookscope visualize"),
+        ("visualize resnet18 cat.jpg --layer", "Error: --layer needs SEL, such as --layer 30; see `hookscope"),
         ("intervene resnet18 cat.jpg --at layer3", "Error: --at needs SEL WORD, such as --at layer3 "),
         ("saliency resnet18 cat.jpg --method", "Error: --method needs a value, such as --method smoothgrad; see"),
         ("visualize resnet18 cat.jpg --layer --type ReLU", "--layer needs layers, but '--type' is an option; write"),
