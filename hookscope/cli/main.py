@@ -218,12 +218,13 @@ def _unknown_option(option: str, context: click.Context, argv: Sequence[str]) ->
     if not option.startswith("--"):  # click names only the first letter of `-layer`
         option = next((word for word in argv if word.startswith(option) and len(word) > len(option)), option)
     text, word = f"{context.command_path} has no option {option}", option.lstrip("-")
-    if near := near_misses(word, [*settings.options_by_name(context.command), "help"], 1):
-        return f"{text}; nearest: --{near[0]}"
     owners: dict[str, list[str]] = {}
     for name in COMMANDS:
         for owned in _options_of(name):
             owners.setdefault(owned, []).append(name)
+    near = near_misses(word, [*settings.options_by_name(context.command), "help"], 1)
+    if near and word not in owners:
+        return f"{text}; nearest: --{near[0]}"
     near = near_misses(word, owners, 1)
     return f"{text}; --{near[0]} is an option of {listed(owners[near[0]], 5)}" if near else text
 

@@ -183,7 +183,10 @@ def fitting_error(
     for prefix in _prefixes(own, state)[:1]:
         if (count := len(_fitting(own, prefix.applied(state)))) > matching:
             exists.append(f"nearest: {count} match if {prefix}")
-    return WeightsError(f"{path} does not fit {name}", "; ".join(exists), f"it would fit {fits}" if fits else "")
+    do = f"it would fit {fits}" if fits else ""
+    if shapes and matching and not (do or missing or parts["unexpected"]):
+        do = "build the model as in training: file.py:make, or 'file.py:make(classes=7)'"
+    return WeightsError(f"{path} does not fit {name}", "; ".join(exists), do)
 
 
 def _size(shape: Sequence[int]) -> str:

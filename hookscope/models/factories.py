@@ -76,7 +76,8 @@ def only_factory(module: ModuleType, source: str) -> str:
     ready = [name for name in _factories_of(module) if name in names]
     own = [name for name in names if _is_own(vars(module)[name], module)]
     needy = [name for name in own if isinstance(vars(module)[name], type) and name not in ready]
-    for found in ([name for name in ready if name in own], needy, ready):
+    asking = [name for name in own if inspect.isfunction(vars(module)[name]) and name not in ready]
+    for found in ([name for name in ready if name in own], needy, ready, asking):
         if len(found) == 1:
             return found[0]
         if found:

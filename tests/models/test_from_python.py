@@ -208,6 +208,8 @@ ALONE = {
         "{file}:A: missing a required argument: 'n'; it is A(n: 'int', *, kind: str, m=3); "
         "write \"{file}:A(n=8, kind='name')\""
     ),
+    "def make(width, depth=2): pass": "{file}:make: missing a required argument: 'width'; it is make(width, depth=2); "
+    'write "{file}:make(width=8)"',
     "from torchvision.models import resnet18, alexnet": "{file} has 2 factories; they are resnet18, "
     "alexnet; write {file}:resnet18",
     "from torch.nn import ReLU, Linear, Tanh": "{file} has 2 factories; they are ReLU, Tanh; write {file}:ReLU",
