@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from hookscope.drawing import colours, overlay as overlays
+from hookscope.drawing import colours, heat as heats
 from hookscope.drawing.heat import DARK, LIGHT, PALE, Heading, Heat, Panel, Row, draw_page
 from hookscope.errors import UsageError
 
@@ -25,7 +25,7 @@ def noise(width: int, height: int) -> Image.Image:
 def panel_pixels(photograph: Image.Image, heat: Heat | None, **more: Any) -> Any:
     """The panel without the page around it."""
     size = more.pop("size", photograph.size)
-    return np.asarray(overlays._picture(photograph, heat, size, more.pop("cmap", "inferno"), more.pop("ground", PALE)))
+    return np.asarray(heats._picture(photograph, heat, size, more.pop("cmap", "inferno"), more.pop("ground", PALE)))
 
 
 def paled(pixels: Any) -> Any:
@@ -215,10 +215,10 @@ def test_a_warning_stands_under_the_heading_in_the_colour_of_alarms(texts: Texts
     _, origin, *lines = texts
     assert " ".join(text for text, *_ in lines).split() == words.split() and len(lines) > 1
     assert origin[0] == "origin" and not overlapping(texts)
-    rows = np.flatnonzero((page == overlays._ALARM).all(-1).any(1))
+    rows = np.flatnonzero((page == heats._ALARM).all(-1).any(1))
     assert min(top for _, _, top, *_ in lines) <= rows.min() and rows.max() <= max(line[4] for line in lines)
     plain = np.asarray(draw_page(photograph, Heading(["heading", "origin"]), [Row([Panel(None, [])])]))
-    assert not (plain == overlays._ALARM).all(-1).any()
+    assert not (plain == heats._ALARM).all(-1).any()
     assert np.array_equal(page[rows.max() + 12 :][-60:], plain[-60:]) and len(plain) < len(page)
 
 
