@@ -26,13 +26,13 @@ def _login_shell(context: click.Context, parameter: click.Parameter, value: str 
 def command(context: click.Context, shell: str) -> None:
     """Print the script with which a shell completes hookscope's commands and options.
 
-    The default shell is that of the environment variable SHELL.
-
     \b
     Examples:
       eval "$(hookscope completion bash)"                    # in ~/.bashrc
       eval "$(hookscope completion zsh)"                     # in ~/.zshrc, after compinit
       hookscope completion fish > ~/.config/fish/completions/hookscope.fish
+
+    The default shell is that of the environment variable SHELL.
     """
     completion = get_completion_class(shell)
     assert completion is not None  # click knows all of SHELLS

@@ -111,7 +111,7 @@ def command(model: ModelOptions, paths: tuple[str, ...], **values: Any) -> None:
     Findings look at the ratio of weights with two or more dimensions:
       vanishing-gradient  the ratio is below --vanishing, or the gradient is 0
       exploding-gradient  the ratio is above --exploding, or there are NaN or Inf
-      no-gradient         no gradient arrives: frozen, unused, detached or no graph
+      no-gradient         no gradient arrives: frozen, unused, detached, no graph
 
     Findings on neighbouring layers become one, at the layer nearest to the loss, with the worst value. The exit status
     is 0, with or without findings.
