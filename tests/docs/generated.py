@@ -267,7 +267,7 @@ def _questions() -> Iterator[str]:
 
 def _findings(_: str) -> str:
     """Every kind of finding with its meaning, its advice, and its thresholds."""
-    sections = ["\n".join(["| findings of | in order of gravity |", "| --- | --- |", *_questions()])]
+    sections = ["\n".join(["| findings of | the most severe first |", "| --- | --- |", *_questions()])]
     for kind in CATALOGUE.values():
         parts = [f"### {kind.name}", kind.text()]
         cases = [f"- {case}: {kind.text(case)}" for case in kind.cases]

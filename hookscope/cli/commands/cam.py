@@ -52,7 +52,7 @@ _methods = kept_rows("cam", "explain", _read_methods)
 @shared.layer_option(
     f"Calls to explain, drawn side by side: {shared.SELECTION}  [default: the last call with a usable map]"
 )
-@shared.type_option
+@shared.counted_type_option
 @shared.method_option(_methods, "gradcam", "How to weight the channels.")
 @explain_options("IMAGE/LAYER/CLASS", shared.colour_map_option("Any matplotlib colour map.", "inferno"))
 @click.option("--fuse", is_flag=True, help="Join the maps of several layers: the mean, after each is scaled to 0..1.")
@@ -96,6 +96,8 @@ def command(model: ModelOptions, paths: list[str], **values: Any) -> None:
     options = Options(**values)
     if options.fuse and options.layers is None:
         raise UsageError("--fuse needs several layers", "no layer is chosen", "choose layers with --layer")
+    if shared.was_given("types") and options.layers is None:
+        raise UsageError("--type needs --layer", do="such as --layer all, or -1 for the last layer of that type")
     places = options.check(paths)
     if options.sheet is not None:
         _check_sheet(options.sheet, options, paths, places[0])

@@ -67,7 +67,7 @@ _words = kept_rows("interventions", "interventions", lambda: interventions.help_
     f"Calls to compare, and to draw with --grid: {shared.SELECTION}  [default: changed layers, and later layers with a"
     " weight of two or more dimensions]"
 )
-@shared.type_option
+@shared.counted_type_option
 @shared.count_option(
     "--batch-size", "Channels in one pass of --ablate-each.  [default: as many as fit in 16 MiB, 8 to 256]"
 )

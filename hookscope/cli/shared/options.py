@@ -236,11 +236,15 @@ def colour_map_option(help: str, default: str | None = None) -> Option:
     )
 
 
+_USUAL_TYPES = "[default for indices: Conv2d, in video models Conv3d]"
 TYPES = (
     "Class of the layers to use: ReLU, '*Norm*' or all; repeatable. Indices and --layer all count these layers."
-    "  [default for indices: Conv2d, in video models Conv3d]"
+    f"  {_USUAL_TYPES}"
 )
 type_option = type_option_with(TYPES)
+counted_type_option = type_option_with(
+    f"Class of the layers that indices and all count: ReLU, '*Norm*' or all; repeatable.  {_USUAL_TYPES}"
+)
 size_option = click.option(
     "--input-size",
     "--size",
