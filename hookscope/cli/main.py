@@ -223,7 +223,7 @@ def _unknown_option(option: str, context: click.Context, argv: Sequence[str]) ->
         for owned in _options_of(name):
             owners.setdefault(owned, []).append(name)
     near = near_misses(word, [*settings.options_by_name(context.command), "help"], 1)
-    if near and word not in owners:
+    if near and (word == near[0] or word not in owners):
         return f"{text}; nearest: --{near[0]}"
     near = near_misses(word, owners, 1)
     return f"{text}; --{near[0]} is an option of {listed(owners[near[0]], 5)}" if near else text
