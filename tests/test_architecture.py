@@ -112,6 +112,7 @@ def test_one_file_registers_hooks(path: Path) -> None:
 # Parts of other packages that --help, completion, a misspelt name or a repeated list-layers load.
 LIGHT_FILES = [
     "drawing/scale.py",
+    "explain/saliency_settings.py",
     "hooks/selection.py",
     "scores/categories.py",
     "scores/target.py",
@@ -120,9 +121,12 @@ LIGHT_FILES = [
     "statistics/findings.py",
     "models/bundled.py",
     "models/catalogue.py",
+    "models/factory_text.py",
+    "models/from_efficientnet_lite.py",
     "models/from_python.py",
     "models/from_timm.py",
     "models/from_torchvision.py",
+    "models/from_transformers.py",
     "models/installation.py",
     "models/metadata.py",
     "models/model_source.py",

@@ -6,8 +6,6 @@ from .forward import (
     run_and_reduce as run_and_reduce,
 )
 from .grid import (
-    FRAME_GAP as FRAME_GAP,
-    LEAST_CELL as LEAST_CELL,
     MOST_PIXELS as MOST_PIXELS,
     Grid as Grid,
     draw_alike as draw_alike,

@@ -22,7 +22,6 @@ from .layer_types import (
     was_updated as was_updated,
 )
 from .maps import (
-    MOST_ITEMS as MOST_ITEMS,
     InputSize as InputSize,
     Maps as Maps,
     by_channel as by_channel,

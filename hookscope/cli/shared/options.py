@@ -308,7 +308,7 @@ resize_option = click.option(
     "--resize",
     metavar="HOW",
     callback=parsed(lambda text: models.parse_resize(text)),
-    shell_complete=complete_words("shorter", "stretch", "pad"),
+    shell_complete=complete_words(*models.RESIZE_WORDS),
     help="How images get the input size. shorter: resize the shorter side, then crop the centre; shorter:256: resize"
     " it to 256, then crop; stretch: resize both sides; pad: resize the longer side and add a black border.",
 )
