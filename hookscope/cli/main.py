@@ -173,6 +173,8 @@ def _status(error: BaseException, run: _Run) -> int:
 def _in_one_line(error: click.ClickException, run: _Run) -> str:
     """The error and the command for help, in one line; click takes four."""
     text = " ".join(error.format_message().split()).rstrip(".")
+    text = re.sub(r"is not a valid integer( range)?$", "is not a whole number", text)
+    text = re.sub(r"is not a valid float( range)?$", "is not a number", text)
     context = getattr(error, "ctx", None)
     if isinstance(error, click.BadOptionUsage):
         context = context or _context_of(run.argv)

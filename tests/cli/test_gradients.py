@@ -163,7 +163,7 @@ def test_clipping_by_norm_that_spreads_nan_is_no_norm_of_zero(run: Run) -> None:
         ("--clip-norm 0", "Small", 2, "clip norm 0"),
         ("--clip-norm nan", "Small", 2, "clip norm nan"),
         ("--clip-value -1", "Small", 2, "clip value -1"),
-        ("--clip-value x", "Small", 2, "'x' is not a valid float"),
+        ("--clip-value x", "Small", 2, "'x' is not a number; see"),
         ("--freeze nix", "Small", 1, "'nix'; there are conv1, conv2, fc; list them with `hookscope weights nets.py:"),
         ("--freeze relu", "Small", 1, "cannot freeze 'relu'; it has no parameters"),
         ("--freeze conv1#1", "Small", 2, "freeze takes names, not calls"),

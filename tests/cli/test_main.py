@@ -264,6 +264,7 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
         ("intervene resnet18 cat.jpg --at layer3 --quiet", "but '--quiet' is an option; such as --at layer3 zero"),
         ("visualize --layers 3", "hookscope visualize has no option --layers; nearest: --layer; see"),
         ("visualize --kernels", "hookscope visualize has no option --kernels; --kernels is an option of weights; see"),
+        ("predict shapes cat.jpg --top abc", "Invalid value for '--top': 'abc' is not a whole number; see"),
         ("list-layers --layers 3", "--layer is an option of visualize, trace, stats, check, weights"),
         (
             "--plot x",
