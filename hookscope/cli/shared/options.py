@@ -301,8 +301,7 @@ preprocess_option = click.option(
     callback=parsed(lambda text: models.parse_preprocess(text)),
     shell_complete=complete_preprocess,
     help="How images become inputs: weights (as the weights or the model say), imagenet, half (mean and std 0.5),"
-    " stretch, none (no resizing), or file.py:function (PIL image to tensor). Details:"
-    " docs/concepts/weights-and-models.md.",
+    " stretch, none (no resizing), or file.py:function (PIL image to tensor). More in docs/: weights and models.",
 )
 resize_option = click.option(
     "--resize",
@@ -322,7 +321,7 @@ std_option = click.option(
     "--std",
     metavar="NUMBERS",
     callback=parsed(lambda text: models.parse_numbers(text, "std")),
-    help="Standard deviation that divides the colours, after --mean: one number, or one for each channel.",
+    help="With --mean: standard deviation that divides the colours, one number or one for each channel.",
 )
 range_option = click.option(
     "--range",
