@@ -18,6 +18,7 @@ from hookscope.drawing.grid import FRAME_GAP, MOST_PIXELS, Grid, Layout, draw_gr
 from hookscope.drawing.origin import Origin
 from hookscope.drawing.overlay import lay_bar_over, lay_maps_over
 from hookscope.drawing.page import LEAST_WIDTH, MARGIN, Page, beside, colour_bar
+from hookscope.drawing.png import with_provenance
 from hookscope.drawing.reduce import ActivationSummary, Part, reduce_output
 from hookscope.drawing.scale import ALPHA, RangeScale, Scale
 from hookscope.drawing.text import LABEL_HEIGHT, Pixels, stamp, text_pixels
@@ -54,7 +55,7 @@ class Style:
 
 @dataclass(frozen=True)
 class Sheet:
-    """An image and its provenance; ``left_out`` channels exceeded the limit on pixels."""
+    """An image, which carries its provenance; ``left_out`` channels exceeded the limit on pixels."""
 
     image: Image.Image
     provenance: dict[str, Any]
@@ -204,7 +205,7 @@ def draw_call(
         "size": list(image.size),
         "parts": places,
     }
-    return Sheet(image, provenance, left_out)
+    return Sheet(with_provenance(image, provenance), provenance, left_out)
 
 
 def _scale(scale: str | tuple[float, float]) -> Scale:

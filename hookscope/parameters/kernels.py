@@ -31,6 +31,7 @@ from hookscope.drawing import (
     stamp,
     text_pixels,
     to_image,
+    with_provenance,
 )
 from hookscope.errors import LayerError
 from hookscope.hooks import Layers, one_thread
@@ -48,7 +49,7 @@ _BAR = "orange bar: norm of a filter, relative to the largest"
 
 @dataclass(frozen=True)
 class KernelSheet:
-    """A sheet and its provenance; ``left_out`` describes in words what was not drawn."""
+    """A sheet, which carries its provenance; ``left_out`` describes in words what was not drawn."""
 
     image: Image.Image
     provenance: dict[str, Any]
@@ -85,6 +86,8 @@ def draw_kernels(
 
     Filters of three inputs of the first convolution are drawn in colour, and filters of one input as maps with their
     numbers. Other kernels form a matrix: a row is an output channel, a column is an input channel.
+
+    The image holds the facts of its kernels as JSON in ``image.info["hookscope"]``.
 
     Args:
         model: Any module, or a model of `load_model`.
@@ -155,7 +158,7 @@ def kernel_sheet(
     image, kernels = _draw_page(heading, weights, sections, left_out, style)
     provenance: dict[str, Any] = {**package_versions(), "model": name, "weights": weights, "cmap": style.cmap}
     provenance |= {"levels": colours.LEVELS, "size": list(image.size), "kernels": kernels}
-    return KernelSheet(image, provenance, tuple(left_out))
+    return KernelSheet(with_provenance(image, provenance), provenance, tuple(left_out))
 
 
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Tensor]]:

@@ -15,6 +15,7 @@ from torchvision import models as zoo
 from torchvision.transforms.functional import pil_to_tensor
 
 from hookscope.errors import InstallationError, UsageError, WeightsError
+from hookscope.images import InputImage
 from hookscope.models.load import load_model, pick_device
 from hookscope.models.torchvision_builders import build_skeleton
 from tests.helpers import same_values
@@ -67,6 +68,13 @@ def test_preprocessing_and_size_are_passed_on() -> None:
         match="no preprocessing 'crop'; there are weights, imagenet, half, stretch, none",
     ):
         load_model("squeezenet1_1", preprocess="crop")
+
+
+def test_a_picture_is_prepared_in_rgb_with_and_without_its_name() -> None:
+    net, picture = load_model("shapes"), Image.effect_noise((90, 70), 50)
+    named = InputImage(picture.convert("RGB"), "a", "", (), (picture.convert("RGB"),))
+    assert torch.equal(net.prepare(picture), net.prepare(named))
+    assert net.prepare(picture).shape == (3, 128, 128)
 
 
 def test_functions_and_transforms_prepare_the_pictures() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,7 @@ def test_the_public_function_draws_the_same_picture() -> None:
     style = Style(4, None, "RdBu_r", hint="all: channels='all'")
     judge = kernel_sheet(model, "re:^1$", ChannelChoice.parse("top:3"), style, "a net", "random (seed 0)")
     assert image.tobytes() == judge.image.tobytes()
+    assert json.loads(image.info["hookscope"])["model"] == "a net"
     assert draw_kernels(model[0], channels=[1, 2]).size[0] > 0
 
 

@@ -161,7 +161,7 @@ def _draw(
         sheet = drawing.draw_call(summary, call, run.origin(read), style, frames)
         if sheet.left_out:
             output.note(f"Note: {call.key}: {sheet.left_out} channels left out of {file}; choose with --channels")
-        run.write(drawing.with_provenance(sheet.image, sheet.provenance), file)
+        run.write(sheet.image, file)
         for part, values in summary.values.items():
             raw.keep("/".join(filter(None, (run.files.words[image], call.key, part))), as_array(values))
         yield call_row(FIELDS, call, summary, min=summary.low, max=summary.high, weights=net.weights, file=file)

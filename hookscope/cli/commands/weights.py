@@ -127,7 +127,7 @@ def command(
         if kernels and sheet:
             for text in sheet.left_out:
                 output.note(f"Note: {kernels} leaves out {text}")
-            write_picture(kernels, sheet.image, sheet.provenance)
+            write_picture(kernels, sheet.image)
 
 
 def _check_outputs(plot: str | None, kernels: str | None, inputs: Sequence[str]) -> None:

@@ -111,9 +111,9 @@ def check_plot(path: str | None, inputs: Iterable[str], kind: str = "image") -> 
         refuse_input(path, inputs, kind)
 
 
-def write_picture(path: str, image: Any, provenance: Mapping[str, Any] | None = None) -> None:
-    """Write a PNG; without ``provenance`` the one that the image carries."""
-    drawing.write_png(image, path, provenance)
+def write_picture(path: str, image: Any) -> None:
+    """Write a PNG with the provenance that the image carries."""
+    drawing.write_png(image, path)
     wrote(path)
 
 
