@@ -26,7 +26,7 @@ class Target:
     def __post_init__(self) -> None:
         for term in self.text.split(","):
             if not term.strip():
-                raise UsageError("the target is empty", do="give a class index, a class name or top:K")
+                raise UsageError("the target is empty", do="give a class number, a class name or top:K")
             if term.strip().startswith("top:") and not _top(term):
                 raise UsageError(f"bad target '{term.strip()}'", do="write top:K with K from 1, such as top:3")
 
@@ -107,7 +107,7 @@ def _by_index(text: str, classes: int) -> int:
 def _by_name(text: str, categories: Sequence[str] | None) -> int:
     """The only class called ``text``, in the same case or in any case, or the only one whose name contains it."""
     if not categories:
-        do = "give an index, or the names of the classes (categories)"
+        do = "give a number, or the names of the classes (categories)"
         raise TargetError(f"no class '{text}'", "the class names are unknown", do)
     # ImageNet has a dog called Cardigan, a cardigan, and two classes called crane.
     name, lower = text.strip(), text.strip().lower()
@@ -118,11 +118,11 @@ def _by_name(text: str, categories: Sequence[str] | None) -> int:
         return fitting[0]
     if not fitting:
         near = nearest(text, list(categories), _MOST_NAMED) or f"there are {len(categories)}: {categories[0]}, ..."
-        raise TargetError(f"no class '{text}'", near, "or give an index or top:K")
+        raise TargetError(f"no class '{text}'", near, "or give a number or top:K")
     some = ", ".join(f"{at} {categories[at]}" for at in fitting[:_MOST_NAMED])
     more = ", ..." if len(fitting) > _MOST_NAMED else ""
     how = "the name of" if equal else "in the names of"
-    raise TargetError(f"'{text}' is {how} {len(fitting)} classes", some + more, "give one of the indices")
+    raise TargetError(f"'{text}' is {how} {len(fitting)} classes", some + more, "give one of the numbers")
 
 
 def class_label(index: int, categories: Sequence[str] | None) -> str | None:

@@ -108,7 +108,7 @@ def test_the_default_is_the_highest_score_and_nan_is_the_lowest() -> None:
 
 
 def test_a_name_that_fits_several_classes_lists_them() -> None:
-    do = "give one of the indices"
+    do = "give one of the numbers"
     for text in ("crane", "CRANE"):
         assert error_of(text) == f"'{text}' is the name of 2 classes; 2 crane, 5 crane; {do}"
     assert error_of("CARDIGAN") == f"'CARDIGAN' is the name of 2 classes; 3 Cardigan, 6 cardigan; {do}"
@@ -120,11 +120,11 @@ def test_a_name_that_fits_several_classes_lists_them() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("tabi", "no class 'tabi'; nearest: tabby; or give an index or top:K"),
-        ("zebra crossing", "no class 'zebra crossing'; there are 10: tabby, ...; or give an index or top:K"),
-        ("-1", "no class '-1'; there are 10: tabby, ...; or give an index or top:K"),
+        ("tabi", "no class 'tabi'; nearest: tabby; or give a number or top:K"),
+        ("zebra crossing", "no class 'zebra crossing'; there are 10: tabby, ...; or give a number or top:K"),
+        ("-1", "no class '-1'; there are 10: tabby, ...; or give a number or top:K"),
         ("10", "no class 10; the model has 10 classes: 0 to 9"),
-        ("1,fox,12", "'fox' is in the names of 2 classes; 4 red fox, 9 Arctic fox; give one of the indices"),
+        ("1,fox,12", "'fox' is in the names of 2 classes; 4 red fox, 9 Arctic fox; give one of the numbers"),
         ("1,10", "no class 10; the model has 10 classes: 0 to 9"),
         ("9" * 5000, f"no class {'9' * 20}...; the model has 10 classes: 0 to 9"),
     ],
@@ -138,7 +138,7 @@ def test_no_such_class(text: str, expected: str) -> None:
 def test_a_name_without_class_names() -> None:
     assert (
         error_of("cat", None)
-        == "no class 'cat'; the class names are unknown; give an index, or the names of the classes (categories)"
+        == "no class 'cat'; the class names are unknown; give a number, or the names of the classes (categories)"
     )
     with pytest.raises(TargetError, match="the class names are unknown"):
         Target("cat").check(None)
