@@ -98,7 +98,7 @@ def _read(path: str) -> dict[str, Any]:
             return tomllib.loads(file.read().decode("utf-8-sig"))  # editors on Windows may begin with a mark
     except OSError as error:
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except ValueError as error:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deep
         raise UsageError(f"cannot read the configuration {path}: {error}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
@@ -106,15 +107,23 @@ def wrapped(text: str, width: float, measure: Callable[[str], float], indent: st
     line = ""
     for word in text.split(" "):
         joined = f"{line} {word}" if line else word
-        if line and measure(joined) > width:
-            lines.append(line.rstrip())
-            joined = indent + word
+        if measure(joined) > width:
+            if line:
+                lines.append(line.rstrip())
+                joined = indent + word
+            while (end := _letters_that_fit(joined, width, measure)) < len(joined):
+                lines.append(joined[:end])
+                joined = joined[end:]
         line = joined
-        while len(line) > 1 and measure(line) > width:
-            end = next(end for end in range(len(line) - 1, 0, -1) if end == 1 or measure(line[:end]) <= width)
-            lines.append(line[:end])
-            line = line[end:]
     return [*lines, line.rstrip()] if line.strip() or not lines else lines
+
+
+def _letters_that_fit(line: str, width: float, measure: Callable[[str], float]) -> int:
+    """How many letters of ``line`` fit, at least one; never measures much more of a long line than that."""
+    most = 1
+    while most < len(line) and measure(line[:most]) <= width:
+        most = min(2 * most, len(line))
+    return max(1, bisect_right(range(1, most + 1), width, key=lambda end: measure(line[:end])))
 
 
 def wrapped_lines(text: str, width: float, points: float, most: int, indent: str = "") -> list[str]:

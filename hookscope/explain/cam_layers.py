@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import LayerError, NoMapError
 from hookscope.explain.cam_methods import gradient_free
-from hookscope.hooks import Activations, Call, InputSize, Layers, Maps, Selection, feature_maps, tensors_in
+from hookscope.hooks import MODEL, Activations, Call, InputSize, Layers, Maps, Selection, feature_maps, tensors_in
 
 _LAST_FEW = 8
 _EDGE = 6
@@ -170,4 +170,4 @@ def _parts_with_maps(call: Call, module: nn.Module, output: Any, shown: InputSiz
     if single:
         raise NoMapError(f"the maps of {call.key} have one position", do="choose a layer before the pooling")
     do = "choose a layer with one: list-layers shows shapes"
-    raise NoMapError(f"the output of {call.key} is not a feature map", do=do)
+    raise NoMapError(f"the output of {call.key or MODEL} is not a feature map", do=do)

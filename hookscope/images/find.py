@@ -6,10 +6,12 @@ import glob
 import os
 import re
 import stat
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
+from pathlib import PurePath
 
 from hookscope.errors import ImageError, UsageError
 from hookscope.findings import counted
@@ -37,7 +39,7 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
         _refuse_missing(named)
     own = list[str]()
     pictures = chain.from_iterable(_walk(path, own) if os.path.isdir(path) else (path,) for path in named)
-    found = list(islice(pictures, limit))
+    found = list(islice(pictures, limit if limit is None else min(limit, sys.maxsize)))
     if own:
         such = f"{own[0]} is" if len(own) == 1 else f"{len(own):,} pictures are"
         warnings.warn(f"{such} skipped: drawn by hookscope; name a file to use it", ImageWarning, stacklevel=2)
@@ -45,10 +47,16 @@ def find_pictures(paths: Sequence[str], limit: int | None = None) -> list[str]:
 
 
 def _expanded(path: str) -> Sequence[str]:
-    """The files that a glob matches, in order of names; the name itself if it exists or nothing matches."""
+    """What a glob matches, in order of names; the name itself if it exists or nothing matches.
+
+    Pipes and devices are left out, and what is in a folder that matches too, because that folder is walked.
+    """
     if not glob.has_magic(path) or os.path.lexists(path):
         return [path]
-    return sorted(glob.glob(path, recursive=True)) or [path]
+    found = sorted(glob.glob(path, recursive=True))
+    folders = {PurePath(each) for each in found if os.path.isdir(each)}
+    files = [each for each in found if PurePath(each) in folders or os.path.isfile(each) or os.path.islink(each)]
+    return [each for each in files if folders.isdisjoint(PurePath(each).parents)] or [path]
 
 
 def read_names(data: bytes, source: str) -> list[str]:

@@ -27,7 +27,8 @@ def fitted(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, Tensor],
     """The first state dict of ``checkpoint`` that has all keys of ``model``, and what was done to its keys.
 
     A prefix is taken off or added where this makes all keys of the model fit. Where none has all keys, it is the
-    first state dict as it is. One whose shapes are those of the model goes before the others.
+    first state dict as it is. One whose shapes are those of the model goes before the others. Keys that fit as they are
+    go before a copy of them with a prefix, such as an average.
     """
     own = _shapes(model.state_dict())
     usable: list[tuple[dict[str, Tensor], list[str]]] = []
@@ -37,7 +38,8 @@ def fitted(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, Tensor],
             if all(key in renamed or key.endswith(_MAY_LACK) for key in own):
                 usable.append((renamed, _notes(checkpoint, place, prefix, renamed)))
                 if len(_fitting(own, renamed)) == len(renamed):
-                    return usable[-1]
+                    is_copy = prefix != _AS_IT_IS and len(_fitting(own, state)) == len(own)
+                    return _without_copy(own, checkpoint.label, state) if is_copy else usable[-1]
     return usable[0] if usable else (next(iter(checkpoint.states.values())), [])
 
 
@@ -100,6 +102,14 @@ def _notes(checkpoint: Checkpoint, place: str, prefix: Prefix, taken: Mapping[st
     if left:
         notes.append(f"{name}: {counted(len(left), 'key')} without this prefix left out: {listed(left)}")
     return notes
+
+
+def _without_copy(
+    own: Mapping[str, Any], label: str, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    left = [key for key in state if key not in own]
+    note = f"{label}: {counted(len(left), 'key')} that the model does not have left out: {listed(left)}"
+    return {key: state[key] for key in own}, [note]
 
 
 def mismatches(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:

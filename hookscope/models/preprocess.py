@@ -167,7 +167,7 @@ class Preprocess:
         else:
             shown = self.transforms.values.inverse(picture)
         shown = shown if len(shown) == 3 else shown.mean(0, keepdim=True).expand(3, -1, -1)
-        image: Image.Image = F.to_pil_image(shown.clamp(0, 1))
+        image: Image.Image = F.to_pil_image(shown.nan_to_num(0).clamp(0, 1))
         return image
 
     def shown(self, image: Image.Image, tensor: Tensor) -> tuple[Image.Image, tuple[float, float, float, float]]:

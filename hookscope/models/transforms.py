@@ -228,7 +228,7 @@ class OwnTransforms:
     def __call__(self, image: Image.Image) -> Tensor:
         try:
             tensor = self.function(image)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
                 raise
             raise InputError(f"{self.name} failed on a picture: {describe_error(error)}") from error

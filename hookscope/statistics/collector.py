@@ -163,8 +163,16 @@ class StatisticsCollector:
         used = self._modes.used | {id(parameter) for module in running for parameter in module._parameters.values()}
         self.coverage.unused = tuple(name for name in self.coverage.idle if self._is_unused(name, used))
         self._passes += 1
+        self._drop_unwanted(self._watch)
         self.totals.merge(self._pass.totals)
         self._pass = _Pass()
+
+    def _drop_unwanted(self, watch: Observer) -> None:
+        """Drop calls that were measured only because the number of calls was not known yet."""
+        if watch.selection.from_the_end:
+            layers, unmeasured = self._pass.totals.layers, self.coverage.unmeasured
+            self._pass.totals.layers = {key: layer for key, layer in layers.items() if watch.wanted(layer.call)}
+            self.coverage.unmeasured = {key: why for key, why in unmeasured.items() if watch.wanted(key[0])}
 
     def _is_unused(self, name: str, used: Collection[int]) -> bool:
         """Whether a layer has parameters and no operation took one of them."""

@@ -106,6 +106,7 @@ def test_the_command_line_comes_before_variables_and_these_before_the_file(
     [
         ('weigths = "none"', "FILE: no option 'weigths'; nearest: weights"),
         ('[toy]\nlayers = "1"', "FILE: [toy] no option 'layers'; nearest: layer"),
+        ("x = " + "[" * 20000, "cannot read the configuration FILE: maximum recursion depth exceeded"),
         ("[tpy]\nlayer = 1", "FILE: no command 'tpy'; nearest: toy"),
         ('[all]\nweigths = "none"', "FILE: no option 'weigths'; nearest: weights"),
         ("fuse = 1", "FILE: fuse is 1; it takes true or false"),

@@ -97,6 +97,7 @@ def test_a_sheet_never_overwrites_an_image_of_the_run(run: Run, here: Path) -> N
     [
         (["--layer", "0", "--alpha", "0.5"], 2, "--alpha needs --overlay"),
         (["--layer", "0", "--channels", "9-12"], 1, "no channel 9-12 in conv1; there are 6: 0 to 5"),
+        (["--layer", "0", "--overlay", "--alpha", "nan"], 2, "'nan' is not a finite number"),
         (["--channels", ""], 2, "bad channels ''"),
         (["-o", "x.png"], 2, "-o x.png takes one picture; the selection has several"),
         (["-o", "-"], 2, "-o - takes one picture; the selection has several"),
@@ -201,3 +202,15 @@ def test_the_examples_of_the_manual(run: Run, here: Path) -> None:
     assert (row["name"], row["shape"]) == ("layer4.0.conv2", [1, 512, 7, 7])
     run(*images, "--layer", "0:5", "-o", "out/", model="mobilenet_v3_small")
     assert len(list((here / "out").iterdir())) == 5 * len(images)
+
+
+def test_a_variable_without_words_chooses_every_index(run: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKSCOPE_LAYER", " ")
+    status, out, errors = run("cat.jpg", "-o", "out/", "--format", "ndjson")
+    assert status == 0, errors
+    assert [row["index"] for row in rows(out)] == list(range(len(rows(out)))) and rows(out)
+
+
+def test_a_picture_of_infinite_values_is_drawn_without_a_warning(run: Run, here: Path) -> None:
+    status, _, errors = run("cat.jpg", "-o", "x.png", "--layer", "0", "--range", "0..1e39")
+    assert (status, "Warning" in errors) == (0, False)

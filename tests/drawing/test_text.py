@@ -44,6 +44,17 @@ def test_lines_break_between_words_where_they_can() -> None:
     assert wrapped("first second", 6, len) == ["first", "second"]
 
 
+def test_a_long_word_is_measured_in_parts_that_are_not_much_longer_than_a_line() -> None:
+    measured = []
+
+    def measure(text: str) -> int:
+        measured.append(len(text))
+        return len(text)
+
+    assert wrapped("x" * 5000, 50, measure) == ["x" * 50] * 100
+    assert sum(length > 128 for length in measured) <= 2 and len(measured) < 2000
+
+
 def test_lines_beyond_the_last_are_cut_off() -> None:
     assert wrapped("1. one two three", 9, len, "   ") == ["1. one", "   two", "   three"]
     first, second = wrapped_lines("1. " + "word " * 60, 2.0, 8.5, 2, "   ")

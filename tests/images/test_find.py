@@ -53,6 +53,7 @@ def test_a_glob_is_expanded_unless_a_file_has_its_name(tmp_path: Path) -> None:
     assert find_pictures([f"{tmp_path}/*.png"]) == [first, second]
     assert find_pictures([f"{tmp_path}/**/*.png"], limit=3) == [first, second, deep]
     assert find_pictures([f"{tmp_path}/c*", f"{tmp_path}/[b].png"]) == [deep, second]  # a folder is walked
+    assert find_pictures([f"{tmp_path}/c/**"]) == [deep]  # once, though each folder of it matches too
     literal = picture(tmp_path / "[b].png")
     assert find_pictures([literal]) == [literal]
     with pytest.raises(ImageError, match=r"x\*\.png"):
@@ -130,6 +131,7 @@ def test_pipes_sockets_and_devices_are_skipped_unless_named(tmp_path: Path) -> N
         (tmp_path / "device.png").symlink_to(os.devnull)
         picture(tmp_path / "z.png")
         assert within(tmp_path) == ["z.png"]
+        assert find_pictures([f"{tmp_path}/*.png"], limit=10**20) == [f"{tmp_path}/device.png", f"{tmp_path}/z.png"]
     assert find_pictures([str(tmp_path / "pipe.png")]) == [str(tmp_path / "pipe.png")]
 
 

@@ -95,6 +95,13 @@ def test_keys_without_the_prefix_are_named(load: Callable[..., Any]) -> None:
     assert notes[1] == "own.pth: 1 key without this prefix left out: loss.weight"
 
 
+def test_keys_that_fit_go_before_a_copy_with_a_prefix(load: Callable[..., Any]) -> None:
+    net, notes = load({**prefixed("ema.", values(2)), **values(1)})
+    assert is_as_loaded(net, values(1))
+    [note] = notes
+    assert note.startswith("own.pth: 16 keys that the model does not have left out: ema.stem.0.weight, ")
+
+
 def test_student_and_teacher_in_one_state_dict(load: Callable[..., Any]) -> None:
     net, notes = load({**prefixed("student.", values(1)), **prefixed("teacher.", values(2))})
     assert is_as_loaded(net, values(1))

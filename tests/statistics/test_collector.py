@@ -426,3 +426,19 @@ def test_what_was_left_out_is_counted() -> None:
 def test_a_scripted_model_is_refused() -> None:
     with pytest.raises(hookscope.HookscopeError, match="scripted or traced: hooks do not fire in it"):
         StatisticsCollector(torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("layers", "names"),
+    [("-1", ["c"]), ("-2:", ["b", "c"]), ("0:-1:2", ["a"]), ("-1,1", ["b", "c"]), ("-1,::relu", ["::relu", "c"])],
+)
+def test_indices_from_the_end_choose_what_capture_chooses(layers: str, names: list[str]) -> None:
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        return net.c(torch.relu(net.b(net.a(x))))
+
+    net = seeded(lambda: Function(forward, a=nn.Conv2d(3, 3, 1), b=nn.Conv2d(3, 3, 1), c=nn.Conv2d(3, 3, 1)))
+    ops = "::" in layers
+    assert [*measured(net, images(4), 2, 2, layers=layers, ops=ops).layers] == names
+    with hookscope.capture(net, layers=layers, ops=ops) as activations, torch.no_grad():
+        net(images(2))
+    assert [*activations] == names

@@ -56,7 +56,7 @@ _methods = kept_rows("saliency", "explain", _read_methods)
 @click.option(
     "--noise",
     metavar="SHARE",
-    type=click.FloatRange(0),
+    type=shared.FiniteRange(0),
     default=_DEFAULTS.noise,
     show_default=True,
     help="Standard deviation of smoothgrad's noise, as a share of the image's range.",
@@ -70,7 +70,7 @@ _methods = kept_rows("saliency", "explain", _read_methods)
 @click.option(
     "--smooth",
     metavar="PIXELS",
-    type=click.FloatRange(0),
+    type=shared.FiniteRange(0),
     help="Standard deviation of the Gaussian smoothing, in pixels of the model's input; 0: no smoothed map."
     "  [default: 1/64 of the shorter side]",
 )

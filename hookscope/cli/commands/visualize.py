@@ -79,7 +79,7 @@ class Options:
 @click.option(
     "--alpha",
     metavar="SHARE",
-    type=click.FloatRange(0, 1),
+    type=shared.FiniteRange(0, 1),
     help=f"With --overlay: opacity of the largest |value|, 0 to 1.  [default: {drawing.ALPHA}]",
 )
 @shared.colour_map_option("Any matplotlib colour map.  [default: viridis, with --scale symmetric RdBu_r]")

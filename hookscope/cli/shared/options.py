@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -20,6 +21,16 @@ from hookscope.errors import UsageError
 Command = TypeVar("Command", bound=Callable[..., Any])
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 Option = Callable[[Any], Any]
+
+
+class FiniteRange(click.FloatRange):
+    """A range without NaN and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"'{value}' is not a finite number", param, ctx)
+        return number
 
 
 class InputSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click only
@@ -149,14 +160,15 @@ SELECTION = "30, -1, 0:10, conv1, 'layer4.*', 're:conv[12]$', name:0, conv1#1, a
 def selection_option(
     name: str, destination: str, help: str, default: str | None = None, metavar: str = "SEL"
 ) -> Option:
-    """A selection of layers or calls; None without the option."""
+    """A selection of layers or calls; without the option, or with an empty one, that of ``default``, or None."""
+    usual = () if default is None else (default,)
     return click.option(
         name,
         destination,
         metavar=metavar,
         multiple=True,
-        default=None if default is None else (default,),
-        callback=parsed(lambda texts: _selection(name, texts) if texts else None),
+        default=usual or None,
+        callback=parsed(lambda texts: _selection(name, texts or usual) if texts or usual else None),
         shell_complete=complete_layers,
         help=help,
     )

@@ -44,7 +44,7 @@ def tell_what_was_written(context: click.Context) -> None:
     paths = [*context.meta.get(_WRITTEN, ())]
     if not paths:
         if context.meta.get(_ASKED) and sys.exception() is None:
-            note("Note: --open opens nothing, because no picture was written")
+            note("Note: --open opens nothing, because no picture was written to a file")
         return
     what, target, which = _in_words(paths)
     target = os.path.join(".", target) if target.startswith("-") else target
