@@ -217,6 +217,10 @@ REFUSED = {
         "make = net\ndef preprocess(picture): return 1 / 0",
         "preprocess of nets.py failed on a picture: ZeroDivisionError: division by zero",
     ),
+    "preprocess ends the program": (
+        "make = net\ndef preprocess(picture): raise SystemExit(0)",
+        "preprocess of nets.py failed on a picture: SystemExit: 0",
+    ),
     "no tensor": (
         "make = net\npreprocess = lambda picture: [1]",
         "preprocess of nets.py returned list; return a tensor (C, H, W) of one picture",
