@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ class TimmSource(ModelSource):
     def build(self, model: str, weights: WeightsChoice, seed: int, progress: Progress | None) -> LoadedModel:
         import torch
 
-        from hookscope.models.checkpoints import load_checkpoint
+        from hookscope.models.checkpoint_files import read_checkpoint
+        from hookscope.models.checkpoints import fitted, fitting_kwargs, load_checkpoint
         from hookscope.models.loaded import LoadedModel
         from hookscope.models.stated import stated_transforms
 
@@ -49,6 +51,10 @@ class TimmSource(ModelSource):
             torch.default_generator.manual_seed(seed)  # the failed attempt may have drawn numbers
             built, label = timm.create_model(name, pretrained=False), f"random (seed {seed})"
         if weights.kind is WeightsKind.FILE:
+            state, _ = fitted(built, read_checkpoint(weights.text))
+            make = functools.partial(timm.create_model, name, pretrained=False)
+            if kwargs := fitting_kwargs(make, [{}], state):  # another number of classes
+                built = make(**kwargs)
             label, notes = load_checkpoint(built, weights.text, model)
         metadata = WeightsMetadata(stated_transforms(built), notes=tuple(notes))
         return LoadedModel.of(built, model, label, metadata.without_weights(missing) if missing else metadata)

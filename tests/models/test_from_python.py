@@ -330,16 +330,16 @@ def test_without_timm_it_says_so() -> None:
         load_model("timm:resnet18")
 
 
-def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A stand-in with the names of timm that are used."""
     timm = types.ModuleType("timm")
     timm.is_model = lambda name: name == "tiny"
     timm.list_models = lambda: ["tiny", "large"]
 
-    def create_model(name: str, pretrained: bool) -> nn.Module:
+    def create_model(name: str, pretrained: bool, num_classes: int = 4) -> nn.Module:
         if pretrained:
             raise OSError("no network\nmore words")
-        model = nn.Conv2d(3, 4, 1)
+        model = nn.Conv2d(3, num_classes, 1)
         model.pretrained_cfg = {"input_size": (3, 96, 96), "crop_pct": 0.75, "mean": (0.5,) * 3, "std": (0.25,) * 3}
         return model
 
@@ -349,5 +349,8 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert net.weights == "random (seed 2)"
     assert net.notes == ("weights of timm:tiny are random (seed 2): no network",)
     assert net.preprocess.describe() == "resize 128 bicubic, crop 96, mean 0.5, std 0.25"
+    tuned = nn.Conv2d(3, 7, 1)
+    torch.save({f"module.{key}": value for key, value in tuned.state_dict().items()}, tmp_path / "tuned.pth")
+    assert torch.equal(load_model("timm:tiny", weights=f"{tmp_path}/tuned.pth").model.weight, tuned.weight)
     with pytest.raises(ModelError, match="no timm model 'tinny'; nearest: tiny"):
         load_model("timm:tinny")
