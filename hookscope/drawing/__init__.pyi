@@ -46,6 +46,7 @@ from .plot import (
     set_ticks as set_ticks,
     short_label as short_label,
     tick_label as tick_label,
+    with_types as with_types,
     write as write,
     write_at as write_at,
 )

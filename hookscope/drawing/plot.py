@@ -9,7 +9,8 @@ import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -20,6 +21,8 @@ from hookscope.drawing.fonts import font_families
 from hookscope.drawing.text import inches, wrapped_lines
 from hookscope.errors import UsageError, printable
 from hookscope.findings import Finding, counted
+
+_Finding = TypeVar("_Finding", bound=Finding)
 
 SUFFIXES = (".png", ".svg", ".pdf")
 DPI = 110
@@ -132,6 +135,11 @@ def add_panel(figure: Figure, x: float, y: float, width: float, height: float, g
 def layer_label(name: str, kind: str) -> str:
     """``name``, with its type where the name ends in a bare number: ``features.6  ReLU``."""
     return f"{name}  {kind}" if kind and name.partition("#")[0].rpartition(".")[2].isdigit() else name
+
+
+def with_types(findings: Sequence[_Finding], types: Mapping[str, str]) -> list[_Finding]:
+    """``findings`` with the `layer_label` of their layers, whose types are ``types``."""
+    return [replace(finding, layer=layer_label(finding.layer, types.get(finding.layer, ""))) for finding in findings]
 
 
 def mark_ends(axes: Axes, left: Sequence[float], right: Sequence[float], colour: str = _LEGEND) -> None:

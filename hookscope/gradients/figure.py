@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -18,6 +18,7 @@ from hookscope.drawing import (
     page_of_rows,
     plain_settings,
     set_ticks,
+    with_types,
 )
 from hookscope.findings import Finding, single
 from hookscope.gradients.findings import GradientThresholds, layer_finding_names, parameter_finding_names
@@ -103,9 +104,7 @@ def plot_gradients(
             panels.append(_of_parameters(name, rows, which))
     marked = _marked(rows, report.parameters, findings or (), thresholds)
     types = {row.layer.call.key: row.layer.call.type for row in rows if row.layer is not None}
-    said = findings and [
-        replace(found, layer=layer_label(found.layer, types.get(found.layer, ""))) for found in findings
-    ]
+    said = findings and with_types(findings, types)
     with plain_settings():
         figure = page_of_rows(
             [row.label for row in rows],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,12 +11,12 @@ from matplotlib.figure import Figure
 from hookscope.drawing import (
     SMALL,
     Colour,
-    layer_label,
     mark_ends,
     page_of_rows,
     plain_settings,
     plain_ticks,
     set_ticks,
+    with_types,
     write,
 )
 from hookscope.findings import Finding, default, nonfinite_words, single
@@ -80,8 +79,7 @@ def plot_statistics(
     """
     given, findings = findings is not None, list(single(findings or ()))
     panels = _panels(layers)
-    types = {layer.key: layer.call.type for layer in layers}
-    said = [replace(found, layer=layer_label(found.layer, types.get(found.layer, ""))) for found in findings]
+    said = with_types(findings, {layer.key: layer.call.type for layer in layers})
     summary, first = _summary(said) if given else [], _first_row(layers, findings)
     with plain_settings():
         colour = Colour.ALARM if any(finding.severity != "note" for finding in findings) else Colour.INK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,6 +23,7 @@ from hookscope.drawing import (
     layer_label,
     plain_settings,
     short_label,
+    with_types,
     wrapped_lines,
     write,
     write_at,
@@ -94,8 +94,7 @@ def plot_training(
         text = f"{len(series.losses)} optimizers: each layer is at the steps of the one that changes it"
         lines.append((text, Colour.INK))
     found = findings or ()
-    types = {layer.label: layer.type for layer in series.layers}
-    said = [replace(finding, layer=layer_label(finding.layer, types.get(finding.layer, ""))) for finding in found]
+    said = with_types(found, {layer.label: layer.type for layer in series.layers})
     lines += finding_lines(None if findings is None else said, _MOST_LINES, numbered=True)
     lines += [(verdict(said), Colour.INK)] if said else []
     with plain_settings():
