@@ -115,6 +115,9 @@ def test_a_name_that_fits_several_classes_lists_them() -> None:
     assert error_of("tiger") == f"'tiger' is in the names of 2 classes; 1 tiger cat, 8 tiger shark; {do}"
     many = tuple(f"fox {number}" for number in range(30))
     assert "30 classes; 0 fox 0, 1 fox 1, 2 fox 2, 3 fox 3, 4 fox 4, ...; give" in error_of("fox", many)
+    assert "3 classes; 1 tiger cat, 2 cat flap, 0 oystercatcher; " in error_of(
+        "cat", ("oystercatcher", "tiger cat", "cat flap")
+    )
 
 
 @pytest.mark.parametrize(
