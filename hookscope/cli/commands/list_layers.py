@@ -43,8 +43,8 @@ def command(
       hookscope list-layers inception_v3 --input-size 299x299 --format json
       hookscope list-layers googlenet --format tsv | awk -F'\\t' '$3=="Conv2d"{print $2}'
 
-    MODEL is resnet34 by default. The index is what --layer takes in other commands: the position among the calls of the
-    types. order is the position among all calls: the index with --type all.
+    MODEL is resnet34 by default. The index is what --layer takes in other commands: the position among the calls of
+    --type, which is Conv2d by default. order is the position among all calls: the index with --type all.
 
     MACs are multiply-accumulates: half of the FLOPs that torch counts, and the bias of convolutions. They include what
     a layer computes with functions. A row also counts the layers inside it that have no row, so the rows of --type all
